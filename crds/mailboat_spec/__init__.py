@@ -1,0 +1,1 @@
+"""The pydantic models of OutboxRelay and EventSubscription."""

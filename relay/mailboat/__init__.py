@@ -1,0 +1,1 @@
+"""Mailboat: carries a PostgreSQL transactional outbox to the outside world."""
