@@ -1,0 +1,158 @@
+"""Brings a database to the schema that this version of Mailboat needs.
+
+Owns the ledger ``mailboat.migrations`` and nothing else: what the schema looks like is in ``mailboat/migrations``, one
+numbered file per step, never changed once released. A run is one transaction under an advisory lock, so any number
+of relays may start at once, and one that dies in the middle leaves nothing behind. With nothing to do it writes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+import psycopg
+from psycopg.rows import dict_row, tuple_row
+
+from mailboat.errors import DatabaseUnavailable, SchemaMismatch
+from mailboat.outbox.sqlfiles import statements
+
+_FILE = re.compile(r"^(\d{4})_\w+\.sql$")
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One numbered step, as it lies in the package."""
+
+    version: int
+    name: str
+    script: str
+
+    @property
+    def checksum(self) -> str:
+        """The same on every platform, whatever git did to the line ends."""
+        return hashlib.sha256(self.script.replace("\r\n", "\n").encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """One step as the database remembers it."""
+
+    version: int
+    name: str
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationReport:
+    """What a run did."""
+
+    outbox: str
+    """The outbox's name as Postgres spells it: the one to look cursors and subscriptions up by."""
+    applied: tuple[str, ...]
+    """The files applied by this run; empty when the schema was up to date."""
+    missing_roles: tuple[str, ...]
+    """Group roles that the migrating user was not allowed to create."""
+
+    @property
+    def sql_for_an_administrator(self) -> str:
+        """What somebody with CREATEROLE should run to finish; empty when nothing is left to do."""
+        if not self.missing_roles:
+            return ""
+        create = [f"create role {role} nologin;" for role in self.missing_roles]
+        return "\n".join([*create, "select mailboat.grant_roles();"])
+
+
+@cache
+def known_migrations() -> tuple[Migration, ...]:
+    """The steps that this version of Mailboat knows, in order."""
+    folder = resources.files("mailboat") / "migrations"
+    found = (
+        Migration(int(match[1]), entry.name, entry.read_text(encoding="utf-8"))
+        for entry in folder.iterdir()
+        if (match := _FILE.match(entry.name))
+    )
+    return tuple(sorted(found, key=lambda migration: migration.version))
+
+
+def pending(known: Sequence[Migration], applied: Sequence[Applied]) -> tuple[Migration, ...]:
+    """What is left to apply. Raises SchemaMismatch where the database's history is not ours."""
+    by_version = {migration.version: migration for migration in known}
+    for step in applied:
+        ours = by_version.get(step.version)
+        if ours is None:
+            raise SchemaMismatch(
+                f"The database has migration {step.name}, which this version of Mailboat does not know (it knows up to"
+                f" {max(by_version, default=0):04d}). A newer Mailboat was here: upgrade this one."
+            )
+        if ours.checksum != step.checksum:
+            raise SchemaMismatch(
+                f"Migration {step.name} was applied to this database with another content than {ours.name} has in this"
+                " version of Mailboat. Use a released version; a database made by an unreleased one must be made anew."
+            )
+    done = {step.version for step in applied}
+    return tuple(migration for migration in known if migration.version not in done)
+
+
+async def migrate(connection: psycopg.AsyncConnection[object], outbox_table: str) -> MigrationReport:
+    """Apply what is missing and make ``outbox_table`` an outbox, in one transaction of its own.
+
+    Raises `SchemaMismatch` when the database is newer, was changed, or the user lacks a right; `DatabaseUnavailable` on a
+    standby and when the connection breaks.
+    """
+    try:
+        async with connection.transaction(), connection.cursor(row_factory=tuple_row) as cursor:
+            return await _migrate(connection, cursor, outbox_table)
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise SchemaMismatch(
+            f"The database user may not migrate the schema: {_sentence(error)}. Run `mailboat migrate` as a user that may"
+            " create schemas in this database (grant create on database ... to ...), and let the relay use"
+            " `manageSchema: false`."
+        ) from error
+    except psycopg.OperationalError as error:
+        raise DatabaseUnavailable(f"The database went away during the migration: {_sentence(error)}.") from error
+    except psycopg.Error as error:
+        raise SchemaMismatch(f"The migration failed and was rolled back: {_sentence(error)}.") from error
+
+
+async def _migrate(
+    connection: psycopg.AsyncConnection[object], cursor: psycopg.AsyncCursor[tuple[object, ...]], outbox_table: str
+) -> MigrationReport:
+    sql = statements("schema")
+    facts = await _facts(connection)
+    if facts["standby"]:
+        raise DatabaseUnavailable(
+            f"Database {facts['database']} is a standby (in recovery): it can't be migrated, nor read for events."
+            " Connect to the primary (target_session_attrs=read-write)."
+        )
+    await cursor.execute(sql["lock"])
+    if not (await _facts(connection))["ledger"]:
+        await cursor.execute(sql["create_ledger"])
+    async with connection.cursor(row_factory=tuple_row) as ledger:
+        await ledger.execute(sql["applied"])
+        applied = [Applied(*row) for row in await ledger.fetchall()]
+    steps = pending(known_migrations(), applied)
+    for step in steps:
+        await cursor.execute(step.script.encode())
+        await cursor.execute(sql["record"], {"version": step.version, "name": step.name, "checksum": step.checksum})
+    await cursor.execute(sql["create_outbox"], {"outbox": outbox_table})
+    (outbox,) = await cursor.fetchone() or (outbox_table,)
+    await cursor.execute(sql["missing_roles"])
+    missing = tuple(str(role) for (role,) in await cursor.fetchall())
+    return MigrationReport(str(outbox), tuple(step.name for step in steps), missing)
+
+
+async def _facts(connection: psycopg.AsyncConnection[object]) -> Mapping[str, object]:
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(statements("schema")["facts"])
+        return await cursor.fetchone() or {}
+
+
+def _sentence(error: psycopg.Error) -> str:
+    """The server's own words and its hint, without the statement."""
+    words = error.diag.message_primary or str(error).strip() or type(error).__name__
+    hint = error.diag.message_hint
+    return f"{words.rstrip('.')}. {hint.rstrip('.')}" if hint else words.rstrip(".")

@@ -1,0 +1,47 @@
+-- What `mailboat migrate` asks and does. The migrations themselves are in migrations/.
+
+-- name: lock
+-- One migration at a time in a database, until the end of the transaction. The first number spells 'mbot'.
+select pg_advisory_xact_lock(1835167604, 0)
+
+-- name: facts
+-- What a migration must know before it touches anything.
+select pg_is_in_recovery() as standby,
+       to_regclass('mailboat.migrations') is not null as ledger,
+       current_database() as database,
+       current_user as "user"
+
+-- name: create_ledger
+-- The table that says which migrations were applied. (CREATE SCHEMA IF NOT EXISTS would ask for rights that are not
+-- needed once it is there.)
+do $$
+begin
+    if to_regnamespace('mailboat') is null then
+        create schema mailboat;
+    end if;
+    create table mailboat.migrations (
+        version     integer primary key,
+        name        text not null,
+        checksum    text not null,
+        applied_at  timestamptz not null default now()
+    );
+end
+$$
+
+-- name: applied
+-- Which migrations were applied.
+select version, name, checksum from mailboat.migrations order by version
+
+-- name: record
+-- One more was applied.
+insert into mailboat.migrations (version, name, checksum) values (%(version)s, %(name)s, %(checksum)s)
+
+-- name: create_outbox
+-- Makes the outbox, its partitions and its grants, or whatever of it is missing.
+select mailboat.create_outbox(%(outbox)s)
+
+-- name: missing_roles
+-- Group roles that the migrating user could not create.
+select role
+from unnest(array['mailboat_writer', 'mailboat_relay']) role
+where not exists (select from pg_roles where rolname = role)
