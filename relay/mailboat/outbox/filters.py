@@ -1,0 +1,70 @@
+"""A subscription's filter as an SQL predicate, so that events nobody wants never leave the database."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from mailboat_spec import Filter, Pattern
+
+Predicate = sql.Composable
+TRUE: Predicate = sql.SQL("true")
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """Where a subscription starts, if neither at the beginning nor at the end."""
+
+    time: str | None = None
+    id: int | None = None
+
+
+def predicate(wanted: Filter, since: Since) -> Predicate:
+    """What must hold for a row ``e`` of the outbox."""
+    terms = [
+        *_any_pattern(sql.SQL("e.event_type"), wanted.event_types),
+        *_any_pattern(sql.SQL("e.aggregate_type"), wanted.aggregate_types),
+    ]
+    if wanted.tags.all_of:
+        terms.append(sql.SQL("e.tags @> {}::text[]").format(sql.Literal(list(wanted.tags.all_of))))
+    if wanted.tags.any_of:
+        terms.append(sql.SQL("e.tags && {}::text[]").format(sql.Literal(list(wanted.tags.any_of))))
+    if wanted.tags.none_of:
+        terms.append(sql.SQL("not e.tags && {}::text[]").format(sql.Literal(list(wanted.tags.none_of))))
+    if since.time is not None:
+        terms.append(sql.SQL("e.created_at >= {}::timestamptz").format(sql.Literal(since.time)))
+    if since.id is not None:
+        terms.append(sql.SQL("e.id >= {}").format(sql.Literal(since.id)))
+    return sql.SQL("({})").format(sql.SQL(" and ").join(terms)) if terms else TRUE
+
+
+def _any_pattern(column: sql.SQL, patterns: Sequence[Pattern]) -> list[Predicate]:
+    if not patterns or any(str(pattern) == "*" for pattern in patterns):
+        return []
+    literals = [str(pattern) for pattern in patterns if pattern.is_literal]
+    shapes = [pattern.like() for pattern in patterns if not pattern.is_literal]
+    terms: list[Predicate] = []
+    if literals:
+        terms.append(sql.SQL("{} = any ({}::text[])").format(column, sql.Literal(literals)))
+    if shapes:
+        terms.append(sql.SQL("{} like any ({}::text[])").format(column, sql.Literal(shapes)))
+    return [sql.SQL("coalesce({}, false)").format(sql.SQL(" or ").join(terms))]
+
+
+def any_of(predicates: Mapping[int, Predicate]) -> Predicate:
+    """What must hold for a row that at least one subscription wants."""
+    if any(p is TRUE for p in predicates.values()):
+        return TRUE
+    return sql.SQL("({})").format(sql.SQL(" or ").join(predicates.values()))
+
+
+def routes(predicates: Mapping[int, Predicate]) -> Predicate:
+    """The numbers of the subscriptions that want a row; for a single one, just whether it does."""
+    if len(predicates) == 1:
+        return next(iter(predicates.values()))
+    cases = [
+        sql.SQL("case when {} then {}::bigint end").format(p, sql.Literal(number)) for number, p in predicates.items()
+    ]
+    return sql.SQL("array_remove(array[{}], null)").format(sql.SQL(", ").join(cases))

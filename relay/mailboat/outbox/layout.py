@@ -1,0 +1,64 @@
+"""How an outbox table is laid out: which column holds what, and how an event is selected from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from psycopg import sql
+
+_STORED = (
+    "id",
+    "xid",
+    "created_at",
+    "event_id",
+    "event_type",
+    "aggregate_type",
+    "aggregate_id",
+    "key",
+    "slot",
+    "payload",
+    "content_type",
+    "headers",
+    "tags",
+    "traceparent",
+)
+"""The columns of an outbox by the names that Mailboat uses for them."""
+
+_AS_TEXT = sql.SQL(
+    "found.id, found.event_id::text, found.event_type, found.aggregate_type, found.aggregate_id, found.key, {payload},"
+    " found.content_type, found.headers::text, found.tags::text, found.traceparent,"
+    """ to_char(found.created_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'), found.slot"""
+)
+"""An ``Event``, in the order of its fields, with as little to parse as can be."""
+
+COLUMNS: sql.Composable = _AS_TEXT.format(payload=sql.SQL("found.payload"))
+
+
+def scanned(single: bool) -> sql.Composable:
+    """Like ``COLUMNS``, for rows of which some are only looked at: those leave their payload in the database."""
+    hit = sql.SQL("found.routes" if single else "found.routes <> '{{}}'".replace("{{}}", "{}"))
+    return _AS_TEXT.format(payload=sql.SQL("case when {} and not found.too_big then found.payload end").format(hit))
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A table and the columns that have other names in it."""
+
+    table: str = "mailboat.outbox"
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def outbox(self) -> sql.Composable:
+        """The table, quoted."""
+        return sql.Identifier(*self.table.split("."))
+
+    @property
+    def stored(self) -> sql.Composable:
+        """All columns of a row ``e`` of the table, under Mailboat's names."""
+        return sql.SQL(", ").join(
+            sql.SQL("e.{} as {}").format(sql.Identifier(self.columns.get(name, name)), sql.Identifier(name))
+            if name in self.columns
+            else sql.SQL("e.{}").format(sql.Identifier(name))
+            for name in _STORED
+        )

@@ -1,0 +1,164 @@
+"""Leases in Postgres: one heartbeat row per relay, an owner and an epoch per cursor, one advisory lock per relay.
+
+Clocks: expiry is judged by the database's clock alone. A relay judges its *own* lease by its monotonic clock, counted from
+before the heartbeat was sent, so it always gives up earlier than others may take over.
+
+What happens when…
+- a relay is killed: its session ends, the advisory lock is free, and once its heartbeat is a little overdue the next
+  relay buries it and claims what it held (``claim`` counts a resume).
+- a relay is cut off from the database but lives: the same; whatever it still settles later finds another epoch.
+- there is a pooler between: no session lock can be held, so only expiry counts.
+- the database restarts: all locks are free for a moment, but heartbeats are not overdue, so nobody is buried.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from mailboat.errors import LeaseLost
+from mailboat.outbox.link import Link
+from mailboat.outbox.sqlfiles import statements
+from mailboat.outbox.store import Cursor, CursorKey, Holding, Lease, RelayPeer, Window
+
+_SQL = statements("leases")
+
+
+@dataclass(frozen=True, slots=True)
+class RelayIdentity:
+    """Who a relay is. The incarnation is new with every process."""
+
+    id: str
+    incarnation: str
+    address: str = ""
+
+
+def lock_key(relay: str) -> tuple[int, int]:
+    """The advisory lock of a relay: the md5 of its id as two signed 32-bit integers."""
+    digest = hashlib.md5(f"mailboat relay {relay}".encode(), usedforsecurity=False).digest()
+    return int.from_bytes(digest[:4], signed=True), int.from_bytes(digest[4:8], signed=True)
+
+
+class Leases:
+    """The leases of one relay on one outbox."""
+
+    def __init__(self, me: RelayIdentity, outbox: str, ttl: float, overdue_after: float) -> None:
+        self._me = me
+        self._outbox = outbox
+        self._ttl = ttl
+        self._overdue_after = overdue_after
+
+    @property
+    def _who(self) -> dict[str, object]:
+        return {"relay": self._me.id, "incarnation": self._me.incarnation, "outbox": self._outbox, "ttl": self._ttl}
+
+    async def join(self, link: Link, serves: Collection[int]) -> bool:
+        """Introduce this relay. True if it holds its liveness lock; raises ``LeaseLost`` if its id is in use."""
+        session_lock = not link.server.pooled
+        if session_lock:
+            async with link.autocommit() as cursor:
+                await cursor.execute(_SQL["lock"], dict(zip(("high", "low"), lock_key(self._me.id), strict=True)))
+                row = await cursor.fetchone()
+            if not (row and row[0]):
+                raise LeaseLost(
+                    f"another process runs as relay {self._me.id!r} on this database. Stop it, or give this one"
+                    " another name with --relay-id."
+                )
+        async with link.transaction() as cursor:
+            await cursor.execute(_SQL["inherit"], self._who)
+            await cursor.execute(
+                _SQL["join"],
+                {**self._who, "address": self._me.address, "serves": list(serves), "session_lock": session_lock},
+            )
+        return session_lock
+
+    async def beat(self, link: Link, serves: Collection[int]) -> tuple[RelayPeer, ...]:
+        """Renew all leases at once; bury the dead; say who is there."""
+        async with link.autocommit() as cursor:
+            await cursor.execute(_SQL["beat"], {**self._who, "serves": list(serves)})
+            if await cursor.fetchone() is None:
+                raise LeaseLost(f"relay {self._me.id!r} was declared dead or replaced by another process of that name")
+            await cursor.execute(_SQL["peers"], self._who)
+            rows = await cursor.fetchall()
+            peers: list[RelayPeer] = []
+            for relay, incarnation, served, address, session_lock, alive, silent_for in rows:
+                if relay != self._me.id and session_lock and silent_for > self._overdue_after:
+                    high, low = lock_key(relay)
+                    corpse = {"relay": relay, "incarnation": incarnation, "high": high, "low": low}
+                    await cursor.execute(_SQL["bury"], corpse)
+                    alive = alive and await cursor.fetchone() is None
+                peers.append(RelayPeer(relay, frozenset(served), address, alive))
+        return tuple(peers)
+
+    async def leave(self, link: Link) -> None:
+        """Say good-bye, so that nobody waits for this relay."""
+        async with link.autocommit() as cursor:
+            await cursor.execute(_SQL["leave"], self._who)
+
+    async def holdings(self, link: Link, serves: Collection[int]) -> tuple[Holding, ...]:
+        """Who owns what, and who should."""
+        async with link.autocommit() as cursor:
+            await cursor.execute(_SQL["holdings"], {"serves": list(serves)})
+            rows = await cursor.fetchall()
+        return tuple(Holding(CursorKey(s, p), owner, assigned_to) for s, p, owner, assigned_to in rows)
+
+    async def claim(self, link: Link, keys: Collection[CursorKey]) -> list[Cursor]:
+        """Take those that nobody alive holds."""
+        async with link.autocommit() as cursor:
+            await cursor.execute(
+                _SQL["claim"],
+                {**self._who, "subscriptions": [k.subscription for k in keys], "partitions": [k.partition for k in keys]},
+            )
+            rows = await cursor.fetchall()
+        cursors = []
+        for number, part, epoch, done, upto, lowest, highest, position, sequence, generation, resumes, hi, _ in rows:
+            window = Window(done, upto, lowest, highest) if upto is not None else None
+            lease = Lease(CursorKey(number, part), epoch)
+            cursors.append(Cursor(lease, done, window, position, sequence, generation, resumes, hi))
+        return cursors
+
+    async def release(self, link: Link, leases: Collection[Lease]) -> None:
+        """Let go in good order."""
+        async with link.autocommit() as cursor:
+            await cursor.execute(
+                _SQL["release"],
+                {
+                    "subscriptions": [lease.key.subscription for lease in leases],
+                    "partitions": [lease.key.partition for lease in leases],
+                    "epochs": [lease.epoch for lease in leases],
+                },
+            )
+
+    async def assign(self, link: Link, subscription: int, generation: int, owners: dict[int, str]) -> bool:
+        """Write down an assignment from outside. False if a newer one is known already."""
+        async with link.autocommit() as cursor:
+            await cursor.execute(
+                _SQL["assign"],
+                {
+                    "subscription": subscription,
+                    "generation": generation,
+                    "partitions": list(owners),
+                    "relays": list(owners.values()),
+                },
+            )
+            return bool(await cursor.fetchall())
+
+    async def ring(self, link: Link, rings: bool) -> None:
+        """Hang the doorbell out, or take it in."""
+        async with link.autocommit() as cursor:
+            await cursor.execute(_SQL["doorbell"], {**self._who, "rings": rings})
+
+    async def horizon(self, link: Link) -> str:
+        """The transaction id below which writers may have missed the doorbell."""
+        async with link.autocommit() as cursor:
+            await cursor.execute(_SQL["horizon"])
+            row = await cursor.fetchone()
+        return str(row[0]) if row else "3"
+
+    async def undecided(self, link: Link, horizon: str) -> bool:
+        """Whether one of them is still open."""
+        async with link.autocommit() as cursor:
+            await cursor.execute(_SQL["undecided"], {"horizon": horizon})
+            row = await cursor.fetchone()
+        return bool(row and row[0])

@@ -1,0 +1,44 @@
+"""Which events go to which cursor: the pure part of reading once for many.
+
+A statement returns each event once, with the subscriptions whose filter it passes; this fans the rows out to the
+partitions that the reader serves. It runs once per event, so it is kept flat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from mailboat.events import Event
+from mailboat.outbox.store import CursorKey, Subscription
+
+EVENT_COLUMNS = len(Event._fields)
+
+
+def fan_out_single(
+    rows: Iterable[Sequence[Any]], subscription: Subscription, members: frozenset[CursorKey]
+) -> dict[CursorKey, list[Event]]:
+    """Rows that all belong to one subscription, to those of its partitions that are members."""
+    lanes: list[list[Event]] = [[] for _ in range(subscription.partitions)]
+    partitions, make = subscription.partitions, Event._make
+    slot = EVENT_COLUMNS - 1
+    for row in rows:
+        lanes[row[slot] % partitions].append(make(row))
+    keys = (CursorKey(subscription.number, partition) for partition in range(partitions))
+    return {key: lane for key, lane in zip(keys, lanes, strict=True) if lane and key in members}
+
+
+def fan_out(
+    rows: Iterable[tuple[Sequence[Any], Sequence[int]]],
+    subscriptions: Mapping[int, Subscription],
+    members: frozenset[CursorKey],
+) -> dict[CursorKey, list[Event]]:
+    """Rows with the subscriptions that they match, to the members among those subscriptions' partitions."""
+    lanes: dict[CursorKey, list[Event]] = {key: [] for key in members}
+    for columns, matching in rows:
+        event = Event._make(columns)
+        for number in matching:
+            lane = lanes.get(CursorKey(number, event.slot % subscriptions[number].partitions))
+            if lane is not None:
+                lane.append(event)
+    return {key: lane for key, lane in lanes.items() if lane}

@@ -1,0 +1,23 @@
+"""All SQL lives in ``mailboat/sql/*.sql``; this reads it.
+
+A file holds named statements, each introduced by ``-- name: <name>`` and a line of purpose. ``{braces}`` are filled in by
+`psycopg.sql` with identifiers and predicates, ``%(names)s`` are parameters.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib import resources
+from typing import LiteralString, cast
+
+_NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+
+
+@cache
+def statements(file: str) -> dict[str, LiteralString]:
+    """The statements of ``mailboat/sql/<file>.sql`` by name."""
+    text = (resources.files("mailboat") / "sql" / f"{file}.sql").read_text(encoding="utf-8")
+    _, *parts = _NAME.split(text)
+    names, bodies = parts[::2], parts[1::2]
+    return {name: cast(LiteralString, body.strip()) for name, body in zip(names, bodies, strict=True)}

@@ -1,0 +1,118 @@
+-- Who owns which partition. See mailboat/pump/ownership.py for who should.
+
+-- name: join
+-- A relay introduces itself. A row of the same id from an earlier process is replaced.
+insert into mailboat.relays (id, incarnation, outbox, address, serves, session_lock, beat_at, expires_at)
+values (%(relay)s, %(incarnation)s, %(outbox)s, %(address)s, %(serves)s, %(session_lock)s,
+        clock_timestamp(), clock_timestamp() + make_interval(secs => %(ttl)s))
+on conflict (id) do update
+set incarnation = excluded.incarnation, outbox = excluded.outbox, address = excluded.address, serves = excluded.serves,
+    session_lock = excluded.session_lock, beat_at = excluded.beat_at, expires_at = excluded.expires_at, started_at = now()
+
+-- name: inherit
+-- What an earlier process of the same id held when it died is nobody's now (and counts as a resume when claimed).
+update mailboat.cursors as c
+set owner = null
+where c.owner = %(relay)s
+  and not exists (
+      select from mailboat.relays as r
+      where r.id = %(relay)s and r.incarnation = %(incarnation)s)
+
+-- name: beat
+-- One statement renews all leases of this relay.
+update mailboat.relays
+set beat_at = clock_timestamp(), expires_at = clock_timestamp() + make_interval(secs => %(ttl)s), serves = %(serves)s
+where id = %(relay)s and incarnation = %(incarnation)s
+returning id
+
+-- name: leave
+-- A relay that stops in good order is not waited for.
+with gone as (delete from mailboat.doorbells where relay = %(relay)s)
+delete from mailboat.relays where id = %(relay)s and incarnation = %(incarnation)s
+
+-- name: peers
+-- All relays of this outbox; `silent_for` is the time since their last heartbeat.
+select id, incarnation::text, serves, address, session_lock, expires_at > clock_timestamp() as alive,
+       extract(epoch from clock_timestamp() - beat_at)::float8 as silent_for
+from mailboat.relays
+where outbox = %(outbox)s
+order by id
+
+-- name: lock
+-- The liveness lock of a relay, for the life of a session.
+select pg_try_advisory_lock(%(high)s::integer, %(low)s::integer)
+
+-- name: bury
+-- A relay that has not spoken for a while and whose liveness lock is free is dead: its leases end now, not at expiry.
+with corpse as materialized (
+    select pg_try_advisory_xact_lock(%(high)s::integer, %(low)s::integer) as is_dead
+),
+bell as (
+    delete from mailboat.doorbells where relay = %(relay)s and (select is_dead from corpse)
+)
+delete from mailboat.relays
+where id = %(relay)s and incarnation = %(incarnation)s and (select is_dead from corpse)
+returning id
+
+-- name: holdings
+-- Who owns what, for the subscriptions that this relay serves.
+select subscription_id, partition, owner, assigned_to
+from mailboat.cursors
+where subscription_id = any (%(serves)s)
+order by subscription_id, partition
+
+-- name: claim
+-- Takes cursors that nobody alive holds. The new epoch makes everything the last owner still has in hand void.
+update mailboat.cursors as c
+set owner = %(relay)s,
+    epoch = gen_random_uuid(),
+    released = false,
+    resumes = case
+        when c.released or c.owner = %(relay)s then c.resumes
+        when c.upto is null then 0
+        else c.resumes + 1
+    end
+from unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[]) as w (subscription_id, partition)
+join mailboat.subscriptions as s on s.id = w.subscription_id
+where c.subscription_id = w.subscription_id and c.partition = w.partition
+  and (c.owner is null
+       or c.owner = %(relay)s
+       or not exists (select from mailboat.relays as r where r.id = c.owner and r.expires_at > clock_timestamp()))
+returning c.subscription_id, c.partition, c.epoch::text, c.done::text, c.upto::text, c.lowest, c.highest, c.position,
+          c.sequence, s.generation, c.resumes, c.hi, c.system_identifier
+
+-- name: release
+-- Lets go in good order: the next owner takes over at once and counts no resume.
+update mailboat.cursors as c
+set owner = null, epoch = null, released = true
+from unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::uuid[]) as l (subscription_id, partition, epoch)
+where c.subscription_id = l.subscription_id and c.partition = l.partition and c.epoch = l.epoch
+
+-- name: assign
+-- An assignment from outside: who should hold what. Older generations are refused.
+with accepted as (
+    update mailboat.subscriptions
+    set assignment_generation = %(generation)s
+    where id = %(subscription)s and assignment_generation < %(generation)s
+    returning id
+)
+update mailboat.cursors as c
+set assigned_to = a.relay
+from accepted, unnest(%(partitions)s::integer[], %(relays)s::text[]) as a (partition, relay)
+where c.subscription_id = accepted.id and c.partition = a.partition
+returning c.partition
+
+-- name: doorbell
+-- Writers ring while `rings` is true.
+insert into mailboat.doorbells (relay, outbox, rings)
+values (%(relay)s, %(outbox)s, %(rings)s)
+on conflict (relay) do update set rings = excluded.rings
+where mailboat.doorbells.rings is distinct from excluded.rings
+
+-- name: horizon
+-- The next transaction id: whoever is open below it may have looked at the doorbell before it was hung out.
+select pg_snapshot_xmax(pg_current_snapshot())::text
+
+-- name: undecided
+-- Whether a transaction from before that horizon is still open.
+select pg_snapshot_xmin(pg_current_snapshot()) < %(horizon)s::text::xid8

@@ -1,0 +1,87 @@
+-- Events that were set aside: parked ones, which will be tried again, and dead ones, which will not.
+
+-- name: keys
+-- The keys that nothing may pass, for one partition.
+select distinct key from mailboat.parked
+where subscription_id = %(subscription)s and partition = %(partition)s and key is not null
+
+-- name: count
+select count(*) from mailboat.parked where subscription_id = %(subscription)s and partition = %(partition)s
+
+-- name: due
+-- Heads whose time has come, oldest first.
+select {columns}, ordinal, sequence, attempts, replay, suspect, first_failed_at::text
+from mailboat.parked as found
+where subscription_id = %(subscription)s and partition = %(partition)s and next_attempt_at <= clock_timestamp()
+order by next_attempt_at, ordinal
+limit %(limit)s
+
+-- name: next_due
+-- Seconds until the next head's time.
+select extract(epoch from min(next_attempt_at) - clock_timestamp())::float8
+from mailboat.parked
+where subscription_id = %(subscription)s and partition = %(partition)s and next_attempt_at is not null
+
+-- name: queue
+-- A key's parked events in the order in which they must be sent: replayed ones first, then as they were first taken.
+select {columns}, ordinal, sequence, attempts, replay, suspect, first_failed_at::text
+from mailboat.parked as found
+where subscription_id = %(subscription)s and partition = %(partition)s and key = %(key)s
+order by rank, sequence, ordinal
+limit %(limit)s
+
+-- name: park
+-- Sets events aside, whole.
+insert into mailboat.parked (
+    subscription_id, partition, attempts, next_attempt_at, blocked, suspect, sequence, first_failed_at, last_failed_at,
+    reason, last_error, id, event_id, event_type, aggregate_type, aggregate_id, key, payload, content_type, headers, tags,
+    traceparent, created_at, slot)
+values (
+    %(subscription)s, %(partition)s, %(attempts)s,
+    clock_timestamp() + make_interval(secs => %(retry_in)s::float8), %(blocked)s, %(suspect)s, %(sequence)s,
+    case when %(reason)s::text is not null then clock_timestamp() end,
+    case when %(reason)s::text is not null then clock_timestamp() end,
+    %(reason)s, %(error)s, %(id)s, %(event_id)s, %(type)s, %(aggregate_type)s, %(aggregate_id)s, %(key)s, %(payload)s,
+    %(content_type)s, %(headers)s::text::jsonb, %(tags)s::text::text[], %(traceparent)s, %(created_at)s::timestamptz, %(slot)s)
+
+-- name: repark
+-- Another failure of a parked event.
+update mailboat.parked
+set attempts = greatest(attempts, %(attempts)s),
+    next_attempt_at = clock_timestamp() + make_interval(secs => %(retry_in)s::float8),
+    blocked = %(blocked)s,
+    first_failed_at = coalesce(first_failed_at, clock_timestamp()),
+    last_failed_at = clock_timestamp(),
+    reason = coalesce(%(reason)s, reason),
+    last_error = coalesce(%(error)s, last_error)
+where subscription_id = %(subscription)s and ordinal = %(ordinal)s
+
+-- name: unpark
+-- Parked events that were delivered at last (or died).
+delete from mailboat.parked where subscription_id = %(subscription)s and ordinal = any (%(ordinals)s)
+
+-- name: promote
+-- The next of each key that lost its head becomes the head, and is due at once.
+update mailboat.parked as p
+set next_attempt_at = clock_timestamp()
+from (
+    select distinct on (key) ordinal, next_attempt_at, blocked
+    from mailboat.parked
+    where subscription_id = %(subscription)s and partition = %(partition)s and key = any (%(keys)s)
+    order by key, rank, sequence, ordinal
+) as head
+where p.subscription_id = %(subscription)s and p.ordinal = head.ordinal and head.next_attempt_at is null and not head.blocked
+
+-- name: die
+-- Gives up on an event, keeping all that is needed to replay it.
+insert into mailboat.dead_letters (
+    subscription_id, partition, attempts, sequence, reason, last_error, first_failed_at, last_failed_at,
+    id, event_id, event_type, aggregate_type, aggregate_id, key, payload, content_type, headers, tags, traceparent,
+    created_at, slot)
+values (
+    %(subscription)s, %(partition)s, %(attempts)s, %(sequence)s, %(reason)s, %(error)s,
+    coalesce((select first_failed_at from mailboat.parked
+              where subscription_id = %(subscription)s and ordinal = %(ordinal)s), clock_timestamp()),
+    clock_timestamp(),
+    %(id)s, %(event_id)s, %(type)s, %(aggregate_type)s, %(aggregate_id)s, %(key)s, %(payload)s,
+    %(content_type)s, %(headers)s::text::jsonb, %(tags)s::text::text[], %(traceparent)s, %(created_at)s::timestamptz, %(slot)s)

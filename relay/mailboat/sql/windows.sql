@@ -1,0 +1,174 @@
+-- The statements around windows. docs/windows.md says why each looks the way it does.
+--
+-- P (`done`) and C (`upto`) are always taken from the cursor row, in the statement that reads events, with the epoch
+-- checked: a value kept in memory would skip events after a failover, where transaction ids are given out again.
+-- The two arms are a UNION ALL because an OR reads the whole retained table on every poll.
+
+-- name: guard
+-- First in every transaction: settings for this transaction only (a pooler may lie between), and which server this is.
+select set_config('jit', 'off', true),
+       set_config('enable_seqscan', 'off', true),
+       set_config('plan_cache_mode', 'force_generic_plan', true),
+       set_config('synchronous_commit', 'off', true),
+       pg_is_in_recovery(),
+       case when pg_is_in_recovery() then null else left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) end
+
+-- name: tail
+-- What became visible since the group's `done`, by transaction id, up to a limit. At least one row, to carry the snapshot.
+with tip as materialized (
+    select done
+    from mailboat.cursors
+    where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s and upto is null
+)
+select {scanned}, found.routes, found.too_big, pg_current_snapshot()::text
+from (values (true)) as always (present)
+left join lateral (
+    select e.*, {routes} as routes, sum(octet_length(e.payload)) over () > %(max_bytes)s as too_big
+    from (
+        select {stored}
+        from {outbox} as e
+        where e.xid = any (array(select pg_snapshot_xip(done) from tip))
+          and pg_visible_in_snapshot(e.xid, pg_current_snapshot())
+        union all
+        select {stored}
+        from {outbox} as e
+        where e.xid >= (select pg_snapshot_xmax(done) from tip)
+          and e.xid < pg_snapshot_xmax(pg_current_snapshot())
+          and pg_visible_in_snapshot(e.xid, pg_current_snapshot())
+        limit %(limit)s
+    ) as e
+) as found on true
+order by found.id
+
+-- name: span
+-- The lowest and highest id of what became visible since the group's `done`. `offset 0` is a fence: without it the planner
+-- walks the primary key from its beginning to find a minimum.
+with tip as materialized (
+    select done
+    from mailboat.cursors
+    where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s and upto is null
+)
+select pg_current_snapshot()::text, min(fresh.id), max(fresh.id)
+from (
+    select e.id
+    from {outbox} as e
+    where e.xid = any (array(select pg_snapshot_xip(done) from tip))
+      and pg_visible_in_snapshot(e.xid, pg_current_snapshot())
+    union all
+    select e.id
+    from {outbox} as e
+    where e.xid >= (select pg_snapshot_xmax(done) from tip)
+      and e.xid < pg_snapshot_xmax(pg_current_snapshot())
+      and pg_visible_in_snapshot(e.xid, pg_current_snapshot())
+    offset 0
+) as fresh
+
+-- name: open
+-- Opens a window for the members that have events in it, and moves those that have none past it.
+update mailboat.cursors as c
+set done     = case when m.has_events then c.done else %(upto)s::pg_snapshot end,
+    upto     = case when m.has_events then %(upto)s::pg_snapshot end,
+    lowest   = case when m.has_events then %(lowest)s::bigint end,
+    highest  = case when m.has_events then %(highest)s::bigint end,
+    position = 0,
+    timeline = %(timeline)s
+from unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::uuid[], %(has_events)s::boolean[])
+     as m (subscription_id, partition, epoch, has_events)
+where c.subscription_id = m.subscription_id and c.partition = m.partition and c.epoch = m.epoch
+  and c.upto is null and c.done::text = %(done)s
+returning c.subscription_id, c.partition
+
+-- name: small_window
+-- A window of at most one read, again (after a restart, or by a new owner): the same events in the same order.
+with w as materialized (
+    select done, upto
+    from mailboat.cursors
+    where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s
+      and upto::text = %(upto)s
+)
+select {columns}, found.routes
+from (
+    select e.*, {routes} as routes
+    from (
+        select {stored}
+        from {outbox} as e
+        where e.xid = any (array(select pg_snapshot_xip(done) from w))
+          and pg_visible_in_snapshot(e.xid, (select upto from w))
+        union all
+        select {stored}
+        from {outbox} as e
+        where e.xid >= (select pg_snapshot_xmax(done) from w)
+          and e.xid < (select pg_snapshot_xmax(upto) from w)
+          and pg_visible_in_snapshot(e.xid, (select upto from w))
+    ) as e
+    where e.id > %(after)s and {wanted}
+) as found
+order by found.id
+
+-- name: large_window
+-- The next stretch of a large window, along the primary key: at most so many rows looked at, at most so many bytes taken.
+with w as materialized (
+    select done, upto, highest, debts
+    from mailboat.cursors
+    where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s
+      and upto::text = %(upto)s
+),
+reach as materialized (
+    select max(ahead.id) as id, count(*) as looked_at
+    from (
+        select e.id
+        from {outbox} as e
+        where e.id > %(after)s and e.id <= (select highest from w)
+        order by e.id
+        limit %(limit)s
+    ) as ahead
+)
+select {columns}, found.routes, found.bytes_so_far, reach.id, reach.looked_at
+from reach
+left join lateral (
+    select e.*, {routes} as routes, sum(octet_length(e.payload)) over (order by e.id rows unbounded preceding) as bytes_so_far
+    from (
+        select {stored}
+        from {outbox} as e
+        where e.id > %(after)s and e.id <= (select id from reach)
+          and pg_visible_in_snapshot(e.xid, (select upto from w))
+          and not pg_visible_in_snapshot(e.xid, (select done from w))
+        order by e.id
+    ) as e
+    where {wanted}
+) as found on true
+where found.id is null or found.bytes_so_far - coalesce(octet_length(found.payload), 0) <= %(max_bytes)s
+order by found.id
+
+-- name: settle
+-- Plain progress of many cursors at once. A cursor whose epoch or window is another by now stays as it is.
+update mailboat.cursors as c
+set done     = case when s.closes then c.upto else c.done end,
+    upto     = case when s.closes then null else c.upto end,
+    lowest   = case when s.closes then null else c.lowest end,
+    highest  = case when s.closes then null else c.highest end,
+    debts    = case when s.closes then null else c.debts end,
+    position = case when s.closes then 0 else greatest(c.position, s.position) end,
+    hi       = greatest(c.hi, s.position),
+    sequence = s.sequence,
+    resumes  = 0
+from unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::uuid[], %(uptos)s::text[],
+            %(positions)s::bigint[], %(sequences)s::bigint[], %(closes)s::boolean[])
+     as s (subscription_id, partition, epoch, upto, position, sequence, closes)
+where c.subscription_id = s.subscription_id and c.partition = s.partition and c.epoch = s.epoch
+  and c.upto::text = s.upto
+returning c.subscription_id, c.partition
+
+-- name: fence
+-- Settlements that only concern parked events: hold the cursors, if they are still ours, until the transaction ends.
+select c.subscription_id, c.partition
+from mailboat.cursors as c
+join unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::uuid[])
+     as s (subscription_id, partition, epoch)
+  on c.subscription_id = s.subscription_id and c.partition = s.partition and c.epoch = s.epoch
+order by c.subscription_id, c.partition
+for no key update of c
+
+-- name: sync
+-- What is about to be published must be as durable as the outbox promises: this transaction's commit waits for it.
+select set_config('synchronous_commit', %(level)s, true)
