@@ -1,0 +1,57 @@
+"""Becomes a server process: the last steps that must happen inside the child, between fork and exec.
+
+Run as a script, in an interpreter of its own, and never imported: ``preexec_fn`` is unsafe in a process with threads.
+
+    launcher.py PARENT DEATH_SIGNAL UID GID COMMAND...
+
+- The kernel sends DEATH_SIGNAL when the parent is gone, so that nothing outlives a killed test run.
+- UID and GID (-1: stay who you are) are for servers that refuse to run as root. The process keeps one right of root's,
+  to pass through folders of others: the programs may lie in root's home, the data in a private folder for temporary files.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG, _PR_SET_KEEPCAPS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE = 1, 8, 47, 2
+_CAPABILITY_VERSION_3, _CAP_DAC_OVERRIDE = 0x20080522, 1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def become(uid: int, gid: int) -> None:
+    """Give up root but for the right to pass through folders; where even that is not ours, give up all of it."""
+    _libc.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0)
+    os.setgroups([])
+    os.setgid(gid)
+    os.setuid(uid)
+    only = 1 << _CAP_DAC_OVERRIDE
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    effective_permitted_inheritable = (ctypes.c_uint32 * 6)(only, only, only, 0, 0, 0)
+    if _libc.capset(header, effective_permitted_inheritable) == 0:
+        _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _CAP_DAC_OVERRIDE, 0, 0)
+
+
+def main() -> None:
+    parent, death_signal, uid, gid = (int(argument) for argument in sys.argv[1:5])
+    command = sys.argv[5:]
+    if uid >= 0:
+        become(uid, gid)
+    # After the change of user: that change clears it.
+    _libc.prctl(_PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
+    if parent and os.getppid() != parent:
+        sys.exit("the parent died before its server started")
+    # Python ignores these two, and an ignored signal stays ignored across exec.
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(ignored, signal.SIG_DFL)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        sys.exit(f"can't run {command[0]}: {error.strerror}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""Ports on the loopback interface that stay ours across a restart.
+
+A server that is killed and started again must get its old port back. A port from the range that the kernel hands out to
+outgoing connections may be taken by any client in between, so we choose from below that range.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+
+_FIRST, _LAST = 15_000, 31_999
+_random = random.SystemRandom()
+
+
+def free_port() -> int:
+    """A TCP port on 127.0.0.1 that nothing listens on."""
+    for _ in range(200):
+        port = _random.randint(_FIRST, _LAST)
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError(f"found no free port between {_FIRST} and {_LAST} on 127.0.0.1")
+
+
+def accepts_connections(port: int) -> bool:
+    """Whether something listens on the port by now."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1):
+            return True
+    except OSError:
+        return False

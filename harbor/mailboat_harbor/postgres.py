@@ -1,0 +1,194 @@
+"""A real Postgres server that a test may stop, crash, clone and promote.
+
+Nothing that matters for durability is relaxed (fsync stays on): tests of crashes depend on it. Connections come over TCP on
+the loopback interface; user ``postgres`` is a superuser and needs no password. A role that is a member of
+``needs_password`` must give one, for tests of wrong credentials.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, LiteralString, Self
+from urllib.parse import quote
+
+import psycopg
+from psycopg import sql
+
+from mailboat_harbor.missing import ServerFailed
+from mailboat_harbor.ports import free_port
+from mailboat_harbor.postgres_binaries import PostgresBinaries, find_postgres
+from mailboat_harbor.processes import Account, Child, kill_tree, launch_command, unprivileged
+
+__all__ = ["Database", "PostgresBinaries", "PostgresServer", "find_postgres"]
+
+_SETTINGS: Mapping[str, str] = {
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "max_connections": "200",
+    "shared_buffers": "64MB",
+    "fsync": "on",
+    "log_line_prefix": "%m [%p] %q%u@%d ",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+}
+_HBA = """\
+# A superuser counts as a member only if it was made one.
+host all         +needs_password 127.0.0.1/32 scram-sha-256
+host all         all             127.0.0.1/32 trust
+host replication all             127.0.0.1/32 trust
+"""
+_STOP_SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
+
+
+class PostgresServer(Child):
+    """One server on a folder of its own: ``data`` is its data directory, ``server.log`` what it says."""
+
+    def __init__(self, binaries: PostgresBinaries, directory: Path, port: int, account: Account) -> None:
+        self.binaries = binaries
+        self.directory = directory
+        self.port = port
+        self._account = account
+        super().__init__(
+            f"Postgres {binaries.major} on port {port}",
+            [binaries.tool("postgres"), "-D", str(directory / "data"), "-p", str(port)],
+            log=directory / "server.log",
+            ready=self._answers,
+            env=binaries.env,
+            account=account,
+            death_signal=signal.SIGQUIT,  # immediate shutdown: like a crash, but gives its shared memory back
+        )
+
+    @classmethod
+    def start(
+        cls,
+        binaries: PostgresBinaries,
+        directory: Path,
+        *,
+        settings: Mapping[str, str] | None = None,
+        port: int | None = None,
+    ) -> Self:
+        """Make a new cluster in the folder and start it. ``settings`` are lines of postgresql.conf."""
+        server = cls(binaries, directory, port or free_port(), unprivileged())
+        server._prepare_directory()
+        options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"]
+        server._run("initdb", "-D", str(server.data), *options)
+        server._configure({**_SETTINGS, **(settings or {})})
+        server.launch()
+        server.execute("create role needs_password nologin")
+        return server
+
+    @property
+    def data(self) -> Path:
+        return self.directory / "data"
+
+    def url(self, dbname: str = "postgres", user: str = "postgres", password: str | None = None) -> str:
+        """A libpq URL."""
+        secret = "" if password is None else f":{quote(password, safe='')}"
+        return f"postgresql://{quote(user, safe='')}{secret}@127.0.0.1:{self.port}/{quote(dbname, safe='')}"
+
+    def execute(self, statement: LiteralString | sql.Composed, dbname: str = "postgres") -> list[tuple[Any, ...]]:
+        """One statement as superuser, committed; its rows if it has any."""
+        with psycopg.connect(self.url(dbname), autocommit=True) as connection:
+            cursor = connection.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+
+    def create_database(self, name: str, template: str | None = None) -> None:
+        statement = sql.SQL("create database {}").format(sql.Identifier(name))
+        if template is not None:
+            statement += sql.SQL(" template {}").format(sql.Identifier(template))
+        self.execute(statement)
+
+    def drop_database(self, name: str) -> None:
+        """Also while somebody is connected to it."""
+        self.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
+
+    def stop(self, mode: str = "fast") -> None:
+        """``smart`` waits for clients, ``fast`` cuts them off, ``immediate`` needs recovery at the next start."""
+        self._end(_STOP_SIGNALS[mode])
+
+    def kill(self) -> None:
+        """SIGKILL to the postmaster and every backend at once, as when the power fails: no checkpoint, no flush."""
+        # Each backend leads a process group of its own, so that a signal to ours would reach the postmaster only.
+        if self._process is not None:
+            kill_tree(self._process)
+
+    def clone_standby(self, directory: Path) -> PostgresServer:
+        """A hot standby on a copy of this server, streaming from it. Raises ``PartMissing`` without pg_basebackup."""
+        standby = PostgresServer(self.binaries, directory, free_port(), self._account)
+        self.binaries.tool("pg_basebackup")
+        standby._prepare_directory()
+        options = ["-X", "stream", "--checkpoint=fast", "--write-recovery-conf", "--no-sync"]
+        standby._run("pg_basebackup", "-d", self.url(), "-D", str(standby.data), *options)
+        standby.launch()
+        return standby
+
+    def promote(self) -> None:
+        """Make a primary of this standby; returns once it takes writes."""
+        if self.execute("select pg_promote(wait => true)") != [(True,)]:
+            raise ServerFailed(f"{self.name} did not become a primary.\n{self.log_tail()}")
+
+    def pause_replay(self) -> None:
+        """Let this standby fall behind; returns once it stands still."""
+        self.execute("select pg_wal_replay_pause()")
+        deadline = time.monotonic() + 10
+        while self.execute("select pg_get_wal_replay_pause_state()") != [("paused",)]:
+            if time.monotonic() > deadline:
+                raise ServerFailed(f"{self.name} went on replaying.\n{self.log_tail()}")
+            time.sleep(0.02)
+
+    def resume_replay(self) -> None:
+        self.execute("select pg_wal_replay_resume()")
+
+    def _answers(self) -> bool:
+        try:
+            psycopg.connect(self.url(), connect_timeout=2).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def _prepare_directory(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._account.own(self.directory)
+
+    def _configure(self, settings: Mapping[str, str]) -> None:
+        lines = [f"{name} = {_quoted(value)}" for name, value in settings.items()]
+        with (self.data / "postgresql.conf").open("a") as file:
+            file.write("\n".join(["", *lines, ""]))
+        (self.data / "pg_hba.conf").write_text(_HBA)
+
+    def _run(self, tool: str, *arguments: str) -> None:
+        """One of Postgres's own programs, as the server's user."""
+        command = launch_command([self.binaries.tool(tool), *arguments], self._account, signal.SIGKILL)
+        done = subprocess.run(
+            command, env={**self._env}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+        if done.returncode != 0:
+            raise ServerFailed(f"{tool} failed for {self.name}:\n{done.stdout}")
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """One database of a server: what most tests want."""
+
+    server: PostgresServer
+    name: str
+
+    @property
+    def url(self) -> str:
+        return self.server.url(self.name)
+
+    def url_for(self, user: str, password: str | None = None) -> str:
+        return self.server.url(self.name, user, password)
+
+    def execute(self, statement: LiteralString | sql.Composed) -> list[tuple[Any, ...]]:
+        """One statement as superuser, committed; its rows if it has any."""
+        return self.server.execute(statement, self.name)
+
+
+def _quoted(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"

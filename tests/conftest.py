@@ -1,0 +1,201 @@
+"""What all tests share: the real servers, fresh names, and the rules that no test may break.
+
+- A real part that can't be had here skips the tests that need it, and the run ends with a list of what was missing. In CI
+  (``CI=true``) it fails them instead.
+- A test that leaves an asyncio task or a thread behind fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import pytest
+import pytest_asyncio
+
+from mailboat_harbor.kafka import KafkaServer, start_apache_kafka, start_kfake
+from mailboat_harbor.missing import PartMissing
+from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
+from mailboat_harbor.postgres_binaries import NEWEST, OLDEST
+from mailboat_harbor.proxy import Proxy
+from mailboat_harbor.pubsub import PubSubServer, start_pstest
+
+# Test modules import each other's neighbours (`from waiting import wait_until`) under import mode importlib.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from waiting import wait_until  # noqa: E402  (needs the line above)
+
+Part = TypeVar("Part")
+
+_MISSING = "a real part is missing: "
+
+
+# ---- real servers, one of each per worker -------------------------------------------------------------------------
+
+
+def or_skip(start: Callable[[], Part]) -> Part:
+    """The part, or the end of the test: skipped on a developer's machine, failed in CI."""
+    try:
+        return start()
+    except PartMissing as missing:
+        if os.environ.get("CI") == "true":
+            pytest.fail(_MISSING + str(missing), pytrace=False)
+        pytest.skip(_MISSING + str(missing))
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    """Postgres, the newest major. Shared: never stop it, never change its settings; start one of your own for that."""
+    with _postgres(NEWEST, tmp_path_factory) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres14(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    """Postgres, the oldest supported major; shared like ``postgres``."""
+    with _postgres(OLDEST, tmp_path_factory) as server:
+        yield server
+
+
+def _postgres(major: int, places: pytest.TempPathFactory) -> PostgresServer:
+    return or_skip(lambda: PostgresServer.start(find_postgres(major), places.mktemp(f"postgres{major}")))
+
+
+@pytest.fixture
+def database(postgres: PostgresServer) -> Iterator[Database]:
+    """A fresh, empty database on the newest Postgres."""
+    yield from _fresh_database(postgres)
+
+
+@pytest.fixture
+def database14(postgres14: PostgresServer) -> Iterator[Database]:
+    """A fresh, empty database on the oldest supported Postgres."""
+    yield from _fresh_database(postgres14)
+
+
+@pytest.fixture(params=["postgres", "postgres14"])
+def each_database(request: pytest.FixtureRequest) -> Iterator[Database]:
+    """The test runs twice: on the newest and on the oldest supported Postgres."""
+    yield from _fresh_database(request.getfixturevalue(request.param))
+
+
+def _fresh_database(server: PostgresServer) -> Iterator[Database]:
+    name = f"test_{secrets.token_hex(6)}"
+    server.create_database(name, template="template0")
+    yield Database(server, name)
+    server.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def kfake() -> Iterator[KafkaServer]:
+    """The light Kafka-protocol broker, in memory. Shared: start one of your own to kill it."""
+    with or_skip(start_kfake) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def apache_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
+    """Apache Kafka. Shared: start one of your own to kill it."""
+    with or_skip(lambda: start_apache_kafka(tmp_path_factory.mktemp("kafka"))) as server:
+        yield server
+
+
+@pytest.fixture(params=["kfake", "apache_kafka"])
+def each_kafka(request: pytest.FixtureRequest) -> KafkaServer:
+    """The test runs twice: on kfake and on Apache Kafka."""
+    server: KafkaServer = request.getfixturevalue(request.param)
+    return server
+
+
+@pytest.fixture(scope="session")
+def pubsub() -> Iterator[PubSubServer]:
+    """Google's Pub/Sub fake. Shared: start one of your own to kill it."""
+    with or_skip(start_pstest) as server:
+        yield server
+
+
+# ---- fresh names, topics and proxies ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unique_name() -> Callable[[str], str]:
+    """``unique_name("orders")`` is a name that nobody else on the shared servers has."""
+    return lambda stem: f"{stem}-{secrets.token_hex(4)}"
+
+
+class TopicFactory(Protocol):
+    def __call__(self, server: KafkaServer, partitions: int = 4, config: Mapping[str, str] | None = None) -> str: ...
+
+
+@pytest.fixture
+def kafka_topic(unique_name: Callable[[str], str]) -> TopicFactory:
+    """``kafka_topic(kfake, partitions=4)`` creates a topic and returns its name."""
+
+    def create(server: KafkaServer, partitions: int = 4, config: Mapping[str, str] | None = None) -> str:
+        name = unique_name("topic")
+        server.create_topic(name, partitions, config)
+        return name
+
+    return create
+
+
+@pytest.fixture
+def proxy_factory() -> Iterator[Callable[[int], Proxy]]:
+    """``proxy_factory(postgres.port)`` is a proxy before that port, closed after the test."""
+    proxies: list[Proxy] = []
+
+    def create(port: int) -> Proxy:
+        proxies.append(Proxy("127.0.0.1", port))
+        return proxies[-1]
+
+    yield create
+    for proxy in proxies:
+        proxy.close()
+
+
+# ---- rules --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left_behind() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+
+    def leftovers() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if not thread.daemon and thread not in before]
+
+    if leftovers():  # a thread that was told to end may need a moment
+        wait_until(lambda: not leftovers(), timeout=5, what=f"the threads that the test left behind: {leftovers()}")
+
+
+@pytest_asyncio.fixture
+async def no_task_left_behind() -> AsyncIterator[None]:
+    before = asyncio.all_tasks()
+    yield
+    leftovers = asyncio.all_tasks() - before - {asyncio.current_task()}
+    assert not leftovers, f"the test left tasks behind: {leftovers}"
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    # Only for tests that have an event loop; right behind the thread rule, so that the loop is closed before threads
+    # are counted, and before all other fixtures, so that their tasks are gone by then.
+    if isinstance(item, pytest.Function) and item.get_closest_marker("asyncio") is not None:
+        item.fixturenames.insert(item.fixturenames.index("no_thread_left_behind") + 1, "no_task_left_behind")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    missing: dict[str, int] = {}
+    for report in terminalreporter.stats.get("skipped", []):
+        if isinstance(report.longrepr, tuple) and _MISSING in report.longrepr[2]:
+            part = report.longrepr[2].split(_MISSING, 1)[1].splitlines()[0]
+            missing[part] = missing.get(part, 0) + 1
+    if missing:
+        terminalreporter.section("real parts that were missing", red=True, bold=True)
+        for part, tests in missing.items():
+            terminalreporter.line(f"{tests} tests did not run: {part}")
