@@ -3,7 +3,7 @@
 -- Our own hash: built-in ones may change between versions of Postgres, and with them every partition of every key.
 -- sha256 rather than md5, which servers in FIPS mode refuse. 31 bits, so that it is a non-negative integer anywhere.
 -- Doubling the backslashes makes the text's own bytes come out of the cast to bytea, as convert_to would give them; but
--- convert_to is only STABLE, and a function that calls it can't be inlined into the generated column (twice the cost).
+-- convert_to is only STABLE, and a function that calls it can't be inlined into the generated column (four times the cost).
 create function mailboat.key_slot(key text, id bigint) returns integer
     language sql immutable parallel safe
     return case
@@ -33,6 +33,14 @@ exception when others then
     return null;
 end
 $$;
+
+-- Asks the catalog's tables and not to_regclass: that one answers from a cache which may not have heard yet of what was
+-- committed while its caller waited for a lock.
+create function mailboat.has_partition(parent regclass, partition text) returns boolean
+    language sql
+    return exists (
+        select from pg_catalog.pg_inherits i join pg_catalog.pg_class c on c.oid = i.inhrelid
+        where i.inhparent = parent and c.relname = partition);
 
 -- Daily partitions, named <table>_pYYYYMMDD with bounds in UTC, from today up to `ahead`. Returns how many were made.
 -- There is no DEFAULT partition: it would have to be scanned, under a lock, for every new one.
@@ -70,13 +78,14 @@ begin
     end if;
 
     for day in select generate_series(first_day, last_day, interval '1 day')::date loop
-        partition := format('%I.%I', schema_name, table_name || to_char(day, '"_p"YYYYMMDD'));
-        continue when exists (select from pg_inherits where inhrelid = to_regclass(partition) and inhparent = parent);
+        partition := table_name || to_char(day, '"_p"YYYYMMDD');
+        continue when mailboat.has_partition(parent, partition);
         if made = 0 then
             -- Whoever comes second waits here, and then finds the work done. The first number spells 'mbot'.
             perform pg_advisory_xact_lock(1835167604, parent::oid::integer);
-            continue when exists (select from pg_inherits where inhrelid = to_regclass(partition) and inhparent = parent);
+            continue when mailboat.has_partition(parent, partition);
         end if;
+        partition := format('%I.%I', schema_name, partition);
         if to_regclass(partition) is not null then
             raise exception 'table % is in the way of a new partition of %', partition, outbox
                 using errcode = 'duplicate_table', hint = 'It is not attached to the outbox: rename it, or drop it if it is not needed.';
@@ -110,9 +119,11 @@ begin
     end if;
     canonical := format('%I.%I', parts[1], parts[2]);
     sequence := format('%I.%I', parts[1], parts[2] || '_id_seq');
+    perform pg_advisory_xact_lock(1835167604, 0);  -- the one that migrations take
 
-    if to_regclass(canonical) is null then
-        if to_regnamespace(quote_ident(parts[1])) is null then
+    if not exists (select from pg_class where relname = parts[2]
+                   and relnamespace = (select oid from pg_namespace where nspname = parts[1])) then
+        if not exists (select from pg_namespace where nspname = parts[1]) then
             execute format('create schema %I', parts[1]);
         end if;
         -- Cache 1: numbers kept by a session would break the order of ids within a key.
@@ -123,16 +134,20 @@ begin
                 xid             xid8 not null default pg_current_xact_id(),
                 created_at      timestamptz not null default clock_timestamp(),
                 event_id        uuid not null default gen_random_uuid(),
-                event_type      text not null check (event_type <> '' and length(event_type) <= 255),
-                aggregate_type  text check (length(aggregate_type) <= 255),
-                aggregate_id    text check (octet_length(aggregate_id) <= 1024),
-                key             text check (key <> '' and octet_length(key) <= 1024),
+                event_type      text not null,
+                aggregate_type  text,
+                aggregate_id    text,
+                key             text,
                 slot            integer not null generated always as (mailboat.key_slot(key, id)) stored,
-                payload         bytea check (octet_length(payload) <= 16777216),
-                content_type    text not null default 'application/json' check (content_type <> '' and length(content_type) <= 255),
-                headers         jsonb check (jsonb_typeof(headers) = 'object'),
-                tags            text[] not null default '{}' check (cardinality(tags) <= 64),
-                traceparent     text check (length(traceparent) = 55),
+                payload         bytea,
+                content_type    text not null default 'application/json',
+                headers         jsonb,
+                tags            text[] not null default '{}',
+                traceparent     text,
+                -- What no relay could carry, for those who insert by hand. One constraint, since every insert statement pays
+                -- for each of them anew in a partitioned table; mailboat.emit checks the rest, and says what is wrong.
+                constraint well_formed check (event_type <> '' and octet_length(key) <= 1024
+                    and octet_length(payload) <= 16777216 and jsonb_typeof(headers) = 'object'),
                 primary key (id, created_at)
             ) partition by range (created_at)$table$, canonical, sequence);
         execute format('alter sequence %s owned by %s.id', sequence, canonical);
@@ -144,13 +159,14 @@ begin
         if keeper <> current_user then  -- mailboat.ensure_partitions runs as the schema's owner
             execute format('alter table %s owner to %I', canonical, keeper);
         end if;
+        insert into mailboat.outboxes (name) values (canonical);
+        perform mailboat.grant_roles();
     elsif not exists (select from mailboat.outboxes o where o.name = canonical) then
         raise exception 'table % exists and is not an outbox made by Mailboat', canonical
             using errcode = 'duplicate_table',
                   hint = 'Choose another name, or use the table as it is: manageSchema: false with a mapping of its columns.';
     end if;
 
-    insert into mailboat.outboxes (name) values (canonical) on conflict do nothing;
     perform mailboat.ensure_partitions(canonical);
     return canonical;
 end

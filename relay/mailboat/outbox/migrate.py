@@ -138,6 +138,8 @@ async def _migrate(
     for step in steps:
         await cursor.execute(step.script.encode())
         await cursor.execute(sql["record"], {"version": step.version, "name": step.name, "checksum": step.checksum})
+    if steps:
+        await cursor.execute(sql["grant_roles"])
     await cursor.execute(sql["create_outbox"], {"outbox": outbox_table})
     (outbox,) = await cursor.fetchone() or (outbox_table,)
     await cursor.execute(sql["missing_roles"])

@@ -5,9 +5,11 @@
 select pg_advisory_xact_lock(1835167604, 0)
 
 -- name: facts
--- What a migration must know before it touches anything.
+-- What a migration must know before it touches anything. (Not to_regclass: it answers from a cache, which may not have
+-- heard yet of what another migration committed while this one waited for the lock.)
 select pg_is_in_recovery() as standby,
-       to_regclass('mailboat.migrations') is not null as ledger,
+       exists (select from pg_class c join pg_namespace n on n.oid = c.relnamespace
+               where n.nspname = 'mailboat' and c.relname = 'migrations') as ledger,
        current_database() as database,
        current_user as "user"
 
@@ -16,7 +18,7 @@ select pg_is_in_recovery() as standby,
 -- needed once it is there.)
 do $$
 begin
-    if to_regnamespace('mailboat') is null then
+    if not exists (select from pg_namespace where nspname = 'mailboat') then
         create schema mailboat;
     end if;
     create table mailboat.migrations (
@@ -39,6 +41,10 @@ insert into mailboat.migrations (version, name, checksum) values (%(version)s, %
 -- name: create_outbox
 -- Makes the outbox, its partitions and its grants, or whatever of it is missing.
 select mailboat.create_outbox(%(outbox)s)
+
+-- name: grant_roles
+-- A migration may have added tables.
+select mailboat.grant_roles()
 
 -- name: missing_roles
 -- Group roles that the migrating user could not create.
