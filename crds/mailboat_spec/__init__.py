@@ -1,1 +1,155 @@
-"""The pydantic models of OutboxRelay and EventSubscription."""
+"""The pydantic models of OutboxRelay and EventSubscription: what a manifest may say, and what it means.
+
+Lives here: the two resources with spec and status, the types they are made of (durations, patterns, sizes, references),
+names shared with the cluster, conditions and reasons, and ``read_documents``, which turns parsed YAML into checked
+resources or into a list of everything that is wrong. Does not live here: YAML parsing, files, databases, Kubernetes
+clients. Imports pydantic and nothing else.
+"""
+
+from mailboat_spec.base import Model, Refusal, Refused, StatusModel
+from mailboat_spec.conditions import Condition, ConditionStatus, ConditionType, Reason
+from mailboat_spec.connections import Connection
+from mailboat_spec.delivery import Backoff, DeadLetter, Delivery, OnExhausted
+from mailboat_spec.durations import Duration, DurationBounds
+from mailboat_spec.metadata import Metadata
+from mailboat_spec.names import (
+    API_VERSION,
+    DEFAULT_NAMESPACE,
+    FIELD_MANAGER,
+    GROUP,
+    RELAY_KIND,
+    SUBSCRIPTION_KIND,
+    VERSION,
+)
+from mailboat_spec.patterns import Pattern
+from mailboat_spec.problems import Problem, SpecError
+from mailboat_spec.reading import Manifests, read_documents
+from mailboat_spec.references import ConfigMapRef, RelayRef, SecretKeyRef, SecretRef
+from mailboat_spec.relay import (
+    Columns,
+    ColumnsPreset,
+    Database,
+    Durability,
+    Notify,
+    Outbox,
+    OutboxRelay,
+    OutboxRelaySpec,
+    Pooler,
+    Retention,
+    RetentionPolicy,
+    Runtime,
+    Tracking,
+    Wake,
+)
+from mailboat_spec.resource import Resource, full_name
+from mailboat_spec.sinks import (
+    AnySink,
+    CustomSink,
+    HttpSink,
+    KafkaSink,
+    LogSink,
+    PostgresSink,
+    PubSubSink,
+    RedisSink,
+    Sink,
+)
+from mailboat_spec.sizes import Size
+from mailboat_spec.status import Assignment, EventSubscriptionStatus, OutboxRelayStatus, ResourceStatus
+from mailboat_spec.subscription import (
+    EventSubscription,
+    EventSubscriptionSpec,
+    Filter,
+    Format,
+    Idempotency,
+    IdempotencyRedis,
+    Ordering,
+    Schemas,
+    Start,
+    StartFrom,
+    State,
+    Tags,
+)
+from mailboat_spec.template import EnvVar, PodTemplate, Resources, TaintEffect, Toleration, TolerationOperator
+
+__all__ = [
+    "API_VERSION",
+    "DEFAULT_NAMESPACE",
+    "FIELD_MANAGER",
+    "GROUP",
+    "RELAY_KIND",
+    "SUBSCRIPTION_KIND",
+    "VERSION",
+    "AnySink",
+    "Assignment",
+    "Backoff",
+    "Columns",
+    "ColumnsPreset",
+    "Condition",
+    "ConditionStatus",
+    "ConditionType",
+    "ConfigMapRef",
+    "Connection",
+    "CustomSink",
+    "Database",
+    "DeadLetter",
+    "Delivery",
+    "Durability",
+    "Duration",
+    "DurationBounds",
+    "EnvVar",
+    "EventSubscription",
+    "EventSubscriptionSpec",
+    "EventSubscriptionStatus",
+    "Filter",
+    "Format",
+    "HttpSink",
+    "Idempotency",
+    "IdempotencyRedis",
+    "KafkaSink",
+    "LogSink",
+    "Manifests",
+    "Metadata",
+    "Model",
+    "Notify",
+    "OnExhausted",
+    "Ordering",
+    "Outbox",
+    "OutboxRelay",
+    "OutboxRelaySpec",
+    "OutboxRelayStatus",
+    "Pattern",
+    "PodTemplate",
+    "Pooler",
+    "PostgresSink",
+    "Problem",
+    "PubSubSink",
+    "Reason",
+    "RedisSink",
+    "Refusal",
+    "Refused",
+    "RelayRef",
+    "Resource",
+    "ResourceStatus",
+    "Resources",
+    "Retention",
+    "RetentionPolicy",
+    "Runtime",
+    "Schemas",
+    "SecretKeyRef",
+    "SecretRef",
+    "Sink",
+    "Size",
+    "SpecError",
+    "Start",
+    "StartFrom",
+    "State",
+    "StatusModel",
+    "Tags",
+    "TaintEffect",
+    "Toleration",
+    "TolerationOperator",
+    "Tracking",
+    "Wake",
+    "full_name",
+    "read_documents",
+]

@@ -1,0 +1,96 @@
+"""How hard a subscription tries, and what becomes of an event that can't be delivered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from mailboat_spec.base import Model, Refusal
+from mailboat_spec.durations import Duration, between
+from mailboat_spec.strings import NonEmpty
+
+
+class OnExhausted(StrEnum):
+    """What happens to an event whose attempts are used up."""
+
+    DEAD_LETTER = "DeadLetter"
+    """It becomes a dead letter, and its key goes on."""
+    BLOCK = "Block"
+    """It stays parked, and its key waits until a person decides."""
+
+
+class Backoff(Model):
+    """The wait before the next attempt: initial * factor^n, at most max, spread by jitter."""
+
+    initial: Annotated[Duration, between("1ms", "24h")] = Field(
+        default=Duration.parse("1s"),
+        description="Wait after the first failure, as a duration between 1ms and 24h. Default: 1s.",
+    )
+    factor: float = Field(
+        default=2.0,
+        strict=True,
+        ge=1,
+        le=100,
+        description="What each further wait is multiplied by, between 1 and 100. Default: 2.",
+    )
+    max: Annotated[Duration, between("1ms", "24h")] = Field(
+        default=Duration.parse("60s"),
+        description="Longest wait, as a duration between 1ms and 24h. Default: 60s.",
+    )
+    jitter: float = Field(
+        default=0.2,
+        strict=True,
+        ge=0,
+        le=1,
+        description="How much of a wait is random, as a share between 0 and 1. Default: 0.2.",
+    )
+
+    def wrong_combinations(self) -> Iterator[Refusal]:
+        if self.initial > self.max:
+            yield Refusal(
+                ("initial",), f"is {self.initial}, longer than max ({self.max}): make it shorter or raise max"
+            )
+
+
+class DeadLetter(Model):
+    """Where dead letters are sent. They are kept in the table mailboat.dead_letters in any case."""
+
+    topic: NonEmpty = Field(description="Topic (Redis: stream) for dead letters, on the same servers as the sink.")
+
+
+class Delivery(Model):
+    """The policy of delivery."""
+
+    batch_size: int = Field(
+        default=500,
+        strict=True,
+        ge=1,
+        le=10_000,
+        description="Events that are read and handed over at once, between 1 and 10000. Default: 500.",
+    )
+    max_attempts: int = Field(
+        default=25,
+        strict=True,
+        ge=1,
+        le=1000,
+        description="Attempts before an event that is refused is given up, between 1 and 1000. A destination that is "
+        "away "
+        "costs none. Default: 25.",
+    )
+    backoff: Backoff = Field(default_factory=Backoff, description="Waits between attempts. Default: 1s to 60s.")
+    timeout: Annotated[Duration, between("1s", "10m")] = Field(
+        default=Duration.parse("30s"),
+        description="Time after which an unanswered event counts as not delivered, between 1s and 10m. Default: 30s.",
+    )
+    on_exhausted: OnExhausted = Field(
+        default=OnExhausted.DEAD_LETTER,
+        description="What happens when attempts are used up: DeadLetter (the key goes on) or Block (the key waits "
+        "for a "
+        "person). Default: DeadLetter.",
+    )
+    dead_letter: DeadLetter | None = Field(
+        default=None, description="Where dead letters are sent. Default: none, they are kept in the database only."
+    )

@@ -1,0 +1,139 @@
+"""Spans of time as Go, and with it all of Kubernetes, writes them: ``720h``, ``500ms``, ``1m30s``, ``1.5s``.
+
+Parsed once, at the edge; behind it there is a number of seconds. There are no days on purpose: neither Go's parser nor
+CEL's ``duration()`` in the CRDs knows them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Final, Self
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
+
+_NANOSECONDS: Final = {
+    "ns": 1,
+    "us": 1_000,
+    "µs": 1_000,  # the micro sign
+    "μs": 1_000,  # the Greek letter
+    "ms": 1_000_000,
+    "s": 1_000_000_000,
+    "m": 60_000_000_000,
+    "h": 3_600_000_000_000,
+}
+_PART: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
+_DAYS: Final = re.compile(r"([0-9]{1,6}) ?(d|w)(ays?|eeks?)?")
+_BARE: Final = re.compile(r"[0-9]{1,12}(\.[0-9]*)?")
+_LONGEST: Final = 2**63 - 1  # nanoseconds, Go's own limit: about 292 years
+_MAX_TEXT: Final = 64
+
+SCHEMA_PATTERN: Final = r"^(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+$"
+"""The same grammar for the CRDs."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Duration:
+    """A span of time, never negative, exact to the nanosecond."""
+
+    nanoseconds: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.nanoseconds <= _LONGEST:
+            raise ValueError("a duration lies between 0s and 2562047h")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read Go's notation. Raises ``ValueError`` with the remedy in its message."""
+        text = text.strip()
+        if text == "0":
+            return cls(0)
+        if _BARE.fullmatch(text):
+            raise ValueError(f'a duration needs a unit: write "{text}s" for seconds')
+        if days := _DAYS.fullmatch(text):
+            hours = int(days[1]) * (24 if days[2] == "d" else 168)
+            raise ValueError(f'days and weeks are not known as units: write "{hours}h"')
+        total, end = Fraction(0), 0
+        if len(text) <= _MAX_TEXT:
+            while part := _PART.match(text, end):
+                total += Fraction(part[1].rstrip(".")) * _NANOSECONDS[part[2]]
+                end = part.end()
+        if not text or end != len(text):
+            raise ValueError('not a duration: write it like "720h", "1m30s" or "500ms" (units: h, m, s, ms, us, ns)')
+        return cls(int(total))
+
+    @classmethod
+    def of_seconds(cls, seconds: float) -> Self:
+        """The nearest whole nanosecond to a number of seconds."""
+        return cls(round(seconds * 1_000_000_000))
+
+    @property
+    def seconds(self) -> float:
+        """The same span in seconds."""
+        return self.nanoseconds / 1_000_000_000
+
+    def __str__(self) -> str:
+        """Canonical: each unit at most once, none that is zero (``720h``, ``1m30s``, ``1.5s``, ``500ms``)."""
+        if self.nanoseconds < _NANOSECONDS["s"]:
+            for unit in ("ms", "us"):
+                if self.nanoseconds >= _NANOSECONDS[unit]:
+                    return _decimal(self.nanoseconds, unit)
+            return f"{self.nanoseconds}ns" if self.nanoseconds else "0s"
+        hours, rest = divmod(self.nanoseconds, _NANOSECONDS["h"])
+        minutes, rest = divmod(rest, _NANOSECONDS["m"])
+        return "".join(
+            (f"{hours}h" if hours else "", f"{minutes}m" if minutes else "", _decimal(rest, "s") if rest else "")
+        )
+
+    @classmethod
+    def _validate(cls, value: object) -> Self:
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, str):
+            return cls.parse(value)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            raise ValueError('a duration needs a unit: write it like "30s", "500ms" or "720h"')
+        raise ValueError('must be a duration: write it like "30s", "500ms" or "720h"')
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            cls._validate, serialization=core_schema.to_string_ser_schema()
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"type": "string", "pattern": SCHEMA_PATTERN, "maxLength": _MAX_TEXT}
+
+
+def _decimal(nanoseconds: int, unit: str) -> str:
+    whole, rest = divmod(nanoseconds, _NANOSECONDS[unit])
+    if not rest:
+        return f"{whole}{unit}"
+    digits = str(_NANOSECONDS[unit] + rest)[1:].rstrip("0")
+    return f"{whole}.{digits}{unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class DurationBounds:
+    """An annotation: the shortest and the longest span that a field takes. The CRD generator reads it too."""
+
+    minimum: Duration
+    maximum: Duration
+
+    def check(self, value: Duration) -> Duration:
+        """The value itself, or ``ValueError`` when it lies outside."""
+        if not self.minimum <= value <= self.maximum:
+            raise ValueError(f"must be between {self.minimum} and {self.maximum}, not {value}")
+        return value
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+
+def between(minimum: str, maximum: str) -> DurationBounds:
+    """``Annotated[Duration, between("1s", "10m")]``."""
+    return DurationBounds(Duration.parse(minimum), Duration.parse(maximum))

@@ -1,0 +1,58 @@
+"""The part of Kubernetes' ObjectMeta that Mailboat reads.
+
+The rest of what a server sets is passed over, so that the output of ``kubectl get -o yaml`` is a config file too;
+what no server sets (``lables``) is refused like any unknown field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from pydantic import Field, model_validator
+
+from mailboat_spec.base import Model
+from mailboat_spec.names import DEFAULT_NAMESPACE
+from mailboat_spec.strings import DnsLabel
+
+_SET_BY_SERVERS: Final = frozenset(
+    {
+        "creationTimestamp",
+        "deletionGracePeriodSeconds",
+        "deletionTimestamp",
+        "finalizers",
+        "generateName",
+        "managedFields",
+        "ownerReferences",
+        "resourceVersion",
+        "selfLink",
+    }
+)
+
+
+class Metadata(Model):
+    """Who a resource is."""
+
+    name: DnsLabel = Field(description="Name of the resource, unique within its namespace and kind.")
+    namespace: DnsLabel = Field(
+        default=DEFAULT_NAMESPACE, description=f"Namespace of the resource. Default: {DEFAULT_NAMESPACE}."
+    )
+    labels: Mapping[str, str] = Field(default_factory=dict, description="Labels of the resource. Default: none.")
+    annotations: Mapping[str, str] = Field(
+        default_factory=dict, description="Annotations of the resource. Default: none."
+    )
+    uid: str = Field(
+        default="",
+        description="Identity given by the API server: a resource created again under the same name is another one. "
+        "Default: empty, outside Kubernetes.",
+    )
+    generation: int = Field(
+        default=0, strict=True, ge=0, description="Counts changes of the spec. Default: 0, outside Kubernetes."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _pass_over_what_servers_set(cls, data: object) -> object:
+        if isinstance(data, Mapping):
+            return {name: value for name, value in data.items() if name not in _SET_BY_SERVERS}
+        return data

@@ -1,0 +1,50 @@
+"""Every name that is shared between the CRDs, the operator, the relay and the chart, written down once.
+
+A name in this module is part of the interface with a cluster: objects that carry it outlive the process that wrote it.
+Nothing here may be renamed without a migration.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+GROUP: Final = "mailboat.dev"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+
+RELAY_KIND: Final = "OutboxRelay"
+RELAY_PLURAL: Final = "outboxrelays"
+RELAY_SINGULAR: Final = "outboxrelay"
+RELAY_SHORT_NAMES: Final = ("obr",)
+
+SUBSCRIPTION_KIND: Final = "EventSubscription"
+SUBSCRIPTION_PLURAL: Final = "eventsubscriptions"
+SUBSCRIPTION_SINGULAR: Final = "eventsubscription"
+SUBSCRIPTION_SHORT_NAMES: Final = ("evs",)
+
+CATEGORIES: Final = ("mailboat",)
+"""``kubectl get mailboat`` lists both kinds."""
+
+DEFAULT_NAMESPACE: Final = "default"
+
+FIELD_MANAGER: Final = "mailboat-operator"
+"""Who server-side apply says owns the fields that the operator writes."""
+
+RELAY_LABEL: Final = f"{GROUP}/relay"
+"""On a pod: the OutboxRelay whose sidecar it wants. On children of a relay: the relay they belong to."""
+
+SUBSCRIPTION_LABEL: Final = f"{GROUP}/subscription"
+"""On children that exist for one subscription only."""
+
+COMPONENT_LABEL: Final = "app.kubernetes.io/component"
+MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
+MANAGED_BY: Final = "mailboat"
+
+INJECT_ANNOTATION: Final = f"{GROUP}/inject"
+"""``"false"`` on a pod keeps the sidecar out although the label asks for it."""
+
+INJECTED_ANNOTATION: Final = f"{GROUP}/injected"
+"""On a pod that got its sidecar: the hash of the template that it was made from."""
+
+PORT_ANNOTATION: Final = f"{GROUP}/port"
+"""On a pod: the port that its sidecar's HTTP side listens on, where the default one is taken."""

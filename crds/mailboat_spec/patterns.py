@@ -1,0 +1,91 @@
+"""Shell-style patterns over event and aggregate types: ``*`` is any run of characters, ``?`` is exactly one.
+
+A pattern has to mean the same in two places: in Python, and in the SQL that reads the outbox, as a ``LIKE``. That is
+why character classes (``[a-z]``), which ``LIKE`` lacks, are refused, and why everything else, backslashes and dots
+included, stands for itself. Case matters; the whole string must match.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
+
+MAX_LENGTH: Final = 512
+_WILDCARDS: Final = re.compile(r"[*?]")
+_LIKE: Final = str.maketrans({"*": "%", "?": "_", "%": r"\%", "_": r"\_", "\\": r"\\"})
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """One pattern, checked and compiled once. ``Pattern("order.*").matches("order.placed")``."""
+
+    text: str
+    _compiled: re.Pattern[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.text:
+            raise ValueError('an empty pattern matches nothing: remove it, or write "*" to match everything')
+        if "[" in self.text:
+            raise ValueError(
+                f'"{self.text}": character classes ([...]) are not supported: use * and ?, or list several patterns'
+            )
+        if "\0" in self.text:
+            raise ValueError("a pattern can't contain the NUL character: Postgres has no such text")
+        if len(self.text) > MAX_LENGTH:
+            raise ValueError(f"a pattern has at most {MAX_LENGTH} characters")
+        object.__setattr__(self, "_compiled", _compile(self.text))
+
+    @property
+    def is_literal(self) -> bool:
+        """Whether it can only match itself, so that an equality (and an index) will do."""
+        return _WILDCARDS.search(self.text) is None
+
+    def matches(self, value: str) -> bool:
+        """Whether the whole of ``value`` matches."""
+        return self._compiled.fullmatch(value) is not None
+
+    def like(self) -> str:
+        r"""The same as an SQL ``LIKE`` pattern with the default escape character, ``\``."""
+        return self.text.translate(_LIKE)
+
+    def __str__(self) -> str:
+        return self.text
+
+    @classmethod
+    def _validate(cls, value: object) -> Self:
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, str):
+            return cls(value)
+        raise ValueError("must be a pattern: put it in quotes")
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            cls._validate, serialization=core_schema.to_string_ser_schema()
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"type": "string", "minLength": 1, "maxLength": MAX_LENGTH, "pattern": r"^[^\[]*$"}
+
+
+def _compile(text: str) -> re.Pattern[str]:
+    """To a regular expression that can't backtrack into exponential (or even quadratic) time.
+
+    What stands between two stars has a fixed length, so its first occurrence is as good as any later one: an atomic
+    group takes it and never reconsiders.
+    """
+    first, *rest = (
+        "".join("." if character == "?" else re.escape(character) for character in run)
+        for run in re.split(r"\*+", text)
+    )
+    if not rest:
+        return re.compile(first, re.DOTALL)
+    *middle, last = rest
+    return re.compile(first + "".join(f"(?>.*?{run})" for run in middle) + ".*" + last, re.DOTALL)

@@ -1,0 +1,187 @@
+"""From plain documents (YAML or JSON, parsed by somebody else) to a checked set of resources.
+
+All problems of all documents are found before anything is refused: nobody should have to mend a file line by line. A
+set is checked as a whole, too: names are unique, and every subscription's relay is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from pydantic import ValidationError
+
+from mailboat_spec.fields import nearest
+from mailboat_spec.names import API_VERSION, DEFAULT_NAMESPACE, GROUP, RELAY_KIND, SUBSCRIPTION_KIND
+from mailboat_spec.problems import Problem, SpecError, choice_message, problems_of
+from mailboat_spec.relay import OutboxRelay, Tracking
+from mailboat_spec.subscription import EventSubscription
+
+_MODELS: Final[Mapping[str, type[OutboxRelay] | type[EventSubscription]]] = {
+    RELAY_KIND: OutboxRelay,
+    SUBSCRIPTION_KIND: EventSubscription,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Manifests:
+    """A set of resources that fit together, in the order of their documents."""
+
+    relays: tuple[OutboxRelay, ...]
+    subscriptions: tuple[EventSubscription, ...]
+
+
+class _Document(NamedTuple):
+    """One resource as it was written, right or wrong, and what it became."""
+
+    source: str
+    kind: str
+    body: Mapping[str, Any]
+    resource: OutboxRelay | EventSubscription | None
+
+    @property
+    def namespace(self) -> str:
+        return _text_at(self.body, "metadata", "namespace") or DEFAULT_NAMESPACE
+
+    @property
+    def name(self) -> str | None:
+        return _text_at(self.body, "metadata", "name")
+
+
+def read_documents(documents: Iterable[tuple[str, object]]) -> Manifests:
+    """Check every document and the set of them.
+
+    Each document comes with a label that says where it is from (``orders.yaml, document 2``). Empty documents are
+    passed over; lists, as ``kubectl get -o yaml`` prints them, are opened. Raises ``SpecError`` with all problems.
+    """
+    problems: list[Problem] = []
+    read: list[_Document] = []
+    for source, body in _opened(documents):
+        kind = _kind(source, body, problems)
+        if kind is not None and isinstance(body, Mapping):
+            read.append(_Document(source, kind, body, _resource(source, kind, body, problems)))
+    problems.extend(_duplicates(read))
+    problems.extend(_dangling_references(read))
+    problems.extend(_shared_rows(read))
+    if problems:
+        raise SpecError(_by_document(problems))
+    resources = [document.resource for document in read]
+    return Manifests(
+        relays=tuple(resource for resource in resources if isinstance(resource, OutboxRelay)),
+        subscriptions=tuple(resource for resource in resources if isinstance(resource, EventSubscription)),
+    )
+
+
+def _by_document(problems: list[Problem]) -> tuple[Problem, ...]:
+    order = {source: rank for rank, source in reversed([*enumerate(problem.source for problem in problems)])}
+    return tuple(sorted(problems, key=lambda problem: order[problem.source]))
+
+
+def _opened(documents: Iterable[tuple[str, object]]) -> Iterator[tuple[str, object]]:
+    for source, body in documents:
+        if body is None:
+            continue
+        if isinstance(body, Mapping) and isinstance(body.get("items"), list) and str(body.get("kind")).endswith("List"):
+            yield from _opened((f"{source}, item {number}", item) for number, item in enumerate(body["items"], start=1))
+        else:
+            yield source, body
+
+
+def _kind(source: str, body: object, problems: list[Problem]) -> str | None:
+    """Which of our kinds a document is, if any. A wrong version does not keep the rest from being checked."""
+    if not isinstance(body, Mapping):
+        problems.append(
+            Problem(source, "", "is not a resource: it must be a mapping with apiVersion, kind, metadata, spec")
+        )
+        return None
+    kind, version = body.get("kind"), body.get("apiVersion")
+    kinds = tuple(_MODELS)
+    if kind not in kinds:
+        if kind is None:
+            message = f"is required: {' or '.join(kinds)}"
+        elif isinstance(kind, str) and not nearest(kind, kinds) and not str(version).startswith(f"{GROUP}/"):
+            message = (
+                f'"{kind}" is not a resource of Mailboat, only {" and ".join(kinds)} are: '
+                "keep other kinds in files of their own"
+            )
+        else:
+            message = choice_message(kind, kinds)
+        problems.append(Problem(source, "kind", message))
+        return None
+    if version is None:
+        problems.append(Problem(source, "apiVersion", f"is required: write apiVersion: {API_VERSION}"))
+    elif version != API_VERSION:
+        problems.append(Problem(source, "apiVersion", choice_message(version, (API_VERSION,))))
+    return str(kind)
+
+
+def _resource(
+    source: str, kind: str, body: Mapping[str, Any], problems: list[Problem]
+) -> OutboxRelay | EventSubscription | None:
+    model = _MODELS[kind]
+    try:
+        return model.model_validate({**body, "apiVersion": API_VERSION}, by_alias=True, by_name=False)
+    except ValidationError as error:
+        problems.extend(problems_of(source, model, error))
+        return None
+
+
+def _duplicates(read: list[_Document]) -> Iterator[Problem]:
+    first: dict[tuple[str, str, str], str] = {}
+    for document in read:
+        if document.name is None:
+            continue
+        before = first.setdefault((document.kind, document.namespace, document.name), document.source)
+        if before is not document.source:
+            yield Problem(
+                document.source,
+                "metadata.name",
+                f"{document.kind} {document.namespace}/{document.name} is there already ({before}): rename one",
+            )
+
+
+def _dangling_references(read: list[_Document]) -> Iterator[Problem]:
+    """Compares with what was written, not with what was right: a relay with a problem of its own is there."""
+    relays = {(relay.namespace, relay.name) for relay in read if relay.kind == RELAY_KIND and relay.name is not None}
+    for document in read:
+        wanted = _text_at(document.body, "spec", "relayRef", "name")
+        if document.kind != SUBSCRIPTION_KIND or wanted is None or (document.namespace, wanted) in relays:
+            continue
+        message = f'no OutboxRelay is called "{wanted}" in namespace {document.namespace}'
+        beside = sorted(str(name) for namespace, name in relays if namespace == document.namespace)
+        elsewhere = sorted(namespace for namespace, name in relays if name == wanted)
+        if meant := nearest(wanted, beside):
+            message += f"; did you mean {meant}?"
+        elif elsewhere:
+            message += f", only in {', '.join(elsewhere)}: both must have the same metadata.namespace"
+        else:
+            message += f": add its manifest, or name one that is there ({', '.join(beside) or 'none is'})"
+        yield Problem(document.source, "spec.relayRef.name", message)
+
+
+def _shared_rows(read: list[_Document]) -> Iterator[Problem]:
+    """Rows tracking marks the row itself, so that a second subscription would find nothing left."""
+    by_rows = {
+        (document.namespace, document.name)
+        for document in read
+        if isinstance(document.resource, OutboxRelay) and document.resource.spec.outbox.tracking is Tracking.ROWS
+    }
+    first: dict[tuple[str, str], str | None] = {}
+    for document in read:
+        wanted = _text_at(document.body, "spec", "relayRef", "name")
+        if document.kind == SUBSCRIPTION_KIND and wanted is not None and (document.namespace, wanted) in by_rows:
+            before = first.setdefault((document.namespace, wanted), document.name)
+            if before != document.name:
+                yield Problem(
+                    document.source,
+                    "spec.relayRef.name",
+                    f'"{wanted}" has tracking Rows, which serves one subscription, and {before} uses it already: '
+                    "remove one, or use tracking Log",
+                )
+
+
+def _text_at(body: object, *path: str) -> str | None:
+    for step in path:
+        body = body.get(step) if isinstance(body, Mapping) else None
+    return body if isinstance(body, str) and body else None

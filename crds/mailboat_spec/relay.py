@@ -1,0 +1,274 @@
+"""OutboxRelay: one outbox, and the relays that serve it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import Field
+
+from mailboat_spec.base import Model, Refusal
+from mailboat_spec.connections import Connection
+from mailboat_spec.durations import Duration, between
+from mailboat_spec.resource import Resource
+from mailboat_spec.sizes import Size
+from mailboat_spec.status import OutboxRelayStatus
+from mailboat_spec.strings import ColumnName, TableName
+from mailboat_spec.template import PodTemplate
+
+DEFAULT_REPLICAS: Final = 2
+
+
+class Pooler(StrEnum):
+    """What stands between a relay and Postgres."""
+
+    AUTO = "Auto"
+    """Find out by trying."""
+    DIRECT = "Direct"
+    """Nothing, or a pooler in session mode: sessions keep their locks and LISTEN."""
+    TRANSACTION = "Transaction"
+    """A pooler in transaction mode (PgBouncer): no LISTEN, no session locks, no named prepared statements."""
+
+
+class Tracking(StrEnum):
+    """How progress is kept."""
+
+    LOG = "Log"
+    """An append-only table; each subscription has its own cursors."""
+    ROWS = "Rows"
+    """Marks on the row (published_at, attempt_count); one subscription per table."""
+
+
+class ColumnsPreset(StrEnum):
+    """Layouts known by name."""
+
+    MAILBOAT = "mailboat"
+    ROWS = "rows"
+    DEBEZIUM = "debezium"
+
+
+class RetentionPolicy(StrEnum):
+    """What happens to old events that are not delivered yet."""
+
+    HOLD = "Hold"
+    """They are kept, whatever it costs."""
+    DROP = "Drop"
+    """They are dropped beyond a hard limit of age or size."""
+
+
+class Durability(StrEnum):
+    """How safe an event must be before it is published."""
+
+    COMMITTED = "Committed"
+    FLUSHED = "Flushed"
+    REPLICATED = "Replicated"
+
+
+class Runtime(StrEnum):
+    """Where relays run."""
+
+    DEPLOYMENT = "Deployment"
+    SIDECAR = "Sidecar"
+
+
+class Notify(StrEnum):
+    """When writers ring the relay's bell (NOTIFY)."""
+
+    AUTO = "Auto"
+    ALWAYS = "Always"
+    NEVER = "Never"
+
+
+class Database(Connection):
+    """The Postgres primary that holds the outbox."""
+
+    schemes: ClassVar[tuple[str, ...]] = ("postgresql", "postgres")
+
+    pooler: Pooler = Field(
+        default=Pooler.AUTO,
+        description="What the URL leads to: Direct (Postgres, or a pooler in session mode), Transaction (a pooler in "
+        "transaction mode), or Auto (find out). Default: Auto.",
+    )
+
+
+class Columns(Model):
+    """Names of the columns of an existing table, where they differ from the preset."""
+
+    preset: ColumnsPreset | None = Field(
+        default=None,
+        description="Layout to start from: mailboat, rows or debezium. Default: none, mailboat for Log and rows for "
+        "Rows.",
+    )
+    id: ColumnName | None = Field(default=None, description="Position of the event. Default: the preset's.")
+    event_id: ColumnName | None = Field(default=None, description="Identity of the event. Default: the preset's.")
+    event_type: ColumnName | None = Field(default=None, description="Type of the event. Default: the preset's.")
+    aggregate_type: ColumnName | None = Field(default=None, description="Type of the aggregate. Default: the preset's.")
+    aggregate_id: ColumnName | None = Field(default=None, description="Id of the aggregate. Default: the preset's.")
+    key: ColumnName | None = Field(default=None, description="What order is kept by. Default: the preset's.")
+    payload: ColumnName | None = Field(default=None, description="The event's data. Default: the preset's.")
+    content_type: ColumnName | None = Field(default=None, description="Media type of the data. Default: the preset's.")
+    headers: ColumnName | None = Field(default=None, description="The application's headers. Default: the preset's.")
+    tags: ColumnName | None = Field(default=None, description="Tags of the event. Default: the preset's.")
+    traceparent: ColumnName | None = Field(default=None, description="W3C trace context. Default: the preset's.")
+    created_at: ColumnName | None = Field(
+        default=None, description="When the event was written. Default: the preset's."
+    )
+    published_at: ColumnName | None = Field(
+        default=None, description="Rows only: when the event was published. Default: the preset's."
+    )
+    attempt_count: ColumnName | None = Field(
+        default=None, description="Rows only: attempts so far. Default: the preset's."
+    )
+    last_error: ColumnName | None = Field(default=None, description="Rows only: last failure. Default: the preset's.")
+
+
+class Retention(Model):
+    """How long events stay in the outbox."""
+
+    after: Annotated[Duration, between("1m", "87600h")] = Field(
+        default=Duration.parse("720h"),
+        description="Age after which delivered events are removed, as a duration between 1m and 87600h. Default: 720h.",
+    )
+    policy: RetentionPolicy = Field(
+        default=RetentionPolicy.HOLD,
+        description="What happens to events that are older and not delivered: Hold (kept) or Drop (removed beyond "
+        "maxAge or "
+        "maxBytes). Default: Hold.",
+    )
+    max_age: Annotated[Duration, between("1m", "87600h")] | None = Field(
+        default=None,
+        description="Drop only: age beyond which undelivered events are removed too, not below after. Default: none.",
+    )
+    max_bytes: Size | None = Field(
+        default=None,
+        description='Drop only: size of the outbox, in bytes ("10Gi"), beyond which the oldest events are removed. '
+        "Default: none.",
+    )
+
+    def wrong_combinations(self) -> Iterator[Refusal]:
+        limits = [name for name, limit in (("maxAge", self.max_age), ("maxBytes", self.max_bytes)) if limit is not None]
+        if self.policy is RetentionPolicy.DROP and not limits:
+            yield Refusal(("policy",), "Drop needs a limit: set maxAge or maxBytes, or use Hold")
+        if self.policy is RetentionPolicy.HOLD:
+            for limit in limits:
+                yield Refusal((limit,), "has no effect with policy Hold: set policy: Drop or remove it")
+        if self.max_age is not None and self.max_age < self.after:
+            yield Refusal(("maxAge",), f"is {self.max_age}, shorter than after ({self.after}): raise it or lower after")
+        if self.max_bytes is not None and self.max_bytes.bytes == 0:
+            yield Refusal(("maxBytes",), "must be more than 0: everything would be removed")
+
+
+class Outbox(Model):
+    """The table that applications insert events into."""
+
+    tracking: Tracking = Field(
+        default=Tracking.LOG,
+        description="How progress is kept: Log (cursors beside an append-only table) or Rows (marks on the row). "
+        "Default: Log.",
+    )
+    table: TableName = Field(
+        default="mailboat.outbox", description="The table, as schema.table. Default: mailboat.outbox."
+    )
+    columns: Columns = Field(
+        default_factory=Columns,
+        description="Names of columns of an existing table. Default: the tracking's own layout.",
+    )
+    manage_schema: bool = Field(
+        default=True,
+        strict=True,
+        description="true: tables are created and migrated; false: they are only verified, and what is missing is "
+        "said. "
+        "Default: true.",
+    )
+    retention: Retention = Field(default_factory=Retention, description="How long events stay. Default: 720h, Hold.")
+    durability: Durability = Field(
+        default=Durability.FLUSHED,
+        description="How safe an event must be before it is published: Committed (visible), Flushed (on the "
+        "primary's disk) "
+        "or Replicated (on the synchronous standbys). Default: Flushed.",
+    )
+
+    def wrong_combinations(self) -> Iterator[Refusal]:
+        if self.tracking is Tracking.LOG:
+            for name in ("published_at", "attempt_count", "last_error"):
+                if getattr(self.columns, name) is not None:
+                    alias = Columns.model_fields[name].alias or name
+                    yield Refusal(("columns", alias), "is for tracking Rows only: set tracking: Rows or remove it")
+        wrong = ColumnsPreset.ROWS if self.tracking is Tracking.LOG else ColumnsPreset.MAILBOAT
+        if self.columns.preset is wrong:
+            right = Tracking.ROWS if wrong is ColumnsPreset.ROWS else Tracking.LOG
+            yield Refusal(("columns", "preset"), f"{wrong} goes with tracking {right}: change one of them")
+
+
+class Wake(Model):
+    """How a relay learns of new events. Polling is the truth; NOTIFY only shortens the wait."""
+
+    notify: Notify = Field(
+        default=Notify.AUTO,
+        description="When writers ring (NOTIFY): Auto (only while a relay sleeps), Always or Never. Default: Auto.",
+    )
+    poll_interval: Annotated[Duration, between("1ms", "10m")] = Field(
+        default=Duration.parse("500ms"),
+        description="Time between two polls, as a duration between 1ms and 10m. Default: 500ms.",
+    )
+    idle_after: int = Field(
+        default=3,
+        strict=True,
+        ge=1,
+        le=1_000_000,
+        description="Empty polls after which the interval begins to double. Default: 3.",
+    )
+    max_idle_interval: Annotated[Duration, between("1ms", "1h")] = Field(
+        default=Duration.parse("60s"),
+        description="Longest interval between two polls, as a duration up to 1h. Default: 60s.",
+    )
+
+    def wrong_combinations(self) -> Iterator[Refusal]:
+        if self.poll_interval > self.max_idle_interval:
+            yield Refusal(
+                ("pollInterval",),
+                f"is {self.poll_interval}, longer than maxIdleInterval ({self.max_idle_interval}): make it shorter or "
+                "raise maxIdleInterval",
+            )
+
+
+def _replicas(given: dict[str, Any]) -> int | None:
+    return DEFAULT_REPLICAS if given["runtime"] is Runtime.DEPLOYMENT else None
+
+
+class OutboxRelaySpec(Model):
+    """What a relay should be."""
+
+    database: Database = Field(description="The database that holds the outbox: urlSecretRef, or url.")
+    outbox: Outbox = Field(default_factory=Outbox, description="The table. Default: mailboat.outbox, managed.")
+    runtime: Runtime = Field(
+        default=Runtime.DEPLOYMENT,
+        description="Where relays run: Deployment (pods of their own) or Sidecar (inside the application's pods). "
+        "Default: Deployment.",
+    )
+    replicas: int | None = Field(
+        default_factory=_replicas,
+        strict=True,
+        ge=0,
+        le=1000,
+        description=f"Deployment only: how many relays run. Default: {DEFAULT_REPLICAS}; a Sidecar has none.",
+    )
+    wake: Wake = Field(default_factory=Wake, description="How relays learn of new events. Default: polls of 500ms.")
+    template: PodTemplate = Field(default_factory=PodTemplate, description="Additions to the pods. Default: none.")
+
+    def wrong_combinations(self) -> Iterator[Refusal]:
+        if self.runtime is Runtime.SIDECAR and self.replicas is not None:
+            yield Refusal(
+                ("replicas",), "a Sidecar has no replicas of its own, it runs in the application's pods: remove it"
+            )
+
+
+class OutboxRelay(Resource):
+    """One outbox, and the relays that serve it."""
+
+    kind: Literal["OutboxRelay"] = Field(default="OutboxRelay", description="Always OutboxRelay. Default: OutboxRelay.")
+    spec: OutboxRelaySpec = Field(description="What the relay should be.")
+    status: OutboxRelayStatus | None = Field(
+        default=None, description="How it is doing. Written by the operator. Default: none."
+    )

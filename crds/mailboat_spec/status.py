@@ -1,0 +1,71 @@
+"""What the operator writes back: one status for each kind.
+
+Read leniently: a manifest that comes out of ``kubectl get -o yaml`` carries a status, perhaps of a newer version, and
+it must not keep a relay from starting.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from mailboat_spec.base import StatusModel
+from mailboat_spec.conditions import Condition
+from mailboat_spec.durations import Duration
+
+
+class ResourceStatus(StatusModel):
+    """What both kinds report."""
+
+    observed_generation: int = Field(
+        default=0, description="Generation of the resource that this status describes. Default: 0, nothing seen yet."
+    )
+    conditions: tuple[Condition, ...] = Field(
+        default=(), description="Conditions, at most one of each type. Default: none."
+    )
+
+    def condition(self, type_: str) -> Condition | None:
+        """The condition of this type, if there is one."""
+        return next((condition for condition in self.conditions if condition.type == type_), None)
+
+
+class OutboxRelayStatus(ResourceStatus):
+    """How a relay is doing."""
+
+    replicas: int = Field(default=0, description="Relay pods that exist. Default: 0.")
+    ready_replicas: int = Field(default=0, description="Relay pods that are ready. Default: 0.")
+    selector: str = Field(
+        default="", description="Label selector of the relay pods, for the scale subresource. Default: empty."
+    )
+    subscriptions: int = Field(default=0, description="Subscriptions that refer to this relay. Default: 0.")
+
+
+class Assignment(StatusModel):
+    """Who moves one partition of a subscription, and how far behind it is."""
+
+    partition: int = Field(description="Number of the partition, from 0.")
+    pod: str = Field(default="", description="Pod (outside Kubernetes: relay) that holds it. Default: empty, nobody.")
+    lag: int = Field(default=0, description="Matching events of this partition not yet settled. Default: 0.")
+    oldest_age: Duration | None = Field(
+        default=None, description="Age of the oldest of them, as a duration. Default: none."
+    )
+
+
+class EventSubscriptionStatus(ResourceStatus):
+    """How a subscription is doing."""
+
+    sink: str = Field(default="", description="Kind of the sink, for example kafka. Default: empty.")
+    lag: int = Field(
+        default=0, description="Matching events not yet settled; counted up to a bound, never beyond. Default: 0."
+    )
+    lag_display: str = Field(
+        default="", description='The same as kubectl prints it: "100000+" where counting stopped. Default: empty.'
+    )
+    oldest_age: Duration | None = Field(
+        default=None, description="Age of the oldest event not yet settled, as a duration. Default: none."
+    )
+    parked: int = Field(default=0, description="Events that wait for their next attempt or behind one. Default: 0.")
+    dead: int = Field(default=0, description="Dead letters not yet replayed. Default: 0.")
+    published: int = Field(default=0, description="Events published so far. Default: 0.")
+    rate: float = Field(default=0.0, description="Events published per second, over the last minute. Default: 0.")
+    last_error: str = Field(default="", description="The last failure, shortened, without payload. Default: empty.")
+    assignments: tuple[Assignment, ...] = Field(default=(), description="Who holds which partition. Default: none.")

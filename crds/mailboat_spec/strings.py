@@ -1,0 +1,145 @@
+"""Strings that must have a certain form: names of Kubernetes, Postgres, Kafka and Pub/Sub, hosts and ports.
+
+Each form is a regular expression for the CRDs and a sentence for the person who got it wrong. Values are checked as
+early as here because most of them end up in places that do not forgive: file paths, SQL, environment variables.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """An annotation for ``str``: the form it must have, and what to say when it has not."""
+
+    pattern: str
+    message: str
+    max_length: int = 253
+    never: frozenset[str] = frozenset()
+    """Strings of this form that are refused all the same."""
+    never_begins: str | None = None
+    """A beginning that is refused (RE2, which checks the CRDs, has no look-ahead)."""
+
+    def check(self, value: str) -> str:
+        """The value itself, or ``ValueError`` with the message."""
+        if len(value) > self.max_length:
+            raise ValueError(f"is too long: at most {self.max_length} characters")
+        reserved = value in self.never or (self.never_begins is not None and value.startswith(self.never_begins))
+        if reserved or not re.fullmatch(self.pattern, value):
+            raise ValueError(self.message)
+        return value
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {**handler(schema), "pattern": f"^(?:{self.pattern})$", "maxLength": self.max_length}
+
+
+_LABEL: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_HOST_AND_PORT: Final = r"([A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}"
+_IDENTIFIER: Final = r'([a-z_][a-z0-9_$]{0,62}|"[^"\x00]{1,63}")'
+_DOTS: Final = frozenset({".", ".."})
+
+NonEmpty = Annotated[str, Form(r"[\s\S]+", "must not be empty", max_length=4096)]
+
+DnsLabel = Annotated[
+    str,
+    Form(
+        _LABEL,
+        "is not a valid name: use lower-case letters, digits and -, beginning and ending with a letter or digit",
+        max_length=63,
+    ),
+]
+"""Names of our own resources and of namespaces: they become label values and parts of the names of children."""
+
+DnsSubdomain = Annotated[
+    str,
+    Form(
+        rf"{_LABEL}(\.{_LABEL})*",
+        "is not a valid name: use lower-case letters, digits, - and ., beginning and ending with a letter or digit",
+    ),
+]
+"""Names of Secrets, ConfigMaps and service accounts."""
+
+SecretKey = Annotated[
+    str, Form(r"[-._a-zA-Z0-9]+", "is not a key of a Secret: use letters, digits, -, _ and .", never=_DOTS)
+]
+"""A key of a Secret; also a file name, when the Secret is mounted."""
+
+KAFKA_TOPIC: Final = Form(
+    r"[a-zA-Z0-9._-]+",
+    "is not a valid Kafka topic: use letters, digits, ., _ and -, at most 249 of them",
+    max_length=249,
+    never=_DOTS,
+)
+KafkaTopic = Annotated[str, KAFKA_TOPIC]
+
+PUBSUB_TOPIC: Final = Form(
+    r"[A-Za-z][A-Za-z0-9._~+%-]{2,254}",
+    "is not a valid Pub/Sub topic: 3 to 255 letters, digits and - . _ ~ + %, beginning with a letter and not with "
+    '"goog"; without "projects/.../topics/"',
+    max_length=255,
+    never_begins="goog",
+)
+PubSubTopic = Annotated[str, PUBSUB_TOPIC]
+
+PubSubProject = Annotated[
+    str,
+    Form(
+        r"[a-z][a-z0-9.:-]*[a-z0-9]",
+        "is not a project id: use lower-case letters, digits and -, beginning with a letter (the id, not its display "
+        "name)",
+        max_length=100,
+    ),
+]
+
+HostAndPort = Annotated[
+    str,
+    Form(
+        _HOST_AND_PORT,
+        'must be host:port, without a protocol before it: write it like "kafka:9092"',
+        max_length=280,
+    ),
+]
+
+TableName = Annotated[
+    str,
+    Form(
+        rf"{_IDENTIFIER}\.{_IDENTIFIER}",
+        'must be schema.table, like "public.outbox"; a name with capital or other letters goes in double quotes',
+        max_length=131,
+    ),
+]
+
+ColumnName = Annotated[
+    str,
+    Form(
+        r'[^"\x00]+',
+        "is not a column name: 1 to 63 characters without double quotes, spelled as Postgres shows it",
+        max_length=63,
+    ),
+]
+
+EnvName = Annotated[
+    str,
+    Form(
+        r"[A-Za-z_][A-Za-z0-9_]*",
+        "is not the name of an environment variable: use letters, digits and _, not beginning with a digit",
+    ),
+]
+
+EntryPointName = Annotated[
+    str,
+    Form(
+        r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?",
+        'is not the name of a sink: use the name that its package registers under "mailboat.sinks"',
+    ),
+]

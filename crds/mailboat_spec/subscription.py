@@ -1,0 +1,215 @@
+"""EventSubscription: one stream out of one outbox, with its own filter, sink, policy and progress."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Annotated, ClassVar, Final, Literal
+
+from pydantic import Field
+
+from mailboat_spec.base import Model, Refusal
+from mailboat_spec.connections import Connection
+from mailboat_spec.delivery import Delivery
+from mailboat_spec.durations import Duration, between
+from mailboat_spec.patterns import Pattern
+from mailboat_spec.references import ConfigMapRef, RelayRef
+from mailboat_spec.resource import Resource
+from mailboat_spec.sinks import Sink
+from mailboat_spec.status import EventSubscriptionStatus
+from mailboat_spec.strings import KAFKA_TOPIC, PUBSUB_TOPIC, NonEmpty
+from mailboat_spec.timestamps import Timestamp
+
+_TOPIC_FORMS: Final = {"kafka": KAFKA_TOPIC, "pubsub": PUBSUB_TOPIC}
+_WITHOUT_TOPICS: Final = frozenset({"http", "postgres"})
+
+
+class State(StrEnum):
+    """Whether events flow."""
+
+    RUNNING = "Running"
+    PAUSED = "Paused"
+
+
+class Ordering(StrEnum):
+    """What order is kept."""
+
+    KEY = "Key"
+    """Events of one key arrive in their order."""
+    NONE = "None"
+    """None: a failed event holds up nobody."""
+
+
+class StartFrom(StrEnum):
+    """Where a new subscription begins."""
+
+    EARLIEST = "Earliest"
+    LATEST = "Latest"
+    TIME = "Time"
+    POSITION = "Position"
+
+
+class Format(StrEnum):
+    """What a message looks like."""
+
+    CLOUD_EVENTS = "CloudEvents"
+    """CloudEvents 1.0, binary mode: attributes in headers, data untouched."""
+    CLOUD_EVENTS_JSON = "CloudEventsJson"
+    """CloudEvents 1.0, structured mode: one JSON document."""
+    RAW = "Raw"
+    """The data as it is."""
+
+
+class Tags(Model):
+    """Conditions on an event's tags, all of which must hold. Tags are compared as a whole, case matters."""
+
+    all_of: tuple[NonEmpty, ...] = Field(
+        default=(), max_length=64, description="Tags that an event must all have. Default: none."
+    )
+    any_of: tuple[NonEmpty, ...] = Field(
+        default=(),
+        max_length=64,
+        description="Tags of which an event must have at least one. Default: none, no matter.",
+    )
+    none_of: tuple[NonEmpty, ...] = Field(
+        default=(), max_length=64, description="Tags that an event must not have. Default: none."
+    )
+
+    def wrong_combinations(self) -> Iterator[Refusal]:
+        for tag in sorted(set(self.all_of) & set(self.none_of)):
+            yield Refusal(("noneOf",), f'"{tag}" is in allOf too, so that nothing would match: remove one of them')
+        if self.any_of and set(self.any_of) <= set(self.none_of):
+            yield Refusal(("noneOf",), "holds every tag of anyOf, so that nothing would match: remove one of them")
+
+
+class Filter(Model):
+    """Which events belong to the subscription: those that every given condition holds for."""
+
+    event_types: tuple[Pattern, ...] = Field(
+        default=(),
+        max_length=256,
+        description="Patterns (* any characters, ? exactly one) of which the event's type must match one. Default: "
+        "none, "
+        "all types.",
+    )
+    aggregate_types: tuple[Pattern, ...] = Field(
+        default=(),
+        max_length=256,
+        description="Patterns of which the aggregate's type must match one. Default: none, all aggregates.",
+    )
+    tags: Tags = Field(default_factory=Tags, description="Conditions on tags. Default: none.")
+
+
+class Start(Model):
+    """Where a new subscription begins. Has no effect on one that exists already."""
+
+    from_: StartFrom = Field(
+        default=StartFrom.EARLIEST,
+        description="Earliest (all that the outbox still holds), Latest (only what comes from now on), Time or "
+        "Position. "
+        "Default: Earliest.",
+    )
+    time: Timestamp | None = Field(
+        default=None, description="Time only: events written at or after this time, RFC 3339. Default: none."
+    )
+    position: int | None = Field(
+        default=None,
+        strict=True,
+        ge=0,
+        le=2**63 - 1,
+        description="Position only: events at or after this position (the outbox's column id). Default: none.",
+    )
+
+    def wrong_combinations(self) -> Iterator[Refusal]:
+        for choice, name, value, example in (
+            (StartFrom.TIME, "time", self.time, '"2026-01-31T12:00:00Z"'),
+            (StartFrom.POSITION, "position", self.position, "12345"),
+        ):
+            if self.from_ is choice and value is None:
+                yield Refusal((name,), f"is required with from: {choice}: write {name}: {example}")
+            if self.from_ is not choice and value is not None:
+                yield Refusal((name,), f"is for from: {choice} only, not {self.from_}: change from or remove it")
+
+
+class Schemas(Model):
+    """The registry: which types exist, where they go, and what their payloads must look like."""
+
+    config_map_ref: ConfigMapRef = Field(description="ConfigMap with one entry per event type, as JSON Schema.")
+
+
+class IdempotencyRedis(Connection):
+    """The Redis that remembers what was handled."""
+
+    schemes: ClassVar[tuple[str, ...]] = ("rediss", "redis")
+
+
+class Idempotency(Model):
+    """How consumers of this stream recognise duplicates."""
+
+    redis: IdempotencyRedis = Field(description="The Redis that remembers handled events: urlSecretRef, or url.")
+    ttl: Annotated[Duration, between("1m", "87600h")] = Field(
+        default=Duration.parse("720h"),
+        description="How long a handled event is remembered, as a duration between 1m and 87600h. Default: 720h.",
+    )
+
+
+class EventSubscriptionSpec(Model):
+    """What a subscription should be."""
+
+    relay_ref: RelayRef = Field(description="The OutboxRelay whose outbox is read.")
+    state: State = Field(default=State.RUNNING, description="Running or Paused. Default: Running.")
+    filter: Filter = Field(default_factory=Filter, description="Which events belong to it. Default: all.")
+    partitions: int = Field(
+        default=8,
+        strict=True,
+        ge=1,
+        le=256,
+        description="Slices, by hash of the key, that are moved independently of one another, between 1 and 256. "
+        "Default: 8.",
+    )
+    ordering: Ordering = Field(
+        default=Ordering.KEY, description="What order is kept: Key (per key) or None. Default: Key."
+    )
+    start: Start = Field(default_factory=Start, description="Where a new subscription begins. Default: Earliest.")
+    sink: Sink = Field(description="Where events go: exactly one kind of destination.")
+    format: Format = Field(
+        default=Format.CLOUD_EVENTS,
+        description="What messages look like: CloudEvents (binary mode), CloudEventsJson (structured mode) or Raw. "
+        "Default: CloudEvents.",
+    )
+    schemas: Schemas | None = Field(
+        default=None, description="Registry of event types and their schemas. Default: none, nothing is validated."
+    )
+    delivery: Delivery = Field(default_factory=Delivery, description="How hard to try. Default: 25 attempts.")
+    idempotency: Idempotency | None = Field(
+        default=None, description="How consumers recognise duplicates. Default: none."
+    )
+
+    def wrong_combinations(self) -> Iterator[Refusal]:
+        if self.delivery.dead_letter is None:
+            return
+        field, topic, kind = ("delivery", "deadLetter", "topic"), self.delivery.dead_letter.topic, self.sink.kind
+        if kind in _WITHOUT_TOPICS:
+            yield Refusal(
+                field[:2],
+                f"a sink of kind {kind} has no topics: remove it (dead letters are kept in mailboat.dead_letters)",
+            )
+        if topic in (getattr(self.sink.chosen, "topic", None), getattr(self.sink.chosen, "stream", None)):
+            yield Refusal(field, "is the sink's own topic: dead letters need another one")
+        elif kind in _TOPIC_FORMS:
+            try:
+                _TOPIC_FORMS[kind].check(topic)
+            except ValueError as error:
+                yield Refusal(field, str(error))
+
+
+class EventSubscription(Resource):
+    """One stream out of one outbox."""
+
+    kind: Literal["EventSubscription"] = Field(
+        default="EventSubscription", description="Always EventSubscription. Default: EventSubscription."
+    )
+    spec: EventSubscriptionSpec = Field(description="What the subscription should be.")
+    status: EventSubscriptionStatus | None = Field(
+        default=None, description="How it is doing. Written by the operator. Default: none."
+    )

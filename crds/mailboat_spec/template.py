@@ -1,0 +1,124 @@
+"""What a relay's pods look like beyond what Mailboat decides itself. Used by the operator; a laptop ignores it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+from pydantic.config import JsonDict
+
+from mailboat_spec.base import Model, Refusal
+from mailboat_spec.references import SecretRef
+from mailboat_spec.secrecy import looks_secret
+from mailboat_spec.strings import DnsSubdomain, EnvName, Form
+
+_FREE_FORM: JsonDict = {"x-kubernetes-preserve-unknown-fields": True}
+
+
+def _number_as_text(value: object) -> object:
+    """Kubernetes takes ``cpu: 1`` and ``cpu: "1"`` for the same."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+Quantity = Annotated[
+    str,
+    BeforeValidator(_number_as_text),
+    Form(
+        r"[0-9]+(\.[0-9]+)?([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?",
+        'is not a quantity: write it like "500m", "2" or "256Mi"',
+        max_length=32,
+    ),
+]
+
+
+class Resources(Model):
+    """Compute resources of the relay's container."""
+
+    requests: Mapping[str, Quantity] = Field(default_factory=dict, description="What it is promised. Default: none.")
+    limits: Mapping[str, Quantity] = Field(default_factory=dict, description="What it may use at most. Default: none.")
+
+
+class EnvVar(Model):
+    """One environment variable of the relay's container."""
+
+    name: EnvName = Field(description="Name of the variable.")
+    value: str | None = Field(default=None, description="Its value; secrets go into valueFrom. Default: empty.")
+    value_from: Mapping[str, Any] | None = Field(
+        default=None,
+        description="Where its value comes from (secretKeyRef, configMapKeyRef, fieldRef, ...). Default: none.",
+        json_schema_extra=_FREE_FORM,
+    )
+
+    def wrong_combinations(self) -> Iterator[Refusal]:
+        if self.value is not None and self.value_from is not None:
+            yield Refusal((), "has both value and valueFrom: remove one of them")
+        if self.value and looks_secret(self.name, self.value):
+            yield Refusal(
+                ("value",),
+                "is a secret and must not be written here: put it in a Secret and use "
+                "valueFrom: {secretKeyRef: {name: ..., key: ...}}",
+            )
+
+
+class TolerationOperator(StrEnum):
+    """How a toleration compares."""
+
+    EXISTS = "Exists"
+    EQUAL = "Equal"
+
+
+class TaintEffect(StrEnum):
+    """What a taint does to pods that do not tolerate it."""
+
+    NO_SCHEDULE = "NoSchedule"
+    PREFER_NO_SCHEDULE = "PreferNoSchedule"
+    NO_EXECUTE = "NoExecute"
+
+
+class Toleration(Model):
+    """A taint that the relay's pods put up with."""
+
+    key: str | None = Field(default=None, description="Key of the taint. Default: none, every taint.")
+    operator: TolerationOperator = Field(
+        default=TolerationOperator.EQUAL, description="Exists or Equal. Default: Equal."
+    )
+    value: str | None = Field(default=None, description="Value of the taint, for Equal. Default: none.")
+    effect: TaintEffect | None = Field(
+        default=None, description="NoSchedule, PreferNoSchedule or NoExecute. Default: none, every effect."
+    )
+    toleration_seconds: int | None = Field(
+        default=None, strict=True, description="Seconds to stay on after NoExecute. Default: none, for ever."
+    )
+
+
+class PodTemplate(Model):
+    """Additions to the relay's pods. A change of them rolls the pods."""
+
+    labels: Mapping[str, str] = Field(default_factory=dict, description="Further labels. Default: none.")
+    annotations: Mapping[str, str] = Field(default_factory=dict, description="Further annotations. Default: none.")
+    resources: Resources = Field(
+        default_factory=Resources, description="Compute resources of the relay's container. Default: the operator's."
+    )
+    env: tuple[EnvVar, ...] = Field(default=(), description="Further environment variables. Default: none.")
+    node_selector: Mapping[str, str] = Field(
+        default_factory=dict, description="Labels of the nodes that pods may run on. Default: none, all nodes."
+    )
+    tolerations: tuple[Toleration, ...] = Field(default=(), description="Taints that pods put up with. Default: none.")
+    affinity: Mapping[str, Any] = Field(
+        default_factory=dict,
+        description="Kubernetes' affinity of a pod, passed on as it is. Default: none.",
+        json_schema_extra=_FREE_FORM,
+    )
+    service_account_name: DnsSubdomain | None = Field(
+        default=None, description="Service account of the pods. Default: none, one without a token is made."
+    )
+    image_pull_secrets: tuple[SecretRef, ...] = Field(
+        default=(), description="Secrets for pulling the relay's image. Default: none."
+    )
+    security_context: Mapping[str, Any] = Field(
+        default_factory=dict,
+        description="Security context of the relay's container, merged over the restricted one. Default: none.",
+        json_schema_extra=_FREE_FORM,
+    )
