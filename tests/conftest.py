@@ -1,7 +1,7 @@
 """What all tests share: the real servers, fresh names, and the rules that no test may break.
 
-- A real part that can't be had here skips the tests that need it, and the run ends with a list of what was missing. In CI
-  (``CI=true``) it fails them instead.
+- A real part that can't be had here skips the tests that need it, and the run ends with a list of what was missing. In
+  CI (``CI=true``) it fails them instead.
 - A test that leaves an asyncio task or a thread behind fails.
 """
 
@@ -10,26 +10,20 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 import pytest
 import pytest_asyncio
-
 from mailboat_harbor.kafka import KafkaServer, start_apache_kafka, start_kfake
 from mailboat_harbor.missing import PartMissing
 from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
 from mailboat_harbor.postgres_binaries import NEWEST, OLDEST
 from mailboat_harbor.proxy import Proxy
 from mailboat_harbor.pubsub import PubSubServer, start_pstest
+from waiting import wait_until
 
-# Test modules import each other's neighbours (`from waiting import wait_until`) under import mode importlib.
-sys.path.insert(0, str(Path(__file__).parent))
-
-from waiting import wait_until  # noqa: E402  (needs the line above)
 
 Part = TypeVar("Part")
 

@@ -1,6 +1,6 @@
 """The one way in which tests wait: until something is true, with a deadline and a sentence about what was awaited.
 
-A condition that raises is not swallowed: it names what it waits for and answers yes or no (any value counts by its truth).
+What a condition raises is not swallowed: it answers by the truth of its value.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Brokers that speak Kafka's protocol, each a process that a test may kill, suspend and restart.
 
-``kfake`` starts at once and needs 10 MB; Apache Kafka is the real thing and needs Java and Maven. Both look the same from
-here on, and neither creates topics by itself: a misspelt topic must fail in a test as it would in production.
+``kfake`` starts at once and needs 10 MB; Apache Kafka is the real thing and needs Java and Maven. Both look the same
+from here on, and neither creates topics by itself: a misspelt topic must fail in a test as it would in production.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from mailboat_harbor.golang import built_program
 from mailboat_harbor.kafka_apache import broker_command, prepare_broker

@@ -40,6 +40,7 @@ share.coordinator.state.topic.min.isr=1
 group.initial.rebalance.delay.ms=0
 # A killed broker is let back in only after its session ended; the default of 9 s would be spent waiting.
 broker.session.timeout.ms=2000
+broker.heartbeat.interval.ms=500
 log.cleaner.dedupe.buffer.size=2097152
 """
 
@@ -51,28 +52,29 @@ def prepare_broker(directory: Path, port: int, controller_port: int) -> None:
     properties.write_text(_PROPERTIES.format(port=port, controller_port=controller_port, data=data))
     # Any 16 bytes in URL-safe base64 are a cluster id; saves starting a JVM for a random one.
     cluster_id = "bWFpbGJvYXQtaGFyYm9yMQ"
-    format_storage = [*_java(), "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(properties)]
+    format_storage = [*java_command(), "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(properties)]
     done = subprocess.run(format_storage, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode != 0:
         raise ServerFailed(f"Kafka's storage could not be formatted:\n{done.stdout}")
 
 
 def broker_command(directory: Path) -> list[str]:
-    return [*_java(), "kafka.Kafka", str(_properties(directory))]
+    return [*java_command(), "kafka.Kafka", str(_properties(directory))]
 
 
 def _properties(directory: Path) -> Path:
     return directory / "server.properties"
 
 
-def _java() -> list[str]:
+def java_command() -> list[str]:
+    """A JVM with Kafka's jars on its class path; fetches them on first use."""
     digest = hashlib.sha256(_POM.read_bytes()).hexdigest()[:16]
-    java = _find_java()
+    java = _findjava_command()
     jars = made_once(f"kafka-{digest}", lambda into: copy_with_dependencies(_POM, into))
     return [java, *_JVM, _QUIET, "-cp", f"{jars}/*"]
 
 
-def _find_java() -> str:
+def _findjava_command() -> str:
     installed = shutil.which("java")
     if installed is None:
         raise PartMissing(f"Apache Kafka needs Java {_JAVA_NEEDED} or newer: put java on the PATH")

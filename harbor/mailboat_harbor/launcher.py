@@ -6,7 +6,7 @@ Run as a script, in an interpreter of its own, and never imported: ``preexec_fn`
 
 - The kernel sends DEATH_SIGNAL when the parent is gone, so that nothing outlives a killed test run.
 - UID and GID (-1: stay who you are) are for servers that refuse to run as root. The process keeps one right of root's,
-  to pass through folders of others: the programs may lie in root's home, the data in a private folder for temporary files.
+  to pass through folders of others: the programs may lie in root's home, the data in a private temporary folder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import os
 import signal
 import sys
 
-_PR_SET_PDEATHSIG, _PR_SET_KEEPCAPS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE = 1, 8, 47, 2
+_PR_SET_PDEATHSIG, _PR_SET_SECUREBITS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE = 1, 28, 47, 2
+_SECBIT_NO_SETUID_FIXUP = 1 << 2
 _CAPABILITY_VERSION_3, _CAP_DAC_OVERRIDE = 0x20080522, 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -24,7 +25,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def become(uid: int, gid: int) -> None:
     """Give up root but for the right to pass through folders; where even that is not ours, give up all of it."""
-    _libc.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0)
+    # Rights no longer follow the user id: not when it changes, and not in access(2), which Postgres asks about itself.
+    _libc.prctl(_PR_SET_SECUREBITS, _SECBIT_NO_SETUID_FIXUP, 0, 0, 0)
     os.setgroups([])
     os.setgid(gid)
     os.setuid(uid)

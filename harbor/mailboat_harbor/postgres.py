@@ -1,7 +1,7 @@
 """A real Postgres server that a test may stop, crash, clone and promote.
 
-Nothing that matters for durability is relaxed (fsync stays on): tests of crashes depend on it. Connections come over TCP on
-the loopback interface; user ``postgres`` is a superuser and needs no password. A role that is a member of
+Nothing that matters for durability is relaxed (fsync stays on): tests of crashes depend on it. Connections come over
+TCP on the loopback interface; user ``postgres`` is a superuser and needs no password. A role that is a member of
 ``needs_password`` must give one, for tests of wrong credentials.
 """
 

@@ -1,8 +1,8 @@
 """One place that starts server processes, so that there is one place that makes sure they end.
 
-A ``Child`` has a process group and a session of its own (Ctrl-C reaches the tests, not the servers), writes to a log file, is
-waited for until it really answers, and dies with us: at a regular exit by ``atexit``, at an irregular one by the
-kernel's parent-death signal, which ``launcher.py`` asks for.
+A ``Child`` has a process group and a session of its own (Ctrl-C reaches the tests, not the servers), writes to a log
+file, is waited for until it really answers, and dies with us: at a regular exit by ``atexit``, at an irregular one by
+the kernel's parent-death signal, which ``launcher.py`` asks for.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Proxy:
         self._run(self._cut())
 
     def deafen(self) -> None:
-        """Keep all connections and accept new ones, and pass nothing on in either direction: a network that swallows."""
+        """Keep connections and accept new ones, and pass nothing on in either direction: a network that swallows."""
         self._run(self._set_hearing(False))
 
     def undeafen(self) -> None:

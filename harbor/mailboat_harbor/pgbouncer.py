@@ -1,0 +1,87 @@
+"""PgBouncer before a Postgres server, for tests of what a pooler in transaction mode takes away.
+
+It comes from the system's packages only: there is no build of it in the registries that everything else comes from.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from urllib.parse import quote
+
+import psycopg
+
+from mailboat_harbor.missing import PartMissing
+from mailboat_harbor.ports import free_port
+from mailboat_harbor.postgres import PostgresServer
+from mailboat_harbor.processes import Child, unprivileged
+
+__all__ = ["PgBouncer", "start_pgbouncer"]
+
+# Users are looked up in Postgres, so that any role can log in under its own name. Start-up options are not ignored but
+# refused, as PgBouncer does by default: whoever sends some must notice here.
+_CONFIG = """\
+[databases]
+* = host=127.0.0.1 port={server_port} auth_user=postgres
+
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = trust
+auth_file = {users}
+auth_user = postgres
+admin_users = postgres
+pool_mode = {pool_mode}
+max_client_conn = 500
+default_pool_size = 20
+ignore_startup_parameters = extra_float_digits
+"""
+
+
+class PgBouncer(Child):
+    """One pooler; every database of its server is behind it."""
+
+    def __init__(self, program: str, directory: Path, port: int) -> None:
+        self.port = port
+        super().__init__(
+            f"PgBouncer on port {port}",
+            [program, str(directory / "pgbouncer.ini")],
+            log=directory / "pgbouncer.log",
+            ready=self._answers,
+            account=unprivileged(),
+        )
+
+    def url(self, dbname: str = "postgres", user: str = "postgres") -> str:
+        """A libpq URL through the pooler."""
+        return f"postgresql://{quote(user, safe='')}@127.0.0.1:{self.port}/{quote(dbname, safe='')}"
+
+    def _answers(self) -> bool:
+        try:
+            psycopg.connect(self.url(), connect_timeout=2).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+
+def start_pgbouncer(directory: Path, server: PostgresServer, pool_mode: str = "transaction") -> PgBouncer:
+    """A pooler before that server, on a folder of its own."""
+    program = find_pgbouncer()
+    port = free_port()
+    directory.mkdir(parents=True, exist_ok=True)
+    users = directory / "users.txt"
+    users.write_text('"postgres" ""\n')
+    config = _CONFIG.format(server_port=server.port, port=port, users=users, pool_mode=pool_mode)
+    (directory / "pgbouncer.ini").write_text(config)
+    bouncer = PgBouncer(program, directory, port)
+    bouncer.launch()
+    return bouncer
+
+
+def find_pgbouncer() -> str:
+    # Debian installs it where only root's PATH looks.
+    found = shutil.which("pgbouncer", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"]))
+    if found is None:
+        raise PartMissing("PgBouncer is not installed: on Debian and Ubuntu, `apt-get install pgbouncer`")
+    return found
