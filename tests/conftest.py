@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 
 import pytest
 import pytest_asyncio
+
 from mailboat_harbor.kafka import KafkaServer, start_apache_kafka, start_kfake
 from mailboat_harbor.missing import PartMissing
 from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
@@ -23,7 +24,6 @@ from mailboat_harbor.postgres_binaries import NEWEST, OLDEST
 from mailboat_harbor.proxy import Proxy
 from mailboat_harbor.pubsub import PubSubServer, start_pstest
 from waiting import wait_until
-
 
 Part = TypeVar("Part")
 
