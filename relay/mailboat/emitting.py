@@ -1,0 +1,172 @@
+"""Writing events from Python: one INSERT in the transaction that the application already has open.
+
+The application brings its connection, whatever it is: psycopg (sync or async, connection or cursor), SQLAlchemy
+(Connection or Session, sync or async), asyncpg, or any DB-API 2 connection (see `mailboat.handles`). Nothing here
+begins or commits a transaction: that is the application's, and the point of an outbox.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import uuid
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, TypeVar, overload
+
+from mailboat.errors import EmitRefused
+from mailboat.handles import AsyncHandle, Handle, Style, SyncHandle, handle_of, placeholder
+from mailboat.newevent import NewEvent, Payload, Row, checked
+
+DEFAULT_OUTBOX = "mailboat.outbox"
+
+ROWS_PER_STATEMENT = 1_000
+"""Ten parameters each; the protocol allows 65,535 to a statement."""
+
+_NAME = r'(?:[A-Za-z_][A-Za-z0-9_$]*|"[^"%:?\x00]+")'
+_TABLE = re.compile(rf"{_NAME}\.{_NAME}")
+
+# Each parameter is text (or bytes) on the wire, and Postgres makes the column's type of it: drivers agree on little
+# else.
+_COLUMNS = dict.fromkeys(Row._fields, "cast({} as text)") | {
+    "event_id": "cast(cast({} as text) as uuid)",
+    "payload": "cast({} as bytea)",
+    "headers": "cast(cast({} as text) as jsonb)",
+    "tags": "cast(cast({} as text) as text[])",
+}
+
+_Answer = TypeVar("_Answer")
+
+
+@overload
+def emit(
+    connection: AsyncHandle,
+    type: str,
+    payload: Payload = None,
+    *,
+    key: str | None = None,
+    aggregate_type: str | None = None,
+    aggregate_id: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    tags: Iterable[str] = (),
+    traceparent: str | None = None,
+    event_id: uuid.UUID | None = None,
+    content_type: str | None = None,
+    ordered: bool = True,
+    outbox: str = DEFAULT_OUTBOX,
+) -> Coroutine[Any, Any, uuid.UUID]: ...
+
+
+@overload
+def emit(
+    connection: SyncHandle,
+    type: str,
+    payload: Payload = None,
+    *,
+    key: str | None = None,
+    aggregate_type: str | None = None,
+    aggregate_id: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    tags: Iterable[str] = (),
+    traceparent: str | None = None,
+    event_id: uuid.UUID | None = None,
+    content_type: str | None = None,
+    ordered: bool = True,
+    outbox: str = DEFAULT_OUTBOX,
+) -> uuid.UUID: ...
+
+
+def emit(
+    connection: SyncHandle | AsyncHandle,
+    type: str,
+    payload: Payload = None,
+    *,
+    key: str | None = None,
+    aggregate_type: str | None = None,
+    aggregate_id: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    tags: Iterable[str] = (),
+    traceparent: str | None = None,
+    event_id: uuid.UUID | None = None,
+    content_type: str | None = None,
+    ordered: bool = True,
+    outbox: str = DEFAULT_OUTBOX,
+) -> uuid.UUID | Coroutine[Any, Any, uuid.UUID]:
+    """Write one event in the connection's open transaction; returns its id (on an async connection: awaits to it).
+
+    The event goes out if and only if the transaction commits. Events of one ``key`` (default: the ``aggregate_id``)
+    keep their order when their writers lock what the key stands for before they emit. Raises `EmitRefused`, a
+    ValueError, naming the argument; nothing was sent to the database then.
+    """
+    event = NewEvent(
+        type=type,
+        payload=payload,
+        key=key,
+        aggregate_type=aggregate_type,
+        aggregate_id=aggregate_id,
+        headers=headers,
+        tags=tags,
+        traceparent=traceparent,
+        event_id=event_id,
+        content_type=content_type,
+        ordered=ordered,
+    )
+    return _insert(connection, outbox, [checked(event)], lambda ids: ids[0])
+
+
+@overload
+def emit_many(
+    connection: AsyncHandle, events: Iterable[NewEvent], *, outbox: str = DEFAULT_OUTBOX
+) -> Coroutine[Any, Any, list[uuid.UUID]]: ...
+
+
+@overload
+def emit_many(
+    connection: SyncHandle, events: Iterable[NewEvent], *, outbox: str = DEFAULT_OUTBOX
+) -> list[uuid.UUID]: ...
+
+
+def emit_many(
+    connection: SyncHandle | AsyncHandle, events: Iterable[NewEvent], *, outbox: str = DEFAULT_OUTBOX
+) -> list[uuid.UUID] | Coroutine[Any, Any, list[uuid.UUID]]:
+    """Write many events in this order, a thousand to a statement, all checked before one is sent. Returns their ids."""
+    rows = [checked(event, where=f"events[{index}].") for index, event in enumerate(events)]
+    return _insert(connection, outbox, rows, lambda ids: ids)
+
+
+def _insert(
+    connection: Any, outbox: str, rows: Sequence[Row], answer: Callable[[list[uuid.UUID]], _Answer]
+) -> _Answer | Coroutine[Any, Any, _Answer]:
+    """The effect behind both: sends the statements, at once or when awaited."""
+    if not _TABLE.fullmatch(outbox):
+        raise EmitRefused(f"emit: outbox must be a table's name with its schema, such as {DEFAULT_OUTBOX}")
+    handle = handle_of(connection)
+    result = answer([uuid.UUID(row.event_id) for row in rows])
+    parts = list(_statements(outbox, handle.style, rows))
+    if handle.is_async:
+        return _later(handle, parts, result)
+    for statement, values in parts:
+        handle.run(statement, values)
+    return result
+
+
+async def _later(handle: Handle, parts: Sequence[tuple[str, list[Any]]], result: _Answer) -> _Answer:
+    for statement, values in parts:
+        await handle.run(statement, values)
+    return result
+
+
+def _statements(outbox: str, style: Style, rows: Sequence[Row]) -> Iterator[tuple[str, list[Any]]]:
+    for start in range(0, len(rows), ROWS_PER_STATEMENT):
+        part = rows[start : start + ROWS_PER_STATEMENT]
+        yield _statement(outbox, style, len(part)), [value for row in part for value in row]
+
+
+@lru_cache(maxsize=64)
+def _statement(outbox: str, style: Style, count: int) -> str:
+    numbers = itertools.count(1)
+    tuples = (
+        f"({', '.join(cast.format(placeholder(style, next(numbers))) for cast in _COLUMNS.values())})"
+        for _ in range(count)
+    )
+    return f"insert into {outbox} ({', '.join(_COLUMNS)}) values {', '.join(tuples)}"

@@ -1,0 +1,171 @@
+"""What an application hands to ``emit``, and how to run a statement on it.
+
+Four families are told apart by the packages that the object's class comes from: psycopg, SQLAlchemy, asyncpg, and any
+other driver by what its module says about itself (DB-API 2). A connection that would commit by itself is refused: an
+event that is not in the transaction of the change it tells about is what an outbox is there to prevent.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, cast, get_args
+
+from mailboat.errors import EmitRefused
+
+Style = Literal["format", "pyformat", "qmark", "numeric", "named", "dollar"]
+"""How a driver spells parameters: the paramstyles of DB-API 2, and ``$1``."""
+
+_PQTRANS_IDLE = 0
+"""libpq's word for: connected, and in no transaction."""
+
+
+class SyncHandle(Protocol):
+    """A connection, cursor or session of a synchronous driver."""
+
+    def close(self) -> None: ...
+
+
+class AsyncHandle(Protocol):
+    """A connection, cursor or session of an asynchronous driver."""
+
+    def close(self) -> Coroutine[Any, Any, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """A way to run one statement in the application's transaction. ``run`` gives an awaitable when ``is_async``."""
+
+    style: Style
+    is_async: bool
+    run: Callable[[str, Sequence[Any]], Any]
+
+
+def handle_of(connection: Any) -> Handle:
+    """How to use what the application gave us; `EmitRefused` when it is nothing we know, or would commit by itself."""
+    packages = {cls.__module__.partition(".")[0] for cls in type(connection).__mro__}
+    is_async = inspect.iscoroutinefunction(getattr(type(connection), "close", None))
+    if "sqlalchemy" in packages and hasattr(connection, "execute"):
+        return _sqlalchemy_async(connection) if is_async else _sqlalchemy(connection)
+    if "psycopg" in packages:
+        return _psycopg(connection, is_async)
+    if "asyncpg" in packages and hasattr(connection, "is_in_transaction"):
+        return _asyncpg(connection)
+    if not is_async and (style := _paramstyle(connection)) is not None:
+        return _dbapi(connection, style)
+    raise EmitRefused(
+        f"emit: connection is a {type(connection).__module__}.{type(connection).__qualname__}: give a connection of"
+        " psycopg, SQLAlchemy, asyncpg or any DB-API 2 driver (or a psycopg cursor, or a SQLAlchemy session)"
+    )
+
+
+def placeholder(style: Style, number: int) -> str:
+    """The spelling of the parameter with this number, counted from 1."""
+    match style:
+        case "format":
+            return "%s"
+        case "pyformat":
+            return f"%(p{number})s"
+        case "qmark":
+            return "?"
+        case "numeric":
+            return f":{number}"
+        case "named":
+            return f":p{number}"
+        case "dollar":
+            return f"${number}"
+
+
+def bundle(style: Style, values: Sequence[Any]) -> Sequence[Any] | dict[str, Any]:
+    """Parameters as a driver of this style takes them."""
+    if style in ("named", "pyformat"):
+        return {f"p{number}": value for number, value in enumerate(values, start=1)}
+    return values
+
+
+def _refuse_autocommit() -> None:
+    raise EmitRefused(
+        "emit: connection is in autocommit mode and in no transaction: the event would be written without the change it"
+        " tells about. Open a transaction first (psycopg: `with connection.transaction():`)"
+    )
+
+
+def _psycopg(connection: Any, is_async: bool) -> Handle:
+    base = connection.connection if hasattr(connection, "fetchone") else connection
+    if base.autocommit and base.info.transaction_status == _PQTRANS_IDLE:
+        _refuse_autocommit()
+    is_raw = any(cls.__name__ == "RawCursorMixin" for cls in base.cursor_factory.__mro__)
+    return Handle("dollar" if is_raw else "format", is_async, base.execute)
+
+
+def _sqlalchemy(connection: Any) -> Handle:
+    if hasattr(connection, "flush"):
+        # Changes that wait in the session go first: their row locks are what keeps the order of a key.
+        connection.flush()
+        connection = connection.connection()
+    if getattr(connection.connection.dbapi_connection, "autocommit", False) is True:
+        _refuse_autocommit()
+
+    def run(statement: str, values: Sequence[Any]) -> None:
+        connection.execute(_sqlalchemy_text(statement), bundle("named", values))
+
+    return Handle("named", False, run)
+
+
+def _sqlalchemy_async(connection: Any) -> Handle:
+    async def run(statement: str, values: Sequence[Any]) -> None:
+        base = connection
+        if hasattr(connection, "flush"):
+            await connection.flush()
+            base = await connection.connection()
+        raw = await base.get_raw_connection()
+        if getattr(raw.dbapi_connection, "autocommit", False) is True:
+            _refuse_autocommit()
+        await base.execute(_sqlalchemy_text(statement), bundle("named", values))
+
+    return Handle("named", True, run)
+
+
+def _sqlalchemy_text(statement: str) -> Any:
+    from sqlalchemy import text  # the application has it: the connection is one of its objects
+
+    return text(statement)
+
+
+def _asyncpg(connection: Any) -> Handle:
+    if not connection.is_in_transaction():
+        _refuse_autocommit()
+    return Handle("dollar", True, lambda statement, values: connection.execute(statement, *values))
+
+
+def _dbapi(connection: Any, style: Style) -> Handle:
+    base = connection if hasattr(connection, "cursor") else connection.connection
+    if getattr(base, "autocommit", False) is True:
+        status = getattr(getattr(base, "info", None), "transaction_status", _PQTRANS_IDLE)
+        if status == _PQTRANS_IDLE:
+            _refuse_autocommit()
+
+    def run(statement: str, values: Sequence[Any]) -> None:
+        cursor = base.cursor()
+        try:
+            cursor.execute(statement, bundle(style, values))
+        finally:
+            cursor.close()
+
+    return Handle(style, False, run)
+
+
+def _paramstyle(connection: Any) -> Style | None:
+    """What the driver's module says, be it the package or a module inside it (``pg8000.dbapi``)."""
+    if not hasattr(connection, "cursor") and not hasattr(connection, "fetchone"):
+        return None
+    for cls in type(connection).__mro__:
+        name = cls.__module__
+        while name:
+            style = getattr(sys.modules.get(name), "paramstyle", None)
+            if style in get_args(Style):
+                return cast(Style, style)
+            name = name.rpartition(".")[0]
+    return None

@@ -1,0 +1,254 @@
+"""An event before it is written: its shape, and the rules that say whether it may enter an outbox.
+
+The rules are those of the SQL function ``mailboat.check_event`` (``migrations/0003_emit.sql``), so that an event
+refused in one language is refused in all. They are checked before anything is sent, and name the argument that is
+wrong. Nothing here talks to a database.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn
+
+from mailboat.errors import EmitRefused
+
+MAX_PAYLOAD_BYTES = 16 * 1024 * 1024
+MAX_TYPE_CHARACTERS = 255
+MAX_KEY_BYTES = 1024
+MAX_HEADERS = 64
+MAX_HEADER_BYTES = 4096
+MAX_TAGS = 64
+MAX_TAG_CHARACTERS = 128
+
+RESERVED_HEADERS = frozenset(
+    (
+        "event_id",
+        "event_type",
+        "aggregate_type",
+        "aggregate_id",
+        "created_at",
+        "partitionkey",
+        "traceparent",
+        "content-type",
+    )
+)
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_HEADER_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_RESERVED_PREFIX = re.compile(r"mailboat-|ce[_-]", re.IGNORECASE)
+_MEDIA_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+\s*(;[\x20-\x7e]*)?", re.ASCII)
+_JSON_TYPE = re.compile(r"[^;]*[/+]json\s*(;|$)", re.IGNORECASE)
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+Payload = Any
+"""What JSON can hold, ``str`` (JSON text, unless ``content_type`` says otherwise), ``bytes``, or None: a tombstone."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewEvent:
+    """One event for ``emit_many``; the fields are the arguments of ``emit``."""
+
+    type: str
+    payload: Payload = None
+    key: str | None = None
+    """What order is kept by; left out: the ``aggregate_id``."""
+    aggregate_type: str | None = None
+    aggregate_id: str | None = None
+    headers: Mapping[str, str] | None = None
+    tags: Iterable[str] = ()
+    traceparent: str | None = None
+    event_id: uuid.UUID | None = None
+    content_type: str | None = None
+    ordered: bool = True
+    """False: no order wanted, whatever the aggregate."""
+
+
+class Row(NamedTuple):
+    """A checked event as the columns of an outbox row; what is not text or bytes in Postgres is written as text."""
+
+    event_id: str
+    event_type: str
+    aggregate_type: str | None
+    aggregate_id: str | None
+    key: str | None
+    payload: bytes | None
+    content_type: str
+    headers: str | None
+    tags: str
+    traceparent: str | None
+
+
+def checked(event: NewEvent, *, where: str = "") -> Row:
+    """The row of an event, or `EmitRefused`. ``where`` is put before the argument's name in the message."""
+    try:
+        payload, content_type = _payload(event.payload, event.content_type)
+        _check_type(event.type)
+        _check_identity(event)
+        return Row(
+            event_id=str(_event_id(event.event_id)),
+            event_type=event.type,
+            aggregate_type=event.aggregate_type,
+            aggregate_id=event.aggregate_id,
+            key=(event.key if event.key is not None else event.aggregate_id) if event.ordered else None,
+            payload=payload,
+            content_type=content_type,
+            headers=_headers(event.headers),
+            tags=_tags(event.tags),
+            traceparent=_traceparent(event.traceparent),
+        )
+    except EmitRefused as refusal:
+        raise EmitRefused(f"emit: {where}{refusal}") from refusal.__cause__
+
+
+def _refuse(argument: str, complaint: str, cause: Exception | None = None) -> NoReturn:
+    raise EmitRefused(f"{argument} {complaint}") from cause
+
+
+def _text(argument: str, value: object) -> str:
+    """A string that Postgres can hold: UTF-8 without NUL."""
+    if not isinstance(value, str):
+        _refuse(argument, f"must be a string, not {type(value).__name__}")
+    if "\0" in value:
+        _refuse(argument, "must not contain NUL characters")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        _refuse(argument, "must be valid Unicode: it has half of a surrogate pair", error)
+    return value
+
+
+def _check_type(value: object) -> None:
+    text = _text("type", value)
+    if not text:
+        _refuse("type", "must not be empty")
+    if len(text) > MAX_TYPE_CHARACTERS:
+        _refuse("type", f"has {len(text)} characters, the limit is {MAX_TYPE_CHARACTERS}")
+    if _CONTROL.search(text):
+        _refuse("type", "must not contain control characters")
+
+
+def _check_identity(event: NewEvent) -> None:
+    if event.aggregate_type is not None:
+        text = _text("aggregate_type", event.aggregate_type)
+        if not 0 < len(text) <= MAX_TYPE_CHARACTERS or _CONTROL.search(text):
+            _refuse("aggregate_type", f"must have 1 to {MAX_TYPE_CHARACTERS} characters and no control characters")
+    if event.aggregate_id is not None:
+        text = _text("aggregate_id", event.aggregate_id)
+        if not 0 < len(text.encode()) <= MAX_KEY_BYTES:
+            _refuse("aggregate_id", f"must have 1 to {MAX_KEY_BYTES} bytes")
+    if event.key is not None:
+        text = _text("key", event.key)
+        if not text:
+            _refuse("key", "must not be empty: leave it out to keep the order of aggregate_id, or say ordered=False")
+        if len(text.encode()) > MAX_KEY_BYTES:
+            _refuse("key", f"has {len(text.encode())} bytes, the limit is {MAX_KEY_BYTES}")
+        if not event.ordered:
+            _refuse("key", "and ordered=False contradict each other")
+
+
+def _event_id(value: object) -> uuid.UUID:
+    match value:
+        case None:
+            return uuid.uuid4()
+        case uuid.UUID():
+            return value
+        case str():
+            try:
+                return uuid.UUID(value)
+            except ValueError as error:
+                _refuse("event_id", "must be a UUID", error)
+    _refuse("event_id", f"must be a UUID, not {type(value).__name__}")
+
+
+def _payload(value: object, content_type: str | None) -> tuple[bytes | None, str]:
+    is_binary = isinstance(value, bytes | bytearray | memoryview)
+    if content_type is None:
+        content_type = "application/octet-stream" if is_binary else "application/json"
+    elif len(_text("content_type", content_type)) > 255 or not _MEDIA_TYPE.fullmatch(content_type):
+        _refuse("content_type", "must be a media type such as application/json")
+    match value:
+        case None:
+            return None, content_type
+        case bytes() | bytearray() | memoryview():
+            data = bytes(value)
+        case str():
+            data = _json_text(value) if _JSON_TYPE.match(content_type) else _utf8(value)
+        case _:
+            data = _json(value)
+    if len(data) > MAX_PAYLOAD_BYTES:
+        _refuse("payload", f"has {len(data)} bytes, the limit is 16 MiB: send a reference to it instead")
+    return data, content_type
+
+
+def _utf8(value: str) -> bytes:
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        _refuse("payload", "must be valid Unicode: it has half of a surrogate pair", error)
+
+
+def _json(value: object) -> bytes:
+    try:
+        text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        _refuse("payload", f"can't be written as JSON: {error}", error)
+    return _utf8(text)
+
+
+def _json_text(value: str) -> bytes:
+    data = _utf8(value)
+    if len(data) > MAX_PAYLOAD_BYTES:  # too large anyway: don't parse it first
+        return data
+    try:
+        json.loads(value, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        _refuse("payload", "is not JSON: say content_type='text/plain' for other text", error)
+    return data
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _headers(headers: object) -> str | None:
+    if headers is None:
+        return None
+    if not isinstance(headers, Mapping):
+        _refuse("headers", "must be a mapping of strings")
+    if len(headers) > MAX_HEADERS:
+        _refuse("headers", f"must be {MAX_HEADERS} at most")
+    for name, value in headers.items():
+        if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
+            _refuse("headers", f"contain the name {str(name)[:128]!a}: use 1 to 128 of A-Z a-z 0-9 . _ -")
+        if _RESERVED_PREFIX.match(name) or name.lower() in RESERVED_HEADERS:
+            _refuse("headers", f"contain the name {name}, which Mailboat sets itself")
+        text = _text(f"headers.{name}", value)
+        if len(text.encode()) > MAX_HEADER_BYTES:
+            _refuse(f"headers.{name}", f"has more than {MAX_HEADER_BYTES} bytes")
+        if _CONTROL.search(text):
+            _refuse(f"headers.{name}", "must not contain control characters")
+    return json.dumps(dict(headers), ensure_ascii=False) if headers else None
+
+
+def _tags(tags: object) -> str:
+    """As the text of a Postgres array."""
+    if isinstance(tags, str | bytes) or not isinstance(tags, Iterable):
+        _refuse("tags", "must be a list of strings")
+    texts = [_text("tags", tag) for tag in tags]
+    if len(texts) > MAX_TAGS:
+        _refuse("tags", f"must be {MAX_TAGS} at most")
+    if any(not 0 < len(text) <= MAX_TAG_CHARACTERS or _CONTROL.search(text) for text in texts):
+        _refuse("tags", f"must each have 1 to {MAX_TAG_CHARACTERS} characters and no control characters")
+    return "{" + ",".join('"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"' for text in texts) + "}"
+
+
+def _traceparent(value: object) -> str | None:
+    if value is None:
+        return None
+    if not _TRACEPARENT.fullmatch(_text("traceparent", value)):
+        _refuse("traceparent", "must be a W3C trace context: 00-<32 hex digits>-<16 hex digits>-<2 hex digits>")
+    return str(value)
