@@ -40,25 +40,6 @@ _Answer = TypeVar("_Answer")
 
 @overload
 def emit(
-    connection: AsyncHandle,
-    type: str,
-    payload: Payload = None,
-    *,
-    key: str | None = None,
-    aggregate_type: str | None = None,
-    aggregate_id: str | None = None,
-    headers: Mapping[str, str] | None = None,
-    tags: Iterable[str] = (),
-    traceparent: str | None = None,
-    event_id: uuid.UUID | None = None,
-    content_type: str | None = None,
-    ordered: bool = True,
-    outbox: str = DEFAULT_OUTBOX,
-) -> Coroutine[Any, Any, uuid.UUID]: ...
-
-
-@overload
-def emit(
     connection: SyncHandle,
     type: str,
     payload: Payload = None,
@@ -74,6 +55,25 @@ def emit(
     ordered: bool = True,
     outbox: str = DEFAULT_OUTBOX,
 ) -> uuid.UUID: ...
+
+
+@overload
+def emit(
+    connection: AsyncHandle,
+    type: str,
+    payload: Payload = None,
+    *,
+    key: str | None = None,
+    aggregate_type: str | None = None,
+    aggregate_id: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    tags: Iterable[str] = (),
+    traceparent: str | None = None,
+    event_id: uuid.UUID | None = None,
+    content_type: str | None = None,
+    ordered: bool = True,
+    outbox: str = DEFAULT_OUTBOX,
+) -> Coroutine[Any, Any, uuid.UUID]: ...
 
 
 def emit(
@@ -116,14 +116,14 @@ def emit(
 
 @overload
 def emit_many(
-    connection: AsyncHandle, events: Iterable[NewEvent], *, outbox: str = DEFAULT_OUTBOX
-) -> Coroutine[Any, Any, list[uuid.UUID]]: ...
+    connection: SyncHandle, events: Iterable[NewEvent], *, outbox: str = DEFAULT_OUTBOX
+) -> list[uuid.UUID]: ...
 
 
 @overload
 def emit_many(
-    connection: SyncHandle, events: Iterable[NewEvent], *, outbox: str = DEFAULT_OUTBOX
-) -> list[uuid.UUID]: ...
+    connection: AsyncHandle, events: Iterable[NewEvent], *, outbox: str = DEFAULT_OUTBOX
+) -> Coroutine[Any, Any, list[uuid.UUID]]: ...
 
 
 def emit_many(
