@@ -80,6 +80,7 @@ create table mailboat.parked (
     next_attempt_at  timestamptz,                       -- null: waits behind its key's head, or blocked
     blocked          boolean not null default false,    -- attempts used up and onExhausted is Block
     suspect          boolean not null default false,    -- relays died with it in hand: count before trying
+    doomed           boolean not null default false,    -- given up on; only the dead-letter topic has not taken it yet
     replay           boolean not null default false,
     sequence         bigint not null,
     first_failed_at  timestamptz,

@@ -108,7 +108,11 @@ class Leases:
         async with link.autocommit() as cursor:
             await cursor.execute(
                 _SQL["claim"],
-                {**self._who, "subscriptions": [k.subscription for k in keys], "partitions": [k.partition for k in keys]},
+                {
+                    **self._who,
+                    "subscriptions": [k.subscription for k in keys],
+                    "partitions": [k.partition for k in keys],
+                },
             )
             rows = await cursor.fetchall()
         cursors = []

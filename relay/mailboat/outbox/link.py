@@ -42,7 +42,9 @@ def explain(error: psycopg.Error) -> MailboatError:
     message = str(error).strip() or type(error).__name__
     match error:
         case psycopg.errors.UndefinedTable() | psycopg.errors.UndefinedColumn() | psycopg.errors.InvalidSchemaName():
-            return SchemaMismatch(f"{message.splitlines()[0]}. Run `mailboat migrate` (or see what `mailboat verify` prints).")
+            return SchemaMismatch(
+                f"{message.splitlines()[0]}. Run `mailboat migrate` (or see what `mailboat verify` prints)."
+            )
         case psycopg.errors.InsufficientPrivilege():
             return SchemaMismatch(
                 f"{message.splitlines()[0]}. Grant the role of the relay's user: `grant mailboat_relay to <user>`."
@@ -144,7 +146,9 @@ async def _identify(connection: AsyncConnection[Row], pooler: str) -> Server:
     )
     pid, in_recovery, version, prepared = _only(await cursor.fetchone())
     if in_recovery:
-        raise DatabaseUnavailable("this Postgres is a standby. Its snapshots leave out running transactions: use the primary.")
+        raise DatabaseUnavailable(
+            "this Postgres is a standby. Its snapshots leave out running transactions: use the primary."
+        )
     if version < 140000:
         raise ConfigError(f"Postgres {version // 10000} is too old: Mailboat needs 14 or newer.")
     cursor = await connection.execute(

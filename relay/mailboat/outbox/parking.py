@@ -41,7 +41,9 @@ class Parking:
             )
         gone = [*settlement.unpark, *(d.ordinal for d in settlement.dead if d.ordinal is not None)]
         if gone:
-            await cursor.execute(_SQL["unpark"] + " returning key", {"subscription": key.subscription, "ordinals": gone})
+            await cursor.execute(
+                _SQL["unpark"] + " returning key", {"subscription": key.subscription, "ordinals": gone}
+            )
             keys = [row[0] for row in await cursor.fetchall() if row[0] is not None]
             if keys:
                 await cursor.execute(_SQL["promote"], {**where, "keys": keys})
@@ -51,7 +53,13 @@ class Parking:
                 [
                     where
                     | _failure(r.failure)
-                    | {"attempts": r.attempts, "retry_in": r.retry_in, "blocked": r.blocked, "ordinal": r.ordinal}
+                    | {
+                        "attempts": r.attempts,
+                        "retry_in": r.retry_in,
+                        "blocked": r.blocked,
+                        "doomed": r.doomed,
+                        "ordinal": r.ordinal,
+                    }
                     for r in settlement.repark
                 ],
             )
@@ -67,6 +75,7 @@ class Parking:
                         "retry_in": p.retry_in,
                         "blocked": p.blocked,
                         "suspect": p.suspect,
+                        "doomed": p.doomed,
                         "sequence": p.sequence,
                     }
                     for p in settlement.park
@@ -99,8 +108,20 @@ class Parking:
 
 
 def _parked(row: Row) -> Parked:
-    ordinal, sequence, attempts, replay, suspect, first_failed_at = row[EVENT_COLUMNS:]
-    return Parked(ordinal, Event._make(row[:EVENT_COLUMNS]), sequence, attempts, replay, suspect, first_failed_at)
+    *counted, reason, error, first_failed_at = row[EVENT_COLUMNS:]
+    ordinal, sequence, attempts, replay, suspect, blocked, doomed = counted
+    return Parked(
+        ordinal,
+        Event._make(row[:EVENT_COLUMNS]),
+        sequence,
+        attempts,
+        replay,
+        suspect,
+        blocked,
+        doomed,
+        Failure(reason, error or "") if reason is not None else None,
+        first_failed_at,
+    )
 
 
 def _event(event: Event) -> dict[str, Any]:

@@ -91,6 +91,7 @@ class Park:
     failure: Failure | None = None
     blocked: bool = False
     suspect: bool = False
+    doomed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,11 @@ class Parked:
     attempts: int
     replay: bool
     suspect: bool
+    """Relays died with it in hand: its attempt is counted before it is tried."""
+    blocked: bool
+    doomed: bool
+    """It is given up on; only the dead-letter topic has not taken it yet."""
+    failure: Failure | None
     first_failed_at: str | None
 
 
@@ -115,6 +121,7 @@ class Repark:
     retry_in: float | None
     failure: Failure | None
     blocked: bool = False
+    doomed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +233,8 @@ class Roster:
     peers: tuple[RelayPeer, ...]
     holdings: tuple[Holding, ...]
     subscriptions: Mapping[int, Subscription]
+    due: frozenset[CursorKey] = frozenset()
+    """Partitions with a parked event whose time has come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +261,10 @@ class OutboxStore(Protocol):
 
     async def beat(self) -> Roster:
         """Renew all leases of this relay at once, and say who else is there. Raises ``LeaseLost`` if it was replaced."""
+        ...
+
+    async def rung(self, timeout: float) -> bool:
+        """Wait for a writer to ring, at most so many seconds. Whether one did."""
         ...
 
     async def claim(self, keys: Collection[CursorKey]) -> list[Cursor]:
@@ -292,6 +305,10 @@ class OutboxStore(Protocol):
 
     async def undecided_writers(self) -> bool:
         """Whether a transaction that was open at the last ``sleep`` still is: its writer may not have rung."""
+        ...
+
+    async def close(self, *, leave: bool) -> None:
+        """Let go of all connections; ``leave``: in good order, so that nobody waits for this relay."""
         ...
 
     async def backlog(self, subscription: int) -> Backlog:

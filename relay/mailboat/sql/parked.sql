@@ -10,7 +10,8 @@ select count(*) from mailboat.parked where subscription_id = %(subscription)s an
 
 -- name: due
 -- Heads whose time has come, oldest first.
-select {columns}, ordinal, sequence, attempts, replay, suspect, first_failed_at::text
+select {columns}, ordinal, sequence, attempts, replay, suspect, blocked, doomed,
+       reason, last_error, first_failed_at::text
 from mailboat.parked as found
 where subscription_id = %(subscription)s and partition = %(partition)s and next_attempt_at <= clock_timestamp()
 order by next_attempt_at, ordinal
@@ -24,7 +25,8 @@ where subscription_id = %(subscription)s and partition = %(partition)s and next_
 
 -- name: queue
 -- A key's parked events in the order in which they must be sent: replayed ones first, then as they were first taken.
-select {columns}, ordinal, sequence, attempts, replay, suspect, first_failed_at::text
+select {columns}, ordinal, sequence, attempts, replay, suspect, blocked, doomed,
+       reason, last_error, first_failed_at::text
 from mailboat.parked as found
 where subscription_id = %(subscription)s and partition = %(partition)s and key = %(key)s
 order by rank, sequence, ordinal
@@ -33,12 +35,13 @@ limit %(limit)s
 -- name: park
 -- Sets events aside, whole.
 insert into mailboat.parked (
-    subscription_id, partition, attempts, next_attempt_at, blocked, suspect, sequence, first_failed_at, last_failed_at,
-    reason, last_error, id, event_id, event_type, aggregate_type, aggregate_id, key, payload, content_type, headers, tags,
+    subscription_id, partition, attempts, next_attempt_at, blocked, suspect, doomed, sequence, first_failed_at,
+    last_failed_at, reason, last_error, id, event_id, event_type, aggregate_type, aggregate_id, key, payload, content_type, headers, tags,
     traceparent, created_at, slot)
 values (
     %(subscription)s, %(partition)s, %(attempts)s,
-    clock_timestamp() + make_interval(secs => %(retry_in)s::float8), %(blocked)s, %(suspect)s, %(sequence)s,
+    clock_timestamp() + make_interval(secs => %(retry_in)s::float8), %(blocked)s, %(suspect)s, %(doomed)s,
+    %(sequence)s,
     case when %(reason)s::text is not null then clock_timestamp() end,
     case when %(reason)s::text is not null then clock_timestamp() end,
     %(reason)s, %(error)s, %(id)s, %(event_id)s, %(type)s, %(aggregate_type)s, %(aggregate_id)s, %(key)s, %(payload)s,
@@ -50,6 +53,7 @@ update mailboat.parked
 set attempts = greatest(attempts, %(attempts)s),
     next_attempt_at = clock_timestamp() + make_interval(secs => %(retry_in)s::float8),
     blocked = %(blocked)s,
+    doomed = %(doomed)s,
     first_failed_at = coalesce(first_failed_at, clock_timestamp()),
     last_failed_at = clock_timestamp(),
     reason = coalesce(%(reason)s, reason),

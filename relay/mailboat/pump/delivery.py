@@ -1,0 +1,155 @@
+"""Sending what did not go smoothly: round after round until every event has a fate.
+
+Used for batches in which something failed, and for parked events. Order within a key is kept by sending in order and by
+putting aside what stands behind a refused event; an outage costs nobody an attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
+
+from mailboat.errors import EventRefused, SinkUnavailable
+from mailboat.events import Outgoing
+from mailboat.pump.points import Point
+from mailboat.pump.retry import OUTAGE_BACKOFF, Outage
+from mailboat.pump.stream import Stream
+from mailboat.pump.verdicts import Fate, Item, judge, set_aside
+
+
+class Troubles(Protocol):
+    """Where a courier notes what went wrong, for people to see."""
+
+    last_error: str | None
+    away: str | None
+    refused: int
+
+
+class Courier:
+    """Sends the events of one partition until their fate is known."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        partition: int,
+        troubles: Troubles,
+        lease_left: Callable[[], float],
+        stopping: Callable[[], bool],
+    ) -> None:
+        self._stream = stream
+        self._partition = partition
+        self._troubles = troubles
+        self._lease_left = lease_left
+        self._stopping = stopping
+        self._hurry = asyncio.Event()
+
+    def hurry(self) -> None:
+        """Wait for nothing any more."""
+        self._hurry.set()
+
+    async def deliver(
+        self,
+        items: Sequence[Item],
+        parked: Collection[str],
+        *,
+        away: SinkUnavailable | None = None,
+        one_by_one: bool = False,
+        patient: bool,
+    ) -> SinkUnavailable | None:
+        """Until nothing is pending. ``patient`` waits for a sink that is away; otherwise that is the answer.
+
+        ``away`` and ``one_by_one`` say how the last round ended. Ends early, with items pending, only when it should stop.
+        """
+        outage = Outage(OUTAGE_BACKOFF)
+        while pending := [item for item in items if item.fate is Fate.PENDING]:
+            if away is not None:
+                self._troubles.away = self._troubles.last_error = str(away)
+                if not patient:
+                    return away
+                outage = outage.failed()
+                await self._pause(outage.delay(self._stream.random))
+            if self._stopping():
+                return away
+            batch = self._batch(pending, one_by_one)
+            messages = self._encode(batch)
+            if len(messages) < len(batch):  # refused here: nothing behind them may go first
+                set_aside(items, parked, ordered=self._stream.settings.ordered)
+                continue
+            if not await self._lease_holds():
+                return away
+            verdict = judge(batch, await self._stream.sink.publish(messages))
+            self._stream.passing(Point.ANSWERED)
+            set_aside(items, parked, ordered=self._stream.settings.ordered)
+            away = verdict.away
+            if away is None:
+                outage, self._troubles.away = outage.recovered(), None
+            found = any(item.fate is Fate.REFUSED for item in batch)
+            one_by_one = verdict.one_by_one or (one_by_one and not found)
+        self._note_refusals(items)
+        return None
+
+    def _batch(self, pending: Sequence[Item], one_by_one: bool) -> list[Item]:
+        traits = self._stream.sink.traits
+        if one_by_one:
+            return [pending[0]]
+        limit = min(self._stream.settings.batch_size, traits.max_batch_messages)
+        room = traits.max_batch_bytes
+        careful = self._stream.settings.ordered and not traits.stops_behind_failure
+        keys: set[str] = set()
+        batch: list[Item] = []
+        for item in pending[:limit]:
+            key = item.event.key
+            if careful and key is not None and key in keys:
+                continue  # a later round's: at most one of a key on the way
+            room -= len(item.event.payload or b"")
+            if room < 0 and batch:
+                break
+            if key is not None:
+                keys.add(key)
+            batch.append(item)
+        return batch
+
+    def _encode(self, batch: Sequence[Item]) -> list[Outgoing]:
+        messages = []
+        for item in batch:
+            try:
+                message = self.encode(item)
+                if (refusal := self._stream.refusal(message)) is not None:
+                    raise refusal
+                messages.append(message)
+            except EventRefused as error:
+                item.fate, item.refusal = Fate.REFUSED, error
+        return messages
+
+    def encode(self, item: Item) -> Outgoing:
+        """The item's message, which says how often it was tried."""
+        return self._stream.encoder.encode(
+            item.event,
+            sequence=item.sequence,
+            partition=self._partition,
+            generation=self._stream.generation,
+            attempt=item.attempts + 1,
+            replay=item.replay,
+        )
+
+    async def _lease_holds(self) -> bool:
+        """Waits until the lease covers a whole delivery; False when told to stop before."""
+        while self._lease_left() <= self._stream.settings.timeout:
+            if self._stopping():
+                return False
+            await self._pause(0.1)
+        return True
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._hurry.wait()
+        except TimeoutError:
+            return
+
+    def _note_refusals(self, items: Sequence[Item]) -> None:
+        for item in items:
+            if item.refusal is not None and item.fate is Fate.REFUSED:
+                self._troubles.refused += 1
+                self._troubles.last_error = str(item.refusal)

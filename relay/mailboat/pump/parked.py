@@ -1,0 +1,257 @@
+"""The parked keys of one partition: who is parked and for how long, retries, and the end of it.
+
+What is parked lives in the store; here is only the set of its keys, so that the pump lets nothing pass them, and the time
+of the next attempt. A key leaves the set when its queue in the store is empty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mailboat.errors import EventRefused
+from mailboat.outbox.store import Dead, Failure, Lease, OutboxStore, Park, Parked, Repark, Settlement
+from mailboat.pump.delivery import Courier
+from mailboat.pump.points import Point
+from mailboat.pump.retry import OUTAGE_BACKOFF, Outage
+from mailboat.pump.stream import DeathNotice, Stream
+from mailboat.pump.verdicts import Fate, Item, set_aside
+
+RETRIES_AT_ONCE = 200
+
+RELAY_DIED = "RelayDied"
+"""The reason given to an event with which in hand several relays died."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exhausted:
+    """An event that gets no further attempt, and why."""
+
+    item: Item
+    attempts: int
+    failure: Failure
+
+
+class ParkedKeys:
+    """Parks, retries, buries."""
+
+    def __init__(
+        self,
+        lease: Lease,
+        stream: Stream,
+        store: OutboxStore,
+        settle: Callable[[Settlement], asyncio.Future[None]],
+        courier: Courier,
+    ) -> None:
+        self.keys: set[str] = set()
+        self.count = 0
+        self._lease = lease
+        self._stream = stream
+        self._store = store
+        self._settle = settle
+        self._courier = courier
+        self._due_at: float | None = None
+        self._outage = Outage(OUTAGE_BACKOFF)
+        self._not_before = 0.0
+
+    @property
+    def full(self) -> bool:
+        """Whether so much is parked that nothing new should be taken."""
+        return self.count >= self._stream.settings.max_parked
+
+    async def load(self) -> None:
+        """What earlier owners parked."""
+        keys, self.count = await self._store.parked_keys(self._lease)
+        self.keys = keys if self._stream.settings.ordered else set()
+        if self.count:
+            self.nudge()
+
+    def nudge(self) -> None:
+        """Look now whether anything is due."""
+        self._due_at = self._stream.clock()
+
+    def due(self) -> bool:
+        """Whether it is time to look."""
+        return self._due_at is not None and self._stream.clock() >= max(self._due_at, self._not_before)
+
+    def seconds_until_due(self) -> float | None:
+        """How long the pump may sleep."""
+        if self._due_at is None:
+            return None
+        return max(0.0, max(self._due_at, self._not_before) - self._stream.clock())
+
+    # -- parking -----------------------------------------------------------------------------------------------------
+
+    async def dispose(self, items: Sequence[Item]) -> tuple[list[Park], list[Dead]]:
+        """What becomes of the refused of a run and of those behind them. Their keys count as parked from now on."""
+        parks: list[Park] = []
+        dead: list[Dead] = []
+        headless: set[str] = set()
+        for item in items:
+            key = item.event.key
+            if item.fate is Fate.REFUSED:
+                outcome = await self._refused(item)
+                if isinstance(outcome, Dead):
+                    dead.append(outcome)
+                    if key is not None and key not in self.keys:
+                        headless.add(key)
+                    continue
+                parks.append(outcome)
+            elif item.fate is Fate.ASIDE:
+                # Behind an event that is dead by now there is no head to wait for: the first one becomes it.
+                retry_in = 0.0 if key in headless else None
+                headless.discard(key or "")
+                parks.append(Park(item.event, item.sequence, retry_in=retry_in))
+            else:
+                continue
+            if key is not None and self._stream.settings.ordered:
+                self.keys.add(key)
+            self._wake_in(parks[-1].retry_in)
+        self.count += len(parks)
+        return parks, dead
+
+    async def _refused(self, item: Item) -> Park | Dead:
+        refusal = item.refusal
+        assert refusal is not None
+        policy, attempts = self._stream.settings.policy, item.attempts + 1
+        failure = Failure(refusal.reason, str(refusal))
+        if not policy.exhausted(attempts, refusal.retryable):
+            retry_in = policy.backoff.delay(attempts, self._stream.random)
+            suspect = refusal.reason == RELAY_DIED
+            return Park(item.event, item.sequence, attempts, retry_in, failure, suspect=suspect)
+        if not policy.dead_letters:
+            return Park(item.event, item.sequence, attempts, None, failure, blocked=True)
+        if await self._announce(item, attempts, failure):
+            return Dead(item.event, item.sequence, attempts, failure)
+        return Park(item.event, item.sequence, attempts, policy.backoff.ceiling, failure, doomed=True)
+
+    def _wake_in(self, seconds: float | None) -> None:
+        if seconds is not None:
+            at = self._stream.clock() + seconds
+            self._due_at = at if self._due_at is None else min(self._due_at, at)
+
+    # -- retrying ----------------------------------------------------------------------------------------------------
+
+    async def retry(self) -> None:
+        """Tries the heads whose time has come, then what waits behind those that made it."""
+        heads, next_in = await self._store.due(self._lease, RETRIES_AT_ONCE)
+        self._due_at = None
+        self._wake_in(next_in if not heads else 0.0)
+        if not heads:
+            return
+        ordered = self._stream.settings.ordered
+        self.keys.update(head.event.key for head in heads if head.event.key is not None and ordered)
+        limit = self._stream.settings.policy.max_attempts
+        hopeless = [head for head in heads if head.doomed or head.attempts >= limit]
+        hopeful = [head for head in heads if not (head.doomed or head.attempts >= limit)]
+        await self._count_suspects(hopeful)
+        items = [_item(head) for head in hopeful]
+        away = await self._courier.deliver(items, (), patient=False)
+        self._stream.passing(Point.PARKED_TRIED)
+        self._outage = self._outage.recovered() if away is None else self._outage.failed()
+        self._not_before = self._stream.clock() + self._outage.delay(self._stream.random)
+        gone = await self._settle_parked(items, [_hopeless(head) for head in hopeless])
+        for key in sorted({item.event.key for item in gone if item.event.key is not None and ordered}):
+            await self._drain(key)
+
+    async def _count_suspects(self, heads: Sequence[Parked]) -> None:
+        """An event that may kill the relay is counted before it is tried, or it would never be given up on."""
+        backoff = self._stream.settings.policy.backoff
+        counted = tuple(
+            Repark(head.ordinal, head.attempts + 1, backoff.delay(head.attempts + 1, self._stream.random), None)
+            for head in heads
+            if head.suspect
+        )
+        if counted:
+            await self._settle(Settlement(self._lease, None, repark=counted))
+
+    async def _drain(self, key: str) -> None:
+        """Sends what waits behind a head that is gone, in order, until the queue is empty or fails again."""
+        while True:
+            queue = await self._store.queue(self._lease, key, self._stream.settings.batch_size)
+            if not queue:
+                self.keys.discard(key)
+                return
+            # What has a fate or a suspicion of its own is not sent along: it becomes the head, and is seen to as such.
+            special = (n for n, parked in enumerate(queue) if parked.blocked or parked.doomed or parked.suspect)
+            items = [_item(parked) for parked in queue[: next(special, len(queue))]]
+            await self._courier.deliver(items, (), patient=False)
+            set_aside(items, ())
+            gone = await self._settle_parked(items, [])
+            if len(gone) < len(queue):
+                return
+
+    async def _settle_parked(self, items: Sequence[Item], hopeless: Sequence[Exhausted]) -> list[Item]:
+        """Writes down how parked events fared; returns those that are gone from the parking lot."""
+        reparks: list[Repark] = []
+        dead: list[Dead] = []
+        gone = [item for item in items if item.fate is Fate.DELIVERED]
+        unpark = tuple(_ordinal(item) for item in gone)
+        exhausted = list(hopeless)
+        policy = self._stream.settings.policy
+        for item in items:
+            if item.fate is not Fate.REFUSED or item.refusal is None:
+                continue
+            attempts, failure = item.attempts + 1, Failure(item.refusal.reason, str(item.refusal))
+            if policy.exhausted(attempts, item.refusal.retryable):
+                exhausted.append(Exhausted(item, attempts, failure))
+            else:
+                retry_in = policy.backoff.delay(attempts, self._stream.random)
+                reparks.append(Repark(_ordinal(item), attempts, retry_in, failure))
+        for end in exhausted:
+            ordinal = _ordinal(end.item)
+            if not policy.dead_letters:
+                reparks.append(Repark(ordinal, end.attempts, None, end.failure, blocked=True))
+            elif await self._announce(end.item, end.attempts, end.failure):
+                dead.append(Dead(end.item.event, end.item.sequence, end.attempts, end.failure, ordinal))
+                gone.append(end.item)
+            else:
+                reparks.append(Repark(ordinal, end.attempts, policy.backoff.ceiling, end.failure, doomed=True))
+        if unpark or reparks or dead:
+            await self._settle(Settlement(self._lease, None, unpark=unpark, repark=tuple(reparks), dead=tuple(dead)))
+        for repark in reparks:
+            self._wake_in(repark.retry_in)
+        self.count -= len(gone)
+        return gone
+
+    async def _announce(self, item: Item, attempts: int, failure: Failure) -> bool:
+        """Tells the dead-letter topic, if there is one. False: it could not be reached, so the event is not dead yet."""
+        if self._stream.announce is None:
+            return True
+        notice = DeathNotice(
+            item.event,
+            item.sequence,
+            self._lease.key.partition,
+            attempts,
+            failure.reason,
+            failure.error,
+            item.first_failed_at,
+        )
+        message = self._stream.announce(notice)
+        if self._stream.refusal(message) is not None:
+            return True  # too large for the topic as well: the table keeps it whole
+        failures = await self._stream.sink.publish([message])
+        self._stream.passing(Point.DEAD_ANNOUNCED)
+        return not failures or isinstance(failures[0], EventRefused)
+
+
+def _item(parked: Parked) -> Item:
+    return Item(
+        parked.event,
+        parked.sequence,
+        attempts=parked.attempts,
+        replay=parked.replay,
+        ordinal=parked.ordinal,
+        first_failed_at=parked.first_failed_at,
+    )
+
+
+def _hopeless(parked: Parked) -> Exhausted:
+    failure = parked.failure or Failure(RELAY_DIED, "relays died while delivering it")
+    return Exhausted(_item(parked), parked.attempts, failure)
+
+
+def _ordinal(item: Item) -> int:
+    assert item.ordinal is not None, "only parked events have a row in the parking lot"
+    return item.ordinal

@@ -1,0 +1,319 @@
+"""The pump of one partition: takes batches, hands them over, judges the answers, settles.
+
+On the smooth path an event costs no object of its own: batches are lists, and a batch without failures settles with one
+position. Only when something fails do its events become ``Item``s with a fate each (`verdicts`).
+
+One task runs a pump, so nothing here needs a lock: while it retries parked events it takes no new ones, and a key's
+events can't overtake each other between the two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from mailboat.errors import EventRefused, SinkUnavailable
+from mailboat.events import Event, Outgoing
+from mailboat.outbox.store import Cursor, Lease, OutboxStore, Park, Settlement, Window
+from mailboat.pump.delivery import Courier
+from mailboat.pump.parked import ParkedKeys
+from mailboat.pump.points import Point
+from mailboat.pump.stream import Stream
+from mailboat.pump.verdicts import Fate, Item, judge, set_aside, settled_prefix
+from mailboat.sinks.protocol import ALL_DELIVERED, Failures
+
+CAUTIOUS_AFTER = 3
+"""Deaths at one position after which events are tried one at a time; one more, and the first of them is to blame."""
+
+
+@dataclass(slots=True)
+class Stretch:
+    """Events of a window that wait in the pump's inbox."""
+
+    window: Window
+    events: Sequence[Event]
+    reached: int
+    last: bool
+    taken: int = 0
+
+
+@dataclass(slots=True)
+class Flight:
+    """A batch on its way."""
+
+    window: Window
+    events: list[Event]
+    sequences: list[int]
+    answer: asyncio.Task[Failures] | None
+    asides: list[Park]
+    position: int
+    sequence: int
+    closes: bool
+    bytes: int = 0
+    refused: Item | None = None
+    """The event at which the batch was cut because it can't be sent at all: nothing behind it goes before it is settled."""
+
+    @property
+    def landed(self) -> bool:
+        return self.answer is None or self.answer.done()
+
+
+@dataclass(slots=True)
+class PumpCounters:
+    """What a pump has done, for status and metrics."""
+
+    delivered: int = 0
+    refused: int = 0
+    dead: int = 0
+    bytes: int = 0
+    last_error: str | None = None
+    away: str | None = None
+    """Why the sink is away, while it is."""
+
+
+class PartitionPump:
+    """Moves one partition of one subscription, as long as its lease holds."""
+
+    def __init__(
+        self,
+        cursor: Cursor,
+        stream: Stream,
+        store: OutboxStore,
+        settle: Callable[[Settlement], asyncio.Future[None]],
+        lease_left: Callable[[], float],
+    ) -> None:
+        self.lease: Lease = cursor.lease
+        self.stream = stream
+        self.counters = PumpCounters()
+        self.read_upto = cursor.position if cursor.window else 0
+        self._settle = settle
+        self._lease_left = lease_left
+        self._inbox: deque[Stretch] = deque()
+        self._flights: deque[Flight] = deque()
+        self._sequence = cursor.sequence
+        self._queued = 0
+        self._deaths = cursor.resumes
+        self._work = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._stopping = False
+        self._courier = Courier(stream, cursor.lease.key.partition, self.counters, lease_left, lambda: self._stopping)
+        self.parked = ParkedKeys(self.lease, stream, store, settle, self._courier)
+
+    # -- what the keeper and the readers see -------------------------------------------------------------------------
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it can be offered more."""
+        return self._room.is_set()
+
+    @property
+    def starving(self) -> bool:
+        """Whether it has nothing at all to do."""
+        return not self._inbox and not self._flights
+
+    @property
+    def pending(self) -> int:
+        """Events that are here and not settled."""
+        return self._queued + sum(len(flight.events) for flight in self._flights)
+
+    async def room(self) -> None:
+        """Waits until it can be offered more."""
+        await self._room.wait()
+
+    def offer(self, window: Window, events: Sequence[Event], reached: int, last: bool) -> None:
+        """The next events of its window. What it has seen before (other members of the window were behind) is dropped."""
+        if events and events[0].id <= self.read_upto:
+            events = [event for event in events if event.id > self.read_upto]
+        self.read_upto = 0 if last else max(reached, self.read_upto)
+        if events or last:
+            self._inbox.append(Stretch(window, events, reached, last))
+            self._queued += len(events)
+            if self._queued >= 2 * self.stream.settings.batch_size:
+                self._room.clear()
+            self._work.set()
+
+    def nudge(self) -> None:
+        """There may be parked events to retry."""
+        self.parked.nudge()
+        self._work.set()
+
+    def stop(self) -> None:
+        """Finish the batch in hand, settle, and end."""
+        self._stopping = True
+        self._courier.hurry()
+        self._work.set()
+
+    # -- the task ----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until stopped, or the lease is lost."""
+        try:
+            await self.parked.load()
+            while not self._stopping:
+                self._work.clear()
+                if self.parked.due() and self.stream.ready and not self._flights:
+                    await self.parked.retry()
+                elif self._may_launch():
+                    self._launch()
+                elif self._flights and self._flights[0].landed:
+                    await self._land()
+                else:
+                    await self._wait()
+            while self._flights:
+                await self._land()
+        finally:
+            for flight in self._flights:
+                if flight.answer is not None:
+                    flight.answer.cancel()
+
+    async def _wait(self) -> None:
+        waiting: set[asyncio.Task[object]] = {asyncio.ensure_future(self._work.wait())}
+        answer = self._flights[0].answer if self._flights else None
+        try:
+            await asyncio.wait(
+                chain(waiting, [answer] if answer else []),
+                timeout=self.parked.seconds_until_due(),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            for task in waiting:
+                task.cancel()
+
+    def _may_launch(self) -> bool:
+        if not self._inbox or not self.stream.ready or self.parked.due() or self.parked.full:
+            return False
+        if self._flights and (
+            self._deaths >= CAUTIOUS_AFTER
+            or not self.stream.sink.traits.stops_behind_failure
+            or len(self._flights) >= self.stream.settings.flights
+            or any(flight.refused for flight in self._flights)
+            or self._flights[0].landed  # judge what is known before more is sent behind it
+        ):
+            return False
+        return self._lease_left() > self.stream.settings.timeout
+
+    def _launch(self) -> None:
+        flight, messages = self._take()
+        self.stream.passing(Point.BATCH_TAKEN)
+        if messages:
+            flight.answer = asyncio.ensure_future(self.stream.sink.publish(messages))
+            self.stream.passing(Point.HANDED_OVER)
+        self._flights.append(flight)
+
+    def _take(self) -> tuple[Flight, list[Outgoing]]:
+        """A batch from the inbox: encoded, with what belongs to parked keys set aside."""
+        stretch = self._inbox[0]
+        stream, partition = self.stream, self.lease.key.partition
+        size = 1 if self._deaths >= CAUTIOUS_AFTER else stream.settings.batch_size
+        traits = stream.sink.traits
+        limit = min(size, traits.max_batch_messages)
+        unique = None if traits.stops_behind_failure or not stream.settings.ordered else set[str]()
+        flight = Flight(stretch.window, [], [], None, [], 0, self._sequence, False)
+        messages: list[Outgoing] = []
+        parked, encode, refusal, generation = self.parked.keys, stream.encoder.encode, stream.refusal, stream.generation
+        sequence, room, index = self._sequence, traits.max_batch_bytes, stretch.taken
+        events = stretch.events
+        while index < len(events) and len(messages) < limit:
+            event = events[index]
+            key = event.key
+            if key is not None and key in parked:
+                sequence += 1
+                flight.asides.append(Park(event, sequence))
+                index += 1
+                continue
+            if unique is not None and key is not None:
+                if key in unique:
+                    break
+                unique.add(key)
+            if event.payload is not None:
+                room -= len(event.payload)
+                if room < 0 and messages:
+                    break
+            sequence += 1
+            index += 1
+            try:
+                if self._deaths > CAUTIOUS_AFTER:
+                    raise EventRefused(f"{self._deaths} relays died while delivering it", reason="RelayDied")
+                message = encode(event, sequence=sequence, partition=partition, generation=generation, attempt=1)
+                if (refused := refusal(message)) is not None:
+                    raise refused
+            except EventRefused as error:
+                flight.refused = Item(event, sequence, Fate.REFUSED, error)
+                break
+            messages.append(message)
+            flight.events.append(event)
+            flight.sequences.append(sequence)
+        self._queued -= index - stretch.taken
+        if self._queued < 2 * stream.settings.batch_size:
+            self._room.set()
+        stretch.taken = index
+        self._sequence = flight.sequence = sequence
+        flight.bytes = traits.max_batch_bytes - room
+        if index == len(events):
+            self._inbox.popleft()
+            flight.closes, flight.position = stretch.last, stretch.reached
+        else:
+            flight.position = events[index - 1].id
+        return flight, messages
+
+    async def _land(self) -> None:
+        """Judges the first flight's answers and settles it; with any failure, all flights are sorted out together."""
+        flight = self._flights[0]
+        failures = await flight.answer if flight.answer is not None else ALL_DELIVERED
+        self.stream.passing(Point.ANSWERED)
+        if failures or flight.refused:
+            await self._sort_out()
+            return
+        self._flights.popleft()
+        self._deaths = 0
+        self.counters.delivered += len(flight.events)
+        self.counters.bytes += flight.bytes
+        settlement = Settlement(
+            self.lease, flight.window.upto, flight.position, flight.sequence, flight.closes, tuple(flight.asides)
+        )
+        committed = self._settle(settlement)
+        if flight.asides:
+            self.parked.count += len(flight.asides)
+            await committed
+
+    async def _sort_out(self) -> None:
+        """Something failed: give every event on the way a fate, in order, then settle all of it."""
+        flights = list(self._flights)
+        items: list[Item] = []
+        away: SinkUnavailable | None = None
+        one_by_one = False
+        for flight in flights:
+            sent = [Item(event, sequence) for event, sequence in zip(flight.events, flight.sequences, strict=True)]
+            failures = await flight.answer if flight.answer is not None else ALL_DELIVERED
+            verdict = judge(sent, failures)
+            away, one_by_one = away or verdict.away, one_by_one or verdict.one_by_one
+            aside = (Item(park.event, park.sequence, Fate.ASIDE) for park in flight.asides)
+            items += sorted(chain(sent, aside, [flight.refused] if flight.refused else []), key=lambda i: i.sequence)
+        set_aside(items, self.parked.keys, ordered=self.stream.settings.ordered)
+        await self._courier.deliver(items, self.parked.keys, away=away, one_by_one=one_by_one, patient=True)
+        whole = settled_prefix(items) == len(items)
+        done = items if whole else items[: settled_prefix(items)]
+        self._flights.clear()
+        self.counters.delivered += sum(item.fate is Fate.DELIVERED for item in done)
+        if done:
+            self._deaths = 0
+            window, last = flights[0].window, flights[-1]
+            park, dead = await self.parked.dispose(done)
+            position, sequence = (last.position, last.sequence) if whole else (done[-1].event.id, done[-1].sequence)
+            await self._settle(
+                Settlement(
+                    self.lease,
+                    window.upto,
+                    position,
+                    sequence,
+                    whole and last.closes,
+                    park=tuple(park),
+                    dead=tuple(dead),
+                )
+            )
+        if not whole:
+            self._stopping = True  # only an end of the pump interrupts a patient delivery

@@ -1,0 +1,70 @@
+"""Readers walk large windows (and reopened ones) and feed the partitions that share them.
+
+One statement reads for all members at once. A member that can't keep up (a slow or failing sink, a paused subscription) is left
+behind with a reader of its own as soon as another one starves because of it, so nobody slows anybody else down. They meet
+again at the tip.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from mailboat.outbox.store import CursorKey, OutboxStore, Window
+from mailboat.pump.partition import PartitionPump
+from mailboat.pump.points import Passing, Point, unheard
+
+PATIENCE = 0.2
+"""Seconds for which a starving member waits for the slowest one."""
+
+
+class WindowReader:
+    """Reads one window for some partitions, from a position on."""
+
+    def __init__(
+        self,
+        store: OutboxStore,
+        window: Window,
+        members: Mapping[CursorKey, PartitionPump],
+        split: Callable[[WindowReader], None],
+        passing: Passing = unheard,
+    ) -> None:
+        self.window = window
+        self.members = dict(members)
+        self._store = store
+        self._split = split
+        self._passing = passing
+        self._after = min((pump.read_upto for pump in members.values()), default=0)
+
+    def leave(self, key: CursorKey) -> None:
+        """A partition that is not ours any more."""
+        self.members.pop(key, None)
+
+    async def run(self) -> None:
+        """To the end of the window, or until nobody is left."""
+        while self.members:
+            await self._until_room()
+            if not self.members:
+                return
+            leases = [pump.lease for pump in self.members.values()]
+            chunk = await self._store.read(self.window, leases, self._after)
+            self._passing(Point.CHUNK_READ)
+            for key, pump in self.members.items():
+                pump.offer(self.window, chunk.events.get(key, ()), chunk.reached, chunk.last)
+            self._after = chunk.reached
+            if chunk.last:
+                return
+
+    async def _until_room(self) -> None:
+        while full := {key: pump for key, pump in self.members.items() if not pump.has_room}:
+            waits = [asyncio.ensure_future(pump.room()) for pump in full.values()]
+            try:
+                await asyncio.wait(waits, timeout=PATIENCE)
+            finally:
+                for wait in waits:
+                    wait.cancel()
+            full = {key: pump for key, pump in full.items() if key in self.members and not pump.has_room}
+            if full and any(pump.starving for pump in self.members.values()):
+                for key in full:
+                    del self.members[key]
+                self._split(WindowReader(self._store, self.window, full, self._split, self._passing))

@@ -1,0 +1,80 @@
+"""One subscription as its pumps see it: policy, sink and encoder, shared by all of its partitions in this relay."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Protocol
+
+from mailboat.errors import EventRefused
+from mailboat.events import Event, Outgoing
+from mailboat.pump.points import Passing, unheard
+from mailboat.pump.retry import Policy
+from mailboat.sinks.protocol import Sink
+
+Clock = Callable[[], float]
+"""Monotonic seconds."""
+
+
+class Encoder(Protocol):
+    """Makes a sink's message of an event. Raises ``EventRefused`` for an event that can't be one."""
+
+    def encode(
+        self, event: Event, *, sequence: int, partition: int, generation: int, attempt: int, replay: bool = False
+    ) -> Outgoing: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DeathNotice:
+    """What the dead-letter topic is told about an event."""
+
+    event: Event
+    sequence: int
+    partition: int
+    attempts: int
+    reason: str
+    error: str
+    first_failed_at: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSettings:
+    """How a subscription is delivered."""
+
+    batch_size: int
+    timeout: float
+    policy: Policy
+    ordered: bool = True
+    """Whether the events of a key keep their order; if not, a failed event holds up nobody."""
+    flights: int = 3
+    """Batches of one partition that may be on the way at once, on a sink that keeps order among them."""
+    max_parked: int = 10_000
+    """Parked events of one partition above which it takes nothing new: a destination that refuses everything must
+    not copy the whole outbox into the parking lot."""
+
+
+@dataclass(slots=True)
+class Stream:
+    """A subscription being delivered."""
+
+    number: int
+    name: str
+    generation: int
+    sink: Sink
+    encoder: Encoder
+    settings: StreamSettings
+    announce: Callable[[DeathNotice], Outgoing] | None
+    """Makes the message for the dead-letter topic; None: dead letters are kept in the table only."""
+    ready: bool = False
+    """Whether the sink is open: before, nothing is handed over."""
+    trouble: str | None = None
+    """Why it is not."""
+    clock: Clock = time.monotonic
+    random: Random = field(default_factory=Random)
+    passing: Passing = unheard
+
+    def refusal(self, message: Outgoing) -> EventRefused | None:
+        """Why the sink would refuse this message, as far as can be told here."""
+        return self.sink.refusal(message)
