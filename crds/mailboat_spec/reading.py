@@ -57,7 +57,9 @@ def read_documents(documents: Iterable[tuple[str, object]]) -> Manifests:
     """
     problems: list[Problem] = []
     read: list[_Document] = []
+    order: dict[str, int] = {}
     for source, body in _opened(documents):
+        order.setdefault(source, len(order))
         kind = _kind(source, body, problems)
         if kind is not None and isinstance(body, Mapping):
             read.append(_Document(source, kind, body, _resource(source, kind, body, problems)))
@@ -65,17 +67,12 @@ def read_documents(documents: Iterable[tuple[str, object]]) -> Manifests:
     problems.extend(_dangling_references(read))
     problems.extend(_shared_rows(read))
     if problems:
-        raise SpecError(_by_document(problems))
+        raise SpecError(tuple(sorted(problems, key=lambda problem: order[problem.source])))
     resources = [document.resource for document in read]
     return Manifests(
         relays=tuple(resource for resource in resources if isinstance(resource, OutboxRelay)),
         subscriptions=tuple(resource for resource in resources if isinstance(resource, EventSubscription)),
     )
-
-
-def _by_document(problems: list[Problem]) -> tuple[Problem, ...]:
-    order = {source: rank for rank, source in reversed([*enumerate(problem.source for problem in problems)])}
-    return tuple(sorted(problems, key=lambda problem: order[problem.source]))
 
 
 def _opened(documents: Iterable[tuple[str, object]]) -> Iterator[tuple[str, object]]:
@@ -128,16 +125,16 @@ def _resource(
 
 
 def _duplicates(read: list[_Document]) -> Iterator[Problem]:
-    first: dict[tuple[str, str, str], str] = {}
+    first: dict[tuple[str, str, str], _Document] = {}
     for document in read:
         if document.name is None:
             continue
-        before = first.setdefault((document.kind, document.namespace, document.name), document.source)
-        if before is not document.source:
+        before = first.setdefault((document.kind, document.namespace, document.name), document)
+        if before is not document:
             yield Problem(
                 document.source,
                 "metadata.name",
-                f"{document.kind} {document.namespace}/{document.name} is there already ({before}): rename one",
+                f"{document.kind} {document.namespace}/{document.name} is there already ({before.source}): rename one",
             )
 
 

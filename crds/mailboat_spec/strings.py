@@ -48,7 +48,7 @@ _HOST_AND_PORT: Final = r"([A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-
 _IDENTIFIER: Final = r'([a-z_][a-z0-9_$]{0,62}|"[^"\x00]{1,63}")'
 _DOTS: Final = frozenset({".", ".."})
 
-NonEmpty = Annotated[str, Form(r"[\s\S]+", "must not be empty", max_length=4096)]
+NonEmpty = Annotated[str, Form(r"[^\x00]+", "must not be empty (or hold the NUL character)", max_length=4096)]
 
 DnsLabel = Annotated[
     str,

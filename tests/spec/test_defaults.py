@@ -1,0 +1,140 @@
+"""The manifest of the documentation is read as it stands, and what it shows is what one gets without writing it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mailboat_spec import (
+    Durability,
+    Duration,
+    EventSubscription,
+    Format,
+    Manifests,
+    Notify,
+    OnExhausted,
+    Ordering,
+    OutboxRelay,
+    Pattern,
+    Pooler,
+    RetentionPolicy,
+    Runtime,
+    StartFrom,
+    State,
+    Tracking,
+    full_name,
+    names,
+    read_documents,
+)
+
+MINIMAL_RELAY = {
+    "apiVersion": "mailboat.dev/v1alpha1",
+    "kind": "OutboxRelay",
+    "metadata": {"name": "orders", "namespace": "shop"},
+    "spec": {"database": {"urlSecretRef": {"name": "orders-db", "key": "url"}}},
+}
+MINIMAL_SUBSCRIPTION = {
+    "apiVersion": "mailboat.dev/v1alpha1",
+    "kind": "EventSubscription",
+    "metadata": {"name": "orders-to-kafka", "namespace": "shop"},
+    "spec": {
+        "relayRef": {"name": "orders"},
+        "sink": {"kafka": {"bootstrapServers": ["kafka:9092"], "topic": "orders"}},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def documented() -> Manifests:
+    text = (Path(__file__).parent / "design.yaml").read_text()
+    return read_documents((f"document {n}", body) for n, body in enumerate(yaml.safe_load_all(text), start=1))
+
+
+@pytest.fixture(scope="module")
+def minimal() -> Manifests:
+    return read_documents([("relay", MINIMAL_RELAY), ("subscription", MINIMAL_SUBSCRIPTION)])
+
+
+def test_the_documented_manifest_is_read(documented: Manifests) -> None:
+    (relay,), (subscription,) = documented.relays, documented.subscriptions
+    assert full_name(relay) == "shop/orders"
+    assert full_name(subscription) == "shop/orders-to-kafka"
+    assert subscription.spec.relay_ref.name == "orders"
+    assert subscription.spec.filter.event_types == (Pattern("order.*"),)
+    assert subscription.spec.sink.kind == "kafka"
+    assert subscription.spec.sink.kafka is not None
+    assert subscription.spec.sink.chosen is subscription.spec.sink.kafka
+    assert subscription.spec.sink.kafka.bootstrap_servers == ("kafka:9092",)
+    assert subscription.spec.sink.kafka.config_secret_ref is None
+    assert subscription.spec.schemas is not None
+    assert subscription.spec.schemas.config_map_ref.name == "order-schemas"
+    assert subscription.spec.delivery.dead_letter is not None
+    assert subscription.spec.delivery.dead_letter.topic == "orders.dead"
+    assert subscription.spec.idempotency is not None
+    assert subscription.spec.idempotency.ttl == Duration.parse("720h")
+
+
+def test_what_it_shows_of_a_relay_are_the_defaults(documented: Manifests, minimal: Manifests) -> None:
+    assert documented.relays == minimal.relays
+
+
+def test_what_it_shows_of_a_subscription_are_the_defaults_but_for_what_has_none(
+    documented: Manifests, minimal: Manifests
+) -> None:
+    written, plain = (manifests.subscriptions[0].manifest()["spec"] for manifests in (documented, minimal))
+    written["filter"].pop("eventTypes"), plain["filter"].pop("eventTypes")
+    written["delivery"].pop("deadLetter"), written.pop("schemas"), written.pop("idempotency")
+    assert written == plain
+
+
+def test_defaults_are_the_documented_values(minimal: Manifests) -> None:
+    relay = minimal.relays[0].spec
+    assert relay.database.pooler is Pooler.AUTO
+    assert (relay.outbox.tracking, relay.outbox.table) == (Tracking.LOG, "mailboat.outbox")
+    assert relay.outbox.manage_schema is True
+    assert (relay.outbox.retention.after.seconds, relay.outbox.retention.policy) == (720 * 3600, RetentionPolicy.HOLD)
+    assert relay.outbox.durability is Durability.FLUSHED
+    assert (relay.runtime, relay.replicas) == (Runtime.DEPLOYMENT, 2)
+    assert (relay.wake.notify, relay.wake.poll_interval.seconds) == (Notify.AUTO, 0.5)
+    assert (relay.wake.idle_after, relay.wake.max_idle_interval.seconds) == (3, 60.0)
+
+    subscription = minimal.subscriptions[0].spec
+    assert (subscription.state, subscription.partitions) == (State.RUNNING, 8)
+    assert subscription.filter.event_types == subscription.filter.aggregate_types == ()
+    assert subscription.filter.tags.all_of == subscription.filter.tags.any_of == subscription.filter.tags.none_of == ()
+    assert (subscription.ordering, subscription.start.from_) == (Ordering.KEY, StartFrom.EARLIEST)
+    assert subscription.format is Format.CLOUD_EVENTS
+    delivery = subscription.delivery
+    assert (delivery.batch_size, delivery.max_attempts, delivery.timeout.seconds) == (500, 25, 30.0)
+    assert (delivery.backoff.initial.seconds, delivery.backoff.factor) == (1.0, 2.0)
+    assert (delivery.backoff.max.seconds, delivery.backoff.jitter) == (60.0, 0.2)
+    assert delivery.on_exhausted is OnExhausted.DEAD_LETTER
+    assert (delivery.dead_letter, subscription.schemas, subscription.idempotency) == (None, None, None)
+
+
+def test_a_sidecar_has_no_replicas() -> None:
+    body = {**MINIMAL_RELAY, "spec": {**_spec(MINIMAL_RELAY), "runtime": "Sidecar"}}
+    assert read_documents([("relay", body)]).relays[0].spec.replicas is None
+
+
+def test_a_field_left_empty_counts_as_not_given(minimal: Manifests) -> None:
+    body = {
+        **MINIMAL_RELAY,
+        "spec": {**_spec(MINIMAL_RELAY), "outbox": None, "replicas": None, "wake": {"notify": None}},
+    }
+    assert read_documents([("relay", body)]).relays == minimal.relays
+
+
+def test_the_kinds_are_called_as_the_names_say() -> None:
+    assert OutboxRelay.model_fields["kind"].default == names.RELAY_KIND
+    assert EventSubscription.model_fields["kind"].default == names.SUBSCRIPTION_KIND
+    assert OutboxRelay.model_fields["api_version"].default == names.API_VERSION
+
+
+def _spec(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    spec: Mapping[str, Any] = body["spec"]
+    return spec

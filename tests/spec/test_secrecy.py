@@ -1,0 +1,107 @@
+"""Secrets in plain text are recognised, and what only sounds like one is let through."""
+
+from __future__ import annotations
+
+import pytest
+
+from mailboat_spec.secrecy import holds_password, looks_secret, secret_names
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sasl.password",
+        "ssl.key.password",
+        "ssl.keystore.password",
+        "ssl.key.pem",
+        "ssl_key",
+        "sasl.oauthbearer.client.secret",
+        "sasl.oauthbearer.assertion.private.key.pem",
+        "sasl.oauthbearer.assertion.private.key.passphrase",
+        "sasl.jaas.config",
+        "Authorization",
+        "Proxy-Authorization",
+        "Cookie",
+        "X-Api-Key",
+        "X-Auth-Token",
+        "apiKey",
+        "clientSecret",
+        "PGPASSWORD",
+        "AWS_SECRET_ACCESS_KEY",
+    ],
+)
+def test_names_of_secrets(name: str) -> None:
+    assert looks_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sasl.username",
+        "sasl.mechanism",
+        "security.protocol",
+        "ssl.key.location",
+        "ssl.keystore.location",
+        "ssl.certificate.pem",
+        "ssl.ca.pem",
+        "sasl.oauthbearer.token.endpoint.url",
+        "sasl.oauthbearer.client.id",
+        "sasl.oauthbearer.assertion.private.key.file",
+        "linger.ms",
+        "message.max.bytes",
+        "queue.buffering.max.messages",
+        "passwordSecretRef",
+        "PGPASSFILE",
+        "Content-Type",
+        "X-Tenant",
+        "",
+    ],
+)
+def test_names_of_other_settings(name: str) -> None:
+    assert not looks_secret(name)
+
+
+def test_a_private_key_is_a_secret_under_any_name() -> None:
+    assert looks_secret("certificate", "-----BEGIN PRIVATE KEY-----\n...")
+
+
+def test_nested_settings_are_searched() -> None:
+    settings = {"auth": {"user": "u", "password": "p"}, "token": 12345, "passwordRef": {"name": "secret-name"}}
+    assert list(secret_names(settings)) == ["auth.password", "token"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:pw@h/db",
+        "postgresql://u:pw@h1:5432,h2:5432/db",
+        "postgresql://u:p#w@h/db",
+        "postgresql://u:p?w@h/db",
+        "postgresql://u:p/w@h/db",
+        "postgresql://u:p@w@h/db",
+        "postgresql://u@h/db?password=pw",
+        "postgresql://u@h/db?sslmode=require&sslpassword=pw",
+        "postgresql:///db?p%61ssword=pw",
+        "redis://:pw@h:6379/0",
+        "https://user:pw@h/hook",
+    ],
+)
+def test_urls_with_a_password(url: str) -> None:
+    assert holds_password(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u@h:5432/db",
+        "postgresql://u:@h/db",
+        "postgresql://h1:5432,h2:5432/db?target_session_attrs=read-write",
+        "postgresql:///db?host=/run/postgresql&user=u",
+        "postgresql://h:5432/db?user=a@b",
+        "postgresql://[::1]:5432/db",
+        "redis://h:6379/0",
+        "https://h/hook?x=1",
+    ],
+)
+def test_urls_without_one(url: str) -> None:
+    assert not holds_password(url)
