@@ -33,7 +33,7 @@ _MISSING = "a real part is missing: "
 # ---- real servers, one of each per worker -------------------------------------------------------------------------
 
 
-def or_skip(start: Callable[[], Part]) -> Part:
+def part_or_skip(start: Callable[[], Part]) -> Part:
     """The part, or the end of the test: skipped on a developer's machine, failed in CI."""
     try:
         return start()
@@ -41,6 +41,12 @@ def or_skip(start: Callable[[], Part]) -> Part:
         if os.environ.get("CI") == "true":
             pytest.fail(_MISSING + str(missing), pytrace=False)
         pytest.skip(_MISSING + str(missing))
+
+
+@pytest.fixture(scope="session", name="or_skip")
+def or_skip_fixture() -> Callable[[Callable[[], Part]], Part]:
+    """``or_skip(start_kfake)`` is a server of the test's own, with the same answer to a missing part."""
+    return part_or_skip
 
 
 @pytest.fixture(scope="session")
@@ -58,7 +64,7 @@ def postgres14(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresSer
 
 
 def _postgres(major: int, places: pytest.TempPathFactory) -> PostgresServer:
-    return or_skip(lambda: PostgresServer.start(find_postgres(major), places.mktemp(f"postgres{major}")))
+    return part_or_skip(lambda: PostgresServer.start(find_postgres(major), places.mktemp(f"postgres{major}")))
 
 
 @pytest.fixture
@@ -89,14 +95,14 @@ def _fresh_database(server: PostgresServer) -> Iterator[Database]:
 @pytest.fixture(scope="session")
 def kfake() -> Iterator[KafkaServer]:
     """The light Kafka-protocol broker, in memory. Shared: start one of your own to kill it."""
-    with or_skip(start_kfake) as server:
+    with part_or_skip(start_kfake) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def apache_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
     """Apache Kafka. Shared: start one of your own to kill it."""
-    with or_skip(lambda: start_apache_kafka(tmp_path_factory.mktemp("kafka"))) as server:
+    with part_or_skip(lambda: start_apache_kafka(tmp_path_factory.mktemp("kafka"))) as server:
         yield server
 
 
@@ -110,7 +116,7 @@ def each_kafka(request: pytest.FixtureRequest) -> KafkaServer:
 @pytest.fixture(scope="session")
 def pubsub() -> Iterator[PubSubServer]:
     """Google's Pub/Sub fake. Shared: start one of your own to kill it."""
-    with or_skip(start_pstest) as server:
+    with part_or_skip(start_pstest) as server:
         yield server
 
 
@@ -192,4 +198,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if missing:
         terminalreporter.section("real parts that were missing", red=True, bold=True)
         for part, tests in missing.items():
-            terminalreporter.line(f"{tests} tests did not run: {part}")
+            terminalreporter.line(f"{tests} {'test' if tests == 1 else 'tests'} did not run: {part}")

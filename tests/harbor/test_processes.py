@@ -1,0 +1,101 @@
+"""Servers that we start end with us, however we end."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mailboat_harbor.missing import ServerFailed
+from mailboat_harbor.processes import Child
+from waiting import wait_until
+
+SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
+
+
+def sleeper(log: Path) -> Child:
+    return Child("sleeper", SLEEPER, log=log, ready=lambda: "up" in log.read_text())
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_a_child_runs_until_it_is_stopped(tmp_path: Path) -> None:
+    child = sleeper(tmp_path / "log")
+    child.launch()
+    first = child.pid
+    assert child.running
+    child.restart()
+    assert child.pid != first
+    assert is_gone(first)
+    child.stop()
+    assert not child.running
+    child.stop()  # a second time is no error
+
+
+def test_a_suspended_child_can_be_stopped(tmp_path: Path) -> None:
+    child = sleeper(tmp_path / "log")
+    child.launch()
+    child.suspend()
+    wait_until(lambda: psutil.Process(child.pid).status() == psutil.STATUS_STOPPED, what="the child to be suspended")
+    child.stop()
+    assert is_gone(child.pid)
+
+
+def test_a_child_that_dies_at_start_says_why(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "import sys; sys.exit('port 9092 is taken')"]
+    child = Child("broker", command, log=tmp_path / "log", ready=lambda: False)
+    with pytest.raises(ServerFailed, match=r"(?s)broker ended with status 1.*port 9092 is taken"):
+        child.launch()
+
+
+def test_a_command_that_does_not_exist_says_so(tmp_path: Path) -> None:
+    child = Child("broker", ["/no/such/program"], log=tmp_path / "log", ready=lambda: False)
+    with pytest.raises(ServerFailed, match="can't run /no/such/program: No such file"):
+        child.launch()
+
+
+def test_a_child_that_never_answers_is_killed(tmp_path: Path) -> None:
+    child = Child("broker", SLEEPER, log=tmp_path / "log", ready=lambda: False, start_timeout=0.3)
+    with pytest.raises(ServerFailed, match="not ready after"):
+        child.launch()
+    assert not child.running
+
+
+def test_a_child_outlives_the_thread_that_started_it(tmp_path: Path) -> None:
+    child = sleeper(tmp_path / "log")
+    thread = threading.Thread(target=child.launch)
+    thread.start()
+    thread.join()
+    with pytest.raises(psutil.TimeoutExpired):
+        psutil.Process(child.pid).wait(timeout=0.3)
+    child.kill()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_outlives_a_killed_test_run(tmp_path: Path, how: signal.Signals) -> None:
+    program = f"""
+import time
+from pathlib import Path
+from mailboat_harbor.processes import Child
+log = Path({str(tmp_path / "log")!r})
+child = Child("sleeper", {SLEEPER!r}, log=log, ready=lambda: "up" in log.read_text())
+child.launch()
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        server = int(run.stdout.readline())
+        assert not is_gone(server)
+        run.send_signal(how)
+    wait_until(lambda: is_gone(server), what="the server to follow the killed run")

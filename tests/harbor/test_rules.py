@@ -1,0 +1,99 @@
+"""The rules of tests/conftest.py hold: tried on small test runs of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+CONFTEST = Path(__file__).parents[1] / "conftest.py"
+
+
+@pytest.fixture
+def run(pytester: pytest.Pytester) -> pytest.Pytester:
+    pytester.makeconftest(CONFTEST.read_text())
+    pytester.makeini(f"""
+        [pytest]
+        asyncio_mode = auto
+        asyncio_default_fixture_loop_scope = function
+        filterwarnings = error
+        pythonpath = {CONFTEST.parent}
+    """)
+    return pytester
+
+
+def test_a_task_left_behind_fails_the_test(run: pytest.Pytester) -> None:
+    run.makepyfile("""
+        import asyncio
+
+        async def test_leaves():
+            test_leaves.task = asyncio.create_task(asyncio.sleep(600))
+
+        async def test_clears_up():
+            task = asyncio.create_task(asyncio.sleep(600))
+            task.cancel()
+    """)
+    result = run.runpytest_subprocess("-p", "no:xdist")
+    result.assert_outcomes(passed=2, errors=1)
+    result.stdout.fnmatch_lines(["*the test left tasks behind*"])
+
+
+def test_a_thread_left_behind_fails_the_test(run: pytest.Pytester) -> None:
+    run.makepyfile("""
+        import threading
+        enough = threading.Event()
+
+        def test_leaves():
+            threading.Thread(target=enough.wait, name="stray").start()
+
+        def test_after():
+            enough.set()
+
+        async def test_may_use_the_loops_own_threads():
+            import asyncio
+            await asyncio.to_thread(enough.wait)
+    """)
+    result = run.runpytest_subprocess("-p", "no:xdist")
+    result.assert_outcomes(passed=3, errors=1)
+    result.stdout.fnmatch_lines(["*the threads that the test left behind*stray*"])
+
+
+def test_a_warning_fails_the_test(run: pytest.Pytester) -> None:
+    run.makepyfile("""
+        import warnings
+
+        def test_warns():
+            warnings.warn("old habits", DeprecationWarning)
+    """)
+    run.runpytest_subprocess("-p", "no:xdist").assert_outcomes(failed=1)
+
+
+MISSING_PART = """
+    from mailboat_harbor.missing import PartMissing
+
+    def test_needs_it(or_skip):
+        def start():
+            raise PartMissing("there is no mvn on the PATH: install Maven")
+        or_skip(start)
+"""
+
+
+@pytest.mark.parametrize("arguments", [["-p", "no:xdist"], ["-n", "1"]], ids=["alone", "in a worker"])
+def test_a_missing_part_is_skipped_and_named_at_the_end(
+    run: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    run.makepyfile(MISSING_PART)
+    result = run.runpytest_subprocess(*arguments)
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(
+        ["*real parts that were missing*", "1 test did not run: there is no mvn on the PATH: install Maven"]
+    )
+
+
+def test_a_missing_part_fails_in_ci(run: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", "true")
+    run.makepyfile(MISSING_PART)
+    result = run.runpytest_subprocess("-p", "no:xdist")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*a real part is missing: there is no mvn on the PATH*"])
