@@ -9,7 +9,7 @@ DISTRIBUTIONS := crds relay operator harbor
 CODE          := $(DISTRIBUTIONS) tests $(wildcard bench examples)
 COMPILE       := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
                  --no-emit-index-url
-# How many tests run side by side: `make test WORKERS=0` runs them one after the other, in one process.
+# Each worker has servers of its own, hence at most four. `make test WORKERS=0` runs the tests one after the other.
 WORKERS ?= auto
 
 .DEFAULT_GOAL := help
@@ -39,7 +39,7 @@ parts: $(STAMP) ## Fetch and build the real servers that the tests run against
 	@$(BIN)/python -m mailboat_harbor
 
 test: parts ## Run the tests against real servers
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not faults"
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal -m "not faults"
 
 test-faults: parts ## Run the long tests: minutes of kills, millions of rows
 	$(BIN)/python -m pytest -m faults

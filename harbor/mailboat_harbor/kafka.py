@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from mailboat_harbor.golang import built_program
 from mailboat_harbor.kafka_apache import broker_command, prepare_broker
