@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from psycopg import sql
 
+from mailboat_spec import Columns, ColumnsPreset
+
 _STORED = (
     "id",
     "xid",
@@ -37,8 +39,26 @@ COLUMNS: sql.Composable = _AS_TEXT.format(payload=sql.SQL("found.payload"))
 
 def scanned(single: bool) -> sql.Composable:
     """Like ``COLUMNS``, for rows of which some are only looked at: those leave their payload in the database."""
-    hit = sql.SQL("found.routes" if single else "found.routes <> '{{}}'".replace("{{}}", "{}"))
+    hit = sql.SQL("found.routes" if single else "cardinality(found.routes) > 0")
     return _AS_TEXT.format(payload=sql.SQL("case when {} and not found.too_big then found.payload end").format(hit))
+
+
+_DEBEZIUM = {
+    "id": "position",
+    "event_id": "id",
+    "event_type": "type",
+    "aggregate_type": "aggregatetype",
+    "aggregate_id": "aggregateid",
+    "key": "aggregateid",
+}
+"""Debezium's outbox has its identity in ``id``; the position that Mailboat needs is a column beside it."""
+
+
+def renamed(columns: Columns) -> dict[str, str]:
+    """``spec.outbox.columns`` as Mailboat's name -> the table's name, where they differ."""
+    preset = _DEBEZIUM if columns.preset is ColumnsPreset.DEBEZIUM else {}
+    given = {name: value for name in _STORED if (value := getattr(columns, name, None)) is not None}
+    return {name: value for name, value in (preset | given).items() if name != value}
 
 
 @dataclass(frozen=True, slots=True)

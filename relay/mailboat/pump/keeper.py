@@ -112,10 +112,12 @@ class Keeper:
                 await self._tick()
             self.ticked_at = self._clock()
 
-    async def flush(self) -> None:
-        """Writes down what is pending, without looking for more."""
-        if self._pending:
-            await self._tick(look=False)
+    async def settled(self) -> None:
+        """Waits until all progress noted so far is committed."""
+        if self._waiting:
+            self._urgent = True
+            self._stir.set()
+            await asyncio.wait(set(self._waiting))
 
     async def _until_needed(self) -> None:
         began = self._clock()
@@ -135,14 +137,14 @@ class Keeper:
             except TimeoutError:
                 return
 
-    async def _tick(self, *, look: bool = True) -> None:
+    async def _tick(self) -> None:
         settlements, self._pending = list(self._pending.values()), {}
         waiting, self._waiting = self._waiting, []
         self._urgent = False
         try:
             self._passing(Point.SETTLING)
             began = self._clock()
-            result = await self._store.tick(settlements, self._tips(settlements) if look else ())
+            result = await self._store.tick(settlements, self._tips(settlements))
             self._last_tick = self._clock() - began
             self._passing(Point.SETTLED)
         except BaseException as error:
@@ -155,8 +157,7 @@ class Keeper:
         for future in waiting:
             if not future.done():
                 future.set_result(None)
-        if look:
-            await self._find_rhythm(result)
+        await self._find_rhythm(result)
 
     def _tips(self, settlements: list[Settlement]) -> list[TipGroup]:
         """Closed cursors, those that the same tick closes included, by what they have done."""

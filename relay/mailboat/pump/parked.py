@@ -223,6 +223,7 @@ class ParkedKeys:
             item.event,
             item.sequence,
             self._lease.key.partition,
+            self._stream.generation,
             attempts,
             failure.reason,
             failure.error,

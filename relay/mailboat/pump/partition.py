@@ -100,6 +100,7 @@ class PartitionPump:
         self._room = asyncio.Event()
         self._room.set()
         self._stopping = False
+        self._paused = False
         self._courier = Courier(stream, cursor.lease.key.partition, self.counters, lease_left, lambda: self._stopping)
         self.parked = ParkedKeys(self.lease, stream, store, settle, self._courier)
 
@@ -141,6 +142,15 @@ class PartitionPump:
         self.parked.nudge()
         self._work.set()
 
+    def wake(self) -> None:
+        """Something changed (the lease was renewed, the sink is open): see whether there is something to do."""
+        self._work.set()
+
+    def pause(self, paused: bool) -> None:
+        """Hand over nothing more, or do so again."""
+        self._paused = paused
+        self._work.set()
+
     def stop(self) -> None:
         """Finish the batch in hand, settle, and end."""
         self._stopping = True
@@ -155,7 +165,7 @@ class PartitionPump:
             await self.parked.load()
             while not self._stopping:
                 self._work.clear()
-                if self.parked.due() and self.stream.ready and not self._flights:
+                if self.parked.due() and self._active and not self._flights:
                     await self.parked.retry()
                 elif self._may_launch():
                     self._launch()
@@ -170,13 +180,17 @@ class PartitionPump:
                 if flight.answer is not None:
                     flight.answer.cancel()
 
+    @property
+    def _active(self) -> bool:
+        return self.stream.ready and not self._paused
+
     async def _wait(self) -> None:
         waiting: set[asyncio.Task[object]] = {asyncio.ensure_future(self._work.wait())}
         answer = self._flights[0].answer if self._flights else None
         try:
             await asyncio.wait(
                 chain(waiting, [answer] if answer else []),
-                timeout=self.parked.seconds_until_due(),
+                timeout=self.parked.seconds_until_due() if self._active and not self._flights else None,
                 return_when=asyncio.FIRST_COMPLETED,
             )
         finally:
@@ -184,7 +198,7 @@ class PartitionPump:
                 task.cancel()
 
     def _may_launch(self) -> bool:
-        if not self._inbox or not self.stream.ready or self.parked.due() or self.parked.full:
+        if not self._inbox or not self._active or self.parked.due() or self.parked.full:
             return False
         if self._flights and (
             self._deaths >= CAUTIOUS_AFTER

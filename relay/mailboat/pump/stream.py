@@ -33,6 +33,7 @@ class DeathNotice:
     event: Event
     sequence: int
     partition: int
+    generation: int
     attempts: int
     reason: str
     error: str

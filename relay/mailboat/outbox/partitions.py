@@ -1,0 +1,307 @@
+"""The time partitions of an outbox: made ahead of time, dropped once nobody needs them.
+
+Neither may ever be felt by a writer (G10). Making them is a function in the database. Dropping takes four steps, each
+of which may be the last one a relay lives to see; the next relay picks up there:
+
+    decide      a short transaction: no event of the partition is wanted any more, and none is still on its way (a share
+                lock says so, waited for very briefly); marked by a comment on the table
+    detach      ALTER TABLE ... DETACH PARTITION ... CONCURRENTLY; given up, not waited for, behind a long transaction:
+                the partition is then *pending*: out of sight for new statements, and finished later
+    finish      ... FINALIZE, where a detach is pending
+    drop        of what is by then a table like any other, which no statement on the outbox touches
+
+A bare DROP of a partition would queue for a lock on the outbox behind any reader, and every insert behind that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from mailboat.errors import SchemaMismatch
+from mailboat.outbox.link import explain
+from mailboat.outbox.sqlfiles import statements
+
+_SQL = statements("partitions")
+_MARK = "mailboat: expired, being dropped"
+_NOT_NOW = (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled, psycopg.errors.DeadlockDetected)
+
+Connection = psycopg.AsyncConnection[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Supply:
+    """How well an outbox is supplied with partitions."""
+
+    made: int
+    days_ahead: float
+    """Without a gap from now on. A writer without a partition fails: below 7 somebody should look."""
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """One day of an outbox."""
+
+    name: str
+    lower: datetime
+    upper: datetime
+    pending: bool
+    """A detach was begun and not finished."""
+    condemned: bool
+    """Its end was decided by Mailboat."""
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class HardLimit:
+    """``retention.policy: Drop``: beyond this, events go whether they were delivered or not."""
+
+    older_than: datetime | None = None
+    max_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """A partition that is over its time and has to stay."""
+
+    partition: str
+    reason: str
+    subscription: str | None = None
+
+    def __str__(self) -> str:
+        who = f"subscription {self.subscription} " if self.subscription else ""
+        return f"{self.partition}: {who}{self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Events that a hard limit took from a subscription (before its filter)."""
+
+    partition: str
+    subscription: str
+    events: int
+    at_least: bool
+    """Counting stopped at a bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionReport:
+    """What became of the partitions that are over their time."""
+
+    dropped: tuple[str, ...] = ()
+    blocked: tuple[Blocked, ...] = ()
+    lost: tuple[Lost, ...] = ()
+
+
+@dataclass(slots=True)
+class _Findings:
+    dropped: list[str] = field(default_factory=list)
+    blocked: list[Blocked] = field(default_factory=list)
+    lost: list[Lost] = field(default_factory=list)
+
+
+async def ensure_partitions(connection: Connection, outbox: str) -> Supply:
+    """Make what is missing of the next 30 days. Writes nothing when nothing is."""
+    try:
+        cursor = await connection.execute(_SQL["ensure"], {"outbox": outbox})
+        (made,) = await cursor.fetchone() or (0,)
+        cursor = await connection.execute(_SQL["ahead"], {"outbox": outbox})
+        (days,) = await cursor.fetchone() or (0.0,)
+    except psycopg.Error as error:
+        raise explain(error) from error
+    return Supply(int(made), float(days))
+
+
+def beyond(limit: HardLimit | None, partitions: Sequence[Partition], now: datetime) -> frozenset[str]:
+    """Which partitions a hard limit gives up: the oldest first, and never one that may still be written to."""
+    if limit is None:
+        return frozenset()
+    over = [partition for partition in partitions if partition.upper <= now]
+    given_up = {p.name for p in over if limit.older_than is not None and p.upper <= limit.older_than}
+    if limit.max_bytes is not None:
+        size = sum(partition.bytes for partition in partitions if partition.name not in given_up)
+        for partition in sorted(over, key=lambda each: each.lower):
+            if size <= limit.max_bytes:
+                break
+            if partition.name not in given_up:
+                given_up.add(partition.name)
+                size -= partition.bytes
+    return frozenset(given_up)
+
+
+async def drop_expired(
+    connection: Connection,
+    outbox: str,
+    older_than: datetime,
+    *,
+    now: datetime,
+    limit: HardLimit | None = None,
+    lock_wait: float = 0.1,
+    detach_wait: float = 5.0,
+    count_up_to: int = 100_000,
+) -> RetentionReport:
+    """Drop partitions that end before ``older_than`` and that every subscription is past; and those beyond ``limit``.
+
+    The connection must be in autocommit mode and in no transaction, and its user the owner of the outbox. No wait is
+    longer than the given seconds; what could not be done now is in the report, and the next call tries it again.
+    """
+    if not connection.autocommit or connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+        raise ValueError("drop_expired needs a connection in autocommit mode and outside of a transaction")
+    sweep = _Sweep(
+        connection, await _registered(connection, outbox), older_than, now, limit, lock_wait, detach_wait, count_up_to
+    )
+    try:
+        await sweep.run()
+    except psycopg.errors.InsufficientPrivilege as error:
+        sweep.found.blocked.append(
+            Blocked(
+                outbox, f"the relay's user is not its owner ({error.diag.message_primary}): grant it the owner's role"
+            )
+        )
+    except psycopg.Error as error:
+        raise explain(error) from error
+    return RetentionReport(tuple(sweep.found.dropped), tuple(sweep.found.blocked), tuple(sweep.found.lost))
+
+
+@dataclass(slots=True)
+class _Sweep:
+    """One call of `drop_expired`."""
+
+    connection: Connection
+    outbox: str
+    older_than: datetime
+    now: datetime
+    limit: HardLimit | None
+    lock_wait: float
+    detach_wait: float
+    count_up_to: int
+    found: _Findings = field(default_factory=_Findings)
+
+    async def run(self) -> None:
+        partitions = await self._partitions()
+        for partition in partitions:
+            if partition.pending and not await self._finish(partition):
+                return  # Postgres allows one pending detach at a time
+        for (leftover,) in await self._rows("leftovers", outbox=self.outbox, mark=_MARK):
+            await self._drop(leftover)
+        given_up = beyond(self.limit, partitions, self.now)
+        deadline = min(self.older_than, self.now)
+        for partition in partitions:
+            if partition.pending or not (partition.name in given_up or partition.upper <= deadline):
+                continue
+            if not await self._decide(partition, regardless=partition.name in given_up):
+                continue
+            if not await self._detach(partition, "detach"):
+                return
+            await self._drop(partition.name)
+
+    async def _decide(self, partition: Partition, *, regardless: bool) -> bool:
+        """Whether the partition may go. Asked twice, the second time with nobody writing to it."""
+        if not regardless and await self._held(partition):
+            return False
+        try:
+            async with self._briefly():
+                await self._execute("lock", partition=partition.name)
+                if regardless:
+                    await self._count_losses(partition)
+                elif await self._held(partition):
+                    return False
+                await self._execute("condemn", partition=partition.name)
+        except _NOT_NOW:
+            self._block(partition.name, "a transaction in flight has written to it, or it is being vacuumed")
+            return False
+        return True
+
+    async def _held(self, partition: Partition) -> bool:
+        holders = await self._rows("holders", outbox=self.outbox, lower=partition.lower, upper=partition.upper)
+        self.found.blocked += [Blocked(partition.name, reason, subscription) for subscription, reason in holders]
+        return bool(holders)
+
+    async def _count_losses(self, partition: Partition) -> None:
+        losses = await self._rows(
+            "losses", outbox=self.outbox, lower=partition.lower, upper=partition.upper, bound=self.count_up_to
+        )
+        self.found.lost += [
+            Lost(partition.name, name, min(events, self.count_up_to), events > self.count_up_to)
+            for name, events in losses
+        ]
+
+    async def _finish(self, partition: Partition) -> bool:
+        if not partition.condemned:
+            self._block(
+                partition.name, "somebody else's detach of it is unfinished: finish it with ALTER TABLE ... FINALIZE"
+            )
+            return False
+        if not await self._detach(partition, "finish_detach"):
+            return False
+        await self._drop(partition.name)
+        return True
+
+    async def _detach(self, partition: Partition, how: str) -> bool:
+        """Given up from here rather than by a timeout in the session: that would outlive us behind a pooler."""
+        try:
+            async with asyncio.timeout(self.detach_wait):
+                await self._execute(how, partition=partition.name)
+        except (TimeoutError, *_NOT_NOW):
+            self._block(partition.name, "a transaction that is still open has used the outbox; will be finished later")
+            return False
+        except psycopg.errors.ObjectNotInPrerequisiteState:
+            self._block(partition.name, "another relay is at it")
+            return False
+        return True
+
+    async def _drop(self, name: str) -> None:
+        try:
+            async with self._briefly():
+                await self._execute("drop", partition=name)
+        except _NOT_NOW:
+            self._block(name, "it is detached, and somebody is reading it still; will be dropped later")
+        except psycopg.errors.UndefinedTable:
+            pass  # another relay was quicker
+        else:
+            self.found.dropped.append(name)
+
+    @asynccontextmanager
+    async def _briefly(self) -> AsyncIterator[None]:
+        async with self.connection.transaction():
+            await self._rows("wait_at_most", milliseconds=f"{self.lock_wait * 1000:.0f}ms")
+            yield
+
+    def _block(self, partition: str, reason: str) -> None:
+        self.found.blocked.append(Blocked(partition, reason))
+
+    async def _partitions(self) -> list[Partition]:
+        return [Partition(*row) for row in await self._rows("partitions", outbox=self.outbox, mark=_MARK)]
+
+    async def _rows(self, name: str, **values: object) -> list[Any]:
+        cursor = self.connection.cursor(row_factory=psycopg.rows.tuple_row)
+        await cursor.execute(sql.SQL(_SQL[name]).format(outbox=_quoted(self.outbox)), values)
+        return await cursor.fetchall()
+
+    async def _execute(self, name: str, *, partition: str) -> None:
+        statement = sql.SQL(_SQL[name]).format(
+            outbox=_quoted(self.outbox), partition=_quoted(partition), mark=sql.Literal(_MARK)
+        )
+        await self.connection.execute(statement)
+
+
+async def _registered(connection: Connection, outbox: str) -> str:
+    """The outbox's name as Postgres quotes it, which is what subscriptions refer to."""
+    cursor = connection.cursor(row_factory=psycopg.rows.tuple_row)
+    await cursor.execute(_SQL["registered"], {"outbox": outbox})
+    row = await cursor.fetchone()
+    if row is None:
+        raise SchemaMismatch(f"There is no outbox {outbox}. Make it: select mailboat.create_outbox('{outbox}');")
+    return str(row[0])
+
+
+def _quoted(name: str) -> sql.SQL:
+    """A name that Postgres itself has quoted already."""
+    return sql.SQL(name)

@@ -1,0 +1,296 @@
+"""One connected period of a relay: from joining the others to letting go in good order, or to the loss of the database.
+
+Everything in memory belongs to the session. When the database goes away or another server answers, the session ends with
+``DatabaseUnavailable``, all of it is dropped, and the relay begins a new one: nothing that was known before can be trusted.
+
+Its tasks: the *watch* (heartbeats, rings, ownership), the *keeper* (ticks), one per *pump*, one per *reader*, one per
+*sink* that is not open yet, and the *probe* (lag). They share one event loop and no locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from mailboat.errors import DatabaseUnavailable, LeaseLost, MailboatError, SinkUnavailable
+from mailboat.outbox.postgres import PostgresStore
+from mailboat.outbox.store import Backlog, Cursor, CursorKey, Opened, Roster, Subscription, Window
+from mailboat.pump.keeper import Keeper
+from mailboat.pump.ownership import decide
+from mailboat.pump.partition import PartitionPump
+from mailboat.pump.points import Passing, Point
+from mailboat.pump.reader import WindowReader
+from mailboat.pump.retry import OUTAGE_BACKOFF, Outage
+from mailboat.pump.rhythm import WakeSettings
+from mailboat.pump.stream import Clock, Stream
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """The relay's own clockwork, in seconds."""
+
+    beat_every: float = 1.0
+    lease_ttl: float = 60.0
+    overdue_after: float = 3.0
+    """Silence after which a relay whose liveness lock is free counts as dead."""
+    grace: float = 10.0
+    """How long a partition may be without an owner before anybody takes it, whatever the assignment says."""
+    probe_every: float = 2.0
+    deadline: float = 30.0
+    """After which a database that does not answer counts as away."""
+    drain_within: float = 20.0
+    """How long an orderly stop waits for answers that are still out."""
+
+
+@dataclass(slots=True)
+class _Owned:
+    pump: PartitionPump
+    task: asyncio.Task[None]
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts of pumps that have ended, by subscription, so that totals only ever grow."""
+
+    delivered: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    refused: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    last_error: dict[str, str] = field(default_factory=dict)
+
+
+class Session:
+    """A relay while it is connected."""
+
+    def __init__(
+        self,
+        store: PostgresStore,
+        me: str,
+        streams: Mapping[int, Stream],
+        subscriptions: Mapping[int, Subscription],
+        wake: WakeSettings,
+        timings: Timings,
+        totals: Totals,
+        clock: Clock,
+        passing: Passing,
+    ) -> None:
+        self.streams = streams
+        self.subscriptions = dict(subscriptions)
+        self.roster: Roster | None = None
+        self.backlogs: dict[int, Backlog] = {}
+        self.keeper = Keeper(store, wake, clock, self._hand_over, self._lost, passing)
+        self.owned: dict[CursorKey, _Owned] = {}
+        self._store = store
+        self._me = me
+        self._timings = timings
+        self._totals = totals
+        self._clock = clock
+        self._passing = passing
+        self._readers: set[WindowReader] = set()
+        self._leaving: set[CursorKey] = set()
+        self._lease_until = 0.0
+        self._unheld_since: dict[CursorKey, float] = {}
+        self._probed_at: dict[int, float] = {}
+        self._group: asyncio.TaskGroup
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until told to stop, or the database is lost."""
+        try:
+            async with asyncio.TaskGroup() as self._group:
+                background = [
+                    self._group.create_task(work) for work in (self._watch(), self.keeper.run(), self._probe())
+                ]
+                background += [self._group.create_task(self._open_sink(stream)) for stream in self.streams.values()]
+                await stop.wait()
+                await self._let_go(list(self.owned))
+                for task in background:
+                    task.cancel()
+        except BaseExceptionGroup as errors:
+            raise _most_telling(errors) from errors
+
+    # -- ownership ---------------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        while True:
+            began = self._clock()
+            roster = await self._store.beat()
+            self._lease_until = began + self._timings.lease_ttl
+            await self._follow(roster)
+            while (left := began + self._timings.beat_every - self._clock()) > 0:
+                if await self._store.rung(left):
+                    self.keeper.ring()
+
+    async def _follow(self, roster: Roster) -> None:
+        """Does what the roster asks of this relay."""
+        self.roster = roster
+        now = self._clock()
+        self._notice_changes(roster.subscriptions)
+        alive = {peer.id for peer in roster.peers if peer.alive}
+        unheld = {h.key for h in roster.holdings if h.owner not in alive}
+        self._unheld_since = {key: self._unheld_since.get(key, now) for key in unheld}
+        held = frozenset(self.owned)
+        moves = decide(self._me, roster, held, self._unheld_since, now, self._timings.grace)
+        for key, owned in self.owned.items():
+            if key in roster.due:
+                owned.pump.nudge()
+            elif not owned.pump.starving:
+                owned.pump.wake()
+        going = moves.release - self._leaving
+        if going:
+            self._group.create_task(self._let_go(going))
+        if moves.claim:
+            self._adopt(await self._store.claim(moves.claim))
+        elif not held:
+            await self._store.rest()
+
+    def _notice_changes(self, states: Mapping[int, Subscription]) -> None:
+        for number, known in self.subscriptions.items():
+            current = states.get(number)
+            if current is None or (current.partitions, current.generation) != (known.partitions, known.generation):
+                raise DatabaseUnavailable(f"subscription {known.name} was deleted or laid out anew: beginning again")
+            if current.paused != known.paused:
+                log.info(
+                    "Subscription %s.", "paused" if current.paused else "resumed", extra={"subscription": known.name}
+                )
+                self.subscriptions[number] = current
+                for key, owned in self.owned.items():
+                    if key.subscription == number:
+                        self.keeper.pause(key, current.paused)
+                        owned.pump.pause(current.paused)
+
+    def _adopt(self, cursors: Iterable[Cursor]) -> None:
+        reopened: dict[Window, dict[CursorKey, PartitionPump]] = defaultdict(dict)
+        for cursor in cursors:
+            key = cursor.lease.key
+            paused = self.subscriptions[key.subscription].paused
+            pump = PartitionPump(
+                cursor, self.streams[key.subscription], self._store, self.keeper.settle, self._lease_left
+            )
+            pump.pause(paused)
+            self.owned[key] = _Owned(pump, self._group.create_task(self._run(key, pump)))
+            self.keeper.enter(cursor.lease, None if cursor.window else cursor.done, paused=paused)
+            if cursor.window is not None:
+                reopened[cursor.window][key] = pump
+        if self.owned:
+            self._passing(Point.CLAIMED)
+        for window, members in reopened.items():
+            self._read(WindowReader(self._store, window, members, self._read, self._passing))
+
+    async def _run(self, key: CursorKey, pump: PartitionPump) -> None:
+        try:
+            await pump.run()
+        except LeaseLost:
+            self._lost(key)
+        finally:
+            name = pump.stream.name
+            self._totals.delivered[name] += pump.counters.delivered
+            self._totals.refused[name] += pump.counters.refused
+            if pump.counters.last_error:
+                self._totals.last_error[name] = pump.counters.last_error
+            pump.counters.delivered = pump.counters.refused = 0
+
+    def _lease_left(self) -> float:
+        return self._lease_until - self._clock()
+
+    async def _let_go(self, keys: Iterable[CursorKey]) -> None:
+        """Finishes the batches in hand, settles, releases."""
+        leaving = {key: self.owned[key] for key in keys if key in self.owned and key not in self._leaving}
+        if not leaving:
+            return
+        self._leaving |= leaving.keys()
+        for owned in leaving.values():
+            owned.pump.stop()
+        _, unfinished = await asyncio.wait(
+            {owned.task for owned in leaving.values()}, timeout=self._timings.drain_within
+        )
+        for task in unfinished:
+            task.cancel()
+        await self.keeper.settled()
+        for key in leaving:
+            self._forget(key)
+        await self._store.release([owned.pump.lease for owned in leaving.values()])
+        self._passing(Point.RELEASED)
+
+    def _lost(self, key: CursorKey) -> None:
+        """Another relay has it: stop at once, change nothing."""
+        owned = self.owned.get(key)
+        if owned is not None:
+            log.warning("A partition was taken over by another relay.", extra={"partition": key.partition})
+            owned.task.cancel()
+            self._forget(key)
+
+    def _forget(self, key: CursorKey) -> None:
+        self.owned.pop(key, None)
+        self._leaving.discard(key)
+        self.keeper.strike(key)
+        for reader in self._readers:
+            reader.leave(key)
+
+    # -- windows -----------------------------------------------------------------------------------------------------
+
+    def _hand_over(self, opened: Opened) -> None:
+        pumps = {lease.key: self.owned[lease.key].pump for lease in opened.members if lease.key in self.owned}
+        if opened.events is None:
+            self._read(WindowReader(self._store, opened.window, pumps, self._read, self._passing))
+            return
+        for key, pump in pumps.items():
+            events = opened.events[key]
+            pump.offer(opened.window, events, events[-1].id, last=True)
+
+    def _read(self, reader: WindowReader) -> None:
+        async def read() -> None:
+            try:
+                await reader.run()
+            finally:
+                self._readers.discard(reader)
+
+        self._readers.add(reader)
+        self._group.create_task(read())
+
+    # -- sinks and lag -----------------------------------------------------------------------------------------------
+
+    async def _open_sink(self, stream: Stream) -> None:
+        outage = Outage(OUTAGE_BACKOFF)
+        while not stream.ready:
+            try:
+                await stream.sink.open()
+                stream.ready, stream.trouble = True, None
+            except SinkUnavailable as error:
+                if stream.trouble is None:
+                    log.warning("The sink can't be reached: %s", error, extra={"subscription": stream.name})
+                stream.trouble, outage = str(error), outage.failed()
+                await asyncio.sleep(outage.delay(stream.random))
+        for key, owned in self.owned.items():
+            if key.subscription == stream.number:
+                owned.pump.nudge()
+
+    async def _probe(self) -> None:
+        """Asks the store for lag: soon where something is pending, seldom where nothing is."""
+        while True:
+            await asyncio.sleep(self._timings.probe_every)
+            for number in {key.subscription for key in self.owned}:
+                seldom = self._timings.probe_every * 5
+                if self.at_rest(number) and self._clock() - self._probed_at.get(number, -seldom) < seldom:
+                    continue
+                self.backlogs[number] = await self._store.backlog(number)
+                self._probed_at[number] = self._clock()
+
+    def at_rest(self, number: int) -> bool:
+        """Whether all that this relay owns of a subscription is settled up to the last look."""
+        return all(
+            self.keeper.at_tip(key) and owned.pump.pending == 0
+            for key, owned in self.owned.items()
+            if key.subscription == number
+        )
+
+
+def _most_telling(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """One error for the loop around: one of ours if there is any."""
+    ours = errors.subgroup(MailboatError)
+    chosen: BaseException = ours if ours is not None else errors
+    while isinstance(chosen, BaseExceptionGroup):
+        chosen = chosen.exceptions[0]
+    return chosen

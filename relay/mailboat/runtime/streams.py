@@ -1,0 +1,114 @@
+"""From an EventSubscription to what its pumps need: sink, encoder, policy.
+
+These live as long as the relay: a database that comes and goes does not reconnect the sinks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from random import Random
+
+from mailboat.events import Outgoing
+from mailboat.messages import Death, Encoder, dead_letter_message
+from mailboat.outbox.store import Subscription
+from mailboat.pump.points import Passing
+from mailboat.pump.retry import Backoff, Policy
+from mailboat.pump.stream import Clock, DeathNotice, Stream, StreamSettings
+from mailboat.runtime.secrets import Secrets
+from mailboat.sinks.protocol import Sink, SinkContext
+from mailboat.sinks.registry import build_sink
+from mailboat_spec import Delivery, EventSubscription, OnExhausted, Ordering, full_name
+
+Now = Callable[[], datetime]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamParts:
+    """What lasts of a subscription, whatever happens to the database."""
+
+    resource: EventSubscription
+    sink: Sink
+    encoder: Encoder
+    settings: StreamSettings
+    announce: Callable[[DeathNotice], Outgoing] | None
+
+    @property
+    def name(self) -> str:
+        return full_name(self.resource)
+
+    def stream(self, subscription: Subscription, clock: Clock, random: Random, passing: Passing) -> Stream:
+        """The parts, for one connected period."""
+        return Stream(
+            subscription.number,
+            self.name,
+            subscription.generation,
+            self.sink,
+            self.encoder,
+            self.settings,
+            self.announce,
+            clock=clock,
+            random=random,
+            passing=passing,
+        )
+
+
+def build(resource: EventSubscription, secrets: Secrets, now: Now = lambda: datetime.now(UTC)) -> StreamParts:
+    """Raises ``ConfigError`` where the manifest asks for what can't be had."""
+    spec = resource.spec
+    name = full_name(resource)
+    context = SinkContext(name, spec.delivery.timeout.seconds, _sink_secrets(resource, secrets))
+    sink = build_sink(spec.sink, context)
+    encoder = Encoder(spec.format, source=f"mailboat/{name}", header_prefix=sink.traits.header_prefix)
+    settings = StreamSettings(
+        batch_size=spec.delivery.batch_size,
+        timeout=spec.delivery.timeout.seconds,
+        policy=policy(spec.delivery),
+        ordered=spec.ordering is Ordering.KEY,
+    )
+    return StreamParts(resource, sink, encoder, settings, _announcer(resource, encoder, now))
+
+
+def policy(delivery: Delivery) -> Policy:
+    """``spec.delivery`` as the pump's policy."""
+    backoff = delivery.backoff
+    return Policy(
+        delivery.max_attempts,
+        Backoff(backoff.initial.seconds, backoff.factor, backoff.max.seconds, backoff.jitter),
+        dead_letters=delivery.on_exhausted is OnExhausted.DEAD_LETTER,
+    )
+
+
+def _sink_secrets(resource: EventSubscription, secrets: Secrets) -> dict[str, str]:
+    chosen = resource.spec.sink.chosen
+    whole = getattr(chosen, "config_secret_ref", None)
+    if whole is not None:
+        return secrets.all(whole.name)
+    single = getattr(chosen, "credentials_secret_ref", None)
+    if single is not None:
+        return {single.key: secrets.read(single.name, single.key)}
+    return {}
+
+
+def _announcer(resource: EventSubscription, encoder: Encoder, now: Now) -> Callable[[DeathNotice], Outgoing] | None:
+    target = resource.spec.delivery.dead_letter
+    if target is None:
+        return None
+    name = full_name(resource)
+
+    def announce(notice: DeathNotice) -> Outgoing:
+        failed_at = now().isoformat().replace("+00:00", "Z")
+        death = Death(notice.reason, notice.error, notice.attempts, notice.first_failed_at or failed_at, failed_at)
+        return dead_letter_message(
+            encoder,
+            notice.event,
+            death,
+            topic=target.topic,
+            subscription=name,
+            sequence=notice.sequence,
+            partition=notice.partition,
+            generation=notice.generation,
+        )
+
+    return announce

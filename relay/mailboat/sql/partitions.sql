@@ -1,0 +1,128 @@
+-- The time partitions of an outbox: made ahead, and dropped once nobody needs them any more.
+
+-- name: registered
+-- The outbox's name as it is kept, whatever way it was spelled.
+select o.name from mailboat.outboxes o where to_regclass(o.name) = to_regclass(%(outbox)s)
+
+-- name: ensure
+-- Makes what is missing; says how many.
+select mailboat.ensure_partitions(%(outbox)s) as made
+
+-- name: ahead
+-- How many days from now the outbox has partitions for, without a gap from today on.
+select greatest(coalesce(extract(epoch from max(p.upper) - clock_timestamp()) / 86400, 0), 0)::float8
+from (
+    select b.upper, bool_and(b.lower is not distinct from b.previous or b.lower <= clock_timestamp())
+                        over (order by b.lower) as gapless
+    from (
+        select m[1]::timestamptz as lower, m[2]::timestamptz as upper,
+               lag(m[2]::timestamptz) over (order by m[1]::timestamptz) as previous
+        from pg_inherits i join pg_class c on c.oid = i.inhrelid
+        cross join lateral regexp_match(pg_get_expr(c.relpartbound, c.oid), 'FROM \(''(.*)''\) TO \(''(.*)''\)') m
+        where i.inhparent = to_regclass(%(outbox)s) and not i.inhdetachpending
+    ) b
+) p
+where p.gapless
+
+-- name: partitions
+-- All partitions, oldest first. A detach that was begun and not finished leaves one `pending`; `condemned` was marked by us.
+select format('%%I.%%I', n.nspname, c.relname) as name,
+       m[1]::timestamptz as lower,
+       m[2]::timestamptz as upper,
+       i.inhdetachpending as pending,
+       obj_description(c.oid, 'pg_class') is not distinct from %(mark)s as condemned,
+       pg_total_relation_size(c.oid) as bytes
+from pg_inherits i
+join pg_class c on c.oid = i.inhrelid
+join pg_namespace n on n.oid = c.relnamespace
+cross join lateral regexp_match(pg_get_expr(c.relpartbound, c.oid), 'FROM \(''(.*)''\) TO \(''(.*)''\)') m
+where i.inhparent = to_regclass(%(outbox)s)
+order by 2
+
+-- name: leftovers
+-- Tables that we detached and did not come to drop. Only those with our mark: a partition that somebody else detached is
+-- theirs to keep.
+select format('%%I.%%I', n.nspname, c.relname)
+from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where c.relkind = 'r' and not c.relispartition
+  and c.relnamespace = (select relnamespace from pg_class where oid = to_regclass(%(outbox)s))
+  and obj_description(c.oid, 'pg_class') = %(mark)s
+  and not exists (select from pg_inherits i where i.inhrelid = c.oid)
+order by 1
+
+-- name: holders
+-- Subscriptions that have not settled every event of a partition, and why. Exact where the end of a window is concerned:
+-- comparing the partition's last transaction with xmin alone would hold it for ever behind one transaction that was open
+-- when the last event was settled.
+with latest as materialized (
+    select e.xid
+    from {outbox} e
+    where e.created_at >= %(lower)s and e.created_at < %(upper)s
+    order by e.xid desc
+    limit 1
+)
+select s.name,
+       case when bool_or(c.debts is not null) then 'is being repartitioned'
+            when bool_or(c.system_identifier <> v.system_identifier) then 'belongs to another database system (see `mailboat rebase`)'
+            when bool_or(c.timeline <> v.timeline) then 'was not moved since a failover'
+            else 'has not delivered all of it' end
+from latest l
+cross join (select (select system_identifier from pg_control_system()) as system_identifier,
+                   ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer as timeline) v
+join mailboat.subscriptions s on s.outbox = %(outbox)s
+join mailboat.cursors c on c.subscription_id = s.id
+where c.debts is not null
+   or c.system_identifier <> v.system_identifier
+   or c.timeline <> v.timeline
+   or l.xid >= pg_snapshot_xmin(c.done) and exists (
+        select from {outbox} e
+        where e.created_at >= %(lower)s and e.created_at < %(upper)s
+          and e.xid >= pg_snapshot_xmin(c.done) and not pg_visible_in_snapshot(e.xid, c.done)
+          and e.slot %% s.partitions = c.partition)
+group by s.name
+order by s.name
+
+-- name: losses
+-- How many events of a partition each subscription has not settled, counted up to a bound.
+select s.name, sum(n.events)::bigint
+from mailboat.subscriptions s
+join mailboat.cursors c on c.subscription_id = s.id
+cross join lateral (
+    select count(*) as events
+    from (
+        select from {outbox} e
+        where e.created_at >= %(lower)s and e.created_at < %(upper)s
+          and not pg_visible_in_snapshot(e.xid, c.done)
+          and e.slot %% s.partitions = c.partition
+          and not (c.upto is not null and pg_visible_in_snapshot(e.xid, c.upto) and e.id <= c.position)
+        limit %(bound)s + 1
+    ) e
+) n
+where s.outbox = %(outbox)s
+group by s.name
+having sum(n.events) > 0
+order by s.name
+
+-- name: lock
+-- Fails while a transaction in flight has written to the partition. Nobody new writes to one that is over.
+lock table {partition} in share mode
+
+-- name: wait_at_most
+-- For this transaction only: a pooler may lie between.
+select set_config('lock_timeout', %(milliseconds)s, true)
+
+-- name: condemn
+-- The mark by which a relay recognises what another one, dead by now, had decided and begun.
+comment on table {partition} is {mark}
+
+-- name: detach
+-- Not in a transaction; waits for whoever reads or writes the outbox just now, and lets everybody else pass.
+alter table {outbox} detach partition {partition} concurrently
+
+-- name: finish_detach
+-- The rest of a detach that was interrupted.
+alter table {outbox} detach partition {partition} finalize
+
+-- name: drop
+-- Never of an attached partition: that would lock the outbox.
+drop table {partition}
