@@ -1,7 +1,7 @@
-"""Where secrets come from: files as Kubernetes mounts them, or the environment. Never from a manifest, never into a log.
+"""Where secrets come from: files as Kubernetes mounts them, or the environment. Never a manifest, and never into a log.
 
-A secret is asked for anew whenever it is needed, and nothing is kept, so that a rotated password is in use from the next
-connection on. Errors say where was looked, and never what was found.
+A secret is asked for anew whenever it is needed, and nothing is kept, so that a rotated password is in use from the
+next connection on. Errors say where was looked, and never what was found.
 """
 
 from __future__ import annotations
@@ -34,52 +34,87 @@ class Secrets(Protocol):
         ...
 
 
-class SecretFiles:
+class Place(Protocol):
+    """Somewhere secrets may be. Answers None for what is not there; raises for what is there and can't be used."""
+
+    def find(self, name: str, key: str) -> str | None: ...
+
+    def find_all(self, name: str) -> dict[str, str] | None: ...
+
+    def where(self, name: str, key: str | None) -> str:
+        """For messages: where exactly it looks."""
+        ...
+
+
+class SecretPlaces:
+    """``Secrets`` from several places; the first one that has it wins."""
+
+    def __init__(self, *places: Place) -> None:
+        self._places = places
+
+    def read(self, name: str, key: str) -> str:
+        for place in self._places:
+            if (found := place.find(name, key)) is not None:
+                return found
+        raise ConfigError(
+            f"key {key} of secret {name} was not found. Looked for {self._where(name, key)}. Put the value into one of"
+            " them."
+        )
+
+    def all(self, name: str) -> dict[str, str]:
+        for place in self._places:
+            if (found := place.find_all(name)) is not None:
+                return found
+        raise ConfigError(
+            f"secret {name} was not found. Looked for {self._where(name, None)}. Put its keys into one of them."
+        )
+
+    def _where(self, name: str, key: str | None) -> str:
+        return " and ".join(place.where(name, key) for place in self._places)
+
+
+class SecretFolder:
     """``<folder>/<secret>/<key>``, the way a Secret is mounted into a pod."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def read(self, name: str, key: str) -> str:
+    def find(self, name: str, key: str) -> str | None:
         path = self._path(name, key)
         try:
             if path.stat().st_size > _LARGEST:
-                raise ConfigError(
-                    f"{path} is larger than 1 MiB: that is no secret. Check what --secrets-dir points to."
-                )
+                raise ConfigError(f"{path} is larger than 1 MiB: that is no secret. Check what --secrets-dir names.")
             text = path.read_text(encoding="utf-8")
         except (FileNotFoundError, NotADirectoryError):
-            raise ConfigError(_missing(name, key, [self.place(name, key)])) from None
+            return None
         except UnicodeDecodeError:
-            raise ConfigError(f"{path} is not text in UTF-8. Write the secret's {key} into it as plain text.") from None
+            raise ConfigError(f"{path} is not text in UTF-8. Write the secret's value into it as plain text.") from None
         except OSError as error:
-            raise ConfigError(f"{path} can't be read: {error.strerror}. Check its rights.") from error
-        return text.removesuffix("\n").removesuffix("\r")
+            raise ConfigError(f"{path} can't be read: {error.strerror}. Check what it is, and its rights.") from error
+        return text.removesuffix("\n").removesuffix("\r")  # what an editor or echo leaves behind is not part of it
 
-    def all(self, name: str) -> dict[str, str]:
+    def find_all(self, name: str) -> dict[str, str] | None:
         folder = self._path(name)
         try:
-            # Kubernetes keeps its own links beside the keys, all of them beginning with two dots.
-            keys = sorted(
-                entry.name for entry in folder.iterdir() if entry.is_file() and not entry.name.startswith("..")
-            )
+            # Kubernetes keeps links of its own beside the keys, all of them beginning with two dots.
+            keys = sorted(file.name for file in folder.iterdir() if file.is_file() and not file.name.startswith(".."))
         except (FileNotFoundError, NotADirectoryError):
-            raise ConfigError(_missing(name, None, [self.place(name, None)])) from None
+            return None
         except OSError as error:
             raise ConfigError(f"{folder} can't be read: {error.strerror}. Check its rights.") from error
-        return {key: self.read(name, key) for key in keys}
+        found = {key: self.find(name, key) for key in keys}
+        return {key: value for key, value in found.items() if value is not None}
 
-    def place(self, name: str, key: str | None) -> str:
-        """Where it looks, for messages."""
-        return str(self._path(name, key))
+    def where(self, name: str, key: str | None) -> str:
+        return f"{self._path(name, key)}{'' if key else os.sep}"
 
     def _path(self, name: str, key: str | None = None) -> Path:
-        for part in (name, key or ""):
-            if "/" in part or "\\" in part or part.startswith(".."):
+        for part in (name, *([key] if key is not None else [])):
+            if not part or "/" in part or "\\" in part or part.startswith(".."):
                 raise ConfigError(
-                    f"{part!r} can't be the name of a secret or of a key in one: it leads out of the folder."
+                    f"{part!r} can't name a secret, nor a key of one: use letters, digits, '-', '_', '.'."
                 )
-        return self._folder / name / key if key else self._folder / name
+        return self._folder / name / key if key is not None else self._folder / name
 
 
 class SecretVariables:
@@ -88,46 +123,46 @@ class SecretVariables:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
 
-    def read(self, name: str, key: str) -> str:
-        try:
-            return self._environment[variable(name, key)]
-        except KeyError:
-            raise ConfigError(_missing(name, key, [self.place(name, key)])) from None
+    def find(self, name: str, key: str) -> str | None:
+        return self._environment.get(_variable(name, key))
 
-    def all(self, name: str) -> dict[str, str]:
+    def find_all(self, name: str) -> dict[str, str] | None:
         """The keys come out in small letters with dots (``sasl.password``): how they were spelled is not known here."""
-        prefix = variable(name) + "_"
+        prefix = _variable(name, "")
         found = {
-            each.removeprefix(prefix).lower().replace("_", "."): value
-            for each, value in self._environment.items()
-            if each.startswith(prefix)
+            variable.removeprefix(prefix).lower().replace("_", "."): value
+            for variable, value in self._environment.items()
+            if variable.startswith(prefix)
         }
-        if not found:
-            raise ConfigError(_missing(name, None, [self.place(name, None)]))
-        return found
+        return found or None
 
-    def place(self, name: str, key: str | None) -> str:
-        """Where it looks, for messages."""
-        return f"${variable(name, key) if key else variable(name) + '_...'}"
+    def where(self, name: str, key: str | None) -> str:
+        return f"${_variable(name, key or '')}{'' if key else '...'}"
 
 
-class SecretPlaces:
-    """Several places, the first one that has it wins."""
+def _variable(name: str, key: str) -> str:
+    return re.sub(r"[^A-Z0-9]", "_", f"{VARIABLE_PREFIX}_{name}_{key}".upper())
 
-    def __init__(self, places: Sequence[SecretFiles | SecretVariables]) -> None:
-        self._places = places
 
-    def read(self, name: str, key: str) -> str:
-        return self._first(name, key, lambda place: place.read(name, key))
+def find_secrets(directory: Path | None, environment: Mapping[str, str]) -> Secrets:
+    """The usual places: the folder, if one is named by argument or environment, then the environment."""
+    folder = directory or (Path(named) if (named := environment.get(DIRECTORY_VARIABLE)) else None)
+    places: Sequence[Place] = [SecretFolder(folder)] if folder is not None else []
+    return SecretPlaces(*places, SecretVariables(environment))
 
-    def all(self, name: str) -> dict[str, str]:
-        return self._first(name, None, lambda place: place.all(name))
 
-    def _first[Found](self, name: str, key: str | None, ask: Callable[[SecretFiles | SecretVariables], Found]) -> Found:
-        for place in self._places:
-            try:
-                return ask(place)
-            except ConfigError as error:
-                if error.__cause__ is not None or not str(error).startswith(_missing(name, key, [])[:20]):
-                    raise
-        raise ConfigError(_missing(name, key, [place.place(name, key) for place in self._places]))
+def database_url(relay: OutboxRelay, secrets: Secrets) -> Callable[[], str]:
+    """How to get the URL of a relay's database, asked anew for every connection."""
+    database = relay.spec.database
+
+    def url() -> str:
+        if database.url is not None:
+            return database.url
+        assert database.url_secret_ref is not None, "the spec demands one of the two"
+        reference = database.url_secret_ref
+        try:
+            return secrets.read(reference.name, reference.key).strip()
+        except ConfigError as error:
+            raise ConfigError(f"OutboxRelay {full_name(relay)}: spec.database.urlSecretRef: {error}") from error
+
+    return url

@@ -1,0 +1,187 @@
+"""Manifests from files: the very YAML that ``kubectl apply`` takes.
+
+Owns reading and its limits; what a manifest may say is the business of ``mailboat_spec``. Everything that is wrong is
+said at once, with file, line or field, and remedy. A manifest may come from anybody who can write one, so nothing in
+it may cost more than it is long: sizes are bounded, aliases that multiply are refused, and so is deep nesting.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from mailboat.errors import ConfigError
+from mailboat_spec import (
+    EventSubscription,
+    Manifests,
+    OutboxRelay,
+    Problem,
+    SpecError,
+    Tracking,
+    full_name,
+    read_documents,
+)
+
+LARGEST_FILE: Final = 1024 * 1024
+"""Bytes. A manifest has a few thousand of them."""
+
+_SUFFIXES: Final = (".yaml", ".yml", ".json")
+_MOST_NODES: Final = 100_000
+"""Values in one document, counted as if every alias were written out."""
+_SINKS_TO_COME: Final = ("http", "redis", "postgres")
+
+
+def load(paths: Sequence[Path]) -> Manifests:
+    """The resources in all files, and in all manifests of all folders. Raises ``ConfigError`` with all problems."""
+    files = [file for path in paths for file in _files(path)]
+    documents = [document for file in files for document in _documents(file)]
+    try:
+        manifests = read_documents(documents)
+    except SpecError as error:
+        raise ConfigError(str(error)) from error
+    if not manifests.relays:
+        places = ", ".join(str(path) for path in paths)
+        raise ConfigError(f"there is no OutboxRelay in {places}: without one there is no outbox to work on.")
+    if problems := list(_not_in_this_release(manifests)):
+        raise ConfigError(str(SpecError(tuple(problems))))
+    return manifests
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.exists():
+        raise ConfigError(f"{path} does not exist. Give -f the path of a manifest, or of a folder with manifests.")
+    if not path.is_dir():
+        return [path]
+    found = sorted(file for file in path.iterdir() if file.suffix.lower() in _SUFFIXES and file.is_file())
+    if not found:
+        raise ConfigError(f"folder {path} holds no manifest ({', '.join('*' + suffix for suffix in _SUFFIXES)}).")
+    return found
+
+
+def _documents(file: Path) -> Iterator[tuple[str, object]]:
+    text = _text(file)
+    documents = [_json(file, text)] if file.suffix.lower() == ".json" else _yaml(file, text)
+    for number, document in enumerate(documents, start=1):
+        yield (str(file) if len(documents) == 1 else f"{file}, document {number}"), document
+
+
+def _text(file: Path) -> str:
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(LARGEST_FILE + 1)
+    except OSError as error:
+        raise ConfigError(f"{file} can't be read: {error.strerror}. Check what it is, and its rights.") from error
+    if len(content) > LARGEST_FILE:
+        raise ConfigError(f"{file} is larger than 1 MiB: that is no manifest. Check the path given to -f.")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is not text in UTF-8 (byte {error.start}): save it as UTF-8.") from error
+
+
+def _json(file: Path, text: str) -> object:
+    try:
+        return json.loads(text) if text.strip() else None
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{file}, line {error.lineno}, column {error.colno}: not JSON: {error.msg}.") from error
+    except RecursionError:
+        raise ConfigError(f"{file} is nested too deeply: that is no manifest.") from None
+
+
+def _yaml(file: Path, text: str) -> list[object]:
+    # Not the loader in C: deep nesting crashes it, and with it the process.
+    loader = yaml.SafeLoader(text)
+    documents: list[object] = []
+    try:
+        while loader.check_node():
+            node = loader.get_node()
+            if node is not None:
+                _refuse_traps(file, node)
+            documents.append(None if node is None else loader.construct_document(node))
+    except yaml.MarkedYAMLError as error:
+        raise ConfigError(f"{file}{_at(error.problem_mark)}: not YAML: {_complaint(error)}.") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file}: not YAML: {' '.join(str(error).split())}.") from error
+    except RecursionError:
+        raise ConfigError(f"{file} is nested too deeply: that is no manifest.") from None
+    except ValueError as error:  # a date that does not exist, for one
+        raise ConfigError(f"{file}: a value can't be read: {error}. Put it in quotes.") from error
+    finally:
+        loader.dispose()
+    return documents
+
+
+def _complaint(error: yaml.MarkedYAMLError) -> str:
+    context = f" ({error.context})" if error.context and error.context_mark else ""
+    problem = error.problem or "it can't be read"
+    if "'\\t'" in problem:
+        problem += "; YAML wants spaces, not tabs"
+    return f"{problem}{context}"
+
+
+def _at(mark: Any) -> str:
+    return f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+
+
+def _refuse_traps(file: Path, root: yaml.Node) -> None:
+    """Two fields of one name, of which one would silently win; and aliases that grow beyond all bounds."""
+    sizes: dict[int, int | None] = {}
+
+    def size(node: yaml.Node) -> int:
+        known = sizes.get(id(node), 0)
+        if known is None:
+            raise ConfigError(f"{file}{_at(node.start_mark)}: an alias refers to itself: write the value out.")
+        if known:
+            return known
+        sizes[id(node)] = None  # being counted
+        total = 1
+        for child in _children(file, node):
+            total += size(child)
+            if total > _MOST_NODES:
+                raise ConfigError(
+                    f"{file}{_at(node.start_mark)}: more than {_MOST_NODES} values, aliases written out: that is no"
+                    " manifest."
+                )
+        sizes[id(node)] = total
+        return total
+
+    size(root)
+
+
+def _children(file: Path, node: yaml.Node) -> Iterator[yaml.Node]:
+    if isinstance(node, yaml.SequenceNode):
+        yield from node.value
+    elif isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+                    raise ConfigError(f"{file}{_at(key.start_mark)}: {key.value} is there twice: remove one of them.")
+                seen.add(key.value)
+            yield key
+            yield value
+
+
+def _not_in_this_release(manifests: Manifests) -> Iterator[Problem]:
+    """What the resources can say already and this release can't do yet. Better refused than passed over."""
+    resources: list[OutboxRelay | EventSubscription] = [*manifests.relays, *manifests.subscriptions]
+    for resource in resources:
+        source = f"{resource.kind} {full_name(resource)}"
+        for field, message in _missing_features(resource):
+            yield Problem(source, field, f"{message} in this release")
+
+
+def _missing_features(resource: OutboxRelay | EventSubscription) -> Iterator[tuple[str, str]]:
+    if isinstance(resource, OutboxRelay):
+        if resource.spec.outbox.tracking is Tracking.ROWS:
+            yield "spec.outbox.tracking", "Rows is not there yet: use Log"
+        return
+    kind = resource.spec.sink.kind
+    if kind in _SINKS_TO_COME:
+        yield f"spec.sink.{kind}", "is not there yet: use kafka, pubsub, log or a custom sink"
+    if resource.spec.schemas is not None:
+        yield "spec.schemas", "schemas are not checked yet: remove it"
