@@ -217,6 +217,8 @@ class _Sweep:
         except _NOT_NOW:
             self._block(partition.name, "a transaction in flight has written to it, or it is being vacuumed")
             return False
+        except psycopg.errors.UndefinedTable:
+            return False  # another relay was quicker
         return True
 
     async def _held(self, partition: Partition) -> bool:
@@ -252,8 +254,10 @@ class _Sweep:
         except (TimeoutError, *_NOT_NOW):
             self._block(partition.name, "a transaction that is still open has used the outbox; will be finished later")
             return False
+        except psycopg.errors.UndefinedTable:
+            return False  # another relay was quicker, and is about to drop it
         except psycopg.errors.ObjectNotInPrerequisiteState:
-            self._block(partition.name, "another relay is at it")
+            self._block(partition.name, "another relay is at it, or at another one")
             return False
         return True
 

@@ -31,12 +31,12 @@ select format('%%I.%%I', n.nspname, c.relname) as name,
        m[2]::timestamptz as upper,
        i.inhdetachpending as pending,
        obj_description(c.oid, 'pg_class') is not distinct from %(mark)s as condemned,
-       pg_total_relation_size(c.oid) as bytes
+       coalesce(pg_total_relation_size(c.oid), 0) as bytes
 from pg_inherits i
 join pg_class c on c.oid = i.inhrelid
 join pg_namespace n on n.oid = c.relnamespace
 cross join lateral regexp_match(pg_get_expr(c.relpartbound, c.oid), 'FROM \(''(.*)''\) TO \(''(.*)''\)') m
-where i.inhparent = to_regclass(%(outbox)s)
+where i.inhparent = to_regclass(%(outbox)s) and m is not null  -- null: dropped while we look
 order by 2
 
 -- name: leftovers

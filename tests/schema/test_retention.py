@@ -1,0 +1,369 @@
+"""Partitions go once everybody is past them, and no writer ever notices (G1, G10)."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from psycopg import sql
+
+from mailboat.outbox.partitions import HardLimit, Partition, RetentionReport, beyond, drop_expired
+from mailboat_harbor.postgres import Database
+from waiting import await_until
+
+OUTBOX = "mailboat.outbox"
+NOW = datetime.now(UTC)
+MIDNIGHT = NOW.replace(hour=0, minute=0, second=0, microsecond=0)
+OLD = MIDNIGHT - timedelta(days=60)
+"""The day whose partition the tests want to be rid of."""
+NAME = f"mailboat.outbox_p{OLD:%Y%m%d}"
+
+
+def add_day(database: Database, day: datetime = OLD, events: int = 3) -> str:
+    """A partition of the past with events in it."""
+    name = f"mailboat.outbox_p{day:%Y%m%d}"
+    with psycopg.connect(database.url) as connection:
+        connection.execute(
+            f"create table {name} partition of mailboat.outbox for values from ('{day.isoformat()}')"
+            f" to ('{(day + timedelta(days=1)).isoformat()}')"
+        )
+        for number in range(events):
+            insert_old(connection, f"k{number}", day)
+    return name
+
+
+def insert_old(connection: psycopg.Connection, key: str = "k", day: datetime = OLD) -> None:
+    connection.execute(
+        "insert into mailboat.outbox (event_type, key, payload, created_at) values ('old', %s, '{}', %s)",
+        (key, day + timedelta(hours=1)),
+    )
+
+
+def subscribe(database: Database, name: str, done: str = "pg_current_snapshot()", partitions: int = 2) -> None:
+    """A subscription whose cursors have settled everything visible in a snapshot."""
+    with psycopg.connect(database.url) as connection:
+        cursor = connection.execute(
+            "insert into mailboat.subscriptions (outbox, name, partitions) values (%s, %s, %s) returning id",
+            (OUTBOX, name, partitions),
+        )
+        (number,) = cursor.fetchone() or (None,)
+        connection.execute(
+            "insert into mailboat.cursors (subscription_id, partition, done, system_identifier, timeline)"
+            f" select %s, p, {done}, (select system_identifier from pg_control_system()), 1"
+            " from generate_series(0, %s - 1) p",
+            (number, partitions),
+        )
+
+
+def catch_up(database: Database) -> None:
+    database.execute("update mailboat.cursors set done = pg_current_snapshot(), timeline = 1")
+
+
+def tables(database: Database) -> set[str]:
+    rows = database.execute(
+        "select format('%I.%I', schemaname, tablename) from pg_tables where schemaname = 'mailboat'"
+    )
+    return {name for (name,) in rows}
+
+
+async def sweep(connection: psycopg.AsyncConnection, **changes: Any) -> RetentionReport:
+    options: dict[str, Any] = {"older_than": NOW - timedelta(days=30), "now": NOW, "detach_wait": 2.0} | changes
+    return await drop_expired(connection, OUTBOX, **options)
+
+
+async def test_what_everybody_is_past_is_dropped_and_nothing_else(
+    outbox: Database, connection: psycopg.AsyncConnection
+) -> None:
+    add_day(outbox)
+    young = add_day(outbox, MIDNIGHT - timedelta(days=10))
+    subscribe(outbox, "shop/a")
+    subscribe(outbox, "shop/b")
+    before = tables(outbox)
+    assert await sweep(connection) == RetentionReport(dropped=(NAME,))
+    assert before - tables(outbox) == {NAME}
+    assert young in tables(outbox)
+    assert await sweep(connection) == RetentionReport()
+
+
+async def test_an_outbox_without_subscriptions_keeps_nothing(
+    outbox: Database, connection: psycopg.AsyncConnection
+) -> None:
+    add_day(outbox)
+    assert (await sweep(connection)).dropped == (NAME,)
+
+
+async def test_undelivered_events_hold_their_partition_and_the_report_says_whose_they_are(
+    outbox: Database, connection: psycopg.AsyncConnection
+) -> None:
+    add_day(outbox)
+    subscribe(outbox, "shop/quick")
+    subscribe(outbox, "shop/slow", done="'1:1:'")
+    report = await sweep(connection)
+    assert [str(blocked) for blocked in report.blocked] == [
+        f"{NAME}: subscription shop/slow has not delivered all of it"
+    ]
+    assert NAME in tables(outbox)
+    catch_up(outbox)
+    assert (await sweep(connection)).dropped == (NAME,)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("debts = '[]'", "is being repartitioned"),
+        ("system_identifier = 1", "belongs to another database system"),
+        ("timeline = 7", "was not moved since a failover"),
+    ],
+)
+async def test_a_cursor_that_can_not_be_compared_holds(
+    outbox: Database, connection: psycopg.AsyncConnection, change: str, reason: str
+) -> None:
+    add_day(outbox)
+    subscribe(outbox, "shop/a")
+    outbox.execute(sql.Composed([sql.SQL("update mailboat.cursors set "), sql.SQL(change)]))
+    (blocked,) = (await sweep(connection)).blocked
+    assert blocked.reason.startswith(reason)
+
+
+async def test_a_transaction_that_was_open_when_the_last_event_was_settled_holds_nothing(
+    outbox: Database, connection: psycopg.AsyncConnection
+) -> None:
+    with psycopg.connect(outbox.url) as bystander:
+        bystander.execute("select pg_current_xact_id()")
+        add_day(outbox)
+        subscribe(outbox, "shop/a")  # its snapshot has the bystander as xmin, below the events
+        assert (await sweep(connection)).dropped == (NAME,)
+
+
+async def test_an_insert_in_flight_holds_its_partition(outbox: Database, connection: psycopg.AsyncConnection) -> None:
+    add_day(outbox)
+    subscribe(outbox, "shop/a")
+    with psycopg.connect(outbox.url) as late:
+        insert_old(late)
+        (blocked,) = (await sweep(connection)).blocked
+        assert "a transaction in flight has written to it" in blocked.reason
+        late.commit()
+    (blocked,) = (await sweep(connection)).blocked
+    assert blocked.subscription == "shop/a"
+
+
+async def test_a_prepared_transaction_holds_its_partition_too(
+    outbox: Database, connection: psycopg.AsyncConnection
+) -> None:
+    (allowed,) = outbox.execute("show max_prepared_transactions")[0]
+    if allowed == "0":  # the lock is the same one: held by a session instead
+        with psycopg.connect(outbox.url) as late:
+            add_day(outbox)
+            insert_old(late)
+            assert not (await sweep(connection)).dropped
+        return
+    add_day(outbox)
+    with psycopg.connect(outbox.url) as late:
+        insert_old(late)
+        late.execute("prepare transaction 'late'")
+    assert not (await sweep(connection)).dropped
+    outbox.execute("rollback prepared 'late'")
+
+
+# ---- the writer is never hurt -------------------------------------------------------------------------------------
+
+
+async def hold_open(database: Database, statement: str) -> psycopg.AsyncConnection:
+    holder = await psycopg.AsyncConnection.connect(database.url)
+    await holder.execute(statement)
+    return holder
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["select count(*) from mailboat.outbox", "insert into mailboat.outbox (event_type) values ('idle in transaction')"],
+    ids=["open reader", "idle writer"],
+)
+async def test_retention_under_an_open_transaction_delays_no_writer(
+    outbox: Database, connection: psycopg.AsyncConnection, writer: Any, statement: str
+) -> None:
+    add_day(outbox)
+    async with await hold_open(outbox, statement):
+        report = await sweep(connection, detach_wait=0.5)
+        assert not report.dropped
+        assert [blocked.partition for blocked in report.blocked] == [NAME]
+        assert "will be finished later" in report.blocked[0].reason
+        await asyncio.to_thread(writer.writes_on)
+        again = await sweep(connection, detach_wait=0.5)  # who never looked at the old partition is not in its way
+        assert bool(again.dropped) == ("idle in transaction" in statement)
+        await asyncio.to_thread(writer.writes_on)
+        assert outbox.execute("select mailboat.ensure_partitions('mailboat.outbox', '33 days')") == [(3,)]
+        await asyncio.to_thread(writer.writes_on)
+    assert (*again.dropped, *(await sweep(connection)).dropped) == (NAME,)
+    assert NAME not in tables(outbox)
+    await asyncio.to_thread(writer.writes_on)
+
+
+async def test_a_relay_that_dies_in_the_middle_of_a_detach_is_succeeded(
+    outbox: Database, connection: psycopg.AsyncConnection, writer: Any
+) -> None:
+    add_day(outbox)
+    next_day = add_day(outbox, OLD + timedelta(days=1))
+    async with await hold_open(outbox, "select count(*) from mailboat.outbox"):
+        dying = await psycopg.AsyncConnection.connect(outbox.url, autocommit=True)
+        task = asyncio.create_task(sweep(dying, detach_wait=60))
+        await await_until(
+            lambda: outbox.execute("select true from pg_inherits where inhdetachpending") == [(True,)],
+            timeout=10,
+            what="the detach to be pending",
+        )
+        await asyncio.to_thread(writer.writes_on)
+        await connection.execute("select pg_terminate_backend(%s)", (dying.info.backend_pid,))
+        with pytest.raises(Exception, match="terminating connection"):
+            await task
+        await dying.close()
+        await asyncio.to_thread(writer.writes_on)
+    assert (await sweep(connection)).dropped == (NAME, next_day)
+    await asyncio.to_thread(writer.writes_on)
+
+
+async def test_what_was_detached_and_not_dropped_is_dropped_if_it_was_ours(
+    outbox: Database, connection: psycopg.AsyncConnection
+) -> None:
+    theirs = add_day(outbox, OLD + timedelta(days=1))
+    add_day(outbox)
+    await connection.execute(f"comment on table {NAME} is 'mailboat: expired, being dropped'")
+    for name in (NAME, theirs):
+        await connection.execute(f"alter table mailboat.outbox detach partition {name}")
+    assert (await sweep(connection)).dropped == (NAME,)
+    assert theirs in tables(outbox)
+
+
+async def test_somebody_reading_a_detached_partition_delays_only_its_end(
+    outbox: Database, connection: psycopg.AsyncConnection, writer: Any
+) -> None:
+    add_day(outbox)
+    await connection.execute(f"comment on table {NAME} is 'mailboat: expired, being dropped'")
+    await connection.execute(f"alter table mailboat.outbox detach partition {NAME} concurrently")
+    async with await hold_open(outbox, f"select from {NAME}"):
+        (blocked,) = (await sweep(connection)).blocked
+        assert "detached" in blocked.reason
+        await asyncio.to_thread(writer.writes_on)
+    assert (await sweep(connection)).dropped == (NAME,)
+
+
+async def test_two_relays_at_once_do_it_once(outbox: Database, writer: Any) -> None:
+    days = {add_day(outbox, OLD + timedelta(days=number)) for number in range(3)}
+
+    async def relay() -> RetentionReport:
+        async with await psycopg.AsyncConnection.connect(outbox.url, autocommit=True) as connection:
+            return await sweep(connection)
+
+    reports = await asyncio.gather(relay(), relay())
+    dropped = [name for report in reports for name in report.dropped]
+    assert len(dropped) == len(set(dropped))
+    assert days - set((await relay()).dropped) - set(dropped) == set()
+    assert not days & tables(outbox)
+
+
+# ---- policy Drop --------------------------------------------------------------------------------------------------
+
+
+async def test_a_hard_limit_by_age_drops_and_says_what_was_lost(
+    outbox: Database, connection: psycopg.AsyncConnection
+) -> None:
+    add_day(outbox, events=5)
+    younger = add_day(outbox, OLD + timedelta(days=2))
+    subscribe(outbox, "shop/quick")
+    subscribe(outbox, "shop/slow", done="'1:1:'")
+    limit = HardLimit(older_than=OLD + timedelta(days=1))
+    report = await sweep(connection, limit=limit, count_up_to=4)
+    assert report.dropped == (NAME,)
+    assert [(lost.subscription, lost.partition) for lost in report.lost] == [("shop/slow", NAME)]
+    assert (report.lost[0].events, report.lost[0].at_least) == (4, True)
+    assert [blocked.partition for blocked in report.blocked] == [younger]
+
+
+async def test_events_settled_inside_an_open_window_are_not_counted_as_lost(
+    outbox: Database, connection: psycopg.AsyncConnection
+) -> None:
+    add_day(outbox, events=5)
+    subscribe(outbox, "shop/slow", done="'1:1:'", partitions=1)
+    outbox.execute(
+        "update mailboat.cursors set upto = pg_current_snapshot(),"
+        " position = (select id from mailboat.outbox order by id limit 1 offset 1)"
+    )
+    report = await sweep(connection, limit=HardLimit(older_than=OLD + timedelta(days=1)))
+    assert [(lost.events, lost.at_least) for lost in report.lost] == [(3, False)]
+
+
+async def test_a_hard_limit_by_size_gives_up_the_oldest_until_it_fits(
+    outbox: Database, connection: psycopg.AsyncConnection
+) -> None:
+    names = [add_day(outbox, MIDNIGHT - timedelta(days=days)) for days in (4, 3, 2)]
+    subscribe(outbox, "shop/slow", done="'1:1:'")
+    ((total,),) = outbox.execute(
+        "select sum(pg_total_relation_size(inhrelid)) from pg_inherits where inhparent = 'mailboat.outbox'::regclass"
+    )
+    report = await sweep(connection, limit=HardLimit(max_bytes=int(total) - 1))
+    assert report.dropped == (names[0],)
+    assert [lost.events for lost in report.lost] == [3]
+
+
+async def test_a_user_who_is_not_the_owner_is_told_so(outbox: Database) -> None:
+    add_day(outbox)
+    role = f"relay_{outbox.name}"
+    with psycopg.connect(outbox.url) as admin:
+        admin.execute(sql.SQL("create role {} login in role mailboat_relay").format(sql.Identifier(role)))
+    try:
+        async with await psycopg.AsyncConnection.connect(outbox.url_for(role), autocommit=True) as connection:
+            (blocked,) = (await sweep(connection)).blocked
+        assert "is not its owner" in blocked.reason
+        assert NAME in tables(outbox)
+    finally:
+        outbox.execute(sql.SQL("drop role {}").format(sql.Identifier(role)))
+
+
+async def test_a_connection_in_a_transaction_is_refused(outbox: Database) -> None:
+    async with await psycopg.AsyncConnection.connect(outbox.url) as connection:
+        with pytest.raises(ValueError, match="autocommit"):
+            await sweep(connection)
+
+
+# ---- the decision about a hard limit, alone -----------------------------------------------------------------------
+
+
+@given(
+    sizes=st.lists(st.integers(0, 100), max_size=12),
+    future=st.integers(0, 3),
+    max_bytes=st.none() | st.integers(0, 600),
+    age=st.none() | st.integers(0, 12),
+)
+def test_a_hard_limit_gives_up_a_stretch_of_the_oldest_and_no_more_than_needed(
+    sizes: list[int], future: int, max_bytes: int | None, age: int | None
+) -> None:
+    first = MIDNIGHT - timedelta(days=max(len(sizes) - future, 0))
+    partitions = [
+        Partition(f"p{n}", first + timedelta(days=n), first + timedelta(days=n + 1), False, False, size)
+        for n, size in enumerate(sizes)
+    ]
+    older_than = None if age is None else MIDNIGHT - timedelta(days=age)
+    gone = beyond(HardLimit(older_than, max_bytes), partitions, MIDNIGHT)
+
+    names = [partition.name for partition in partitions]
+    assert gone == set(names[: len(gone)]), "the oldest go first"
+    kept = [partition for partition in partitions if partition.name not in gone]
+    assert all(p.upper <= MIDNIGHT for p in partitions if p.name in gone), "what may be written to stays"
+    if older_than is not None:
+        assert not [p for p in kept if p.upper <= min(older_than, MIDNIGHT)]
+    if max_bytes is not None:
+        assert sum(p.bytes for p in kept) <= max_bytes or not [p for p in kept if p.upper <= MIDNIGHT]
+    if gone:
+        last = partitions[len(gone) - 1]
+        by_age = older_than is not None and last.upper <= older_than
+        by_size = max_bytes is not None and sum(p.bytes for p in kept) + last.bytes > max_bytes
+        assert by_age or by_size, "the last one given up had to be"
+
+
+def test_without_a_hard_limit_nothing_is_given_up() -> None:
+    assert beyond(None, [Partition("p", OLD, OLD + timedelta(days=1), False, False, 10)], NOW) == frozenset()
