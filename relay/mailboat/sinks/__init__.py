@@ -1,1 +1,1 @@
-"""Destinations. One file per vendor; each fulfils the protocol in `protocol.py` and passes the one conformance suite."""
+"""Destinations. One place per vendor; each fulfils ``protocol.py`` and passes the one suite in ``tests/sinks``."""

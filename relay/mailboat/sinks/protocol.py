@@ -9,16 +9,18 @@ The contract, which ``tests/sinks`` holds every sink to:
   What is still in the client's own queue by then is purged, so that it can't arrive later behind the pump's back.
 - The answer is a mapping from the index in the batch to the reason why that message did not arrive. An empty mapping
   means that all of them did.
-- ``SinkUnavailable`` costs nobody an attempt. ``EventRefused`` is definite: it is this very message that was refused. A
-  sink that only knows that somebody in the batch was refused answers ``Undecided`` for all that did not arrive; the pump
-  then tries them one at a time, and for a batch of one the sink must be definite.
+- ``SinkUnavailable`` costs nobody an attempt. ``EventRefused`` is definite: it is this very message that was refused.
+  A sink that only knows that somebody in the batch was refused answers ``Undecided`` for all that did not arrive; the
+  pump then tries them one at a time, and for a batch of one the sink must be definite: a message that is refused is
+  told so, whatever else is on the way. (A batch of one may still be ``Undecided`` behind another call's failure.)
 - ``Traits.stops_behind_failure``: once a message of a key failed, no later message of that key that was already
   handed over arrives either (they come back ``Undecided``), across overlapping ``publish`` calls too, until every
-  overlapping call has returned. The pump overlaps batches only on such a sink; on others it has at most one message per
-  key on the way.
-- Cancelling ``publish`` purges what has not been sent yet.
-- ``refusal`` decides without the network what can be decided so (size, characters, count). The pump asks before it hands over
-  any message of the batch, so that a message is never sent ahead of its refused sibling.
+  call that held a message of that key by then has returned. So look at the answers that are there before you hand over
+  more. The pump overlaps batches only on such a sink; on others it has at most one message per key on the way.
+- Cancelling ``publish`` purges what has not been sent yet. Where the vendor's client can purge only everything, other
+  calls on the way may come back ``Undecided``.
+- ``refusal`` decides without the network what can be decided so (size, characters, count). The pump asks before it
+  hands over any message of the batch, so that a message is never sent ahead of its refused sibling.
 """
 
 from __future__ import annotations
@@ -69,11 +71,11 @@ class Sink(Protocol):
 
     @classmethod
     def build(cls, config: Any, context: SinkContext) -> Self:
-        """From the sink's own model (``mailboat_spec``) or, for a third party's, its plain mapping. Must not connect."""
+        """From the sink's own model (``mailboat_spec``) or, for a third party's, its mapping. Must not connect."""
         ...
 
     async def open(self) -> None:
-        """Connect as far as the vendor's client needs it. Raises ``SinkUnavailable``; may be called again after that."""
+        """Connect as far as the vendor's client needs it. Raises ``SinkUnavailable``; may be called again then."""
         ...
 
     def refusal(self, message: Outgoing) -> EventRefused | None:

@@ -1,0 +1,270 @@
+"""What an event looks like on the wire: CloudEvents in binary mode, CloudEvents as one JSON document, or raw.
+
+An :class:`Encoder` is made once per subscription and called once per event, so whatever is the same for many events is
+built beforehand, and what the application wrote is passed through unparsed: its payload always, its headers unless
+there are any. Headers that Mailboat writes come first and can't be overwritten by the application's.
+
+A tombstone (an event without payload) has no value in any format: a log that is compacted must see it as one.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+from mailboat.errors import EventRefused
+from mailboat.events import Event, Outgoing
+from mailboat_spec import Format
+
+Header = tuple[str, str]
+
+_STRUCTURED_TYPE: Final = ("content-type", "application/cloudevents+json; charset=UTF-8")
+_CLOUDEVENTS_ATTRIBUTES: Final = (
+    "id", "source", "specversion", "type", "time", "subject", "partitionkey", "datacontenttype", "traceparent",
+)  # fmt: skip
+_OWN_NAMES: Final = ("event_id", "event_type", "aggregate_type", "aggregate_id", "created_at", "content-type")
+_OWN_PREFIX: Final = "mailboat-"
+_MAX_STAMPS: Final = 4096
+_MAX_CONTENT_TYPES: Final = 256
+_MAX_ERROR_BYTES: Final = 1024
+
+_new_outgoing: Final = tuple.__new__  # a third of what the named constructor costs, once per event
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """Why and when an event was given up on."""
+
+    reason: str
+    error: str
+    attempts: int
+    first_failed_at: str
+    """RFC 3339, as is ``last_failed_at``."""
+    last_failed_at: str
+
+
+class Encoder:
+    """Turns events into messages of one format, with CloudEvents attributes spelled as the sink wants them."""
+
+    def __init__(self, format: Format | str, *, source: str, header_prefix: str) -> None:
+        self.format = Format(format)
+        self.source = source
+        self.header_prefix = header_prefix
+        self._binary = self.format is Format.CLOUD_EVENTS
+        self._raw = self.format is Format.RAW
+        self._specversion: Header = (f"{header_prefix}specversion", "1.0")
+        self._source: Header = (f"{header_prefix}source", source)
+        self._id = f"{header_prefix}id"
+        self._type = f"{header_prefix}type"
+        self._time = f"{header_prefix}time"
+        self._subject = f"{header_prefix}subject"
+        self._partitionkey = f"{header_prefix}partitionkey"
+        self._traceparent = f"{header_prefix}traceparent"
+        self._reserved = {*_OWN_NAMES, *(f"{header_prefix}{attribute}" for attribute in _CLOUDEVENTS_ATTRIBUTES)}
+        self._stamps: dict[tuple[int, int, int, bool], tuple[Header, ...]] = {}
+        self._content_types: dict[str, Header] = {}
+
+    def encode(
+        self, event: Event, *, sequence: int, partition: int, generation: int, attempt: int, replay: bool = False
+    ) -> Outgoing:
+        """One message. Raises ``EventRefused`` when the application's headers can't be sent."""
+        stamp = self._stamps.get((partition, generation, attempt, replay))
+        if stamp is None:
+            stamp = self._new_stamp(partition, generation, attempt, replay)
+        value = event.payload
+        if self._binary:
+            headers = self._binary_headers(event, sequence, stamp)
+        elif self._raw:
+            headers = [("event_id", event.event_id), ("mailboat-sequence", str(sequence)), *stamp]
+        else:
+            headers = self._structured_headers(event, sequence, stamp)
+            if value is not None:
+                value = self._document(event, value)
+        if event.headers is not None:
+            headers += self._application_headers(event, event.headers)
+        return _new_outgoing(Outgoing, (event.event_id, event.key, value, headers, None))
+
+    def _binary_headers(self, event: Event, sequence: int, stamp: tuple[Header, ...]) -> list[Header]:
+        # The hot path: unpacked once, and written out, since a loop over names costs more than the names.
+        (_, event_id, type_, aggregate_type, aggregate_id, key, _, content_type, _, _, traceparent, created_at, _) = (
+            event
+        )
+        headers = [
+            self._specversion,
+            self._source,
+            (self._id, event_id),
+            (self._type, type_),
+            (self._time, created_at),
+            self._content_types.get(content_type) or self._new_content_type(content_type),
+            ("event_id", event_id),
+            ("event_type", type_),
+            ("created_at", created_at),
+            ("mailboat-sequence", str(sequence)),
+            *stamp,
+        ]
+        if aggregate_id is not None:
+            headers += ((self._subject, aggregate_id), ("aggregate_id", aggregate_id))
+        if aggregate_type is not None:
+            headers.append(("aggregate_type", aggregate_type))
+        if key is not None:
+            headers.append((self._partitionkey, key))
+        if traceparent is not None:
+            headers += ((self._traceparent, traceparent), ("traceparent", traceparent))
+        return headers
+
+    def _structured_headers(self, event: Event, sequence: int, stamp: tuple[Header, ...]) -> list[Header]:
+        headers = [
+            _STRUCTURED_TYPE,
+            ("event_id", event.event_id),
+            ("event_type", event.type),
+            ("created_at", event.created_at),
+            ("mailboat-sequence", str(sequence)),
+            *stamp,
+        ]
+        if event.aggregate_id is not None:
+            headers.append(("aggregate_id", event.aggregate_id))
+        if event.aggregate_type is not None:
+            headers.append(("aggregate_type", event.aggregate_type))
+        if event.traceparent is not None:
+            headers.append(("traceparent", event.traceparent))
+        return headers
+
+    def _document(self, event: Event, payload: bytes) -> bytes:
+        attributes = {
+            "specversion": "1.0",
+            "id": event.event_id,
+            "source": self.source,
+            "type": event.type,
+            "time": event.created_at,
+            "datacontenttype": event.content_type,
+        }
+        if event.aggregate_id is not None:
+            attributes["subject"] = event.aggregate_id
+        if event.key is not None:
+            attributes["partitionkey"] = event.key
+        if event.traceparent is not None:
+            attributes["traceparent"] = event.traceparent
+        head = json.dumps(attributes, ensure_ascii=False, separators=(",", ":")).encode()
+        if _is_json(event.content_type) and _holds_json(payload):
+            # Spliced, not parsed and printed again: numbers and the order of names stay as the application wrote them.
+            return head[:-1] + b',"data":' + payload + b"}"
+        return head[:-1] + b',"data_base64":"' + base64.b64encode(payload) + b'"}'
+
+    def _application_headers(self, event: Event, text: str) -> list[Header]:
+        try:
+            headers = json.loads(text)
+        except ValueError:
+            _refuse_headers(event, "they are not JSON")
+        if not isinstance(headers, dict):
+            _refuse_headers(event, "they are not a JSON object")
+        accepted = []
+        for name, value in headers.items():
+            if not isinstance(value, str):
+                _refuse_headers(event, f"{name!r} is not a string")
+            if not name or "\0" in name or "\0" in value or not _is_unicode(name) or not _is_unicode(value):
+                _refuse_headers(event, f"{name!r} is empty, or holds a NUL or half a character")
+            if not self._is_reserved(name.lower(), event):
+                accepted.append((name, value))
+        return accepted
+
+    def _is_reserved(self, name: str, event: Event) -> bool:
+        if name == "traceparent":
+            return event.traceparent is not None
+        return name in self._reserved or name.startswith(_OWN_PREFIX)
+
+    def _new_stamp(self, partition: int, generation: int, attempt: int, replay: bool) -> tuple[Header, ...]:
+        if len(self._stamps) >= _MAX_STAMPS:
+            self._stamps.clear()
+        stamp: tuple[Header, ...] = (
+            ("mailboat-partition", str(partition)),
+            ("mailboat-generation", str(generation)),
+            ("mailboat-attempt", str(attempt)),
+        )
+        if replay:
+            stamp += (("mailboat-replay", "true"),)
+        self._stamps[partition, generation, attempt, replay] = stamp
+        return stamp
+
+    def _new_content_type(self, content_type: str) -> Header:
+        if len(self._content_types) >= _MAX_CONTENT_TYPES:
+            self._content_types.clear()
+        return self._content_types.setdefault(content_type, ("content-type", content_type))
+
+
+def dead_letter_message(
+    encoder: Encoder,
+    event: Event,
+    death: Death,
+    *,
+    topic: str,
+    subscription: str,
+    sequence: int,
+    partition: int,
+    generation: int,
+) -> Outgoing:
+    """The message for the dead-letter topic: id, key and payload as they were, headers as they were, plus why it died.
+
+    The payload is never wrapped, whatever the subscription's format. Application headers that can't be sent (they may
+    be why the event died) are left out; the row in ``mailboat.dead_letters`` has them.
+    """
+    if encoder.format is Format.CLOUD_EVENTS_JSON:
+        encoder = Encoder(Format.CLOUD_EVENTS, source=encoder.source, header_prefix=encoder.header_prefix)
+    attempt = max(death.attempts, 1)
+    try:
+        message = encoder.encode(event, sequence=sequence, partition=partition, generation=generation, attempt=attempt)
+    except EventRefused:
+        message = encoder.encode(
+            event._replace(headers=None), sequence=sequence, partition=partition, generation=generation, attempt=attempt
+        )
+    why = [
+        ("mailboat-dead-reason", death.reason),
+        ("mailboat-dead-error", _truncated(death.error)),
+        ("mailboat-dead-attempts", str(death.attempts)),
+        ("mailboat-dead-first-failed", death.first_failed_at),
+        ("mailboat-dead-last-failed", death.last_failed_at),
+        ("mailboat-dead-subscription", subscription),
+    ]
+    return message._replace(headers=message.headers + why, topic=topic)
+
+
+def _refuse_headers(event: Event, why: str) -> NoReturn:
+    raise EventRefused(
+        f"the headers of event {event.event_id} can't be sent: {why}; emit headers as an object of strings",
+        reason="InvalidHeaders",
+        retryable=False,
+    )
+
+
+def _is_json(content_type: str) -> bool:
+    media_type = content_type.partition(";")[0].strip().lower()
+    return media_type == "application/json" or media_type.endswith("+json")
+
+
+def _holds_json(payload: bytes) -> bool:
+    """Whether the bytes may stand inside a JSON document: UTF-8, and no NaN, which Python would take."""
+    try:
+        json.loads(payload.decode(), parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(name)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
+        return False
+    return True
+
+
+def _truncated(error: str) -> str:
+    encoded = error.encode(errors="replace")
+    if len(encoded) <= _MAX_ERROR_BYTES:
+        return encoded.decode()
+    return encoded[: _MAX_ERROR_BYTES - 3].decode(errors="ignore") + "…"

@@ -1,0 +1,145 @@
+"""What librdkafka's errors mean: is a message at fault, or is the destination away, and what should a person do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from confluent_kafka import KafkaError
+
+from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable, Undecided
+
+REFUSING: Final = frozenset(
+    {
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.INVALID_MSG_SIZE,
+        KafkaError.INVALID_RECORD,
+        KafkaError.INVALID_TIMESTAMP,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+        KafkaError.POLICY_VIOLATION,
+    }
+)
+"""The broker read the message and will not have it. Some other message of its Kafka batch may be the one at fault."""
+
+_DIFFERENT_RECORD: Final = -138  # RD_KAFKA_RESP_ERR__INVALID_DIFFERENT_RECORD: another record of the batch was refused
+COLLATERAL: Final = frozenset(
+    {
+        KafkaError._PURGE_QUEUE,
+        KafkaError._PURGE_INFLIGHT,
+        KafkaError._FATAL,
+        KafkaError._GAPLESS_GUARANTEE,
+        _DIFFERENT_RECORD,
+    }
+)
+"""Says nothing about this message: it was behind, or in one batch with, one that failed."""
+
+_TOPIC_MISSING: Final = frozenset(
+    {KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART}
+)
+_NOT_ALLOWED: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED})
+_LOGIN_FAILED: Final = frozenset({KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED})
+_TOO_FEW_REPLICAS: Final = frozenset({KafkaError.NOT_ENOUGH_REPLICAS, KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND})
+_NETWORK: Final = frozenset(
+    {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE, KafkaError._TIMED_OUT}
+)
+
+
+class RefusedTogether(Undecided):
+    """The broker refused the Kafka batch that this message was in. Sent alone, it would get an answer of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One delivery report that is not good, as far as it matters here."""
+
+    code: int
+    name: str
+    text: str
+    topic: str
+    partition: int
+
+    @classmethod
+    def of(cls, error: KafkaError, topic: str, partition: int) -> Report:
+        return cls(error.code(), error.name(), error.str(), topic, partition)
+
+
+def refused(report: Report) -> EventRefused:
+    """The answer for a message that the broker refused, it and no other."""
+    too_large = report.code in (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG_SIZE)
+    return EventRefused(
+        f"topic {report.topic} refused it: {report.text} ({report.name})",
+        reason="TooLarge" if too_large else "Refused",
+        retryable=not too_large,  # a policy may be changed while the event waits; its size stays
+    )
+
+
+def unavailable(report: Report, bootstrap: str) -> SinkUnavailable:
+    """What happened and what to do about it."""
+    code, where = report.code, f"Kafka at {bootstrap}"
+    if code in _TOPIC_MISSING:
+        return missing_topic(report.topic, bootstrap)
+    if code in _NOT_ALLOWED:
+        return SinkUnavailable(
+            f"{where} does not let this client write to topic {report.topic} ({report.name}): "
+            "allow Write on the topic (and IdempotentWrite before Kafka 2.8) to its user"
+        )
+    if code in _LOGIN_FAILED:
+        return SinkUnavailable(
+            f"{where} refused the login: {report.text}; check sasl.* in spec.sink.kafka.config and configSecretRef"
+        )
+    if code == KafkaError._SSL:
+        return SinkUnavailable(f"TLS to {where} failed: {report.text}; check ssl.* and security.protocol")
+    if code in _TOO_FEW_REPLICAS:
+        return SinkUnavailable(
+            f"topic {report.topic} on {where} has too few replicas in sync ({report.name}): bring its brokers back, "
+            "or lower min.insync.replicas"
+        )
+    if code in _NETWORK:
+        return SinkUnavailable(
+            f"{where} can't be reached: {report.text}; are the brokers up, is spec.sink.kafka.bootstrapServers right?"
+        )
+    return SinkUnavailable(f"{where} can't take events just now: {report.text} ({report.name})")
+
+
+def missing_topic(topic: str, bootstrap: str) -> SinkUnavailable:
+    return SinkUnavailable(
+        f"topic {topic} does not exist on Kafka at {bootstrap}: create it, or mend spec.sink.kafka.topic"
+    )
+
+
+def no_answer(bootstrap: str, seconds: float, last: Report | None) -> SinkUnavailable:
+    """Time is up. The last thing the client complained about is the best hint there is."""
+    if last is not None and last.code not in _NETWORK:
+        return unavailable(last, bootstrap)
+    hint = "" if last is None else f" ({last.text})"
+    return SinkUnavailable(
+        f"no answer from Kafka at {bootstrap} within {seconds:g} s{hint}: are the brokers up, and is "
+        "spec.sink.kafka.bootstrapServers right?"
+    )
+
+
+class Verdicts:
+    """What each message of a session that failed is told, once every report of it is in."""
+
+    def __init__(self, reports: Sequence[Report], bootstrap: str, otherwise: DeliveryError) -> None:
+        """``otherwise`` is the answer for what no report explains: time was up, the sink was closed."""
+        self._refused = Counter((report.topic, report.partition) for report in reports if report.code in REFUSING)
+        self._told_apart = {(report.topic, report.partition) for report in reports if report.code == _DIFFERENT_RECORD}
+        self.others: DeliveryError = otherwise
+        """For all that are not at fault as far as is known, those included that were never handed over."""
+        if self._refused:
+            self.others = Undecided("a message that was on the way with it was refused")
+        elif roots := [report for report in reports if report.code not in COLLATERAL]:
+            self.others = unavailable(roots[0], bootstrap)
+        self._together = RefusedTogether("the broker refused the Kafka batch that it was in")
+
+    def on(self, report: Report) -> DeliveryError:
+        if report.code not in REFUSING:
+            return self.others
+        place = (report.topic, report.partition)
+        # The broker refuses whole batches, and a batch is of one partition: alone in it means at fault.
+        if self._refused[place] == 1 or place in self._told_apart:
+            return refused(report)
+        return self._together

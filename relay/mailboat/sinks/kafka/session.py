@@ -1,0 +1,311 @@
+"""One librdkafka producer, from its first message to its first failure.
+
+librdkafka keeps order among what is in flight, but only as long as nothing fails. So a session ends with the first
+message that does not arrive, for whatever reason: everything that is still on the way is purged, every call that has
+messages in it gets its answer, and the next message goes to a new session.
+
+*The hole in the gap-less guarantee.* A broker checks sequence numbers against the last one it knows of this producer
+and partition. It knows none before the first batch is accepted, and then takes any: if the very first batch is refused,
+the second one, sent right behind it, is accepted (Apache Kafka 4.3 does so, with one request in flight as well as with
+five). So the first message of a key goes alone until the partition it falls on has accepted something from this
+producer. That costs a few round trips at the start of a session, and nothing after.
+
+Threads: everything here belongs to the event loop, except what the poll thread runs (``_serve`` and the ``report``
+methods). Those only write to fields that are named as theirs, and hand the rest to the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from mailboat.errors import DeliveryError, EventRefused, Undecided
+from mailboat.events import Outgoing
+from mailboat.sinks.kafka.errors import Report, Verdicts, refused
+from mailboat.sinks.key_stops import CallHold
+
+_SLICE: Final = 1_000  # messages handed over before the event loop gets its turn
+_FULL_QUEUE_PAUSE: Final = 0.005
+_POLL: Final = 0.2
+_MAX_PROVEN: Final = 100_000
+
+Token = str | tuple[str, str]
+"""What goes one at a time in a cold session: a key, or a key on another topic than the session's own."""
+
+
+class Call:
+    """One ``publish`` on its way through a session."""
+
+    __slots__ = ("answered", "batch", "done", "errors", "expected", "failures", "hold", "session", "unsent")
+
+    def __init__(self, session: Session, batch: Sequence[Outgoing], hold: CallHold) -> None:
+        self.session = session
+        self.batch = batch
+        self.hold = hold
+        self.failures: dict[int, DeliveryError] = {}
+        self.done = asyncio.Event()
+        self.unsent = 0
+        """From this index on nothing was handed over."""
+        self.expected = -1
+        """How many reports will come; -1 while messages are still being handed over."""
+        self.answered = 0  # the poll thread's
+        self.errors: dict[int, Report] = {}  # the poll thread's, until all reports are in
+
+    def report(self, index: int, error: KafkaError | None, message: Any) -> None:
+        """Called by librdkafka, on the poll thread, once per message."""
+        if error is not None:
+            self.errors[index] = Report.of(error, message.topic(), message.partition())
+            self.session.report_failure()
+        self.answered += 1
+        if self.answered == self.expected:
+            self.session.report_answered(self)
+
+    def report_first(self, token: Token, index: int, error: KafkaError | None, message: Any) -> None:
+        """The same for the first message of a key in a cold session."""
+        if error is None:
+            self.session.report_warmth(token, message.partition())
+        self.report(index, error, message)
+
+    @property
+    def answered_for(self) -> bool:
+        return self.answered == self.expected
+
+
+class Session:
+    """Takes calls until the first failure: then it is ``stopped``, and ``drained`` once every call has its answer."""
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        topic: str,
+        partitions: int,
+        *,
+        stopped_keys: Mapping[str | None, int],
+        logger: logging.Logger,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.started_at = self._loop.time()
+        self.stopped = False
+        self.drained = asyncio.Event()
+        self.complaint: Report | None = None  # the poll thread's: what the client said last about its connections
+        self._topic = topic
+        self._bootstrap: str = settings["bootstrap.servers"]
+        self._stopped_keys = stopped_keys
+        self._calls: set[Call] = set()
+        self._otherwise: DeliveryError = Undecided("the producer was stopped")
+        self._fatal: Report | None = None
+        self._stirred = asyncio.Event()
+        self._failed = False  # the poll thread's: something did not arrive, hand over no more
+        self._cold = set(range(partitions))
+        self._proven: set[Token] = set()
+        self._first: set[Token] = set()
+        self._retired = False
+        self._producer: Any = Producer({**settings, "logger": logger, "error_cb": self._complain})
+        self._thread = threading.Thread(target=self._serve, name="mailboat-kafka-poll", daemon=True)
+        self._thread.start()
+
+    # ---- the way of a call -----------------------------------------------------------------------------------------
+
+    def begin(self, batch: Sequence[Outgoing], hold: CallHold) -> Call:
+        call = Call(self, batch, hold)
+        self._calls.add(call)
+        return call
+
+    async def hand_over(self, call: Call, *, alone: bool = False) -> None:
+        """In order, and not at the same time as another call. Returns early when the session stops."""
+        stopped_keys = {} if alone else self._stopped_keys
+        skipped = 0
+        try:
+            while call.unsent < len(call.batch) and not self.stopped:
+                end = min(call.unsent + _SLICE, len(call.batch))
+                skipped += self._produce(call, end, stopped_keys)
+                if call.unsent < end:
+                    await self._room()
+                elif end < len(call.batch):
+                    await asyncio.sleep(0)
+        finally:
+            call.expected = call.unsent - skipped
+            if call.answered_for:
+                self._settle(call)
+
+    def _produce(self, call: Call, end: int, stopped_keys: Mapping[str | None, int]) -> int:
+        """Up to ``end``, or to where there is no going on just now; how many of them were not handed over after all."""
+        produce, batch, topic, report = self._producer.produce, call.batch, self._topic, call.report
+        skipped = 0
+        for index in range(call.unsent, end):
+            message = batch[index]
+            if self._failed:
+                return skipped
+            if stopped_keys and message.key in stopped_keys:
+                call.failures[index] = Undecided("an earlier message of its key did not arrive")
+                call.hold.stop(message.key)
+                call.unsent = index + 1
+                skipped += 1
+                continue
+            on_delivery: Callable[..., None] = partial(report, index)
+            token: Token | None = None
+            if (self._cold or message.topic is not None) and message.key is not None:
+                token = message.key if message.topic is None else (message.topic, message.key)
+                if token in self._first:
+                    return skipped
+                if token in self._proven:
+                    token = None
+                else:
+                    self._first.add(token)
+                    on_delivery = partial(call.report_first, token, index)
+            try:
+                produce(
+                    message.topic or topic, message.value, message.key, headers=message.headers, on_delivery=on_delivery
+                )
+            except BufferError:
+                self._forget_first(token)
+                return skipped
+            except (KafkaException, UnicodeError, ValueError, TypeError) as error:
+                refusal = _local_refusal(error, message.topic or topic)
+                if refusal is None:
+                    self._fatal = Report.of(error.args[0], message.topic or topic, -1)
+                    self.stop()
+                    return skipped
+                self._forget_first(token)
+                call.failures[index] = refusal
+                call.hold.stop(message.key)
+                stopped_keys = self._stopped_keys
+                skipped += 1
+            call.unsent = index + 1
+        return skipped
+
+    def _forget_first(self, token: Token | None) -> None:
+        if token is not None:
+            self._first.discard(token)
+
+    async def _room(self) -> None:
+        """Wait until it makes sense to go on: a key's first message was answered for, or the queue may have room."""
+        if self._first and not self.stopped:
+            self._stirred.clear()
+            await self._stirred.wait()
+        else:
+            await asyncio.sleep(_FULL_QUEUE_PAUSE)
+
+    def _settle(self, call: Call) -> None:
+        """All reports of a call are in. Good news goes out at once, bad news when all of it is known."""
+        if call not in self._calls:
+            return
+        if not call.errors and call.unsent == len(call.batch):
+            self.complaint = None
+            self._calls.discard(call)
+            call.done.set()
+            self._stirred.set()
+        if self.stopped:
+            self._drain()
+
+    # ---- the end ---------------------------------------------------------------------------------------------------
+
+    def stop(self, otherwise: DeliveryError | None = None, *, in_flight: bool = True) -> None:
+        """Send nothing more. ``otherwise`` is the answer for messages that nothing else explains.
+
+        Without ``in_flight`` what is on the wire already may still be answered for.
+        """
+        if self._retired:
+            return
+        if not self.stopped and otherwise is not None:
+            self._otherwise = otherwise
+        self.stopped = True
+        self._producer.purge(in_queue=True, in_flight=in_flight, blocking=False)
+        self._stirred.set()
+        self._drain()
+
+    def _drain(self) -> None:
+        if self.drained.is_set() or not all(call.answered_for for call in self._calls):
+            return
+        reports = [report for call in self._calls for report in call.errors.values()]
+        if self._fatal is not None:
+            reports.append(self._fatal)
+        verdicts = Verdicts(reports, self._bootstrap, self._otherwise)
+        for call in self._calls:
+            for index, report in call.errors.items():
+                call.failures[index] = verdicts.on(report)
+            for index in range(call.unsent, len(call.batch)):
+                call.failures[index] = verdicts.others
+            for index in call.failures:
+                call.hold.stop(call.batch[index].key)
+            call.done.set()
+        self._calls.clear()
+        self.drained.set()
+        self.retire()
+
+    async def idle(self) -> None:
+        """Returns once no call is on the way."""
+        while self._calls:
+            self._stirred.clear()
+            await self._stirred.wait()
+
+    def retire(self) -> None:
+        """Let the producer go. Nothing may be on the way."""
+        self.stopped = True
+        self._retired = True
+        self.drained.set()
+
+    @property
+    def gone(self) -> bool:
+        return not self._thread.is_alive()
+
+    def join(self, timeout: float) -> None:
+        """Blocks until the producer's threads and connections are gone. Only after :meth:`retire`."""
+        self._thread.join(timeout)
+
+    # ---- on the poll thread ----------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        while not self._retired:
+            try:
+                self._producer.poll(_POLL)
+            except KafkaException as error:  # how a fatal error is told
+                self._to_loop(self._end, Report.of(error.args[0], self._topic, -1))
+        self._producer = None  # the last reference: its connections close here, not on the event loop
+
+    def _complain(self, error: KafkaError) -> None:
+        if error.code() != KafkaError._ALL_BROKERS_DOWN or self.complaint is None:
+            self.complaint = Report.of(error, self._topic, -1)
+
+    def report_failure(self) -> None:
+        if not self._failed:
+            self._failed = True
+            self._to_loop(self.stop)
+
+    def report_answered(self, call: Call) -> None:
+        self._to_loop(self._settle, call)
+
+    def report_warmth(self, token: Token, partition: int) -> None:
+        if isinstance(token, str):
+            self._cold.discard(partition)
+            if not self._cold or len(self._proven) >= _MAX_PROVEN:
+                self._proven.clear()
+            if self._cold:
+                self._proven.add(token)
+        self._first.discard(token)
+        self._to_loop(self._stirred.set)
+
+    def _to_loop(self, callback: Callable[..., object], *arguments: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, *arguments)
+        except RuntimeError:  # the loop is closed: nobody waits for answers any more
+            self._retired = True
+
+    def _end(self, fatal: Report) -> None:
+        self._fatal = self._fatal or fatal
+        self.stop()
+
+
+def _local_refusal(error: Exception, topic: str) -> EventRefused | None:
+    """What librdkafka says about one message before it takes it; None: it is not about the message."""
+    if not isinstance(error, KafkaException):
+        return EventRefused(f"its key or headers can't be sent: {error}", reason="InvalidText", retryable=False)
+    if error.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
+        return refused(Report.of(error.args[0], topic, -1))
+    return None

@@ -1,0 +1,166 @@
+"""JSON lines on standard output or at the end of a file: to try things out, and to pipe events into other programs.
+
+Lines are written by a thread, since a reader of the pipe may be slow and the event loop must not be; in pieces that a
+pipe takes without blocking, so that a time-out or a cancellation stops between two pieces and nothing is written later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import select
+import stat
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Self
+
+from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable, Undecided
+from mailboat.events import Outgoing
+from mailboat.sinks.key_stops import KeyStops
+from mailboat.sinks.protocol import ALL_DELIVERED, Failures, SinkContext, Traits
+
+_STDOUT: Final = 1
+_PIPE_PIECE: Final = select.PIPE_BUF  # a pipe that is ready takes this much without blocking
+_FILE_PIECE: Final = 1024 * 1024
+_LOOK_AGAIN: Final = 50  # milliseconds
+
+
+class LogSink:
+    """One line per message: id, key, headers, and the value as text, or in base64 where it is not UTF-8."""
+
+    traits = Traits(header_prefix="ce_", stops_behind_failure=True)
+
+    def __init__(self, path: Path | None, *, delivery_timeout: float = 30.0, descriptor: int = _STDOUT) -> None:
+        self._path = path
+        self._delivery_timeout = delivery_timeout
+        self._descriptor: int | None = descriptor if path is None else None
+        self._torn = False
+        self._turn = asyncio.Lock()
+        self._stops = KeyStops()
+        self._closed = False
+
+    @classmethod
+    def build(cls, config: Any, context: SinkContext) -> Self:
+        """From ``mailboat_spec.LogSink``."""
+        path = None if config.path is None else Path(config.path)
+        return cls(path, delivery_timeout=context.delivery_timeout)
+
+    async def open(self) -> None:
+        self._closed = False
+        if self._path is None or self._descriptor is not None:
+            return
+        try:
+            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise self._unavailable(error) from error
+
+    def refusal(self, message: Outgoing) -> EventRefused | None:
+        return None
+
+    async def publish(self, batch: Sequence[Outgoing]) -> Failures:
+        deadline = time.monotonic() + self._delivery_timeout
+        with self._stops.call() as hold:
+            written = 0
+            error: DeliveryError | None = None
+            try:
+                async with asyncio.timeout(self._delivery_timeout):
+                    await self._turn.acquire()
+            except TimeoutError:
+                error = SinkUnavailable(f"{self._place} took nothing for {self._delivery_timeout:g} s")
+            else:
+                try:
+                    if any(message.key in self._stops.stopped for message in batch):
+                        error = Undecided("stands behind a failed write")
+                    else:
+                        written, error = await self._write(batch, deadline)
+                finally:
+                    self._turn.release()
+            if error is None:
+                return ALL_DELIVERED
+            failures: dict[int, DeliveryError] = {}
+            for index in range(written, len(batch)):
+                failures[index] = error
+                hold.stop(batch[index].key)
+            return failures
+
+    async def close(self) -> None:
+        self._closed = True
+        async with self._turn:
+            if self._path is not None and self._descriptor is not None:
+                os.close(self._descriptor)
+                self._descriptor = None
+
+    async def _write(self, batch: Sequence[Outgoing], deadline: float) -> tuple[int, SinkUnavailable | None]:
+        """How many lines were written whole, and what kept the others."""
+        descriptor = self._descriptor
+        if self._closed or descriptor is None:
+            return 0, SinkUnavailable("the sink is not open")
+        lines = [_line(message) for message in batch]
+        gave_up = threading.Event()
+        writing = asyncio.get_running_loop().run_in_executor(
+            None, self._write_pieces, descriptor, b"".join(lines), deadline, gave_up
+        )
+        try:
+            sent, error = await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            gave_up.set()
+            await writing  # soon: between two pieces
+            raise
+        if error is None:
+            return len(lines), None
+        whole = 0
+        for line in lines:
+            if sent < len(line):
+                break
+            sent -= len(line)
+            whole += 1
+        return whole, error
+
+    def _write_pieces(
+        self, descriptor: int, data: bytes, deadline: float, gave_up: threading.Event
+    ) -> tuple[int, SinkUnavailable | None]:
+        """Runs in a thread. How many bytes were written, and what kept the rest."""
+        view, sent = memoryview(data), 0
+        piece = _FILE_PIECE if stat.S_ISREG(os.fstat(descriptor).st_mode) else _PIPE_PIECE
+        ready = select.poll()
+        ready.register(descriptor, select.POLLOUT)
+        try:
+            if self._torn:
+                os.write(descriptor, b"\n")  # the half line that the last failure left must not swallow the next one
+                self._torn = False
+            while sent < len(view):
+                if gave_up.is_set() or time.monotonic() >= deadline:
+                    return sent, SinkUnavailable(f"{self._place} took nothing more: does its reader still read?")
+                if ready.poll(_LOOK_AGAIN):
+                    sent += os.write(descriptor, view[sent : sent + piece])
+            return sent, None
+        except OSError as error:
+            return sent, self._unavailable(error)
+        finally:
+            self._torn = self._torn or (0 < sent < len(view) and data[sent - 1 : sent] != b"\n")
+
+    @property
+    def _place(self) -> str:
+        return "standard output" if self._path is None else str(self._path)
+
+    def _unavailable(self, error: OSError) -> SinkUnavailable:
+        return SinkUnavailable(f"can't write to {self._place}: {error.strerror}; mend it or change spec.sink.log.path")
+
+
+def _line(message: Outgoing) -> bytes:
+    record: dict[str, Any] = {"event_id": message.event_id, "key": message.key}
+    if message.topic is not None:
+        record["topic"] = message.topic
+    record["headers"] = dict(message.headers)
+    if message.value is None:
+        record["value"] = None
+    else:
+        try:
+            record["value"] = message.value.decode()
+        except UnicodeDecodeError:
+            record["value_base64"] = base64.b64encode(message.value).decode()
+    return json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace") + b"\n"

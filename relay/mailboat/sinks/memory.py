@@ -1,0 +1,127 @@
+"""A destination in memory, for tests: of Mailboat, and of anything built on it.
+
+It keeps what arrives and can be told to misbehave: to be away, to refuse what a predicate picks, to hold its answers
+back. It keeps the whole contract of ``protocol.py`` while it does so, and passes the same suite as the real ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Self
+
+from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable, Undecided
+from mailboat.events import Outgoing
+from mailboat.sinks.key_stops import CallHold, KeyStops
+from mailboat.sinks.protocol import ALL_DELIVERED, Failures, SinkContext, Traits
+
+DEFAULT_TRAITS: Final = Traits(header_prefix="ce_", stops_behind_failure=True)
+
+Predicate = Callable[[Outgoing], bool]
+
+
+class MemorySink:
+    """``arrived`` holds every message in the order in which they came."""
+
+    def __init__(self, *, traits: Traits = DEFAULT_TRAITS, delivery_timeout: float = 30.0) -> None:
+        self.traits = traits
+        self.arrived: list[Outgoing] = []
+        self.publishes = 0
+        """How many batches were handed over, whatever became of them."""
+        self.max_value_bytes: int | None = None
+        """Above this ``refusal`` refuses."""
+        self._delivery_timeout = delivery_timeout
+        self._away: str | None = None
+        self._refuses: Predicate | None = None
+        self._tells_which = True
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._turn = asyncio.Lock()
+        self._stops = KeyStops()
+        self._closed = False
+
+    @classmethod
+    def build(cls, config: Any, context: SinkContext) -> Self:
+        """``config`` may hold ``max_value_bytes``."""
+        sink = cls(delivery_timeout=context.delivery_timeout)
+        if isinstance(config, Mapping):
+            sink.max_value_bytes = config.get("max_value_bytes")
+        return sink
+
+    # ---- what a test tells it --------------------------------------------------------------------------------------
+
+    def go_away(self, why: str = "told to be away") -> None:
+        """Answer ``SinkUnavailable`` until :meth:`come_back`."""
+        self._away = why
+
+    def come_back(self) -> None:
+        self._away = None
+
+    def refuse(self, predicate: Predicate | None, *, tells_which: bool = True) -> None:
+        """Refuse what the predicate picks; None: nothing. With ``tells_which=False`` one refused message fails the
+        whole batch and only a batch of one gets a definite answer, as on Kafka."""
+        self._refuses = predicate
+        self._tells_which = tells_which
+
+    def hold_answers(self) -> None:
+        """Take nothing and answer nothing until :meth:`let_go` (or the delivery timeout)."""
+        self._flowing.clear()
+
+    def let_go(self) -> None:
+        self._flowing.set()
+
+    # ---- the protocol ----------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        if self._away is not None:
+            raise SinkUnavailable(self._away)
+        self._closed = False
+
+    def refusal(self, message: Outgoing) -> EventRefused | None:
+        size = len(message.value or b"")
+        if self.max_value_bytes is not None and size > self.max_value_bytes:
+            return EventRefused(
+                f"the value has {size} bytes, the sink takes {self.max_value_bytes}", reason="TooLarge", retryable=False
+            )
+        if self.traits.needs_value and message.value is None:
+            return EventRefused("the sink takes no message without a value", reason="NoValue", retryable=False)
+        return None
+
+    async def publish(self, batch: Sequence[Outgoing]) -> Failures:
+        self.publishes += 1
+        with self._stops.call() as hold:
+            try:
+                async with asyncio.timeout(self._delivery_timeout), self._turn:
+                    await self._flowing.wait()
+                    return self._take(batch, hold)
+            except TimeoutError:
+                return self._all(batch, hold, SinkUnavailable(f"no answer within {self._delivery_timeout:g} s"))
+
+    async def close(self) -> None:
+        self._closed = True
+        self._flowing.set()
+
+    def _take(self, batch: Sequence[Outgoing], hold: CallHold) -> Failures:
+        if self._closed:
+            return self._all(batch, hold, SinkUnavailable("the sink is closed"))
+        if self._away is not None:
+            return self._all(batch, hold, SinkUnavailable(self._away))
+        refused = {index for index, message in enumerate(batch) if self._refuses is not None and self._refuses(message)}
+        if refused and not self._tells_which and len(batch) > 1:
+            return self._all(batch, hold, Undecided("a message of this batch was refused"))
+        failures: dict[int, DeliveryError] = {}
+        for index, message in enumerate(batch):
+            if self.traits.stops_behind_failure and message.key in self._stops.stopped:
+                failures[index] = Undecided("an earlier message of its key did not arrive")
+            elif index in refused:
+                failures[index] = EventRefused("told to refuse it")
+            else:
+                self.arrived.append(message)
+                continue
+            hold.stop(message.key)
+        return failures or ALL_DELIVERED
+
+    def _all(self, batch: Sequence[Outgoing], hold: CallHold, error: DeliveryError) -> Failures:
+        for message in batch:
+            hold.stop(message.key)
+        return dict.fromkeys(range(len(batch)), error)
