@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Final
 
-from pydantic import AwareDatetime, BeforeValidator
+from pydantic import AfterValidator, AwareDatetime, BeforeValidator
 
 _RFC3339: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
 
@@ -20,4 +20,12 @@ def _with_zone(value: object) -> object:
     raise ValueError('must be a date, a time and a zone: write it like "2026-01-31T12:00:00Z"')
 
 
-Timestamp = Annotated[AwareDatetime, BeforeValidator(_with_zone)]
+def _in_utc(value: datetime) -> datetime:
+    """One form for one point in time: times of zones with summer time can't even be compared reliably."""
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("must lie between the years 1 and 9999, in UTC") from None
+
+
+Timestamp = Annotated[AwareDatetime, BeforeValidator(_with_zone), AfterValidator(_in_utc)]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import re
+from collections.abc import Iterator
 
+import psycopg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mailboat_harbor.postgres import PostgresServer
 from mailboat_spec import Pattern
 
 ALPHABET = st.sampled_from("ab*?.%_\\\n")
@@ -16,17 +20,9 @@ TEXTS = st.text(st.sampled_from("ab.%_\\\n*?"), max_size=12)
 PATTERNS = st.text(ALPHABET, min_size=1, max_size=8)
 
 
-def sql_like(value: str, like: str) -> bool:
-    """What Postgres' LIKE means, written down plainly."""
-    if not like:
-        return not value
-    if like[0] == "%":
-        return any(sql_like(value[skip:], like[1:]) for skip in range(len(value) + 1))
-    if not value:
-        return False
-    if like[0] == "\\":
-        return value[0] == like[1] and sql_like(value[1:], like[2:])
-    return (like[0] == "_" or like[0] == value[0]) and sql_like(value[1:], like[1:])
+def words_of(alphabet: str, longest: int) -> Iterator[str]:
+    for length in range(longest + 1):
+        yield from map("".join, itertools.product(alphabet, repeat=length))
 
 
 @given(PATTERNS, TEXTS)
@@ -34,10 +30,20 @@ def test_matches_what_the_shell_matches(text: str, value: str) -> None:
     assert Pattern(text).matches(value) is fnmatch.fnmatchcase(value, text)
 
 
-@given(PATTERNS, TEXTS)
-def test_means_the_same_in_sql(text: str, value: str) -> None:
-    pattern = Pattern(text)
-    assert sql_like(value, pattern.like()) is pattern.matches(value)
+def test_means_the_same_in_postgres(postgres: PostgresServer) -> None:
+    patterns = [Pattern(text) for text in words_of("a*?%_\\", longest=4) if text]
+    values = list(words_of("a%_\\\n", longest=3))
+    with psycopg.connect(postgres.url()) as connection:
+        found = connection.execute(
+            "select shape.n - 1, array_agg(value.n - 1 order by value.n)"
+            " from unnest(%s::text[]) with ordinality shape (text, n)"
+            " cross join unnest(%s::text[]) with ordinality value (text, n)"
+            " where value.text like shape.text group by shape.n",
+            ([pattern.like() for pattern in patterns], values),
+        ).fetchall()
+    in_postgres = {patterns[shape]: [values[value] for value in matching] for shape, matching in found}
+    for pattern in patterns:
+        assert in_postgres.get(pattern, []) == [value for value in values if pattern.matches(value)], pattern
 
 
 @given(PATTERNS, TEXTS)

@@ -197,6 +197,18 @@ SUBSCRIPTION_REFUSALS: list[tuple[str, object, str, str]] = [
     ("spec.start", {"from": "Time", "time": date(2026, 1, 31)}, "spec.start.time", "must be a date, a time and a zone"),
     ("spec.start", {"from": "Time", "time": datetime(2026, 1, 31)}, "spec.start.time", "and a zone"),  # noqa: DTZ001
     ("spec.start", {"from": "Time", "time": 1700000000}, "spec.start.time", "must be a date, a time and a zone"),
+    (
+        "spec.start",
+        {"from": "Time", "time": "0001-01-01T00:00:00+05:00"},
+        "spec.start.time",
+        "between the years 1 and 9999",
+    ),
+    (
+        "spec.start",
+        {"from": "Time", "time": "2026-02-30T00:00:00Z"},
+        "spec.start.time",
+        "day value is outside expected range",
+    ),
     ("spec.start", {"from": "Position", "position": -1}, "spec.start.position", "must be at least 0, not -1"),
     ("spec.sink", REMOVED, "spec.sink", "is required: Where events go"),
     ("spec.sink", {}, "spec.sink", "needs exactly one of kafka, pubsub, http, redis, postgres, log, custom"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -108,7 +108,7 @@ sinks = st.one_of(
         {"custom": {"type": "nats", "config": {"servers": ["n:1"], "deep": {"a": 1}}, "configSecretRef": {"name": "n"}}}
     ),
 )
-times = st.datetimes(timezones=st.timezones()).filter(
+times = st.datetimes(datetime(1971, 1, 1), datetime(2199, 1, 1), timezones=st.timezones()).filter(  # noqa: DTZ001
     lambda time: (time.utcoffset() or timedelta()).seconds % 60 == 0  # RFC 3339 has no seconds in a zone
 )
 starts: st.SearchStrategy[Fields] = st.one_of(
