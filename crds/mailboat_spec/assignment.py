@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping
-from typing import TypeVar
+from collections.abc import Collection, Mapping
+from typing import Any, TypeVar
 
-Partition = TypeVar("Partition", bound=Hashable)
+Partition = TypeVar("Partition", bound=tuple[Any, int])
+"""A pair of the stream (anything that can be compared for equality and printed) and the number of the partition."""
 
 
 def balance(
-    partitions: Collection[tuple[Hashable, Partition]],
-    workers: Collection[str],
-    owners: Mapping[tuple[Hashable, Partition], str],
-) -> dict[tuple[Hashable, Partition], str]:
-    """An owner for every (stream, partition), or nothing if there are no workers.
+    partitions: Collection[Partition], workers: Collection[str], owners: Mapping[Partition, str]
+) -> dict[Partition, str]:
+    """An owner for every partition, or nothing if there are no workers.
 
     - Every worker gets the same number, give or take one.
     - A partition stays with its owner unless that would break the first rule: no more moves than must be.
@@ -29,8 +28,8 @@ def balance(
         return {}
     base, extra = divmod(len(partitions), len(workers))
     ordered = sorted(partitions, key=repr)
-    held: dict[str, list[tuple[Hashable, Partition]]] = {worker: [] for worker in workers}
-    homeless: list[tuple[Hashable, Partition]] = []
+    held: dict[str, list[Partition]] = {worker: [] for worker in workers}
+    homeless: list[Partition] = []
     for partition in ordered:
         owner = owners.get(partition)
         (held[owner] if owner in held else homeless).append(partition)
@@ -55,7 +54,7 @@ def balance(
     return {partition: worker for worker, mine in held.items() for partition in mine}
 
 
-def _least_welcome(mine: list[tuple[Hashable, Partition]], count: int) -> list[tuple[Hashable, Partition]]:
+def _least_welcome(mine: list[Partition], count: int) -> list[Partition]:
     """Takes ``count`` partitions out of ``mine``, from the streams that it has most of."""
     taken = []
     for _ in range(count):

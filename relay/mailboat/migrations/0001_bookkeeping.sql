@@ -103,7 +103,7 @@ create table mailboat.parked (
     parked_at        timestamptz not null default clock_timestamp(),
     primary key (subscription_id, ordinal)
 );
-create index parked_key on mailboat.parked (subscription_id, partition, key, rank, sequence, ordinal);
+create index parked_key on mailboat.parked (subscription_id, partition, key, rank, ordinal);
 create index parked_due on mailboat.parked (subscription_id, partition, next_attempt_at) where next_attempt_at is not null;
 
 -- Events given up on.
@@ -134,3 +134,23 @@ create table mailboat.dead_letters (
     slot             integer not null
 );
 create index dead_letters_subscription on mailboat.dead_letters (subscription_id, dead_id) where replayed_at is null;
+
+-- Whether cursors of an earlier layout (`debts`: the number of partitions, and the cursor of each) have settled an event.
+-- A cursor whose layout was itself not finished carries the debts of the one before.
+create function mailboat.settled_before(debts jsonb, slot integer, xid xid8, id bigint) returns boolean
+    language plpgsql stable strict parallel safe
+    as $$
+declare
+    cursor_of jsonb := debts -> 'cursors' -> (slot % (debts ->> 'partitions')::integer);
+begin
+    if cursor_of ->> 'upto' is not null
+       and pg_visible_in_snapshot(xid, (cursor_of ->> 'upto')::pg_snapshot)
+       and id <= (cursor_of ->> 'position')::bigint then
+        return true;
+    end if;
+    if jsonb_typeof(cursor_of -> 'debts') = 'object' then
+        return mailboat.settled_before(cursor_of -> 'debts', slot, xid, id);
+    end if;
+    return pg_visible_in_snapshot(xid, (cursor_of ->> 'done')::pg_snapshot);
+end
+$$;

@@ -12,6 +12,7 @@ from psycopg import AsyncCursor
 
 from mailboat.errors import ForeignDatabase
 from mailboat.outbox.filters import Since, predicate
+from mailboat.outbox.layout import Layout
 from mailboat.outbox.link import Link, Row
 from mailboat.outbox.repartition import repartition
 from mailboat.outbox.sqlfiles import statements
@@ -34,11 +35,15 @@ class Declared:
         return cls(full_name(resource), resource)
 
 
-async def declare(link: Link, outbox: str, declared: Declared) -> Route:
-    """The subscription's row and cursors, made if they are missing; changed where the manifest changed."""
+async def declare(link: Link, layout: Layout, declared: Declared, *, may_lay_out: bool) -> Route:
+    """The subscription's row and cursors, made if they are missing; changed where the manifest changed.
+
+    ``may_lay_out``: a relay that just started brings another number of partitions with it; one that has been running
+    follows what it finds, so that two relays with two versions of a manifest do not undo each other's work for ever.
+    """
     spec = declared.resource.spec
     wanted: dict[str, Any] = {
-        "outbox": outbox,
+        "outbox": layout.table,
         "name": declared.name,
         "uid": declared.resource.metadata.uid or "",
         "state": spec.state.value,
@@ -67,8 +72,8 @@ async def declare(link: Link, outbox: str, declared: Declared) -> Route:
                 "timeline": link.server.timeline,
             },
         )
-        if partitions != spec.partitions:
-            generation = await repartition(cursor, number, spec.partitions)
+        if partitions != spec.partitions and may_lay_out:
+            generation = await repartition(cursor, layout, number, spec.partitions)
             partitions = spec.partitions
     subscription = Subscription(number, declared.name, partitions, generation, state == "Paused")
     return Route(subscription, predicate(spec.filter, Since(since_time, since_id)))

@@ -116,8 +116,22 @@ class Leases:
             )
             rows = await cursor.fetchall()
         cursors = []
-        for number, part, epoch, done, upto, lowest, highest, position, sequence, generation, resumes, hi, _ in rows:
-            window = Window(done, upto, lowest, highest) if upto is not None else None
+        for (
+            number,
+            part,
+            epoch,
+            done,
+            upto,
+            lowest,
+            highest,
+            position,
+            sequence,
+            generation,
+            resumes,
+            hi,
+            debts,
+        ) in rows:
+            window = Window(done, upto, lowest, highest, debts) if upto is not None else None
             lease = Lease(CursorKey(number, part), epoch)
             cursors.append(Cursor(lease, done, window, position, sequence, generation, resumes, hi))
         return cursors

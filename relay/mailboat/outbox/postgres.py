@@ -91,9 +91,10 @@ class PostgresStore:
         server, notify = self._sentry.server, self._settings.notify
         return not server.pooled and (notify == "Always" or (notify == "Auto" and not server.prepared_transactions))
 
-    async def declare(self, subscriptions: Sequence[Declared]) -> dict[int, Subscription]:
+    async def declare(self, subscriptions: Sequence[Declared], *, may_lay_out: bool = True) -> dict[int, Subscription]:
         """Make the subscriptions known, and refuse cursors of another database system."""
-        routes = [await declare(self._sentry, self._settings.layout.table, declared) for declared in subscriptions]
+        layout = self._settings.layout
+        routes = [await declare(self._sentry, layout, d, may_lay_out=may_lay_out) for d in subscriptions]
         self._routes = {route.subscription.number: route for route in routes}
         self._windows.route(self._routes)
         await refuse_strangers(self._sentry, list(self._routes))

@@ -43,6 +43,8 @@ class Window:
     upto: str
     lowest: int | None = None
     highest: int | None = None
+    indebted: bool = False
+    """It finishes what the cursors of an earlier layout left (see ``repartition``)."""
 
 
 @dataclass(frozen=True, slots=True)

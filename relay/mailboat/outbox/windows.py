@@ -42,6 +42,9 @@ from mailboat.outbox.store import (
 
 _SQL = statements("windows")
 
+_UNDONE = sql.SQL("not pg_visible_in_snapshot(e.xid, (select done from w))")
+_UNDONE_BEFORE = sql.SQL("not mailboat.settled_before((select debts from w), e.slot, e.xid, e.id)")
+
 _SYNC_LEVEL = {"Committed": "off", "Flushed": "local", "Replicated": "on"}
 
 
@@ -66,9 +69,10 @@ class Route:
 class _Composed:
     """The statements for one set of subscriptions; composed once, prepared by the server under one name."""
 
-    tail: sql.Composable
-    small_window: sql.Composable
-    large_window: sql.Composable
+    tail: sql.Composed
+    small_window: sql.Composed
+    large_window: sql.Composed
+    indebted_window: sql.Composed
 
 
 class Windows:
@@ -207,7 +211,10 @@ class Windows:
                 rows = await cursor.fetchall()
                 return Chunk(self._fan_out(rows, numbers, keys), rows[-1][0] if rows else after, last=True)
             limits = {"limit": self._limits.rows, "max_bytes": self._limits.bytes}
-            await cursor.execute(self._statements(numbers).large_window, {**asking, **limits})
+            composed = self._statements(numbers)
+            await cursor.execute(
+                composed.indebted_window if window.indebted else composed.large_window, {**asking, **limits}
+            )
             rows = await cursor.fetchall()
         reached, looked_at = rows[0][-2:]
         last = looked_at < self._limits.rows
@@ -239,7 +246,10 @@ class Windows:
                 "wanted": any_of(wanted),
             }
             self._composed[numbers] = _Composed(
-                *(sql.SQL(_SQL[name]).format(**parts) for name in ("tail", "small_window", "large_window"))
+                sql.SQL(_SQL["tail"]).format(**parts),
+                sql.SQL(_SQL["small_window"]).format(**parts),
+                sql.SQL(_SQL["large_window"]).format(**parts, undone=_UNDONE),
+                sql.SQL(_SQL["large_window"]).format(**parts, undone=_UNDONE_BEFORE),
             )
         return self._composed[numbers]
 

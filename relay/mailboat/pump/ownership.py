@@ -35,11 +35,9 @@ def targets(roster: Roster) -> dict[CursorKey, str]:
             wanted[holding.key] = holding.assigned_to or ""
         elif able:
             shared[able].append(holding.key)
-    owners = {holding.key: holding.owner for holding in roster.holdings if holding.owner in alive}
+    owners = {h.key: h.owner for h in roster.holdings if h.owner is not None and h.owner in alive}
     for able, keys in shared.items():
-        mine = {key: owner for key in keys if (owner := owners.get(key)) is not None}
-        share = balance(keys, able, mine)
-        wanted.update((CursorKey(*key), relay) for key, relay in share.items())
+        wanted.update(balance(keys, able, {key: owners[key] for key in keys if key in owners}))
     return wanted
 
 

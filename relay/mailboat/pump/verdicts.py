@@ -63,9 +63,9 @@ def judge(items: Sequence[Item], failures: Mapping[int, DeliveryError]) -> Round
                 refused = True
             case SinkUnavailable() as reason:
                 away = away or reason
-            case undecided if len(items) == 1:
+            case unclear if len(items) == 1:
                 # A sink must be definite about a batch of one. One that is not may not be asked in a tight loop.
-                away = SinkUnavailable(f"the sink gave no definite answer: {undecided}")
+                away = SinkUnavailable(f"the sink gave no definite answer: {unclear}")
     undecided = any(item.fate is Fate.PENDING for item in items)
     return Round(away, one_by_one=undecided and away is None and not refused)
 

@@ -77,6 +77,7 @@ class Relay:
         self._state = RelayState.CONNECTING
         self._message = "has not connected yet"
         self._schema_ready = False
+        self._was_connected = False
         self._rates: dict[str, deque[tuple[float, int]]] = {name: deque() for name in self._parts}
 
     # -- life --------------------------------------------------------------------------------------------------------
@@ -129,7 +130,8 @@ class Relay:
         janitor = Janitor(url, settings.layout.table, spec.outbox.retention, settings.pooler)
         upkeep = asyncio.ensure_future(janitor.run())
         try:
-            subscriptions = await store.declare([Declared.of(parts.resource) for parts in self._parts.values()])
+            declared = [Declared.of(parts.resource) for parts in self._parts.values()]
+            subscriptions = await store.declare(declared, may_lay_out=not self._was_connected)
             streams = {
                 number: self._parts[subscription.name].stream(subscription, self._clock, self._random, self._passing)
                 for number, subscription in subscriptions.items()
@@ -147,6 +149,7 @@ class Relay:
                 self._passing,
             )
             self._session, self._store, self._janitor = session, store, janitor
+            self._was_connected = True
             self._state, self._message = RelayState.RUNNING, ""
             log.info("Connected.", extra={"relay": self.name, "id": self._identity.id, "outbox": settings.layout.table})
             await session.run(stop)

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from mailboat.errors import DatabaseUnavailable, LeaseLost, MailboatError, SinkUnavailable
+from mailboat.errors import LeaseLost, MailboatError, SinkUnavailable
 from mailboat.outbox.postgres import PostgresStore
 from mailboat.outbox.store import Backlog, Cursor, CursorKey, Opened, Roster, Subscription, Window
 from mailboat.pump.keeper import Keeper
@@ -150,7 +150,7 @@ class Session:
         for number, known in self.subscriptions.items():
             current = states.get(number)
             if current is None or (current.partitions, current.generation) != (known.partitions, known.generation):
-                raise DatabaseUnavailable(f"subscription {known.name} was deleted or laid out anew: beginning again")
+                raise LeaseLost(f"subscription {known.name} was deleted or laid out anew: beginning again")
             if current.paused != known.paused:
                 log.info(
                     "Subscription %s.", "paused" if current.paused else "resumed", extra={"subscription": known.name}

@@ -79,7 +79,7 @@ where c.subscription_id = w.subscription_id and c.partition = w.partition
        or c.owner = %(relay)s
        or not exists (select from mailboat.relays as r where r.id = c.owner and r.expires_at > clock_timestamp()))
 returning c.subscription_id, c.partition, c.epoch::text, c.done::text, c.upto::text, c.lowest, c.highest, c.position,
-          c.sequence, s.generation, c.resumes, c.hi, c.system_identifier
+          c.sequence, s.generation, c.resumes, c.hi, c.debts is not null
 
 -- name: release
 -- Lets go in good order: the next owner takes over at once and counts no resume.

@@ -24,12 +24,12 @@ from mailboat.parked
 where subscription_id = %(subscription)s and partition = %(partition)s and next_attempt_at is not null
 
 -- name: queue
--- A key's parked events in the order in which they must be sent: replayed ones first, then as they were first taken.
+-- A key's parked events in the order in which they must be sent: replayed ones first, in their old order, then as parked.
 select {columns}, ordinal, sequence, attempts, replay, suspect, blocked, doomed,
        reason, last_error, first_failed_at::text
 from mailboat.parked as found
 where subscription_id = %(subscription)s and partition = %(partition)s and key = %(key)s
-order by rank, sequence, ordinal
+order by rank, case when rank = 0 then id end, ordinal
 limit %(limit)s
 
 -- name: park
@@ -72,7 +72,7 @@ from (
     select distinct on (key) ordinal, next_attempt_at, blocked
     from mailboat.parked
     where subscription_id = %(subscription)s and partition = %(partition)s and key = any (%(keys)s)
-    order by key, rank, sequence, ordinal
+    order by key, rank, case when rank = 0 then id end, ordinal
 ) as head
 where p.subscription_id = %(subscription)s and p.ordinal = head.ordinal and head.next_attempt_at is null and not head.blocked
 

@@ -62,7 +62,7 @@ where subscription_id = any (%(numbers)s) and next_attempt_at <= clock_timestamp
 -- name: backlog
 -- Matching events that are not settled, by partition: the same two arms as the tail, from the oldest cursor on, bounded.
 with mine as materialized (
-    select partition, done, upto, position
+    select partition, done, upto, position, debts
     from mailboat.cursors
     where subscription_id = %(subscription)s
 ),
@@ -89,6 +89,7 @@ from seen as e
 join mine on mine.partition = e.slot %% %(partitions)s
 where not pg_visible_in_snapshot(e.xid, mine.done)
   and not coalesce(pg_visible_in_snapshot(e.xid, mine.upto) and e.id <= mine.position, false)
+  and not coalesce(mailboat.settled_before(mine.debts, e.slot, e.xid, e.id), false)
   and {wanted}
 group by mine.partition
 

@@ -132,7 +132,7 @@ left join lateral (
         from {outbox} as e
         where e.id > %(after)s and e.id <= (select id from reach)
           and pg_visible_in_snapshot(e.xid, (select upto from w))
-          and not pg_visible_in_snapshot(e.xid, (select done from w))
+          and {undone}
         order by e.id
     ) as e
     where {wanted}

@@ -1,0 +1,57 @@
+-- Another number of partitions for a live subscription. One transaction does all of it.
+
+-- name: fence
+-- The old cursors, held: whoever moves them now will find them gone.
+select done::text, upto::text, position, debts
+from mailboat.cursors
+where subscription_id = %(subscription)s
+order by partition
+for update
+
+-- name: span
+-- S, and the ids between which the old cursors may have left something undone: the arms of the tail, from the oldest on.
+with old as materialized (
+    select done from mailboat.cursors where subscription_id = %(subscription)s
+),
+edge as materialized (
+    select min(pg_snapshot_xmax(done)::text::numeric)::text::xid8 as xmax from old
+)
+select pg_current_snapshot()::text, min(fresh.id), max(fresh.id)
+from (
+    select e.id
+    from {outbox} as e
+    where e.xid = any (array(select distinct pg_snapshot_xip(done) from old)) and e.xid < (select xmax from edge)
+    union all
+    select e.id
+    from {outbox} as e
+    where e.xid >= (select xmax from edge)
+    offset 0
+) as fresh
+
+-- name: replace
+-- The new cursors finish what the old ones left, up to S, by id; behind it they go on like any other.
+with old as (
+    delete from mailboat.cursors where subscription_id = %(subscription)s
+    returning done, system_identifier, timeline
+),
+oldest as (
+    select done, system_identifier, timeline from old order by pg_snapshot_xmax(done)::text::numeric limit 1
+)
+insert into mailboat.cursors (subscription_id, partition, done, upto, lowest, highest, position, hi, debts,
+                              system_identifier, timeline)
+select %(subscription)s, partition,
+       case when %(lowest)s::bigint is null then %(upto)s::pg_snapshot else oldest.done end,
+       case when %(lowest)s::bigint is null then null else %(upto)s::pg_snapshot end,
+       %(lowest)s::bigint, %(highest)s::bigint, coalesce(%(lowest)s::bigint - 1, 0), coalesce(%(lowest)s::bigint - 1, 0),
+       case when %(lowest)s::bigint is null then null else %(debts)s::jsonb end,
+       oldest.system_identifier, oldest.timeline
+from oldest, generate_series(0, %(partitions)s - 1) as partition
+
+-- name: move_parked
+update mailboat.parked set partition = slot %% %(partitions)s where subscription_id = %(subscription)s
+
+-- name: lay_out
+update mailboat.subscriptions
+set partitions = %(partitions)s, generation = generation + 1, assignment_generation = 0
+where id = %(subscription)s
+returning generation
