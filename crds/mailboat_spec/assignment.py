@@ -1,7 +1,7 @@
 """Who should move which partition: balanced, sticky, and the same answer for everybody who asks.
 
-Relays that stand alone use it to share work among themselves; the operator uses it to share work among pods. It is pure:
-the same partitions, workers and present owners always give the same answer, in any order of the arguments.
+Relays that stand alone use it to share work among themselves, the operator to share work among pods. It is pure: the
+same partitions, workers and present owners always give the same answer, in any order of the arguments.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ def balance(
     held: dict[str, list[Partition]] = {worker: [] for worker in workers}
     homeless: list[Partition] = []
     for partition in ordered:
-        owner = owners.get(partition)
-        (held[owner] if owner in held else homeless).append(partition)
+        held.get(owners.get(partition, ""), homeless).append(partition)
 
     # The `extra` workers that may hold one more are those that hold most already: moving from them would be needless.
     fullest = sorted(held, key=lambda worker: (-len(held[worker]), worker))
@@ -42,7 +41,7 @@ def balance(
         if surplus > 0:
             homeless += _least_welcome(mine, surplus)
 
-    of_stream: Counter[tuple[str, Hashable]] = Counter()
+    of_stream: Counter[tuple[str, Any]] = Counter()
     for worker, mine in held.items():
         of_stream.update((worker, stream) for stream, _ in mine)
     for partition in sorted(homeless, key=repr):
@@ -64,6 +63,6 @@ def _least_welcome(mine: list[Partition], count: int) -> list[Partition]:
     return taken
 
 
-def _mix(worker: str, stream: Hashable) -> bytes:
+def _mix(worker: str, stream: Any) -> bytes:
     """A different but stable order of workers for every stream."""
     return hashlib.sha256(f"{worker}\x00{stream!r}".encode()).digest()
