@@ -154,20 +154,19 @@ async def drop_expired(
     """
     if not connection.autocommit or connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
         raise ValueError("drop_expired needs a connection in autocommit mode and outside of a transaction")
-    sweep = _Sweep(
-        connection, await _registered(connection, outbox), older_than, now, limit, lock_wait, detach_wait, count_up_to
-    )
+    found = _Findings()
     try:
-        await sweep.run()
+        name = await _registered(connection, outbox)
+        await _Sweep(connection, name, older_than, now, limit, lock_wait, detach_wait, count_up_to, found).run()
     except psycopg.errors.InsufficientPrivilege as error:
-        sweep.found.blocked.append(
+        found.blocked.append(
             Blocked(
                 outbox, f"the relay's user is not its owner ({error.diag.message_primary}): grant it the owner's role"
             )
         )
     except psycopg.Error as error:
         raise explain(error) from error
-    return RetentionReport(tuple(sweep.found.dropped), tuple(sweep.found.blocked), tuple(sweep.found.lost))
+    return RetentionReport(tuple(found.dropped), tuple(found.blocked), tuple(found.lost))
 
 
 @dataclass(slots=True)
@@ -182,7 +181,7 @@ class _Sweep:
     lock_wait: float
     detach_wait: float
     count_up_to: int
-    found: _Findings = field(default_factory=_Findings)
+    found: _Findings
 
     async def run(self) -> None:
         partitions = await self._partitions()

@@ -1,0 +1,267 @@
+"""Looks at a database that others look after (``manageSchema: false``), and says what Mailboat lacks in it.
+
+Every finding comes with the SQL that mends it, so that the message can be handed to whoever may run it. Nothing is ever
+changed here. What is merely slow or late to be noticed (a missing trigger) is a finding too: a relay that starts
+on a table without an index on ``xid`` would read all of it on every poll.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg.rows import dict_row, tuple_row
+
+from mailboat.errors import DatabaseUnavailable, SchemaMismatch
+from mailboat.outbox.link import explain
+from mailboat.outbox.migrate import Applied, known_migrations, pending
+from mailboat.outbox.sqlfiles import statements
+
+_SQL = statements("verify")
+
+OLDEST_POSTGRES = 140000
+DAYS_AHEAD = 7
+"""Fewer days of partitions than this are a finding: a writer without a partition fails."""
+
+BOOKKEEPING = ("relays", "doorbells", "subscriptions", "cursors", "parked", "dead_letters")
+"""Tables that a relay writes to."""
+
+_TEXT = ("text", "character varying")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """What a column of the outbox may be, and how one is added to a table that has events in it already."""
+
+    types: tuple[str, ...]
+    addition: str
+
+
+_COLUMNS: Mapping[str, Column] = {
+    "id": Column(("bigint", "integer"), "add column {} bigint generated always as identity"),
+    "xid": Column(("xid8",), "add column {0} xid8, alter column {0} set default pg_current_xact_id()"),
+    "created_at": Column(("timestamp with time zone",), "add column {} timestamptz not null default now()"),
+    "event_id": Column(("uuid", *_TEXT), "add column {} uuid not null default gen_random_uuid()"),
+    "event_type": Column(_TEXT, "add column {} text"),
+    "aggregate_type": Column(_TEXT, "add column {} text"),
+    "aggregate_id": Column((*_TEXT, "uuid"), "add column {} text"),
+    "key": Column(_TEXT, "add column {} text"),
+    "slot": Column(("integer",), "add column {} integer generated always as (mailboat.key_slot({key}, {id})) stored"),
+    "payload": Column(("bytea",), "add column {} bytea"),
+    "content_type": Column(_TEXT, "add column {} text not null default 'application/json'"),
+    "headers": Column(("jsonb", "json"), "add column {} jsonb"),
+    "tags": Column(("text[]", "character varying[]"), "add column {} text[] not null default '{{}}'"),
+    "traceparent": Column(_TEXT, "add column {} text"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is not as it must be."""
+
+    what: str
+    where: str
+    sql: str
+    """What mends it; a comment where no SQL can."""
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}\n    {self.sql}"
+
+
+async def verify_or_refuse(
+    connection: psycopg.AsyncConnection[Any], outbox_table: str, columns: Mapping[str, str]
+) -> None:
+    """Raise `SchemaMismatch` with every finding and its remedy, if there are any."""
+    findings = await verify(connection, outbox_table, columns)
+    if findings:
+        raise SchemaMismatch(readable(findings))
+
+
+def readable(findings: Sequence[Finding]) -> str:
+    """All findings for a person, who can paste the SQL."""
+    count = "one thing is" if len(findings) == 1 else f"{len(findings)} things are"
+    return "\n".join(
+        [
+            f"The database is not as Mailboat needs it ({count} missing or different). What mends it:",
+            *map(str, findings),
+        ]
+    )
+
+
+async def verify(
+    connection: psycopg.AsyncConnection[Any], outbox_table: str, columns: Mapping[str, str]
+) -> list[Finding]:
+    """What a relay would lack. ``columns`` maps Mailboat's names to the table's, where they differ."""
+    try:
+        return [finding async for finding in _Inspection(connection, outbox_table, columns).findings()]
+    except psycopg.Error as error:
+        raise explain(error) from error
+
+
+class _Inspection:
+    """One look at one database."""
+
+    def __init__(self, connection: psycopg.AsyncConnection[Any], outbox: str, columns: Mapping[str, str]) -> None:
+        self._connection = connection
+        self._outbox = outbox
+        self._names = {name: columns.get(name, name) for name in _COLUMNS}
+
+    async def findings(self) -> AsyncIterator[Finding]:
+        server = await self._row("server", tables=list(BOOKKEEPING))
+        assert server is not None, "a query without FROM has a row"
+        if server["standby"]:
+            raise DatabaseUnavailable(
+                f"Database {server['database']} is a standby: its snapshots leave out transactions in flight."
+                " Connect to the primary (target_session_attrs=read-write)."
+            )
+        for finding in _about_server(server):
+            yield finding
+        if not server["schema"]:
+            yield Finding("there is no schema mailboat", "schema mailboat", _MIGRATE)
+            return
+        hidden = [name for (name,) in await self._rows("usable", outbox=self._outbox)]
+        for name in hidden:
+            yield Finding(f"user {server['user']} may not use it", f"schema {name}", _grant(server))
+        if hidden:
+            return
+        if server["missing_tables"]:
+            yield Finding("tables are missing: " + ", ".join(server["missing_tables"]), "schema mailboat", _MIGRATE)
+            return
+        async for finding in self._about_history(server):
+            yield finding
+        relation = await self._row("relation", outbox=self._outbox, xid=self._names["xid"], id=self._names["id"])
+        if relation is None:
+            yield Finding("the table does not exist", self._outbox, f"select mailboat.create_outbox('{self._outbox}');")
+            return
+        async for finding in self._about_table(relation):
+            yield finding
+        for (right,) in await self._rows("rights", outbox=self._outbox, tables=list(BOOKKEEPING)):
+            yield Finding(f"user {server['user']} lacks {right}", f"user {server['user']}", _grant(server, right))
+
+    async def _about_history(self, server: Mapping[str, Any]) -> AsyncIterator[Finding]:
+        try:
+            async with self._connection.transaction():
+                applied = [Applied(*row) for row in await self._rows("steps")]
+        except (psycopg.errors.UndefinedTable, psycopg.errors.InsufficientPrivilege):
+            yield Finding(
+                f"user {server['user']} can't read which migrations were applied",
+                "mailboat.migrations",
+                _grant(server, "select on mailboat.migrations"),
+            )
+            return
+        missing = pending(known_migrations(), applied)
+        if missing:
+            names = ", ".join(step.name for step in missing)
+            yield Finding(f"migrations were not applied: {names}", "mailboat.migrations", _MIGRATE)
+
+    async def _about_table(self, relation: Mapping[str, Any]) -> AsyncIterator[Finding]:
+        name = relation["name"]
+        present = {
+            column: (kind, default) for column, kind, default in await self._rows("columns", outbox=self._outbox)
+        }
+        for finding in _about_columns(name, self._names, present):
+            yield finding
+        xid, position = self._names["xid"], self._names["id"]
+        if not relation["xid_index"] and xid in present:
+            yield Finding("no index begins with it", f"{name}.{xid}", f'create index on {name} ("{xid}");')
+        if not relation["id_index"] and position in present:
+            yield Finding("no index begins with it", f"{name}.{position}", f'create index on {name} ("{position}");')
+        async for finding in self._about_sequence(name, position in present, relation["sequence"]):
+            yield finding
+        if not relation["rings"]:
+            yield Finding(
+                "no trigger wakes a sleeping relay (events would wait for the next poll)",
+                name,
+                f"create trigger mailboat_ring after insert on {name} for each statement"
+                f" execute function mailboat.ring('{name}');",
+            )
+        ((registered,),) = await self._rows("registered", outbox=self._outbox)
+        if not registered:
+            yield Finding(
+                "it is not registered as an outbox", name, f"insert into mailboat.outboxes (name) values ('{name}');"
+            )
+        if relation["kind"] == "p":
+            cursor = self._connection.cursor(row_factory=tuple_row)
+            await cursor.execute(statements("partitions")["ahead"], {"outbox": self._outbox})
+            (days,) = await cursor.fetchone() or (0.0,)
+            if days < DAYS_AHEAD:
+                yield Finding(
+                    f"it has partitions for {days:.1f} days; without one, writers fail",
+                    name,
+                    f"select mailboat.ensure_partitions('{name}');",
+                )
+
+    async def _about_sequence(self, table: str, has_position: bool, sequence: str | None) -> AsyncIterator[Finding]:
+        position = self._names["id"]
+        if sequence is None:
+            if has_position:
+                yield Finding(
+                    "its default takes no number from a sequence",
+                    f"{table}.{position}",
+                    f'create sequence {table}_position_seq cache 1; alter table {table} alter column "{position}"'
+                    f" set default nextval('{table}_position_seq');",
+                )
+            return
+        ((cache,),) = await self._rows("cache", sequence=sequence)
+        if cache != 1:
+            yield Finding(
+                f"it caches {cache} numbers per session, which breaks the order of keys",
+                f"sequence {sequence}",
+                f"alter sequence {sequence} cache 1;",
+            )
+
+    async def _row(self, name: str, **values: object) -> Mapping[str, Any] | None:
+        cursor = self._connection.cursor(row_factory=dict_row)
+        await cursor.execute(_SQL[name], values)
+        return await cursor.fetchone()
+
+    async def _rows(self, name: str, **values: object) -> list[tuple[Any, ...]]:
+        cursor = self._connection.cursor(row_factory=tuple_row)
+        await cursor.execute(_SQL[name], values)
+        return await cursor.fetchall()
+
+
+_MIGRATE = "-- run `mailboat migrate` as a user that may create schemas in this database"
+
+
+def _grant(server: Mapping[str, Any], right: str = "usage on schema mailboat") -> str:
+    user = '"' + str(server["user"]).replace('"', '""') + '"'
+    return f"grant mailboat_relay to {user};" if server["role"] else f"grant {right} to {user};"
+
+
+def _about_server(server: Mapping[str, Any]) -> Iterator[Finding]:
+    where = f"database {server['database']}"
+    if server["version"] < OLDEST_POSTGRES:
+        yield Finding(f"Postgres {server['version'] // 10000} is too old", where, "-- upgrade to Postgres 14 or newer")
+    if server["encoding"] != "UTF8":
+        yield Finding(
+            f"its encoding is {server['encoding']}, and events are UTF-8",
+            where,
+            "create database ... encoding 'UTF8' template template0;  -- and move the data there",
+        )
+
+
+def _about_columns(table: str, names: Mapping[str, str], present: Mapping[str, tuple[str, str]]) -> Iterator[Finding]:
+    for name, column in _COLUMNS.items():
+        theirs = names[name]
+        where = f"{table}.{theirs}"
+        if theirs not in present:
+            quoted = {key: f'"{value}"' for key, value in names.items()}
+            addition = column.addition.format(quoted[name], **quoted)
+            yield Finding("the column does not exist", where, f"alter table {table} {addition};")
+            continue
+        kind, default = present[theirs]
+        if kind not in column.types:
+            yield Finding(
+                f"the column is {kind}, and must be {' or '.join(column.types)}",
+                where,
+                f'-- alter table {table} alter column "{theirs}" type {column.types[0]} using ...;',
+            )
+        elif name == "xid" and "pg_current_xact_id()" not in default:
+            yield Finding(
+                "its default must be the transaction's id",
+                where,
+                f'alter table {table} alter column "{theirs}" set default pg_current_xact_id();',
+            )

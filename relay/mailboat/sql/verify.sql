@@ -1,0 +1,79 @@
+-- What `manageSchema: false` asks about a database that others look after. Facts only; verify.py judges them.
+
+-- name: server
+-- The server, the schema, and the bookkeeping tables that the migrations should have made.
+select current_setting('server_version_num')::integer as version,
+       current_setting('server_encoding') as encoding,
+       pg_is_in_recovery() as standby,
+       current_user as "user",
+       current_database() as database,
+       exists (select from pg_namespace where nspname = 'mailboat') as schema,
+       exists (select from pg_roles where rolname = 'mailboat_relay') as role,
+       array(select t from unnest(%(tables)s::text[]) t
+             where not exists (select from pg_class c join pg_namespace n on n.oid = c.relnamespace
+                               where n.nspname = 'mailboat' and c.relname = t)) as missing_tables
+
+-- name: steps
+-- Which migrations were applied. (Asked only of a database that has the ledger, by a user who may read it.)
+select version, name, checksum from mailboat.migrations order by version
+
+-- name: relation
+-- The outbox: what kind of table, and whether what depends on it is there.
+select c.relkind::text as kind,
+       format('%%I.%%I', n.nspname, c.relname) as name,
+       exists (select from pg_index i join pg_attribute a on a.attrelid = i.indrelid and a.attnum = i.indkey[0]
+               where i.indrelid = c.oid and i.indisvalid and i.indpred is null and a.attname = %(xid)s) as xid_index,
+       exists (select from pg_index i join pg_attribute a on a.attrelid = i.indrelid and a.attnum = i.indkey[0]
+               where i.indrelid = c.oid and i.indisvalid and i.indpred is null and a.attname = %(id)s) as id_index,
+       (select format('%%I.%%I', sn.nspname, s.relname)
+        from pg_attrdef d
+        join pg_attribute a on a.attrelid = d.adrelid and a.attnum = d.adnum and a.attname = %(id)s
+        join pg_depend p on p.classid = 'pg_attrdef'::regclass and p.objid = d.oid and p.refclassid = 'pg_class'::regclass
+        join pg_class s on s.oid = p.refobjid and s.relkind = 'S'
+        join pg_namespace sn on sn.oid = s.relnamespace
+        where d.adrelid = c.oid
+        union all
+        select pg_get_serial_sequence(format('%%I.%%I', n.nspname, c.relname), a.attname)
+        from pg_attribute a
+        where a.attrelid = c.oid and a.attname = %(id)s and a.attidentity <> ''
+        limit 1) as sequence,
+       exists (select from pg_trigger t join pg_proc f on f.oid = t.tgfoid join pg_namespace fn on fn.oid = f.pronamespace
+               where t.tgrelid = c.oid and t.tgenabled <> 'D' and fn.nspname = 'mailboat' and f.proname = 'ring') as rings
+from pg_class c
+join pg_namespace n on n.oid = c.relnamespace
+where c.oid = to_regclass(%(outbox)s)
+
+-- name: cache
+-- How many numbers a session takes from the sequence at once.
+select seqcache from pg_sequence where seqrelid = to_regclass(%(sequence)s)
+
+-- name: columns
+-- The outbox's columns with their types and defaults.
+select a.attname, format_type(a.atttypid, null), coalesce(pg_get_expr(d.adbin, d.adrelid), '')
+from pg_attribute a
+left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
+where a.attrelid = to_regclass(%(outbox)s) and a.attnum > 0 and not a.attisdropped
+
+-- name: registered
+-- Whether mailboat.outboxes knows the table.
+select exists (select from mailboat.outboxes o where to_regclass(o.name) = to_regclass(%(outbox)s))
+
+-- name: rights
+-- What the current user may not do, and would have to.
+select format('select on %%s', %(outbox)s::text)
+where not has_table_privilege(to_regclass(%(outbox)s), 'select')
+union all
+select format('%%s on mailboat.%%s', r, t)
+from unnest(%(tables)s::text[]) t, unnest(array['select', 'insert', 'update', 'delete']) r
+where not has_table_privilege(to_regclass('mailboat.' || t), r)
+union all
+select 'execute on function mailboat.ensure_partitions(text, interval)'
+where to_regprocedure('mailboat.ensure_partitions(text, interval)') is not null
+  and not has_function_privilege('mailboat.ensure_partitions(text, interval)', 'execute')
+
+-- name: usable
+-- Schemas that the current user can't look into.
+select n.nspname
+from pg_namespace n
+where n.nspname in ('mailboat', (parse_ident(%(outbox)s))[1]) and not has_schema_privilege(n.oid, 'usage')
+order by 1

@@ -1,0 +1,154 @@
+"""With ``manageSchema: false`` a relay says what is missing, with SQL that mends it when it is run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from mailboat.errors import SchemaMismatch
+from mailboat.outbox.verify import Finding, verify, verify_or_refuse
+from mailboat_harbor.postgres import Database
+
+OUTBOX = "mailboat.outbox"
+
+
+async def look(url: str, table: str = OUTBOX, **columns: str) -> list[Finding]:
+    async with await psycopg.AsyncConnection.connect(url) as connection:
+        return await verify(connection, table, columns)
+
+
+async def test_what_migrate_made_is_as_it_must_be(outbox: Database) -> None:
+    assert await look(outbox.url) == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        ("alter sequence mailboat.outbox_id_seq cache 50", "caches 50 numbers"),
+        ("drop index mailboat.outbox_xid_idx", "no index begins with it"),
+        ("drop trigger mailboat_ring on mailboat.outbox", "no trigger wakes"),
+        ("alter table mailboat.outbox disable trigger mailboat_ring", "no trigger wakes"),
+        ("alter table mailboat.outbox alter column xid drop default", "must be the transaction's id"),
+        ("alter table mailboat.outbox drop column tags", "the column does not exist"),
+        ("alter table mailboat.outbox drop column headers", "the column does not exist"),
+        ("alter table mailboat.outbox drop column slot", "the column does not exist"),
+        ("delete from mailboat.outboxes", "not registered"),
+        ("drop table mailboat.outbox", "the table does not exist"),
+    ],
+)
+async def test_damage_is_found_and_its_sql_mends_it(outbox: Database, damage: str, complaint: str) -> None:
+    outbox.execute(sql.Composed([sql.SQL(damage)]))
+    (finding,) = [each for each in await look(outbox.url) if complaint in each.what]
+    if damage.startswith("drop table"):
+        outbox.execute("delete from mailboat.outboxes")
+    if "disable" in damage:
+        outbox.execute("drop trigger mailboat_ring on mailboat.outbox")
+    outbox.execute(sql.Composed([sql.SQL(finding.sql)]))
+    assert await look(outbox.url) == []
+    outbox.execute("select mailboat.emit('works', '{}'::jsonb, key => 'again')")
+
+
+async def test_too_few_partitions_ahead_are_found(outbox: Database) -> None:
+    in_four_days = datetime.now(UTC) + timedelta(days=4)
+    outbox.execute(sql.SQL("drop table mailboat.{}").format(sql.Identifier(f"outbox_p{in_four_days:%Y%m%d}")))
+    (finding,) = await look(outbox.url)
+    assert "without one, writers fail" in finding.what
+    outbox.execute(sql.Composed([sql.SQL(finding.sql)]))
+    assert await look(outbox.url) == []
+
+
+async def test_an_empty_database_needs_a_migration(each_database: Database) -> None:
+    (finding,) = await look(each_database.url)
+    assert finding.what == "there is no schema mailboat"
+    assert "mailboat migrate" in finding.sql
+
+
+async def test_an_unfinished_migration_is_found(outbox: Database) -> None:
+    outbox.execute("delete from mailboat.migrations where version = 4")
+    (finding,) = await look(outbox.url)
+    assert finding.what == "migrations were not applied: 0004_roles.sql"
+
+
+async def test_another_encoding_is_found(outbox: Database) -> None:
+    name = f"{outbox.name}_latin"
+    outbox.server.execute(
+        sql.SQL("create database {} encoding 'LATIN1' template template0 lc_collate 'C' lc_ctype 'C'").format(
+            sql.Identifier(name)
+        )
+    )
+    try:
+        findings = await look(outbox.server.url(name))
+        assert "its encoding is LATIN1" in findings[0].what
+    finally:
+        outbox.server.drop_database(name)
+
+
+@pytest.fixture
+def stranger(outbox: Database) -> Iterator[str]:
+    """A user without any rights."""
+    name = f"stranger_{outbox.name}"
+    outbox.execute(sql.SQL("create role {} login").format(sql.Identifier(name)))
+    yield name
+    outbox.execute(sql.SQL("drop owned by {0}; drop role {0}").format(sql.Identifier(name)))
+
+
+async def test_a_user_without_rights_is_told_which_grant_is_missing(outbox: Database, stranger: str) -> None:
+    (finding,) = await look(outbox.url_for(stranger))
+    assert "may not use it" in finding.what
+    assert finding.sql == f'grant mailboat_relay to "{stranger}";'
+    outbox.execute(sql.Composed([sql.SQL(finding.sql)]))
+    assert await look(outbox.url_for(stranger)) == []
+
+
+async def test_every_single_right_that_is_missing_is_named(outbox: Database, stranger: str) -> None:
+    outbox.execute(sql.SQL("grant mailboat_relay to {}").format(sql.Identifier(stranger)))
+    outbox.execute("revoke delete on mailboat.parked from mailboat_relay")
+    outbox.execute("revoke execute on function mailboat.ensure_partitions(text, interval) from mailboat_relay")
+    lacking = {finding.what.split(" lacks ")[1] for finding in await look(outbox.url_for(stranger))}
+    assert lacking == {"delete on mailboat.parked", "execute on function mailboat.ensure_partitions(text, interval)"}
+
+
+async def test_a_table_of_somebody_elses_making_is_mended_column_by_column(outbox: Database) -> None:
+    """An outbox as Debezium users have it, made fit by nothing but the findings' own SQL."""
+    names = {
+        "id": "position",
+        "event_id": "id",
+        "event_type": "type",
+        "aggregate_type": "aggregatetype",
+        "aggregate_id": "aggregateid",
+        "key": "aggregateid",
+    }
+    outbox.execute("create schema shop")
+    outbox.execute(
+        "create table shop.events (id uuid primary key, aggregatetype varchar(255) not null,"
+        " aggregateid varchar(255) not null, type varchar(255) not null, payload bytea)"
+    )
+    outbox.execute("insert into shop.events values (gen_random_uuid(), 'order', '1', 'placed', '{}')")
+    findings = await look(outbox.url, "shop.events", **names)
+    assert {finding.where for finding in findings} >= {"shop.events.position", "shop.events.xid", "shop.events.slot"}
+    for _ in range(3):  # indexes can only be missed once their columns are there
+        for finding in findings:
+            outbox.execute(sql.Composed([sql.SQL(finding.sql)]))
+        findings = await look(outbox.url, "shop.events", **names)
+    assert findings == []
+    ((old_rows,),) = outbox.execute("select count(*) from shop.events where xid is null")
+    assert old_rows == 1, "events from before are not taken for new ones"
+
+
+async def test_the_refusal_reads_well_and_holds_every_remedy(outbox: Database) -> None:
+    outbox.execute("alter sequence mailboat.outbox_id_seq cache 50")
+    outbox.execute("drop index mailboat.outbox_xid_idx")
+    async with await psycopg.AsyncConnection.connect(outbox.url) as connection:
+        with pytest.raises(SchemaMismatch) as refusal:
+            await verify_or_refuse(connection, OUTBOX, {})
+    assert str(refusal.value).splitlines() == [
+        "The database is not as Mailboat needs it (2 things are missing or different). What mends it:",
+        "mailboat.outbox.xid: no index begins with it",
+        '    create index on mailboat.outbox ("xid");',
+        "sequence mailboat.outbox_id_seq: it caches 50 numbers per session, which breaks the order of keys",
+        "    alter sequence mailboat.outbox_id_seq cache 1;",
+    ]
