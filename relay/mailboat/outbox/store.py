@@ -309,6 +309,10 @@ class OutboxStore(Protocol):
         """Whether a transaction that was open at the last ``sleep`` still is: its writer may not have rung."""
         ...
 
+    async def rest(self) -> None:
+        """Nothing is owned: let go of what only owners need."""
+        ...
+
     async def close(self, *, leave: bool) -> None:
         """Let go of all connections; ``leave``: in good order, so that nobody waits for this relay."""
         ...

@@ -16,8 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from mailboat.errors import LeaseLost, MailboatError, SinkUnavailable
-from mailboat.outbox.postgres import PostgresStore
-from mailboat.outbox.store import Backlog, Cursor, CursorKey, Opened, Roster, Subscription, Window
+from mailboat.outbox.store import Backlog, Cursor, CursorKey, Opened, OutboxStore, Roster, Subscription, Window
 from mailboat.pump.keeper import Keeper
 from mailboat.pump.ownership import decide
 from mailboat.pump.partition import PartitionPump
@@ -67,7 +66,7 @@ class Session:
 
     def __init__(
         self,
-        store: PostgresStore,
+        store: OutboxStore,
         me: str,
         streams: Mapping[int, Stream],
         subscriptions: Mapping[int, Subscription],
