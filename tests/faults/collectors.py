@@ -1,0 +1,159 @@
+"""Consumers that collect everything that arrives, on a thread each: from a Kafka topic, or from Pub/Sub in order."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Iterable, Mapping
+from types import TracebackType
+from typing import Self
+
+import grpc
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, TopicPartition
+from google.pubsub_v1 import PublisherClient, SubscriberClient
+from google.pubsub_v1.services.publisher.transports import PublisherGrpcTransport
+from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcTransport
+
+from faults.ledger import Arrival
+from waiting import wait_until
+
+
+class Collector:
+    """Collects on a thread until its block ends. A subclass says where from."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.arrivals: list[Arrival] = []
+        self.ids: dict[str, float] = {}
+        """Of each event, when it first arrived."""
+        self._ending = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=f"collector-{name}")
+
+    def until_all(self, expected: Collection[str], timeout: float = 60.0) -> None:
+        """Returns once all of these events have arrived. What is lost is named."""
+
+        def missing() -> list[str]:
+            if self._failure is not None:
+                raise AssertionError(f"the consumer of {self.name} failed") from self._failure
+            return [event_id for event_id in expected if event_id not in self.ids]
+
+        deadline = time.monotonic() + timeout
+        while left := missing():
+            if time.monotonic() > deadline:
+                raise AssertionError(
+                    f"{len(left)} of {len(expected)} events did not arrive at {self.name} within {timeout:g} s: {left[:5]}"
+                )
+            self._ending.wait(0.02)
+
+    def until(self, event_id: str, timeout: float = 30.0) -> float:
+        """Returns when the event arrived, in monotonic seconds."""
+        self.until_all([event_id], timeout)
+        return self.ids[event_id]
+
+    def until_quiet(self, seconds: float = 1.0, timeout: float = 30.0) -> None:
+        """Returns once nothing has arrived for a while: duplicates may follow the last event."""
+        wait_until(
+            lambda: not self.arrivals or time.monotonic() - self.arrivals[-1].at > seconds,
+            timeout,
+            f"{self.name} to become quiet",
+        )
+
+    def collect(self) -> None:
+        """Collect until ``self._ending`` is set."""
+        raise NotImplementedError
+
+    def _run(self) -> None:
+        try:
+            self.collect()
+        except BaseException as error:
+            self._failure = error
+
+    def _take(self, key: str | None, payload: bytes | None, headers: Mapping[str, str]) -> None:
+        now = time.monotonic()
+        arrival = Arrival(
+            headers["event_id"],
+            key,
+            payload,
+            int(headers["mailboat-sequence"]),
+            int(headers["mailboat-partition"]),
+            int(headers["mailboat-generation"]),
+            int(headers["mailboat-attempt"]),
+            now,
+        )
+        self.arrivals.append(arrival)
+        self.ids.setdefault(arrival.event_id, now)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ending.set()
+        self._thread.join(timeout=30)
+
+
+class KafkaCollector(Collector):
+    """Reads all partitions of a topic from their beginning, in the order of each."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        super().__init__(f"Kafka topic {topic}")
+        self._bootstrap = bootstrap
+        self._topic = topic
+
+    def collect(self) -> None:
+        settings = {"bootstrap.servers": self._bootstrap, "group.id": "collector", "enable.auto.commit": False}
+        consumer = Consumer({**settings, "fetch.wait.max.ms": 20, "log_level": 0})
+        try:
+            partitions = consumer.list_topics(self._topic, timeout=20).topics[self._topic].partitions
+            consumer.assign([TopicPartition(self._topic, number, OFFSET_BEGINNING) for number in partitions])
+            while not self._ending.is_set():
+                self._take_all(consumer.consume(500, timeout=0.05))
+        finally:
+            consumer.close()
+
+    def _take_all(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            if message.error():  # a broker that is away: librdkafka goes on by itself
+                continue
+            key = message.key()
+            headers = {name: (value or b"").decode() for name, value in message.headers() or []}
+            self._take(None if key is None else key.decode(), message.value(), headers)
+
+
+class PubSubCollector(Collector):
+    """Makes the topic and an ordered subscription on it, and pulls."""
+
+    def __init__(self, host: str, topic: str, project: str = "faults") -> None:
+        super().__init__(f"Pub/Sub topic {topic}")
+        self._channel = grpc.insecure_channel(host)
+        self._subscriber = SubscriberClient(transport=SubscriberGrpcTransport(channel=self._channel))
+        self._subscription = f"projects/{project}/subscriptions/{topic}"
+        path = f"projects/{project}/topics/{topic}"
+        PublisherClient(transport=PublisherGrpcTransport(channel=self._channel)).create_topic(name=path)
+        self._subscriber.create_subscription(
+            request={
+                "name": self._subscription,
+                "topic": path,
+                "enable_message_ordering": True,
+                "ack_deadline_seconds": 60,
+            }
+        )
+
+    def collect(self) -> None:
+        try:
+            while not self._ending.is_set():
+                pulled = self._subscriber.pull(subscription=self._subscription, max_messages=1000, timeout=10)
+                received = pulled.received_messages
+                for each in received:
+                    message = each.message
+                    self._take(message.ordering_key or None, message.data, dict(message.attributes))
+                if received:
+                    ids = [each.ack_id for each in received]
+                    self._subscriber.acknowledge(subscription=self._subscription, ack_ids=ids, timeout=10)
+                else:
+                    self._ending.wait(0.02)
+        finally:
+            self._channel.close()

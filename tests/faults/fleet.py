@@ -1,0 +1,217 @@
+"""Relays as real processes, to be killed, suspended, stopped and started again, and the manifests they run on.
+
+A fleet serves one outbox. Its relays are subprocesses (`relay_process.py`) that die with the test run; when a test
+fails, what they wrote to their logs is added to its report (`conftest.py`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psycopg
+
+from mailboat.outbox.windows import ReadLimits
+from mailboat.pump.points import Point
+from mailboat.runtime.session import Timings
+from mailboat_harbor.processes import Child
+from waiting import wait_until
+
+PROGRAM = Path(__file__).with_name("relay_process.py")
+
+Manifest = dict[str, Any]
+
+SWIFT = Timings(beat_every=0.25, lease_ttl=20.0, overdue_after=0.75, grace=3.0, probe_every=1.0, deadline=5.0)
+"""A clockwork in which takeovers take a second, so that a minute has room for many."""
+
+WALKING = ReadLimits(small_rows=20, rows=40)
+"""So little at once that most windows count as large, and are walked in stretches."""
+
+
+# ---- manifests ----------------------------------------------------------------------------------------------------
+
+
+def outbox_relay(url: str, *, name: str = "outbox", **outbox: Any) -> Manifest:
+    """An OutboxRelay; further arguments are fields of ``spec.outbox``."""
+    spec = {"database": {"url": url}, "outbox": outbox, "wake": {"maxIdleInterval": "2s"}}
+    return {"apiVersion": "mailboat.dev/v1alpha1", "kind": "OutboxRelay", "metadata": _metadata(name), "spec": spec}
+
+
+def subscription(name: str, sink: Mapping[str, Any], *, relay: str = "outbox", **spec: Any) -> Manifest:
+    """An EventSubscription; further arguments are fields of its ``spec``."""
+    whole = {"relayRef": {"name": relay}, "sink": dict(sink), "delivery": {"timeout": "5s"}, **spec}
+    return {
+        "apiVersion": "mailboat.dev/v1alpha1",
+        "kind": "EventSubscription",
+        "metadata": _metadata(name),
+        "spec": whole,
+    }
+
+
+def kafka_sink(bootstrap: str, topic: str) -> Manifest:
+    return {"kafka": {"bootstrapServers": [bootstrap], "topic": topic}}
+
+
+def pubsub_sink(host: str, topic: str, project: str = "faults") -> Manifest:
+    return {"pubsub": {"project": project, "topic": topic, "endpoint": host}}
+
+
+def _metadata(name: str) -> Manifest:
+    return {"name": name, "namespace": "faults"}
+
+
+# ---- processes ----------------------------------------------------------------------------------------------------
+
+
+class RelayProcess(Child):
+    """One relay. ``launch`` returns at once: a relay may be meant to die before it is ready."""
+
+    def __init__(self, relay: str, orders: Path, log: Path, env: Mapping[str, str]) -> None:
+        self.relay = relay
+        super().__init__(
+            f"relay {relay}", [sys.executable, str(PROGRAM), str(orders)], log=log, ready=lambda: True, env=env
+        )
+
+    @property
+    def status(self) -> int | None:
+        """What it ended with; None while it runs. A signal counts as negative."""
+        return None if self._process is None else self._process.poll()
+
+    @property
+    def connections(self) -> int:
+        """How often it has connected."""
+        return self.log.read_text(errors="replace").count("Connected.")
+
+    def until_connected(self, times: int = 1, timeout: float = 30.0) -> None:
+        wait_until(
+            lambda: self.connections >= times or not self.running,
+            timeout,
+            f"{self.name} to connect; its log is\n{self.log_tail()}",
+        )
+        assert self.running, f"{self.name} ended with status {self.status}.\n{self.log_tail()}"
+
+    def until_dead(self, timeout: float = 30.0) -> None:
+        wait_until(lambda: not self.running, timeout, f"the end of {self.name}; its log is\n{self.log_tail()}")
+
+
+@dataclass(frozen=True, slots=True)
+class DieAt:
+    """Where a relay kills itself."""
+
+    point: Point
+    passage: int = 1
+
+
+class Fleet:
+    """The relays of one outbox. Leaves nothing behind when its block ends."""
+
+    def __init__(
+        self,
+        directory: Path,
+        manifests: Sequence[Manifest],
+        *,
+        timings: Timings | None = SWIFT,
+        limits: ReadLimits | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.relays: dict[str, RelayProcess] = {}
+        self.kills = 0
+        """SIGKILLs so far, those that relays gave themselves included."""
+        self._directory = directory
+        self._timings = timings
+        self._limits = limits
+        self._env = dict(env or {})
+        self._numbers = itertools.count(1)
+        directory.mkdir(parents=True, exist_ok=True)
+        for number, manifest in enumerate(manifests):
+            (directory / f"{number:02}.json").write_text(json.dumps(manifest))
+
+    def start(self, relay: str | None = None, *, die_at: DieAt | None = None) -> RelayProcess:
+        """Start a relay, under a new id or again under an old one. Does not wait for it."""
+        relay = relay or f"relay-{next(self._numbers)}"
+        place = self._directory / "orders"
+        place.mkdir(exist_ok=True)
+        orders = {
+            "manifests": str(self._directory),
+            "relay": relay,
+            "timings": asdict(self._timings) if self._timings else None,
+            "limits": asdict(self._limits) if self._limits else None,
+            "die_at": {"point": die_at.point.value, "passage": die_at.passage} if die_at else None,
+        }
+        file = place / f"{relay}.orders"
+        file.write_text(json.dumps(orders))
+        process = RelayProcess(relay, file, place / f"{relay}.log", self._env)
+        process.launch()
+        self.relays[relay] = process
+        if die_at is not None:
+            self.kills += 1
+        return process
+
+    def start_connected(self, count: int) -> list[RelayProcess]:
+        """Several at once; returns when all of them are connected."""
+        started = [self.start() for _ in range(count)]
+        for process in started:
+            process.until_connected()
+        return started
+
+    def kill(self, relay: RelayProcess) -> None:
+        """SIGKILL."""
+        relay.kill()
+        self.kills += 1
+        self.relays.pop(relay.relay, None)
+
+    def stop(self, relay: RelayProcess) -> None:
+        """SIGTERM, and the end in good order that follows."""
+        relay.stop()
+        assert relay.status == 0, f"{relay.name} ended with status {relay.status}.\n{relay.log_tail()}"
+        self.relays.pop(relay.relay, None)
+
+    @property
+    def living(self) -> list[RelayProcess]:
+        return [relay for relay in self.relays.values() if relay.running]
+
+    def logs(self, lines: int = 40) -> str:
+        """The ends of all logs, those of dead relays included, the newest last."""
+        files = sorted((self._directory / "orders").glob("*.log"), key=lambda file: file.stat().st_mtime)
+        return "\n".join(
+            f"--- {file.stem}\n" + "\n".join(file.read_text(errors="replace").splitlines()[-lines:])
+            for file in files[-6:]
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for relay in self.relays.values():
+            relay.kill()
+        if error is not None:
+            error.add_note(f"What the relays said last:\n{self.logs()}")
+
+
+# ---- ownership as the database knows it ---------------------------------------------------------------------------
+
+
+def owners(url: str) -> dict[tuple[str, int], str | None]:
+    """(subscription, partition) -> the relay that owns it."""
+    with psycopg.connect(url) as connection:
+        rows = connection.execute(
+            "select s.name, c.partition, c.owner from mailboat.cursors c"
+            " join mailboat.subscriptions s on s.id = c.subscription_id"
+        ).fetchall()
+    return {(name.split("/", 1)[-1], partition): owner for name, partition, owner in rows}
+
+
+def shares(url: str) -> dict[str | None, int]:
+    """How many partitions each relay owns."""
+    counts: dict[str | None, int] = {}
+    for owner in owners(url).values():
+        counts[owner] = counts.get(owner, 0) + 1
+    return counts
