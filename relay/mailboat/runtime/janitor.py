@@ -60,7 +60,7 @@ class Janitor:
             supply = await ensure_partitions(link.connection, self._outbox)
             self.upkeep.days_ahead = supply.days_ahead
             now = datetime.now(UTC)
-            after, limit = _limits(self._retention, now)
+            after, limit = limits(self._retention, now)
             report = await drop_expired(link.connection, self._outbox, after, now=now, limit=limit)
             self.upkeep.blocked = "; ".join(map(str, report.blocked)) or None
             for lost in report.lost:
@@ -71,7 +71,7 @@ class Janitor:
             await link.close()
 
 
-def _limits(retention: Retention, now: datetime) -> tuple[datetime, HardLimit | None]:
+def limits(retention: Retention, now: datetime) -> tuple[datetime, HardLimit | None]:
     """``spec.outbox.retention`` as points in time."""
     after = now - timedelta(seconds=retention.after.seconds)
     if retention.policy is RetentionPolicy.HOLD:

@@ -1,0 +1,219 @@
+"""``mailboat dlq``: dead letters, listed, shown, replayed, cleared away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from mailboat.cli.options import Outbox, outboxes, seconds, with_manifests
+from mailboat.cli.printing import columns, counted, moment, payload_text, safe, shortened
+from mailboat.cli.selecting import Selection, with_selection
+from mailboat.errors import ConfigError
+from mailboat.outbox import deadletters
+from mailboat.outbox.deadletters import Candidate, DeadLetter, WholeDeadLetter
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_HEADER = ("ID", "SUBSCRIPTION", "TYPE", "KEY", "ATTEMPTS", "DIED", "REPLAYED", "REASON", "ERROR")
+
+
+@click.group()
+def dlq() -> None:
+    """Dead letters: events that were given up on."""
+
+
+@dlq.command("list")
+@with_manifests
+@with_selection
+@click.option("--replayed", is_flag=True, help="Show those that were replayed, too.")
+@click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object per line.")
+def list_(
+    files: tuple[Path, ...], secrets_dir: Path | None, selection: Selection, replayed: bool, as_json: bool
+) -> None:
+    """List dead letters, the newest last."""
+
+    async def found() -> list[DeadLetter]:
+        letters: list[DeadLetter] = []
+        for outbox in outboxes(files, secrets_dir):
+            async with outbox.link("dlq list") as link:
+                match = selection.match(outbox.table)
+                letters += await deadletters.list_dead(link, match, replayed=replayed, limit=selection.limit)
+        return letters
+
+    letters = asyncio.run(found())
+    if as_json:
+        for letter in letters:
+            click.echo(json.dumps(letter._asdict(), default=_plain, ensure_ascii=False))
+        return
+    if not letters:
+        click.echo("no dead letters" + (" match" if selection.narrows else ""))
+        return
+    for line in columns(_HEADER, (_cells(letter) for letter in letters)):
+        click.echo(line)
+    if selection.limit is not None and len(letters) >= selection.limit:
+        click.echo(f"(the newest {selection.limit}; --all shows all of them)", err=True)
+
+
+def _cells(letter: DeadLetter) -> tuple[str, ...]:
+    return (
+        str(letter.dead_id),
+        letter.subscription,
+        letter.type,
+        "-" if letter.key is None else shortened(letter.key, 40),
+        str(letter.attempts),
+        moment(letter.died_at),
+        moment(letter.replayed_at),
+        letter.reason,
+        shortened(letter.last_error, 100),
+    )
+
+
+def _plain(value: object) -> str:
+    return moment(value) if hasattr(value, "astimezone") else str(value)  # type: ignore[arg-type]
+
+
+@dlq.command()
+@click.argument("id")
+@with_manifests
+def show(id: str, files: tuple[Path, ...], secrets_dir: Path | None) -> None:
+    """Show everything about the dead letter ID (its number, or the event's id): failure, headers, payload."""
+    selection = Selection.of_id(id)
+
+    async def found() -> list[WholeDeadLetter]:
+        letters: list[WholeDeadLetter] = []
+        for outbox in outboxes(files, secrets_dir):
+            async with outbox.link("dlq show") as link:
+                letters += await deadletters.show_dead(link, selection.match(outbox.table), limit=10)
+        return letters
+
+    letters = asyncio.run(found())
+    if not letters:
+        raise ConfigError(f"there is no dead letter {id}. `mailboat dlq list --replayed` shows which there are.")
+    click.echo("\n\n".join(describe(letter, letter.payload, letter.content_type) for letter in letters))
+
+
+def describe(row: Any, payload: bytes | None, content_type: str) -> str:
+    """All fields of a row, one to a line, then the payload."""
+    fields = {name.replace("_", " "): value for name, value in row._asdict().items() if name != "payload"}
+    width = max(map(len, fields))
+    lines = [f"{name:<{width}}  {_field(value)}" for name, value in fields.items()]
+    return "\n".join([*lines, "payload", payload_text(payload, content_type)])
+
+
+def _field(value: object) -> str:
+    if value is None or value == []:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return safe(", ".join(map(str, value)))
+    return moment(value) if hasattr(value, "astimezone") else safe(str(value))  # type: ignore[arg-type]
+
+
+@dlq.command()
+@with_manifests
+@with_selection
+@click.option("--dry-run", is_flag=True, help="Say what would be replayed, and change nothing.")
+@click.option("--rate", type=click.FloatRange(min=0.01), metavar="N", help="At most N events per second.")
+@click.option("--again", is_flag=True, help="Those that were replayed before, too.")
+def replay(
+    files: tuple[Path, ...],
+    secrets_dir: Path | None,
+    selection: Selection,
+    dry_run: bool,
+    rate: float | None,
+    again: bool,
+) -> None:
+    """Send dead letters once more.
+
+    They go to the head of their key's queue, in their own order, with a new count of attempts, marked as a replay; the
+    relay that owns the partition sends them. What was sent before stays before. One that fails again becomes a new dead
+    letter. Needs a filter, or --all.
+    """
+    if not selection.narrows and not selection.all:
+        raise click.UsageError("say which ones (--id, --key, --type, --since, ...), or --all")
+    asyncio.run(_replay(outboxes(files, secrets_dir), selection, dry_run, rate, again))
+
+
+async def _replay(
+    chosen: Sequence[Outbox], selection: Selection, dry_run: bool, rate: float | None, again: bool
+) -> None:
+    replayed = 0
+    for outbox in chosen:
+        async with outbox.link("dlq replay") as link:
+            match = selection.match(outbox.table)
+            found = await deadletters.candidates(link, match, replayed=again or selection.by_id, limit=selection.limit)
+            if not again:
+                _refuse_replayed(found)
+            plan = deadletters.plan(found)
+            for each in plan.waiting:
+                click.echo(f"{each.dead_id} {_named(each)}: waits to be sent already")
+            if dry_run:
+                for each in plan.replay:
+                    click.echo(f"{each.dead_id} {_named(each)}: would be replayed")
+                replayed += len(plan.replay)
+                continue
+            for batch, pause in paced(plan.replay, rate):
+                await asyncio.sleep(pause)
+                replayed += await deadletters.replay(link, outbox.table, batch, again=again, unordered=outbox.unordered)
+    click.echo(f"{counted(replayed, 'dead letter')} {'would be replayed' if dry_run else 'replayed'}")
+
+
+def _refuse_replayed(found: Sequence[Candidate]) -> None:
+    """Only asked for by id: what was replayed before does not match otherwise."""
+    for each in found:
+        if each.replayed_at is not None and not each.waits:
+            raise ConfigError(
+                f"dead letter {each.dead_id} was replayed at {moment(each.replayed_at)} already; say --again to replay"
+                " it once more."
+            )
+
+
+def _named(each: Candidate) -> str:
+    key = f" key {shortened(each.key, 40)}" if each.key is not None else ""
+    return f"{each.subscription} {shortened(each.type, 60)}{key}"
+
+
+def paced(chosen: Sequence[Candidate], rate: float | None) -> list[tuple[Sequence[Candidate], float]]:
+    """Batches, each with the seconds to wait before it."""
+    if not chosen:
+        return []
+    if rate is None:
+        return [(chosen, 0.0)]
+    size = max(1, int(rate))
+    starts = range(0, len(chosen), size)
+    return [(chosen[start : start + size], size / rate if start else 0.0) for start in starts]
+
+
+@dlq.command()
+@with_manifests
+@with_selection
+@click.option(
+    "--older-than",
+    type=seconds,
+    metavar="DURATION",
+    default="720h",
+    show_default=True,
+    help="Replayed longer ago than this.",
+)
+@click.option("--yes", is_flag=True, help="Yes, delete them.")
+def purge(
+    files: tuple[Path, ...], secrets_dir: Path | None, selection: Selection, older_than: float, yes: bool
+) -> None:
+    """Delete dead letters that were replayed. Those that were not are never deleted."""
+    if not yes:
+        raise ConfigError("this deletes dead letters for good: say --yes.")
+
+    async def delete() -> int:
+        deleted = 0
+        for outbox in outboxes(files, secrets_dir):
+            async with outbox.link("dlq purge") as link:
+                deleted += await deadletters.purge(link, selection.match(outbox.table), older_than=older_than)
+        return deleted
+
+    click.echo(f"{counted(asyncio.run(delete()), 'dead letter')} deleted")

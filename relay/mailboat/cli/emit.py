@@ -1,0 +1,64 @@
+"""``mailboat emit``: one event, for trying things out."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import click
+
+import mailboat
+from mailboat.cli.options import outboxes, with_manifests
+from mailboat.errors import ConfigError
+from mailboat_spec import full_name
+
+
+@click.command(short_help="Write one event, for trying things out.")
+@click.argument("type")
+@click.argument("payload", required=False)
+@with_manifests
+@click.option("--relay", help="Which OutboxRelay's outbox, where the manifests have several.")
+@click.option("--key", help="What order is kept by.")
+@click.option("--aggregate-type")
+@click.option("--aggregate-id")
+@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="May be given again.")
+@click.option("--tag", "tags", multiple=True, help="May be given again.")
+@click.option("--content-type", help="[default: application/json]")
+def emit(
+    type: str,
+    payload: str | None,
+    files: tuple[Path, ...],
+    secrets_dir: Path | None,
+    relay: str | None,
+    headers: tuple[str, ...],
+    content_type: str | None,
+    **given: Any,
+) -> None:
+    """Write one event of TYPE with PAYLOAD (JSON unless --content-type says otherwise; none: a tombstone)."""
+    chosen = outboxes(files, secrets_dir)
+    if relay is not None:
+        names = [(full_name(each.relay), each.relay.metadata.name) for each in chosen]
+        chosen = [each for each, name in zip(chosen, names, strict=True) if relay in name]
+    if len(chosen) != 1:
+        names_there = ", ".join(full_name(each.relay) for each in outboxes(files, secrets_dir))
+        raise ConfigError(f"say which outbox with --relay; the manifests have: {names_there}.")
+    for header in headers:
+        if "=" not in header:
+            raise click.BadParameter(f"{header!r} is not NAME=VALUE", param_hint="--header")
+    fields = dict(header.split("=", 1) for header in headers)
+
+    async def write() -> None:
+        async with chosen[0].link("emit") as link, link.transaction():
+            event_id = await mailboat.emit(
+                link.connection,
+                type,
+                payload,
+                headers=fields,
+                content_type=content_type,
+                outbox=chosen[0].table,
+                **given,
+            )
+        click.echo(str(event_id))
+
+    asyncio.run(write())

@@ -1,0 +1,55 @@
+"""``--assignment``: a file that says which relay moves what, watched for changes and followed like the HTTP call."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from mailboat.errors import ConfigError, MailboatError
+from mailboat.http.assignment import LARGEST, Assign, follow, parse
+
+log = logging.getLogger("mailboat.assignment")
+
+_LOOK_EVERY = 1.0
+
+
+async def follow_file(path: Path, assign: Assign, *, every: float = _LOOK_EVERY) -> None:
+    """Until cancelled. A file that is missing or wrong is told about once, and looked at again when it changes."""
+    followed: object = ()
+    told = ""
+    while True:
+        version = _version(path)
+        if version != followed:
+            try:
+                await _follow(path, assign)
+                followed, told = version, ""
+            except (ConfigError, OSError) as error:
+                log.error("The assignment file can't be used: %s", error, extra={"file": str(path)})
+                followed = version
+            except MailboatError as error:  # the database is away: the same file, again, in a moment
+                if told != str(error):
+                    log.warning("The assignment waits: %s", error, extra={"file": str(path)})
+                told = str(error)
+        await asyncio.sleep(every)
+
+
+def _version(path: Path) -> object:
+    """What changes when the file does. The inode, too: one that is put in its place may have the same time and size."""
+    try:
+        stat = path.stat()  # follows links: in a pod the file is one
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+
+
+async def _follow(path: Path, assign: Assign) -> None:
+    with path.open("rb") as file:
+        text = file.read(LARGEST + 1)
+    if len(text) > LARGEST:
+        raise ConfigError(f"{path} is larger than 1 MiB")
+    assignment = parse(text, str(path))
+    outcome = await follow(assignment, assign)
+    level = logging.INFO if outcome.followed else logging.WARNING
+    fields = {"accepted": outcome.accepted, "stale": outcome.stale, "unknown": outcome.unknown}
+    log.log(level, "An assignment was read.", extra={"file": str(path), "generation": assignment.generation, **fields})

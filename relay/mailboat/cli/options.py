@@ -1,0 +1,145 @@
+"""What commands share: where the manifests are, and the way from them to a database."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from mailboat.errors import ConfigError
+from mailboat.outbox.layout import Layout, renamed
+from mailboat.outbox.link import Link
+from mailboat.outbox.overview import KnownSubscription, known_subscriptions
+from mailboat.runtime.config import load
+from mailboat.runtime.secrets import DIRECTORY_VARIABLE, Secrets, database_url, find_secrets
+from mailboat_spec import Duration, EventSubscription, Manifests, Ordering, OutboxRelay, Pattern, full_name
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_DEADLINE = 30.0
+
+manifest_option = click.option(
+    "-f",
+    "--file",
+    "files",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    required=True,
+    help="Manifest, or folder of manifests (*.yaml, *.yml, *.json). May be given again.",
+)
+secrets_option = click.option(
+    "--secrets-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help=f"Folder with secrets as <secret>/<key>. [default: ${DIRECTORY_VARIABLE}; then $MAILBOAT_SECRET_<NAME>_<KEY>]",
+)
+
+
+def with_manifests(command: Command) -> Command:
+    """-f and --secrets-dir."""
+    return manifest_option(secrets_option(command))
+
+
+@dataclass(frozen=True, slots=True)
+class Outbox:
+    """One OutboxRelay of the manifests, with its subscriptions and the way to its database."""
+
+    relay: OutboxRelay
+    subscriptions: tuple[EventSubscription, ...]
+    secrets: Secrets
+
+    @property
+    def table(self) -> str:
+        return self.relay.spec.outbox.table
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.table, renamed(self.relay.spec.outbox.columns))
+
+    @property
+    def unordered(self) -> frozenset[str]:
+        """Subscriptions that keep no order."""
+        return frozenset(full_name(s) for s in self.subscriptions if s.spec.ordering is Ordering.NONE)
+
+    @asynccontextmanager
+    async def link(self, purpose: str) -> AsyncIterator[Link]:
+        """A connection to its database, for one command."""
+        url = database_url(self.relay, self.secrets)
+        link = await Link.open(url, purpose, deadline=_DEADLINE, pooler=self.relay.spec.database.pooler.value)
+        try:
+            yield link
+        finally:
+            await link.close()
+
+
+def outboxes(files: Sequence[Path], secrets_dir: Path | None) -> list[Outbox]:
+    """All OutboxRelays of the manifests."""
+    return outboxes_of(load(files), find_secrets(secrets_dir, os.environ))
+
+
+def outboxes_of(manifests: Manifests, secrets: Secrets) -> list[Outbox]:
+    """Every relay with the subscriptions that refer to it."""
+    return [
+        Outbox(
+            relay,
+            tuple(
+                each
+                for each in manifests.subscriptions
+                if (each.metadata.namespace, each.spec.relay_ref.name)
+                == (relay.metadata.namespace, relay.metadata.name)
+            ),
+            secrets,
+        )
+        for relay in manifests.relays
+    ]
+
+
+async def find_subscription(choices: Sequence[Outbox], name: str) -> tuple[Outbox, KnownSubscription]:
+    """The one subscription of that name (with or without its namespace), in whichever outbox it is."""
+    found: list[tuple[Outbox, KnownSubscription]] = []
+    there: list[str] = []
+    for outbox in choices:
+        async with outbox.link("look up") as link:
+            known = await known_subscriptions(link, outbox.table)
+        there += [each.name for each in known]
+        found += [(outbox, each) for each in known if name in (each.name, each.name.partition("/")[2])]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ConfigError(f"{name} is the name of several: {', '.join(each.name for _, each in found)}. Say which one.")
+    known_ones = ", ".join(there) or "none; a relay makes them when it first runs"
+    raise ConfigError(f"the database knows no subscription {name}. It knows: {known_ones}.")
+
+
+def point_in_time(text: str) -> datetime:
+    """RFC 3339 (without a zone: UTC), or how long ago it was (2h, 30m)."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        try:
+            return datetime.now(UTC) - timedelta(seconds=Duration.parse(text).seconds)
+        except ValueError as error:
+            message = f"write a time like 2026-01-31T12:00:00Z, or how long ago it was, like 2h ({error})"
+            raise click.BadParameter(message) from None
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+
+
+def seconds(text: str) -> float:
+    """A duration such as 720h."""
+    try:
+        return Duration.parse(text).seconds
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def like_pattern(text: str) -> str:
+    """A shell-style pattern of event types, as SQL's LIKE takes it."""
+    try:
+        return Pattern(text).like()
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None

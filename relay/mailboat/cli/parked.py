@@ -1,0 +1,150 @@
+"""``mailboat parked``: events that failed and wait, listed, shown, tried at once, given up on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import astuple
+from pathlib import Path
+
+import click
+
+from mailboat.cli.dlq import describe
+from mailboat.cli.options import Outbox, outboxes, with_manifests
+from mailboat.cli.printing import columns, counted, moment, shortened
+from mailboat.cli.selecting import Selection, with_selection
+from mailboat.errors import ConfigError
+from mailboat.outbox import parkinglot
+from mailboat.outbox.parkinglot import ParkedEvent, WholeParkedEvent
+
+_HEADER = ("ID", "SUBSCRIPTION", "TYPE", "KEY", "ATTEMPTS", "NEXT ATTEMPT", "BEHIND", "REASON", "ERROR")
+
+
+@click.group()
+def parked() -> None:
+    """Parked events: they failed, and wait for their next attempt."""
+
+
+@parked.command("list")
+@with_manifests
+@with_selection
+@click.option("--behind", is_flag=True, help="Show those that wait behind their key's head, too.")
+def list_(files: tuple[Path, ...], secrets_dir: Path | None, selection: Selection, behind: bool) -> None:
+    """List the heads of parked keys; BEHIND counts the later events of the same key."""
+    events = asyncio.run(_find(outboxes(files, secrets_dir), selection, behind))
+    if not events:
+        click.echo("nothing is parked" + (" that matches" if selection.narrows else ""))
+        return
+    for line in columns(_HEADER, (_cells(event) for event in events)):
+        click.echo(line)
+    if selection.limit is not None and len(events) >= selection.limit:
+        click.echo(f"(the first {selection.limit}; --all shows all of them)", err=True)
+
+
+async def _find(chosen: Sequence[Outbox], selection: Selection, behind: bool) -> list[ParkedEvent]:
+    events: list[ParkedEvent] = []
+    for outbox in chosen:
+        async with outbox.link("parked list") as link:
+            match = selection.match(outbox.table)
+            events += await parkinglot.list_parked(link, match, behind=behind, limit=selection.limit)
+    return events
+
+
+def _cells(event: ParkedEvent) -> tuple[str, ...]:
+    return (
+        str(event.ordinal),
+        event.subscription,
+        event.type,
+        "-" if event.key is None else shortened(event.key, 40),
+        str(event.attempts),
+        _next_attempt(event),
+        str(event.behind),
+        ("Replay: " if event.replay else "") + (event.reason or "-"),
+        shortened(event.last_error or "", 100),
+    )
+
+
+def _next_attempt(event: ParkedEvent) -> str:
+    if event.blocked:
+        return "blocked"
+    if event.place > 1:
+        return "behind its head"
+    when = moment(event.next_attempt_at)
+    return f"{when} (dead-letter topic)" if event.doomed else when
+
+
+@parked.command()
+@click.argument("id")
+@with_manifests
+def show(id: str, files: tuple[Path, ...], secrets_dir: Path | None) -> None:
+    """Show everything about the parked event ID (its number, or the event's id): failure, headers, payload."""
+    selection = Selection.of_id(id)
+
+    async def found() -> list[WholeParkedEvent]:
+        events: list[WholeParkedEvent] = []
+        for outbox in outboxes(files, secrets_dir):
+            async with outbox.link("parked show") as link:
+                events += await parkinglot.show_parked(link, selection.match(outbox.table), limit=10)
+        return events
+
+    events = asyncio.run(found())
+    if not events:
+        raise ConfigError(f"no event {id} is parked. It may have been delivered meanwhile, or be a dead letter.")
+    click.echo("\n\n".join(describe(event, event.payload, event.content_type) for event in events))
+
+
+@parked.command()
+@with_manifests
+@with_selection
+def retry(files: tuple[Path, ...], secrets_dir: Path | None, selection: Selection) -> None:
+    """Try parked events now instead of at their time.
+
+    Tried is the head of each key; the others follow it. An event that used up its attempts (onExhausted: Block) gets a
+    new count, from 0. Needs a filter, or --all.
+    """
+    _needs_a_filter(selection)
+
+    async def try_now() -> parkinglot.Retried:
+        heads = unblocked = 0
+        for outbox in outboxes(files, secrets_dir):
+            async with outbox.link("parked retry") as link:
+                match = selection.match(outbox.table)
+                events = await parkinglot.list_parked(link, match, behind=True, limit=selection.limit)
+                some_heads, some_unblocked = astuple(await parkinglot.retry(link, outbox.table, events))
+            heads, unblocked = heads + some_heads, unblocked + some_unblocked
+        return parkinglot.Retried(heads, unblocked)
+
+    done = asyncio.run(try_now())
+    click.echo(f"{counted(done.heads, 'event')} will be tried now")
+    if done.unblocked:
+        click.echo(f"{done.unblocked} of them had used up all attempts; they are counted anew, from 0")
+
+
+@parked.command()
+@with_manifests
+@with_selection
+@click.option("--yes", is_flag=True, help="Yes, give up on them.")
+def drop(files: tuple[Path, ...], secrets_dir: Path | None, selection: Selection, yes: bool) -> None:
+    """Give up on parked events: they become dead letters, and their keys go on.
+
+    They are not sent to the dead-letter topic. `mailboat dlq replay` brings them back. Needs a filter, or --all.
+    """
+    _needs_a_filter(selection)
+
+    async def give_up() -> int:
+        dropped = 0
+        for outbox in outboxes(files, secrets_dir):
+            async with outbox.link("parked drop") as link:
+                match = selection.match(outbox.table)
+                events = await parkinglot.list_parked(link, match, behind=True, limit=selection.limit)
+                if events and not yes:
+                    raise ConfigError(f"this gives up on {counted(len(events), 'parked event')}: say --yes.")
+                dropped += await parkinglot.drop(link, outbox.table, events)
+        return dropped
+
+    click.echo(f"{counted(asyncio.run(give_up()), 'event')} became dead letters")
+
+
+def _needs_a_filter(selection: Selection) -> None:
+    if not selection.narrows and not selection.all:
+        raise click.UsageError("say which ones (--id, --key, --type, --error, ...), or --all")

@@ -1,0 +1,100 @@
+"""How things look on a screen: columns, ages, payloads; and nothing that an event says may steer the terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+_STEERING: Final = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
+"""Unicode's control and format characters: escape sequences, but also those that turn the direction of text around."""
+_TOKENS: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+')
+_BINARY_SHOWN: Final = 256
+
+
+def safe(text: str, *, lines: bool = False) -> str:
+    """The text with every character that could steer a terminal spelled out. ``lines`` keeps line ends and tabs."""
+    kept = "\n\t" if lines else ""
+    return "".join(
+        char if char in kept or unicodedata.category(char) not in _STEERING else _spelled(char) for char in text
+    )
+
+
+def _spelled(char: str) -> str:
+    code = ord(char)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def shortened(text: str, width: int) -> str:
+    """One safe line of at most so many characters."""
+    line = safe(" ".join(text.split()))
+    return line if len(line) <= width else line[: width - 3] + "..."
+
+
+def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Aligned lines, as kubectl prints them; the last column may be as long as it likes."""
+    table = [list(header), *([safe(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[place]) for row in table) for place in range(len(header))]
+    return ["   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+
+
+def moment(time: datetime | None) -> str:
+    """To the second, in UTC."""
+    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if time is not None else "-"
+
+
+def age(seconds: float | None) -> str:
+    """Two units at most: 4s, 3m12s, 2h5m, 3d4h."""
+    if seconds is None:
+        return "-"
+    whole = max(0, round(seconds))
+    for unit, size, smaller, step in (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
+        if whole >= size:
+            rest = whole % size // step
+            return f"{whole // size}{unit}{f'{rest}{smaller}' if rest else ''}"
+    return f"{whole}s"
+
+
+def counted(number: int, what: str) -> str:
+    """``1 event``, ``3 events``."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def payload_text(payload: bytes | None, content_type: str) -> str:
+    """A payload for reading: JSON indented, other text as it is, bytes in hex. Always safe."""
+    if payload is None:
+        return "(none: a tombstone)"
+    try:
+        text = payload.decode("utf-8")
+    except UnicodeDecodeError:
+        more = f" ... ({len(payload)} bytes)" if len(payload) > _BINARY_SHOWN else ""
+        return f"(not text) {payload[:_BINARY_SHOWN].hex(' ')}{more}"
+    if "json" in content_type.lower():
+        try:
+            json.loads(text)
+        except (ValueError, RecursionError):
+            return safe(text, lines=True)
+        return safe(reindented(text), lines=True)
+    return safe(text, lines=True)
+
+
+def reindented(text: str) -> str:
+    """Valid JSON with line ends and indentation. Numbers and strings stay as they were written, digit by digit."""
+    out: list[str] = []
+    depth = 0
+    tokens = _TOKENS.findall(text)
+    for place, token in enumerate(tokens):
+        before = tokens[place - 1] if place else ""
+        if token in "}]":
+            depth -= 1
+            if before not in ("{", "["):
+                out.append("\n" + "  " * depth)
+        elif before in ("{", "[", ","):
+            out.append("\n" + "  " * depth)
+        out.append(": " if token == ":" else token)
+        if token in ("{", "["):
+            depth += 1
+    return "".join(out)

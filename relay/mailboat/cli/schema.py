@@ -1,0 +1,130 @@
+"""``migrate``, ``verify``, ``maintain``, ``rebase``: the database side of an outbox."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from mailboat.cli.options import Outbox, outboxes, with_manifests
+from mailboat.cli.printing import counted, safe
+from mailboat.errors import ConfigError
+from mailboat.outbox.migrate import migrate as apply_migrations
+from mailboat.outbox.overview import pending_migrations
+from mailboat.outbox.partitions import drop_expired, ensure_partitions
+from mailboat.outbox.rebase import rebase as rebase_cursors
+from mailboat.outbox.verify import verify_or_refuse
+from mailboat.runtime.janitor import limits
+from mailboat_spec import full_name
+
+
+@click.command()
+@with_manifests
+@click.option("--dry-run", is_flag=True, help="Say what would be applied, and change nothing.")
+def migrate(files: tuple[Path, ...], secrets_dir: Path | None, dry_run: bool) -> None:
+    """Create or upgrade the outbox and Mailboat's tables.
+
+    May be run any number of times, and by several at once. Where the manifest says manageSchema: false it verifies
+    instead.
+    """
+    asyncio.run(_migrate(outboxes(files, secrets_dir), dry_run))
+
+
+async def _migrate(chosen: Sequence[Outbox], dry_run: bool) -> None:
+    for outbox in chosen:
+        if not outbox.relay.spec.outbox.manage_schema:
+            await _verify(outbox)
+            continue
+        name = full_name(outbox.relay)
+        async with outbox.link("migrate") as link:
+            if dry_run:
+                steps = await pending_migrations(link)
+                _say(name, f"would apply {', '.join(steps)}" if steps else "nothing to apply")
+                continue
+            report = await apply_migrations(link.connection, outbox.table)
+        _say(name, f"applied {', '.join(report.applied)}" if report.applied else "the schema was up to date")
+        _say(name, f"outbox {report.outbox} is ready")
+        if report.sql_for_an_administrator:
+            _say(name, "this user may not create roles; somebody who may should run:")
+            click.echo(report.sql_for_an_administrator)
+
+
+@click.command(short_help="Check the schema; print the SQL that is missing.")
+@with_manifests
+def verify(files: tuple[Path, ...], secrets_dir: Path | None) -> None:
+    """Check that the database has all that Mailboat needs; print the SQL for what is missing. Changes nothing."""
+
+    async def all_of_them() -> None:
+        for outbox in outboxes(files, secrets_dir):
+            await _verify(outbox)
+
+    asyncio.run(all_of_them())
+
+
+async def _verify(outbox: Outbox) -> None:
+    async with outbox.link("verify") as link:
+        await verify_or_refuse(link.connection, outbox.table, outbox.layout.columns)
+    _say(full_name(outbox.relay), f"outbox {outbox.table} has all that Mailboat needs")
+
+
+@click.command()
+@with_manifests
+def maintain(files: tuple[Path, ...], secrets_dir: Path | None) -> None:
+    """Make time partitions ahead and drop expired ones, once.
+
+    Relays do the same every hour; this is for outboxes whose relay may not, or for a look at what holds retention up.
+    """
+    asyncio.run(_maintain(outboxes(files, secrets_dir)))
+
+
+async def _maintain(chosen: Sequence[Outbox]) -> None:
+    now = datetime.now(UTC)
+    for outbox in chosen:
+        name = full_name(outbox.relay)
+        after, limit = limits(outbox.relay.spec.outbox.retention, now)
+        async with outbox.link("maintain") as link:
+            supply = await ensure_partitions(link.connection, outbox.table)
+            report = await drop_expired(link.connection, outbox.table, after, now=now, limit=limit)
+        _say(name, f"{counted(supply.made, 'partition')} made; there are some for {supply.days_ahead:.0f} days ahead")
+        _say(name, f"{counted(len(report.dropped), 'partition')} dropped{_listed(report.dropped)}")
+        for blocked in report.blocked:
+            _say(name, f"kept {blocked}")
+        for lost in report.lost:
+            least = "at least " if lost.at_least else ""
+            _say(name, f"{lost.subscription} lost {least}{counted(lost.events, 'event')} with {lost.partition}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f": {', '.join(names)}" if names else ""
+
+
+@click.command()
+@with_manifests
+@click.option("--yes", is_flag=True, help="Yes, this copy is the database to go on with.")
+def rebase(files: tuple[Path, ...], secrets_dir: Path | None, yes: bool) -> None:
+    """Go on in a restored copy of the database.
+
+    Progress belongs to the database system it was made in. In a copy, delivery can go on behind the highest position
+    that was settled; an event with a lower one that had not been delivered yet is not sent. Stop all relays first.
+    """
+    if not yes:
+        raise ConfigError(
+            "rebase gives up what was not delivered behind a late transaction. If this copy is the one to go on with,"
+            " and no relay works on the original any more, say --yes."
+        )
+    asyncio.run(_rebase(outboxes(files, secrets_dir)))
+
+
+async def _rebase(chosen: Sequence[Outbox]) -> None:
+    for outbox in chosen:
+        async with outbox.link("rebase") as link:
+            moved = await rebase_cursors(link, outbox.layout)
+        told = f"{counted(moved, 'cursor')} rebased" if moved else "all cursors are of this database already"
+        _say(full_name(outbox.relay), told)
+
+
+def _say(relay: str, sentence: str) -> None:
+    click.echo(f"{relay}: {safe(sentence)}")

@@ -1,0 +1,166 @@
+"""``mailboat status``: subscriptions at a glance, once or live."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from mailboat.cli.options import Outbox, outboxes, secrets_option
+from mailboat.cli.printing import columns, safe
+from mailboat.cli.statuslines import HEADER, StatusLine, enriched, from_database, from_relays, not_started
+from mailboat.errors import DatabaseUnavailable
+from mailboat.http.client import Answer, ask
+from mailboat.outbox.overview import known_relays, known_subscriptions, waiting
+from mailboat_spec import full_name
+
+_RIGHT = {"PARTITIONS", "LAG", "OLDEST", "PARKED", "DEAD", "RATE"}
+_COLOURS = {"True": "green", "Paused": "yellow", "False": "red"}
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """What there is to show."""
+
+    lines: tuple[StatusLine, ...]
+    remarks: tuple[str, ...]
+    """Relays that are in trouble, or did not answer."""
+    relays: tuple[dict[str, Any], ...]
+
+
+@click.command(short_help="Show subscriptions at a glance, once or live.")
+@click.option(
+    "-f",
+    "--file",
+    "files",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="Manifest or folder: asks the database, and the relays it knows.",
+)
+@secrets_option
+@click.option(
+    "--url", "urls", multiple=True, metavar="URL", help="Ask this relay, without a database. May be given again."
+)
+@click.option("--watch", is_flag=True, help="Show it again and again, until interrupted.")
+@click.option(
+    "--interval", type=click.FloatRange(min=0.1), default=2.0, show_default=True, help="Seconds, for --watch."
+)
+@click.option("--json", "as_json", is_flag=True, help="For programs: one JSON document (with --watch: one per line).")
+def status(
+    files: tuple[Path, ...],
+    secrets_dir: Path | None,
+    urls: tuple[str, ...],
+    watch: bool,
+    interval: float,
+    as_json: bool,
+) -> None:
+    """Show subscriptions: who is ready, how far behind, what is parked and dead.
+
+    With -f it works even while no relay runs. LAG counts up to a bound, and then says so (100000+). RATE and the state
+    of sinks come from relays, and are "-" where none answers.
+    """
+    if bool(files) == bool(urls):
+        raise click.UsageError("give either -f or --url")
+    chosen = outboxes(files, secrets_dir) if files else []
+    try:
+        asyncio.run(_show(chosen, urls, interval if watch else None, as_json))
+    except KeyboardInterrupt:
+        if not watch:
+            raise
+
+
+async def _show(chosen: Sequence[Outbox], urls: Sequence[str], every: float | None, as_json: bool) -> None:
+    console = Console()
+    if console.is_terminal and not as_json and every is not None:
+        with Live(console=console, screen=False, auto_refresh=False) as live:
+            while True:
+                live.update(_table(await _overview(chosen, urls)), refresh=True)
+                await asyncio.sleep(every)
+    while True:
+        overview = await _overview(chosen, urls)
+        if as_json:
+            click.echo(_json(overview, indent=None if every is not None else 2))
+        elif console.is_terminal:
+            console.print(_table(overview))
+        else:
+            click.echo("\n".join([*columns(HEADER, (line.cells() for line in overview.lines)), *overview.remarks]))
+        if every is None:
+            return
+        await asyncio.sleep(every)
+
+
+async def _overview(chosen: Sequence[Outbox], urls: Sequence[str]) -> Overview:
+    if urls:
+        answers = await ask(urls)
+        if all(answer.error for answer in answers):
+            raise DatabaseUnavailable("\n".join(_silence(answer) for answer in answers))
+        relays = [relay for answer in answers for relay in answer.relays]
+        return Overview(tuple(from_relays(relays)), tuple(_remarks(answers)), tuple(relays))
+    lines: list[StatusLine] = []
+    remarks: list[str] = []
+    documents: list[dict[str, Any]] = []
+    for outbox in chosen:
+        own_lines, answers = await _look(outbox)
+        lines += own_lines
+        remarks += _remarks(answers)
+        documents += [relay for answer in answers for relay in answer.relays]
+    return Overview(tuple(lines), tuple(dict.fromkeys(remarks)), tuple(documents))
+
+
+async def _look(outbox: Outbox) -> tuple[list[StatusLine], list[Answer]]:
+    async with outbox.link("status") as link:
+        known = await known_subscriptions(link, outbox.table)
+        relays = await known_relays(link, outbox.table)
+        lines = [
+            from_database(each, await waiting(link, outbox.layout, each, outbox.subscriptions), outbox.subscriptions)
+            for each in known
+        ]
+    answers = await ask(sorted({relay.address for relay in relays if relay.address}))
+    told = from_relays(relay for answer in answers for relay in answer.relays)
+    names = {each.name for each in known}
+    lines = [enriched(line, told) for line in lines]
+    lines += [not_started(each) for each in outbox.subscriptions if full_name(each) not in names]
+    return sorted(lines, key=lambda line: line.name), answers
+
+
+def _remarks(answers: Sequence[Answer]) -> list[str]:
+    silent = [_silence(answer) for answer in answers if answer.error]
+    troubled = [
+        safe(f"relay {relay.get('relay')} ({relay.get('name')}): {relay.get('state')}: {relay.get('message')}")
+        for answer in answers
+        for relay in answer.relays
+        if relay.get("state") != "Running"
+    ]
+    return silent + troubled
+
+
+def _silence(answer: Answer) -> str:
+    return safe(f"no status from {answer.url}: {answer.error}")
+
+
+def _table(overview: Overview) -> Table:
+    table = Table(box=None, pad_edge=False, caption="\n".join(overview.remarks) or None, caption_justify="left")
+    for name in HEADER:
+        table.add_column(name, justify="right" if name in _RIGHT else "left", overflow="fold")
+    for line in overview.lines:
+        ready, *rest = line.cells()
+        table.add_row(Text(ready, style=_COLOURS[ready]), *(Text(safe(cell)) for cell in rest))
+    return table
+
+
+def _json(overview: Overview, indent: int | None) -> str:
+    document = {
+        "subscriptions": [line.as_json() for line in overview.lines],
+        "relays": list(overview.relays),
+        "remarks": list(overview.remarks),
+    }
+    return json.dumps(document, indent=indent, ensure_ascii=False)

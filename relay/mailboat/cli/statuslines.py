@@ -1,0 +1,162 @@
+"""What ``mailboat status`` shows of a subscription, put together from what relays say and what the database knows.
+
+The database knows progress, whoever runs; relays know rates, errors and their sinks. Pure functions: from documents and
+rows to lines.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mailboat.cli.printing import age, shortened
+from mailboat.outbox.overview import KnownSubscription, Waiting
+from mailboat_spec import EventSubscription, full_name
+
+HEADER = ("READY", "NAME", "SINK", "PARTITIONS", "LAG", "OLDEST", "PARKED", "DEAD", "RATE", "LAST ERROR")
+_ERROR_WIDTH = 100
+
+
+@dataclass(frozen=True, slots=True)
+class StatusLine:
+    """One subscription. What is None is not known."""
+
+    name: str
+    sink: str | None
+    state: str
+    owned: int
+    partitions: int
+    lag: int | None
+    bounded: bool
+    oldest_age: float | None
+    parked: int | None
+    dead: int | None
+    rate: float | None
+    sink_reachable: bool | None
+    last_error: str | None
+
+    @property
+    def ready(self) -> bool:
+        """It runs, somebody owns every partition, and its sink is there as far as anybody knows."""
+        return self.state == "Running" and self.owned == self.partitions and self.sink_reachable is not False
+
+    @property
+    def ready_text(self) -> str:
+        return "Paused" if self.state == "Paused" else str(self.ready)
+
+    def cells(self) -> tuple[str, ...]:
+        """In the order of the header."""
+        return (
+            self.ready_text,
+            self.name,
+            self.sink or "-",
+            f"{self.owned}/{self.partitions}",
+            "-" if self.lag is None else f"{self.lag}{'+' if self.bounded else ''}",
+            age(self.oldest_age),
+            "-" if self.parked is None else str(self.parked),
+            "-" if self.dead is None else str(self.dead),
+            "-" if self.rate is None else f"{self.rate:.0f}/s" if self.rate >= 10 else f"{self.rate:.1f}/s",
+            shortened(self.last_error, _ERROR_WIDTH) if self.last_error else "",
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "ready": self.ready,
+            "state": self.state,
+            "sink": self.sink,
+            "owned": self.owned,
+            "partitions": self.partitions,
+            "lag": self.lag,
+            "lagBounded": self.bounded,
+            "oldestAge": self.oldest_age,
+            "parked": self.parked,
+            "dead": self.dead,
+            "rate": self.rate,
+            "sinkReachable": self.sink_reachable,
+            "lastError": self.last_error,
+        }
+
+
+def from_relays(relays: Iterable[Mapping[str, Any]]) -> list[StatusLine]:
+    """From ``/status`` of any number of relays: what they own added up, by subscription."""
+    parts: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for relay in relays:
+        for subscription in relay.get("subscriptions", ()):
+            parts[str(subscription["name"])].append(subscription)
+    return [_added_up(name, of_it) for name, of_it in sorted(parts.items())]
+
+
+def _added_up(name: str, parts: Sequence[Mapping[str, Any]]) -> StatusLine:
+    ages = [part["oldestAge"] for part in parts if part["oldestAge"] is not None]
+    return StatusLine(
+        name=name,
+        sink=str(parts[0]["sink"]),
+        state="Paused" if any(part["state"] == "Paused" for part in parts) else "Running",
+        owned=sum(len(part["owned"]) for part in parts),
+        partitions=max(part["partitions"] for part in parts),
+        lag=sum(part["lag"] for part in parts),
+        bounded=any(part["lagBounded"] for part in parts),
+        oldest_age=max(ages, default=None),
+        parked=sum(part["parked"] for part in parts),
+        dead=max(part["dead"] for part in parts),
+        rate=sum(part["rate"] for part in parts),
+        # A relay that owns nothing of it has not tried to reach its sink, and says nothing about it.
+        sink_reachable=all(part["sinkReachable"] for part in parts if part["owned"]),
+        last_error=next((part["lastError"] for part in parts if part["lastError"]), None),
+    )
+
+
+def from_database(known: KnownSubscription, waiting: Waiting, manifests: Iterable[EventSubscription]) -> StatusLine:
+    """What is true while no relay runs."""
+    sink = next((manifest.spec.sink.kind for manifest in manifests if full_name(manifest) == known.name), None)
+    return StatusLine(
+        name=known.name,
+        sink=sink,
+        state=known.state,
+        owned=known.owned,
+        partitions=known.partitions,
+        lag=waiting.lag,
+        bounded=waiting.bounded,
+        oldest_age=waiting.oldest_age,
+        parked=waiting.parked,
+        dead=waiting.dead,
+        rate=None,
+        sink_reachable=None,
+        last_error=known.paused_reason or known.parked_error,
+    )
+
+
+def not_started(manifest: EventSubscription) -> StatusLine:
+    """A manifest that no relay has ever taken up."""
+    return StatusLine(
+        name=full_name(manifest),
+        sink=manifest.spec.sink.kind,
+        state=manifest.spec.state.value,
+        owned=0,
+        partitions=manifest.spec.partitions,
+        lag=None,
+        bounded=False,
+        oldest_age=None,
+        parked=None,
+        dead=None,
+        rate=None,
+        sink_reachable=None,
+        last_error="no relay has run it yet",
+    )
+
+
+def enriched(line: StatusLine, told: Iterable[StatusLine]) -> StatusLine:
+    """The database's line with what only relays know."""
+    for relay in told:
+        if relay.name == line.name:
+            return replace(
+                line,
+                sink=line.sink or relay.sink,
+                rate=relay.rate,
+                sink_reachable=relay.sink_reachable,
+                last_error=relay.last_error or line.last_error,
+            )
+    return line

@@ -1,0 +1,73 @@
+"""``pause``, ``resume``, ``forget``: what can be said to one subscription."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import click
+
+from mailboat.cli.options import find_subscription, outboxes, with_manifests
+from mailboat.errors import ConfigError
+from mailboat.outbox.overview import forget as forget_subscription
+from mailboat.outbox.overview import relays_serving, set_state
+
+
+@click.command()
+@click.argument("name")
+@with_manifests
+@click.option("--reason", help="Why, for those who find it paused.")
+def pause(name: str, files: tuple[Path, ...], secrets_dir: Path | None, reason: str | None) -> None:
+    """Stop delivering to subscription NAME; nothing is lost.
+
+    The same as: update mailboat.subscriptions set state = 'Paused' where name = ...
+    """
+    asyncio.run(_set_state(name, files, secrets_dir, "Paused", reason))
+
+
+@click.command()
+@click.argument("name")
+@with_manifests
+def resume(name: str, files: tuple[Path, ...], secrets_dir: Path | None) -> None:
+    """Go on delivering to subscription NAME, where it stopped."""
+    asyncio.run(_set_state(name, files, secrets_dir, "Running", None))
+
+
+async def _set_state(
+    name: str, files: tuple[Path, ...], secrets_dir: Path | None, state: str, reason: str | None
+) -> None:
+    outbox, known = await find_subscription(outboxes(files, secrets_dir), name)
+    verb = "paused" if state == "Paused" else "running"
+    if known.state == state and reason is None:
+        click.echo(f"{known.name} was {verb} already")
+        return
+    async with outbox.link(verb) as link:
+        await set_state(link, outbox.table, known.name, state, reason)
+    click.echo(f"{known.name} is {verb}; relays follow within a second or two")
+
+
+@click.command(short_help="Delete a subscription's progress and events.")
+@click.argument("name")
+@with_manifests
+@click.option("--yes", is_flag=True, help="Yes, delete its progress, its parked events and its dead letters.")
+def forget(name: str, files: tuple[Path, ...], secrets_dir: Path | None, yes: bool) -> None:
+    """Delete subscription NAME from the database: progress, parked events and dead letters.
+
+    For a subscription whose manifest is gone. One that a relay still has in its manifests would be made anew at once,
+    and would begin from the start: that is refused.
+    """
+    asyncio.run(_forget(name, files, secrets_dir, yes))
+
+
+async def _forget(name: str, files: tuple[Path, ...], secrets_dir: Path | None, yes: bool) -> None:
+    outbox, known = await find_subscription(outboxes(files, secrets_dir), name)
+    async with outbox.link("forget") as link:
+        if relays := await relays_serving(link, outbox.table, known.name):
+            raise ConfigError(
+                f"{known.name} is served by {', '.join(relays)}, which would make it anew and deliver everything again."
+                " Remove its manifest there first, or stop the relay."
+            )
+        if not yes:
+            raise ConfigError(f"this deletes the progress, parked events and dead letters of {known.name}: say --yes.")
+        await forget_subscription(link, outbox.table, known.name)
+    click.echo(f"{known.name} is forgotten")

@@ -1,0 +1,84 @@
+"""An assignment from outside: which relay should move which partition. One shape for the HTTP call and for the file.
+
+    {"generation": 7, "subscriptions": {"shop/orders-to-kafka": {"0": "relay-a", "1": "relay-b"}}}
+
+Generations rise; an older one than a relay knows is refused, so that a message that was late can't undo a newer one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from mailboat.errors import ConfigError
+
+LARGEST: Final = 1024 * 1024
+"""Bytes: room for twenty thousand partitions."""
+
+Assign = Callable[[str, int, dict[int, str]], Awaitable[bool]]
+"""Follows an assignment for one subscription: name, generation, owners by partition. False: a newer one is known.
+Raises ``LookupError`` for a subscription that is not served here."""
+
+
+class Assignment(BaseModel):
+    """Who should move what."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    generation: Annotated[int, Field(strict=True, ge=1, le=2**63 - 1)]
+    subscriptions: Mapping[
+        Annotated[str, Field(min_length=1, max_length=512)],
+        Annotated[
+            Mapping[
+                Annotated[int, Field(ge=0, le=255)], Annotated[str, Field(min_length=1, max_length=512, strict=True)]
+            ],
+            Field(min_length=1),
+        ],
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of an assignment, by subscription."""
+
+    accepted: list[str] = field(default_factory=list)
+    stale: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+
+    @property
+    def followed(self) -> bool:
+        return not (self.stale or self.unknown)
+
+
+def parse(text: str | bytes, source: str) -> Assignment:
+    """Raises ``ConfigError`` that names the source and the field."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{source}: not JSON: {error}.") from error
+    try:
+        return Assignment.model_validate(document)
+    except ValidationError as error:
+        problems = [
+            f"{source}: {'.'.join(str(step) for step in problem['loc']) or 'the document'}: {problem['msg']}"
+            for problem in error.errors(include_url=False, include_input=False)[:10]
+        ]
+        example = '{"generation": 1, "subscriptions": {"namespace/name": {"0": "relay-id"}}}'
+        raise ConfigError("\n".join([*problems, f"An assignment looks like {example}."])) from error
+
+
+async def follow(assignment: Assignment, assign: Assign) -> Outcome:
+    """Hand every subscription's part on. One that is refused does not keep the others from being followed."""
+    outcome = Outcome()
+    for name, owners in assignment.subscriptions.items():
+        try:
+            accepted = await assign(name, assignment.generation, dict(owners))
+        except LookupError:
+            outcome.unknown.append(name)
+        else:
+            (outcome.accepted if accepted else outcome.stale).append(name)
+    return outcome

@@ -1,0 +1,47 @@
+"""Reads the status of relays over HTTP, for ``mailboat status``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+_LARGEST = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one relay said, or why it said nothing."""
+
+    url: str
+    relays: tuple[dict[str, Any], ...] = ()
+    error: str | None = None
+
+
+async def ask(urls: Sequence[str], *, timeout: float = 3.0) -> list[Answer]:
+    """The status of every relay, asked side by side, in the order of the URLs. One that is away is an answer too."""
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout)) as session:
+        return list(await asyncio.gather(*(_ask(session, url) for url in urls)))
+
+
+async def _ask(session: aiohttp.ClientSession, url: str) -> Answer:
+    base = url if "://" in url else f"http://{url}"
+    try:
+        async with session.get(f"{base.rstrip('/')}/status") as response:
+            if response.status != 200:
+                return Answer(url, error=f"answered {response.status}")
+            body = bytearray()
+            async for chunk in response.content.iter_chunked(65536):
+                body += chunk
+                if len(body) > _LARGEST:
+                    return Answer(url, error="answered more than a status can have")
+        document = json.loads(body)
+        return Answer(url, tuple(relay for relay in document["relays"] if isinstance(relay, dict)))
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        return Answer(url, error=str(error) or "did not answer in time")
+    except (ValueError, KeyError, TypeError):
+        return Answer(url, error="answered something that is no status of a relay")

@@ -1,0 +1,111 @@
+"""What Prometheus gets to see: the relay's status, turned into samples when somebody asks.
+
+Labels are resources (``relay``, ``subscription``), of which a manifest has a handful; never keys, event types or
+errors, of which there may be any number. A relay reports what it owns itself: sum over relays for a subscription's
+lag. Only ``mailboat_dead_letters`` is of the whole subscription: take the maximum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.metadata import version
+
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from mailboat.runtime.status import RelayState, RelayStatus, SubscriptionStatus
+
+Statuses = Callable[[], Sequence[RelayStatus]]
+
+_BY_RELAY = ("relay",)
+_BY_SUBSCRIPTION = ("relay", "subscription")
+
+_GAUGES: tuple[tuple[str, str, Callable[[SubscriptionStatus], float]], ...] = (
+    ("mailboat_lag", "Events that wait, in the partitions owned here (counted up to a bound).", lambda s: s.lag),
+    ("mailboat_lag_bounded", "1 where counting stopped at the bound: there may be more.", lambda s: s.lag_bounded),
+    (
+        "mailboat_oldest_age_seconds",
+        "Age of the oldest event that waits; 0 when none does.",
+        lambda s: s.oldest_age or 0.0,
+    ),
+    ("mailboat_parked", "Events that failed and wait for another attempt, and those behind them.", lambda s: s.parked),
+    ("mailboat_dead_letters", "Dead letters of the whole subscription, not replayed.", lambda s: s.dead),
+    ("mailboat_sink_up", "1 while the destination can be reached.", lambda s: s.sink_reachable),
+    ("mailboat_paused", "1 while the subscription is paused.", lambda s: s.state == "Paused"),
+    ("mailboat_partitions", "Partitions of the whole subscription.", lambda s: s.partitions),
+    ("mailboat_owned_partitions", "Partitions that this relay moves.", lambda s: len(s.owned)),
+)
+_COUNTERS: tuple[tuple[str, str, Callable[[SubscriptionStatus], float]], ...] = (
+    ("mailboat_published", "Events delivered since this process started.", lambda s: s.published),
+    ("mailboat_refused", "Attempts that the destination refused since this process started.", lambda s: s.refused),
+)
+
+
+class StatusCollector(Collector):
+    """Asks the relays at every scrape; keeps nothing."""
+
+    def __init__(self, statuses: Statuses) -> None:
+        self._statuses = statuses
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # nothing to ask at registration: the relays have not started yet
+
+    def collect(self) -> Iterator[Metric]:
+        statuses = self._statuses()
+        yield from _relay_metrics(statuses)
+        for name, text, value in _GAUGES:
+            yield _filled(GaugeMetricFamily(name, text, labels=_BY_SUBSCRIPTION), statuses, value)
+        for name, text, value in _COUNTERS:
+            yield _filled(CounterMetricFamily(name, text, labels=_BY_SUBSCRIPTION), statuses, value)
+
+
+def _filled(
+    family: GaugeMetricFamily | CounterMetricFamily,
+    statuses: Sequence[RelayStatus],
+    value: Callable[[SubscriptionStatus], float],
+) -> Metric:
+    for relay in statuses:
+        for subscription in relay.subscriptions:
+            family.add_metric([relay.name, subscription.name], float(value(subscription)))
+    return family
+
+
+def _relay_metrics(statuses: Sequence[RelayStatus]) -> Iterator[Metric]:
+    info = InfoMetricFamily("mailboat_relay", "Who this relay is.", labels=_BY_RELAY)
+    running = GaugeMetricFamily("mailboat_relay_running", "1 while the relay is connected and works.", labels=_BY_RELAY)
+    database = GaugeMetricFamily("mailboat_database_up", "1 while the database can be reached.", labels=_BY_RELAY)
+    ahead = GaugeMetricFamily(
+        "mailboat_partitions_ahead_days",
+        "Days for which the outbox has time partitions. At 0 writers fail: look below 7.",
+        labels=_BY_RELAY,
+    )
+    blocked = GaugeMetricFamily(
+        "mailboat_retention_blocked",
+        "1 while old events can't be removed, since somebody needs them.",
+        labels=_BY_RELAY,
+    )
+    for relay in statuses:
+        info.add_metric([relay.name], {"id": relay.relay, "outbox": relay.outbox, "version": version("mailboat")})
+        running.add_metric([relay.name], float(relay.state is RelayState.RUNNING))
+        database.add_metric([relay.name], float(relay.database_reachable))
+        if relay.partitions_ahead_days is not None:
+            ahead.add_metric([relay.name], relay.partitions_ahead_days)
+        blocked.add_metric([relay.name], float(relay.retention_blocked is not None))
+    yield from (info, running, database, ahead, blocked)
+
+
+class Metrics:
+    """A registry of its own, so that several relays in one process (and tests) don't meet in the global one."""
+
+    def __init__(self, statuses: Statuses) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(StatusCollector(statuses))
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self._registry)
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """The samples and their content type, in the format that the scraper asks for."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type

@@ -1,0 +1,177 @@
+"""The relay's HTTP server: /livez, /readyz, /status, /metrics and PUT /assignment.
+
+What health means here, since people will restart relays by it:
+
+- ``/livez`` fails only when a relay's own loop stands still. A destination or a database that is away is no reason to
+  restart: it would cure nothing, and throw away what is known.
+- ``/readyz`` fails until every relay was connected once, and while it stops. Not later, whatever goes away: nothing
+  routes traffic to a relay, and a rollout must not hang on a broker's bad day.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from mailboat.errors import ConfigError, DatabaseUnavailable, MailboatError
+from mailboat.http.assignment import LARGEST, Assign, follow, parse
+from mailboat.http.metrics import Metrics
+from mailboat.runtime.status import RelayState, RelayStatus, as_json
+
+log = logging.getLogger(__name__)
+
+_CLOSE_WITHIN = 2.0
+"""Seconds that an answer under way gets when the server stops."""
+
+
+class Surface:
+    """The answers: what the server says, without a socket."""
+
+    def __init__(
+        self,
+        statuses: Callable[[], Sequence[RelayStatus]],
+        assign: Assign,
+        token_file: Path | None = None,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._statuses = statuses
+        self._assign = assign
+        self._token_file = token_file
+        self._stopping = stopping
+        self._metrics = Metrics(statuses)
+        self._connected_once: set[str] = set()
+
+    def application(self) -> web.Application:
+        application = web.Application(client_max_size=LARGEST)
+        application.router.add_get("/livez", self._livez)
+        application.router.add_get("/readyz", self._readyz)
+        application.router.add_get("/status", self._status)
+        application.router.add_get("/metrics", self._render_metrics)
+        application.router.add_put("/assignment", self._assignment)
+        return application
+
+    async def _livez(self, _: web.Request) -> web.Response:
+        stalled = [status.name for status in self._statuses() if status.stalled]
+        if stalled:
+            return _text(f"stalled: {', '.join(stalled)}", 503)
+        return _text("ok")
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        statuses = self._statuses()
+        self._connected_once |= {status.name for status in statuses if status.state is RelayState.RUNNING}
+        if self._stopping() or any(status.state is RelayState.STOPPING for status in statuses):
+            return _text("stopping", 503)
+        waiting = [status for status in statuses if status.name not in self._connected_once]
+        if waiting:
+            lines = (f"{status.name}: {status.state}: {status.message or 'not connected yet'}" for status in waiting)
+            return _text("\n".join(lines), 503)
+        return _text("ok")
+
+    async def _status(self, _: web.Request) -> web.Response:
+        return web.json_response({"relays": as_json(list(self._statuses()))})
+
+    async def _render_metrics(self, request: web.Request) -> web.Response:
+        body, content_type = self._metrics.render(request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def _assignment(self, request: web.Request) -> web.Response:
+        if refusal := self._refusal(request):
+            return refusal
+        body = await request.read()  # aiohttp answers 413 beyond the limit
+        try:
+            assignment = parse(body, "the request's body")
+            outcome = await follow(assignment, self._assign)
+        except ConfigError as error:
+            return _text(str(error), 400)
+        except DatabaseUnavailable as error:
+            return _text(f"The assignment can't be written down: {error}", 503)
+        except MailboatError as error:
+            return _text(str(error), 500)
+        answer: dict[str, Any] = {
+            "generation": assignment.generation,
+            "accepted": outcome.accepted,
+            "stale": outcome.stale,
+            "unknown": outcome.unknown,
+        }
+        log.info("An assignment came in.", extra=answer)
+        return web.json_response(answer, status=409 if outcome.stale else 404 if outcome.unknown else 200)
+
+    def _refusal(self, request: web.Request) -> web.Response | None:
+        if self._token_file is None:
+            return _text("Assignments are not taken here: start the relay with --control-token-file.", 403)
+        try:
+            expected = self._token_file.read_text(encoding="utf-8").strip()  # read anew: tokens are rotated
+        except (OSError, UnicodeDecodeError):
+            log.error("The control token can't be read.", extra={"file": str(self._token_file)})
+            return _text("Assignments are not taken here: the relay can't read its control token file.", 403)
+        if not expected:
+            return _text("Assignments are not taken here: the relay's control token file is empty.", 403)
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), expected.encode()):
+            return web.Response(
+                text="The token is missing or wrong: send Authorization: Bearer <token>.\n",
+                status=401,
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        return None
+
+
+def _text(text: str, status: int = 200) -> web.Response:
+    return web.Response(text=text + "\n", status=status)
+
+
+class HttpServer:
+    """The surface on a socket. The socket is bound first, so that the relay knows its own address before it starts."""
+
+    def __init__(self, listening: socket.socket) -> None:
+        self._socket = listening
+        self._runner: web.AppRunner | None = None
+
+    @classmethod
+    def bind(cls, host: str, port: int) -> HttpServer:
+        """Raises ``ConfigError`` when nobody can listen there."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            return cls(socket.create_server((host, port), family=family, reuse_port=False))
+        except OSError as error:
+            raise ConfigError(
+                f"can't listen on {host}:{port}: {error.strerror or error}. Choose another address with --listen"
+                " (port 0 takes any that is free)."
+            ) from error
+
+    @property
+    def address(self) -> str:
+        """``http://host:port``, with the port that was given out. A wildcard is named by this machine's own name."""
+        host, port, *_ = self._socket.getsockname()
+        if host in ("0.0.0.0", "::"):
+            host = socket.gethostname()
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def start(self, surface: Surface) -> None:
+        # No access log: probes and scrapes come every few seconds.
+        self._runner = web.AppRunner(
+            surface.application(), access_log=None, handle_signals=False, shutdown_timeout=_CLOSE_WITHIN
+        )
+        await self._runner.setup()
+        await web.SockSite(self._runner, self._socket).start()
+
+    async def close(self) -> None:
+        """Safe to call twice, and before it was started."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+        self._socket.close()
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """``host:port``, ``:port`` or ``[v6]:port``. Raises ``ConfigError``."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{json.dumps(text)} is no address to listen on: write host:port, like 127.0.0.1:8080 or :0.")
+    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)

@@ -1,0 +1,27 @@
+-- What an outbox's subscriptions and relays look like from the database alone (`mailboat status`, `pause`, `forget`).
+
+-- name: subscriptions
+-- All of them, with how many partitions a living relay owns, and the last error of what is parked.
+select s.id, s.name, s.state, s.partitions, s.since_time::text, s.since_id, s.paused_reason,
+       (select count(*) from mailboat.cursors as c join mailboat.relays as r on r.id = c.owner
+        where c.subscription_id = s.id and r.expires_at > clock_timestamp()),
+       (select p.last_error from mailboat.parked as p
+        where p.subscription_id = s.id and p.last_error is not null
+        order by p.last_failed_at desc nulls last limit 1)
+from mailboat.subscriptions as s
+where s.outbox = %(outbox)s
+order by s.name
+
+-- name: relays
+-- Those whose leases have not run out.
+select id, address from mailboat.relays
+where outbox = %(outbox)s and expires_at > clock_timestamp()
+order by id
+
+-- name: serving
+-- Relays that are alive and have a subscription in their manifests.
+select r.id
+from mailboat.relays as r
+join mailboat.subscriptions as s on s.id = any (r.serves)
+where s.outbox = %(outbox)s and s.name = %(name)s and r.expires_at > clock_timestamp()
+order by r.id
