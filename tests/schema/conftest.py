@@ -19,6 +19,12 @@ def outbox(request: pytest.FixtureRequest) -> Iterator[Database]:
     yield from migrated_database(request.getfixturevalue(request.param))
 
 
+@pytest.fixture(scope="module", params=["postgres", "postgres14"])
+def shared_outbox(request: pytest.FixtureRequest) -> Iterator[Database]:
+    """One migrated database for all tests of a module that change nothing in it; on both majors."""
+    yield from migrated_database(request.getfixturevalue(request.param))
+
+
 @pytest.fixture
 async def connection(outbox: Database) -> AsyncIterator[psycopg.AsyncConnection]:
     """As retention wants it: autocommit, and the owner of everything."""

@@ -1,0 +1,158 @@
+"""A migration may be started anywhere, any number of times, and either happens or doesn't."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from mailboat.errors import DatabaseUnavailable, SchemaMismatch
+from mailboat.outbox.migrate import Applied, Migration, MigrationReport, known_migrations, migrate, pending
+from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
+
+OUTBOX = "mailboat.outbox"
+
+
+async def run(url: str, outbox: str = OUTBOX) -> MigrationReport:
+    async with await psycopg.AsyncConnection.connect(url) as connection:
+        return await migrate(connection, outbox)
+
+
+def catalog(database: Database) -> list[tuple[object, ...]]:
+    """Everything there is in schema mailboat, with its definition."""
+    return [
+        *database.execute(
+            "select relname, relkind::text, relacl::text, xmin::text from pg_class"
+            " where relnamespace = 'mailboat'::regnamespace order by 1"
+        ),
+        *database.execute(
+            "select proname, pg_get_function_identity_arguments(oid), xmin::text from pg_proc"
+            " where pronamespace = 'mailboat'::regnamespace order by 1, 2"
+        ),
+    ]
+
+
+async def test_the_first_run_applies_everything_and_the_second_writes_nothing(each_database: Database) -> None:
+    first = await run(each_database.url)
+    assert first.applied == tuple(step.name for step in known_migrations())
+    assert first.outbox == OUTBOX
+    before = catalog(each_database)
+    ((xid,),) = each_database.execute("select pg_current_xact_id()::text::bigint")
+    assert await run(each_database.url) == MigrationReport(OUTBOX, (), first.missing_roles)
+    ((next_xid,),) = each_database.execute("select pg_current_xact_id()::text::bigint")
+    assert next_xid == xid + 1, "not even a transaction id was used"
+    assert catalog(each_database) == before
+
+
+async def test_eight_starts_at_once_migrate_once(each_database: Database) -> None:
+    reports = await asyncio.gather(*[run(each_database.url) for _ in range(8)])
+    assert sorted(len(report.applied) for report in reports) == [0] * 7 + [len(known_migrations())]
+
+
+async def test_eight_outboxes_at_once(each_database: Database) -> None:
+    names = [f"shop.outbox{number}" for number in range(8)]
+    await asyncio.gather(*[run(each_database.url, name) for name in names])
+    assert [name for (name,) in each_database.execute("select name from mailboat.outboxes order by 1")] == names
+
+
+async def test_a_run_that_fails_leaves_nothing_behind(each_database: Database) -> None:
+    each_database.execute("create schema shop")
+    each_database.execute("create table shop.events (id int)")
+    with pytest.raises(SchemaMismatch, match="exists and is not an outbox made by Mailboat"):
+        await run(each_database.url, "shop.events")
+    assert each_database.execute("select nspname from pg_namespace where nspname = 'mailboat'") == []
+
+
+async def test_a_connection_can_be_used_after_a_failed_run(each_database: Database) -> None:
+    async with await psycopg.AsyncConnection.connect(each_database.url, autocommit=True) as connection:
+        with pytest.raises(SchemaMismatch, match=r"named schema\.table"):
+            await migrate(connection, "nowhere")
+        assert (await migrate(connection, OUTBOX)).applied
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [("Shop.Events", "shop.events"), ('"Shop"."Out Box"', '"Shop"."Out Box"'), ("a.b", "a.b")]
+)
+async def test_the_report_names_the_outbox_as_postgres_spells_it(
+    each_database: Database, given: str, kept: str
+) -> None:
+    assert (await run(each_database.url, given)).outbox == kept
+    assert (await run(each_database.url, kept)).outbox == kept
+
+
+@pytest.mark.parametrize("name", ["outbox", "a.b.c", "a.", "", "a." + "b" * 54, "a.b; drop table x"])
+async def test_a_name_that_can_not_be_an_outbox_is_refused(shared_outbox: Database, name: str) -> None:
+    with pytest.raises(SchemaMismatch):
+        await run(shared_outbox.url, name)
+
+
+async def test_a_newer_database_is_refused(outbox: Database) -> None:
+    outbox.execute("insert into mailboat.migrations values (9000, '9000_flying.sql', 'x')")
+    with pytest.raises(SchemaMismatch, match=r"9000_flying.sql.*A newer Mailboat was here: upgrade this one"):
+        await run(outbox.url)
+
+
+async def test_a_changed_migration_is_refused(outbox: Database) -> None:
+    outbox.execute("update mailboat.migrations set checksum = 'x' where version = 2")
+    with pytest.raises(SchemaMismatch, match=r"0002_outbox.sql was applied to this database with another content"):
+        await run(outbox.url)
+
+
+def test_only_what_is_missing_is_pending() -> None:
+    one, two = Migration(1, "0001_a.sql", "select 1"), Migration(2, "0002_b.sql", "select 2")
+    assert pending([one, two], []) == (one, two)
+    assert pending([one, two], [Applied(1, one.name, one.checksum)]) == (two,)
+    assert Migration(1, "0001_a.sql", "a\r\nb").checksum == Migration(1, "0001_a.sql", "a\nb").checksum
+
+
+def test_migrations_are_numbered_without_gaps() -> None:
+    assert [step.version for step in known_migrations()] == list(range(1, len(known_migrations()) + 1))
+
+
+async def test_a_standby_is_refused(tmp_path: Path) -> None:
+    with (
+        PostgresServer.start(find_postgres(18), tmp_path / "primary") as primary,
+        primary.clone_standby(tmp_path / "standby") as standby,
+        pytest.raises(DatabaseUnavailable, match="is a standby"),
+    ):
+        await run(standby.url())
+
+
+async def test_a_user_who_may_not_create_schemas_is_told_what_to_do(each_database: Database) -> None:
+    role = f"nobody_{each_database.name}"
+    each_database.execute(sql.SQL("create role {} login").format(sql.Identifier(role)))
+    try:
+        with pytest.raises(SchemaMismatch, match=r"may not migrate the schema: permission denied for database"):
+            await run(each_database.url_for(role))
+    finally:
+        each_database.execute(sql.SQL("drop role {}").format(sql.Identifier(role)))
+
+
+async def test_an_owner_without_createrole_migrates_and_hands_the_rest_to_an_administrator(tmp_path: Path) -> None:
+    """A server of its own, where nobody has made the group roles yet."""
+    with PostgresServer.start(find_postgres(18), tmp_path / "server") as server:
+        server.execute("create role shop login")
+        server.execute("create database shop owner shop")
+        database = Database(server, "shop")
+        report = await run(database.url_for("shop"))
+        assert report.missing_roles == ("mailboat_writer", "mailboat_relay")
+        assert report.applied
+        database.execute("create role app login")
+        for statement in report.sql_for_an_administrator.splitlines():
+            database.execute(sql.Composed([sql.SQL(statement)]))
+        database.execute("grant mailboat_writer to app")
+        with psycopg.connect(database.url_for("app")) as connection:
+            connection.execute("select mailboat.emit('order.placed', '{}'::jsonb)")
+        assert (await run(database.url_for("shop"))).sql_for_an_administrator == ""
+
+
+async def test_databases_of_one_server_share_the_roles_even_when_migrated_at_once(tmp_path: Path) -> None:
+    with PostgresServer.start(find_postgres(18), tmp_path / "server") as server:
+        names = [f"shop{number}" for number in range(4)]
+        for name in names:
+            server.create_database(name)
+        reports = await asyncio.gather(*[run(server.url(name)) for name in names])
+        assert [report.missing_roles for report in reports] == [()] * 4

@@ -1,0 +1,144 @@
+"""Least privilege: a writer can only emit, a relay can only read and keep its progress."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from mailboat import emit
+from mailboat_harbor.postgres import Database
+
+
+@contextmanager
+def logged_in(database: Database, group: str) -> Iterator[str]:
+    """The URL of a user who is in the group and nothing else."""
+    name = f"{group}_{database.name}"
+    database.execute(sql.SQL("create role {} login in role {}").format(sql.Identifier(name), sql.Identifier(group)))
+    yield database.url_for(name)
+    database.execute(sql.SQL("drop role {}").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def as_writer(outbox: Database) -> Iterator[str]:
+    with logged_in(outbox, "mailboat_writer") as url:
+        yield url
+
+
+@pytest.fixture
+def as_relay(outbox: Database) -> Iterator[str]:
+    with logged_in(outbox, "mailboat_relay") as url:
+        yield url
+
+
+def test_a_writer_emits_in_every_way(outbox: Database, as_writer: str) -> None:
+    outbox.execute("insert into mailboat.doorbells values ('r', 'mailboat.outbox', true)")
+    with psycopg.connect(as_writer) as connection:
+        emit(connection, "python", {"n": 1}, key="k")
+        connection.execute("select mailboat.emit('sql', '{}'::jsonb, key => 'k')")
+        connection.execute("""select mailboat.emit_many('[{"event_type": "many", "key": "k"}]')""")
+        connection.execute("insert into mailboat.outbox (event_type, key, payload) values ('by hand', 'k', '{}')")
+        with connection.cursor().copy("copy mailboat.outbox (event_type, key) from stdin") as copy:
+            copy.write_row(("copied", "k"))
+    types = outbox.execute("select event_type from mailboat.outbox order by id")
+    assert types == [("python",), ("sql",), ("many",), ("by hand",), ("copied",)]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "select * from mailboat.outbox",
+        "insert into mailboat.outbox (id, event_type) values (1, 'x')",
+        "insert into mailboat.outbox (xid, event_type) values ('1', 'x')",
+        "insert into mailboat.outbox (created_at, event_type) values (now(), 'x')",
+        "insert into mailboat.outbox (event_type) values ('x') returning id",
+        "update mailboat.outbox set payload = null",
+        "delete from mailboat.outbox",
+        "truncate mailboat.outbox",
+        "select setval('mailboat.outbox_id_seq', 1)",
+        "select * from mailboat.cursors",
+        "select * from mailboat.dead_letters",
+        "insert into mailboat.doorbells values ('me', 'mailboat.outbox', true)",
+        "select mailboat.ensure_partitions('mailboat.outbox')",
+        "select mailboat.create_outbox('mailboat.mine')",
+        "select mailboat.grant_roles()",
+    ],
+)
+def test_a_writer_may_do_nothing_else(shared_outbox: Database, statement: str) -> None:
+    with (
+        logged_in(shared_outbox, "mailboat_writer") as url,
+        psycopg.connect(url) as connection,
+        pytest.raises(psycopg.errors.InsufficientPrivilege),
+    ):
+        connection.execute(statement)
+
+
+def test_a_relay_reads_keeps_progress_and_supplies_partitions(outbox: Database, as_relay: str) -> None:
+    outbox.execute("select mailboat.emit('x', '{}'::jsonb)")
+    with psycopg.connect(as_relay) as connection:
+        assert connection.execute("select event_type from mailboat.outbox").fetchall() == [("x",)]
+        connection.execute(
+            "insert into mailboat.subscriptions (outbox, name, partitions) values ('mailboat.outbox', 'a/b', 1)"
+        )
+        connection.execute("insert into mailboat.doorbells values ('r', 'mailboat.outbox', true)")
+        connection.execute("update mailboat.doorbells set rings = false")
+        connection.execute("delete from mailboat.doorbells")
+        assert connection.execute("select mailboat.ensure_partitions('mailboat.outbox', '32 days')").fetchone() == (2,)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "insert into mailboat.outbox (event_type) values ('forged')",
+        "select mailboat.emit('forged', '{}'::jsonb)",
+        "delete from mailboat.outbox",
+        "insert into mailboat.outboxes (name) values ('pg_catalog.pg_class')",
+        "delete from mailboat.migrations",
+        "select mailboat.create_outbox('mailboat.mine')",
+    ],
+)
+def test_a_relay_may_not_write_events(shared_outbox: Database, statement: str) -> None:
+    with (
+        logged_in(shared_outbox, "mailboat_relay") as url,
+        psycopg.connect(url) as connection,
+        pytest.raises(psycopg.errors.InsufficientPrivilege),
+    ):
+        connection.execute(statement)
+
+
+def test_partitions_made_later_and_outboxes_made_later_work_for_both(
+    outbox: Database, as_writer: str, as_relay: str
+) -> None:
+    outbox.execute("select mailboat.create_outbox('shop.events')")
+    outbox.execute("drop table mailboat.outbox_p" + _today(outbox))
+    outbox.execute("drop table shop.events_p" + _today(outbox))
+    with psycopg.connect(as_relay) as connection:
+        for name in ("mailboat.outbox", "shop.events"):
+            assert connection.execute("select mailboat.ensure_partitions(%s)", (name,)).fetchone() == (1,)
+    with psycopg.connect(as_writer) as connection:
+        for name in ("mailboat.outbox", "shop.events"):
+            emit(connection, "x", {}, outbox=name)
+    with psycopg.connect(as_relay) as connection:
+        for name in ("mailboat.outbox", "shop.events"):
+            assert connection.execute(f"select event_type from {name}").fetchall() == [("x",)]
+
+
+def test_functions_with_their_owners_rights_can_not_be_led_astray(outbox: Database, as_writer: str) -> None:
+    """A writer's own objects, first in its search path, are not what the trigger finds."""
+    with psycopg.connect(as_writer) as connection:
+        connection.execute("create temporary table doorbells (outbox text, rings boolean)")
+        connection.execute(
+            "create function pg_temp.pg_notification_queue_usage() returns float8 language plpgsql as"
+            " $$ begin raise exception 'led astray'; end $$"
+        )
+        connection.execute("set search_path = pg_temp, pg_catalog")
+        emit(connection, "x", {})
+    assert outbox.execute("select count(*) from mailboat.outbox") == [(1,)]
+
+
+def _today(database: Database) -> str:
+    ((today,),) = database.execute("select to_char(now() at time zone 'UTC', 'YYYYMMDD')")
+    return str(today)
