@@ -2,7 +2,10 @@ module mailboat.dev/harbor/pstest
 
 go 1.26.0
 
-require cloud.google.com/go/pubsub/v2 v2.8.0
+require (
+	cloud.google.com/go/pubsub/v2 v2.8.0
+	google.golang.org/grpc v1.83.2
+)
 
 require (
 	cloud.google.com/go v0.123.0 // indirect
@@ -32,6 +35,5 @@ require (
 	google.golang.org/api v0.288.0 // indirect
 	google.golang.org/genproto/googleapis/api v0.0.0-20260715232425-e75dac1f907d // indirect
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20260715232425-e75dac1f907d // indirect
-	google.golang.org/grpc v1.83.2 // indirect
 	google.golang.org/protobuf v1.36.11 // indirect
 )
