@@ -40,8 +40,8 @@ RESERVED_HEADERS = frozenset(
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _RESERVED_PREFIX = re.compile(r"mailboat-|ce[_-]", re.IGNORECASE)
-_MEDIA_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+\s*(;[\x20-\x7e]*)?", re.ASCII)
-_JSON_TYPE = re.compile(r"[^;]*[/+]json\s*(;|$)", re.IGNORECASE)
+_MEDIA_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+ *(;[\x20-\x7e]*)?")
+_JSON_TYPE = re.compile(r"[^;]*[/+]json *(;|$)", re.IGNORECASE)
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 Payload = Any

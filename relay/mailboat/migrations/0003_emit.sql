@@ -13,7 +13,7 @@ $$;
 
 create function mailboat.is_json(content_type text) returns boolean
     language sql immutable parallel safe
-    return content_type ~* '^([^;]*[/+])json[[:space:]]*(;|$)';
+    return content_type ~* '^([^;]*[/+])json *(;|$)';
 
 -- Raises when an event is not well formed. Everything but the payload: that is the business of what made it bytes.
 create function mailboat.check_event(
@@ -51,7 +51,7 @@ begin
         perform mailboat.refuse('key', 'and ordered => false contradict each other');
     end if;
 
-    if content_type !~ '^[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+[[:space:]]*(;[\x20-\x7e]*)?$' or length(content_type) > 255 then
+    if content_type !~ '^[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+ *(;[\x20-\x7e]*)?$' or length(content_type) > 255 then
         perform mailboat.refuse('content_type', 'must be a media type such as application/json');
     end if;
 

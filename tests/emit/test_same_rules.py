@@ -1,0 +1,308 @@
+"""What may enter an outbox is the same in Python and in SQL, and a refusal names the argument."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from psycopg.types.json import Jsonb
+
+from mailboat import EmitRefused, NewEvent
+from mailboat.newevent import checked
+from mailboat_harbor.postgres import Database
+
+MIB = 1024 * 1024
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+def refused_in_python(**fields: Any) -> str | None:
+    """The argument that is refused, if any."""
+    try:
+        checked(NewEvent(**{"type": "order.placed", **fields}))
+    except EmitRefused as refusal:
+        return str(refusal).split(" ")[1].split(".")[0]
+    return None
+
+
+def refused_in_sql(connection: psycopg.Connection, **fields: Any) -> str | None:
+    arguments = {"event_type": fields.pop("type", "order.placed"), "payload": fields.pop("payload", None), **fields}
+    if "headers" in arguments:
+        arguments["headers"] = Jsonb(arguments["headers"])
+    if isinstance(arguments["payload"], dict | list):
+        arguments["payload"] = Jsonb(arguments["payload"])
+    casts = {"tags": "::text[]"}
+    names = ", ".join(f"{name} => %({name})s{casts.get(name, '')}" for name in arguments)
+    try:
+        with connection.transaction(force_rollback=True):
+            connection.execute(f"select mailboat.emit({names})", arguments)
+    except psycopg.errors.InvalidParameterValue as refusal:
+        words = refusal.diag.message_primary or ""
+        return words.removeprefix("mailboat.emit: ").split(" ")[0].split(".")[0]
+    return None
+
+
+@pytest.fixture(scope="module")
+def connection(shared_outbox: Database) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(shared_outbox.url) as connection:
+        yield connection
+
+
+ACCEPTED: list[dict[str, Any]] = [
+    {},
+    {"type": "t" * 255},
+    {"type": "bestellung.geändert 🚢"},
+    {"key": "k" * 1024},
+    {"key": "\t odd, but a key\\"},
+    {"aggregate_id": "a", "aggregate_type": "order"},
+    {"aggregate_id": "a", "ordered": False},
+    {"headers": {}},
+    {"headers": {"tenant": "", "x-1.2_3": "ü"}},
+    {"headers": {f"h{n}": "v" for n in range(64)}},
+    {"headers": {"certificate": "starts like ce_, and is not"}},
+    {"tags": []},
+    {"tags": ["t" * 128] * 64},
+    {"tags": ["{", '"', "\\", ",", "null", " "]},
+    {"traceparent": TRACE},
+    {"content_type": "application/vnd.acme.order+json; charset=utf-8", "payload": "{}"},
+    {"content_type": "text/plain", "payload": "not JSON"},
+    {"payload": b"\x00\xff"},
+    {"payload": b"x" * (16 * MIB)},
+    {"payload": '{"b": 1.50, "a": [null]}'},
+    {"payload": {"a": "ü"}},
+]
+
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("type", {"type": ""}),
+    ("type", {"type": "t" * 256}),
+    ("type", {"type": "a\nb"}),
+    ("type", {"type": "a\x7f"}),
+    ("aggregate_type", {"aggregate_type": ""}),
+    ("aggregate_type", {"aggregate_type": "t" * 256}),
+    ("aggregate_type", {"aggregate_type": "a\x01"}),
+    ("aggregate_id", {"aggregate_id": ""}),
+    ("aggregate_id", {"aggregate_id": "ü" * 513}),
+    ("key", {"key": ""}),
+    ("key", {"key": "ü" * 513}),
+    ("key", {"key": "k" * MIB}),
+    ("key", {"key": "k", "ordered": False}),
+    ("content_type", {"content_type": ""}),
+    ("content_type", {"content_type": "json"}),
+    ("content_type", {"content_type": "text/plain\n"}),
+    ("content_type", {"content_type": "text/plain\r\nx: y"}),
+    ("content_type", {"content_type": "a/" + "b" * 254}),
+    ("headers", {"headers": {"": "x"}}),
+    ("headers", {"headers": {"a b": "x"}}),
+    ("headers", {"headers": {"ü": "x"}}),
+    ("headers", {"headers": {"h" * 129: "x"}}),
+    ("headers", {"headers": {"ce_id": "x"}}),
+    ("headers", {"headers": {"CE-Type": "x"}}),
+    ("headers", {"headers": {"Mailboat-Sequence": "x"}}),
+    ("headers", {"headers": {"traceparent": TRACE}}),
+    ("headers", {"headers": {"Content-Type": "text/plain"}}),
+    ("headers", {"headers": {"a": 1}}),
+    ("headers", {"headers": {"a": None}}),
+    ("headers", {"headers": {"a": "x\r\nSet-Cookie: y"}}),
+    ("headers", {"headers": {"a": "x" * 4097}}),
+    ("headers", {"headers": ["a", "b"]}),
+    ("headers", {"headers": {f"h{n}": "v" for n in range(65)}}),
+    ("tags", {"tags": [""]}),
+    ("tags", {"tags": ["t" * 129]}),
+    ("tags", {"tags": ["a\nb"]}),
+    ("tags", {"tags": [None]}),
+    ("tags", {"tags": ["t"] * 65}),
+    ("traceparent", {"traceparent": ""}),
+    ("traceparent", {"traceparent": TRACE.upper()}),
+    ("traceparent", {"traceparent": "ff" + TRACE[2:]}),
+    ("traceparent", {"traceparent": f"00-{'0' * 32}-00f067aa0ba902b7-01"}),
+    ("traceparent", {"traceparent": f"00-4bf92f3577b34da6a3ce929d0e0e4736-{'0' * 16}-01"}),
+    ("traceparent", {"traceparent": TRACE + "\n"}),
+    ("payload", {"payload": "not JSON"}),
+    ("payload", {"payload": '{"a": NaN}'}),
+    ("payload", {"payload": b"x" * (16 * MIB + 1)}),
+    ("payload", {"payload": "x" * (20 * MIB), "content_type": "text/plain"}),
+]
+
+
+def short(value: Any) -> str:
+    return repr(value)[:40]
+
+
+@pytest.mark.parametrize("fields", ACCEPTED, ids=short)
+def test_both_accept(connection: psycopg.Connection, fields: dict[str, Any]) -> None:
+    assert refused_in_python(**fields) is None
+    assert refused_in_sql(connection, **fields) is None
+
+
+@pytest.mark.parametrize(("argument", "fields"), REFUSED, ids=short)
+def test_both_refuse_and_name_the_argument(
+    connection: psycopg.Connection, argument: str, fields: dict[str, Any]
+) -> None:
+    assert refused_in_python(**fields) == argument
+    assert refused_in_sql(connection, **fields) == ("event_type" if argument == "type" else argument)
+
+
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=300)
+FEW = st.sampled_from(["ce_", "mailboat-", "application/json", "a/b;", "\x1f", "\x7f", "\x80", "\u2028", " ", "\n", ""])
+HOSTILE = st.builds(lambda *parts: "".join(parts), FEW, TEXT, FEW)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    fields=st.fixed_dictionaries(
+        {},
+        optional={
+            "type": HOSTILE,
+            "key": HOSTILE,
+            "aggregate_type": HOSTILE,
+            "aggregate_id": HOSTILE,
+            "content_type": HOSTILE,
+            "headers": st.dictionaries(HOSTILE, HOSTILE | st.none() | st.integers(), max_size=3),
+            "tags": st.lists(HOSTILE | st.none(), max_size=3),
+            "traceparent": st.from_regex(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}") | HOSTILE,
+            "ordered": st.booleans(),
+        },
+    )
+)
+def test_both_agree_about_anything(connection: psycopg.Connection, fields: dict[str, Any]) -> None:
+    in_python, in_sql = refused_in_python(**fields), refused_in_sql(connection, **fields)
+    assert (in_python is None) == (in_sql is None), (in_python, in_sql)
+
+
+# ---- what only Python can be given --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argument", "fields"),
+    [
+        ("type", {"type": None}),
+        ("type", {"type": "a\0"}),
+        ("type", {"type": "a\ud800"}),
+        ("key", {"key": "a\0b"}),
+        ("key", {"key": 7}),
+        ("key", {"key": "\udfff"}),
+        ("aggregate_id", {"aggregate_id": "a\0"}),
+        ("headers", {"headers": {"a": "x\0"}}),
+        ("headers", {"headers": {"a": "\ud800"}}),
+        ("headers", {"headers": {"a": b"\xff"}}),
+        ("headers", {"headers": {1: "x"}}),
+        ("headers", {"headers": "a=b"}),
+        ("tags", {"tags": "not a list"}),
+        ("tags", {"tags": 7}),
+        ("tags", {"tags": ["\ud800"]}),
+        ("event_id", {"event_id": "not a uuid"}),
+        ("event_id", {"event_id": 7}),
+        ("payload", {"payload": {"a": float("nan")}}),
+        ("payload", {"payload": {"a": object()}}),
+        ("payload", {"payload": {"a": "\ud800"}}),
+        ("payload", {"payload": "\ud800", "content_type": "text/plain"}),
+        ("payload", {"payload": {"a": "x" * (17 * MIB)}}),
+    ],
+    ids=short,
+)
+def test_python_refuses(argument: str, fields: dict[str, Any]) -> None:
+    assert refused_in_python(**fields) == argument
+
+
+def test_a_refusal_of_many_says_which_one_it_was() -> None:
+    with pytest.raises(EmitRefused, match=r"^emit: events\[3\]\.key must not be empty"):
+        checked(NewEvent("x", key=""), where="events[3].")
+
+
+def test_a_refusal_never_shows_the_payload() -> None:
+    with pytest.raises(EmitRefused) as refusal:
+        checked(NewEvent("x", '{"password": "hunter2"'))
+    assert "hunter2" not in str(refusal.value)
+
+
+# ---- SQL's own ways ------------------------------------------------------------------------------------------------
+
+
+def test_many_at_once_from_any_language(connection: psycopg.Connection) -> None:
+    events = [
+        {"event_type": "a", "payload": {"n": 1}, "aggregate_id": "x", "headers": {"h": "v"}, "tags": ["t"]},
+        {"event_type": "b"},
+        {"event_type": "c", "payload": "plain", "content_type": "text/plain", "key": "k", "traceparent": TRACE},
+        {"event_type": "d", "payload": None, "aggregate_id": "x", "ordered": False, "headers": None, "tags": None},
+        {"event_type": "e", "payload": "a JSON string"},
+    ]
+    with connection.transaction(force_rollback=True):
+        ids = connection.execute("select mailboat.emit_many(%s)", (Jsonb(events),)).fetchall()
+        rows = connection.execute(
+            "select event_id, event_type, key, payload, content_type, headers, tags, traceparent"
+            " from mailboat.outbox order by id"
+        ).fetchall()
+    assert [row[:1] for row in rows] == ids
+    assert [row[1:] for row in rows] == [
+        ("a", "x", b'{"n": 1}', "application/json", {"h": "v"}, ["t"], None),
+        ("b", None, None, "application/json", None, [], None),
+        ("c", "k", b"plain", "text/plain", None, [], TRACE),
+        ("d", None, None, "application/json", None, [], None),
+        ("e", None, b'"a JSON string"', "application/json", None, [], None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("events", "complaint"),
+    [
+        ({}, "events must be an array"),
+        ([1], "events must be an array of objects"),
+        ([{"event_type": "a", "aggregateId": "x"}], 'events have no field "aggregateId"'),
+        ([{"event_type": "a"}, {"event_type": ""}], "event_type must not be empty"),
+        ([{"payload": {}}], "event_type must not be empty"),
+        ([{"event_type": "a", "payload": {}, "content_type": "text/plain"}], "payload must be a string"),
+        ([{"event_type": "a", "headers": {"ce_id": "x"}}], "headers contain the name ce_id"),
+    ],
+)
+def test_many_are_refused_together(connection: psycopg.Connection, events: Any, complaint: str) -> None:
+    with (
+        pytest.raises(psycopg.errors.InvalidParameterValue, match=complaint),
+        connection.transaction(force_rollback=True),
+    ):
+        connection.execute("select mailboat.emit_many(%s)", (Jsonb(events),))
+
+
+@pytest.mark.parametrize(
+    ("payload", "stored", "content_type"),
+    [
+        ("""'{"b": 1, "a": 1.50}'""", b'{"b": 1, "a": 1.50}', "application/json"),
+        ("""'{"b": 1,  "a": 1.50}'::json""", b'{"b": 1,  "a": 1.50}', "application/json"),
+        ("""'{"b": 1, "a": 2}'::jsonb""", b'{"a": 2, "b": 1}', "application/json"),
+        (r"'\x00ff'::bytea", b"\x00\xff", "application/octet-stream"),
+        ("null", None, "application/json"),
+    ],
+)
+def test_every_type_of_payload_finds_its_way(
+    connection: psycopg.Connection, payload: str, stored: bytes | None, content_type: str
+) -> None:
+    with connection.transaction(force_rollback=True):
+        connection.execute(f"select mailboat.emit('x', {payload})")
+        row = connection.execute("select payload, content_type from mailboat.outbox").fetchone()
+    assert row == (stored, content_type)
+
+
+def test_an_outbox_that_is_not_there_is_named(connection: psycopg.Connection) -> None:
+    for call in ("emit('x', '{}'::jsonb, outbox => 'no.where')", "emit_many('[]', 'no.where')"):
+        with (
+            pytest.raises(psycopg.errors.InvalidParameterValue, match=r"outbox no\.where does not exist; make it"),
+            connection.transaction(force_rollback=True),
+        ):
+            connection.execute(f"select mailboat.{call}")
+
+
+@given(key=st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=50))
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_keys_slot_is_its_sha256(connection: psycopg.Connection, key: str) -> None:
+    """The hash is part of the contract: it decides the partition, in every version of Postgres."""
+    expected = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") & 0x7FFFFFFF
+    assert connection.execute("select mailboat.key_slot(%s, 1)", (key,)).fetchone() == (expected,)
+
+
+def test_headers_are_stored_as_given(connection: psycopg.Connection) -> None:
+    row = checked(NewEvent("x", headers={"a": 'ü"\\'}))
+    assert json.loads(row.headers or "") == {"a": 'ü"\\'}

@@ -1,0 +1,150 @@
+"""The trigger that wakes sleeping relays never hurts the transaction it runs in (G10)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from mailboat import emit
+from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
+from migrated import migrated_database
+
+
+@contextmanager
+def listener(database: Database) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(database.url, autocommit=True) as connection:
+        connection.execute("listen mailboat")
+        yield connection
+
+
+def heard(connection: psycopg.Connection) -> list[str]:
+    """Every ring so far. Notifications of committed transactions are there once a later statement has been answered."""
+    connection.execute("select 1")
+    return [notify.payload for notify in connection.notifies(timeout=0)]
+
+
+def set_bell(database: Database, rings: bool, outbox: str = "mailboat.outbox") -> None:
+    with psycopg.connect(database.url) as connection:
+        connection.execute(
+            "insert into mailboat.doorbells values (%s, %s, %s)"
+            " on conflict (relay) do update set rings = excluded.rings",
+            (f"relay of {outbox}", outbox, rings),
+        )
+
+
+def write(database: Database, count: int = 1) -> None:
+    with psycopg.connect(database.url) as connection:
+        connection.execute("set statement_timeout = '5s'")
+        for _ in range(count):
+            emit(connection, "x", {}, key="k")
+
+
+def test_it_rings_for_a_relay_that_sleeps_and_for_nobody_else(outbox: Database) -> None:
+    with listener(outbox) as relay:
+        write(outbox)
+        assert heard(relay) == []
+        set_bell(outbox, rings=True, outbox="shop.other")
+        write(outbox)
+        assert heard(relay) == []
+        set_bell(outbox, rings=True)
+        write(outbox, 3)
+        assert heard(relay) == ["mailboat.outbox"], "once per transaction"
+        set_bell(outbox, rings=False)
+        write(outbox)
+        assert heard(relay) == []
+
+
+def test_nothing_rings_when_nothing_commits(outbox: Database) -> None:
+    set_bell(outbox, rings=True)
+    with listener(outbox) as relay, psycopg.connect(outbox.url) as connection:
+        emit(connection, "x", {})
+        connection.rollback()
+        assert heard(relay) == []
+
+
+def test_copy_rings_too(outbox: Database) -> None:
+    set_bell(outbox, rings=True)
+    with listener(outbox) as relay:
+        with (
+            psycopg.connect(outbox.url) as connection,
+            connection.cursor() as cursor,
+            cursor.copy("copy mailboat.outbox (event_type) from stdin") as copy,
+        ):
+            copy.write_row(("copied",))
+        assert heard(relay) == ["mailboat.outbox"]
+
+
+def test_locked_doorbells_are_not_waited_for(outbox: Database) -> None:
+    with psycopg.connect(outbox.url) as somebody:
+        somebody.execute("lock table mailboat.doorbells in access exclusive mode")
+        write(outbox)
+    assert outbox.execute("select count(*) from mailboat.outbox") == [(1,)]
+
+
+def test_missing_doorbells_fail_nobody(outbox: Database) -> None:
+    outbox.execute("drop table mailboat.doorbells")
+    write(outbox)
+    assert outbox.execute("select count(*) from mailboat.outbox") == [(1,)]
+
+
+def test_a_serializable_writer_does_not_conflict_with_relays_that_fall_asleep(outbox: Database) -> None:
+    set_bell(outbox, rings=False)
+    with psycopg.connect(outbox.url) as writer:
+        writer.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
+        emit(writer, "x", {})
+        set_bell(outbox, rings=True)
+        emit(writer, "y", {})
+    assert outbox.execute("select count(*) from mailboat.outbox") == [(2,)]
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[PostgresServer]:
+    """With a queue that can be filled, and two-phase commit."""
+    settings = {"max_notify_queue_pages": "64", "max_prepared_transactions": "5"}
+    with PostgresServer.start(find_postgres(18), tmp_path / "server", settings=settings) as server:
+        yield server
+
+
+def shout_until_it_fails(connection: psycopg.Connection) -> None:
+    while True:
+        connection.execute("select pg_notify('other', repeat('x', 7000) || i) from generate_series(1, 9) i")
+
+
+def test_a_queue_that_fills_up_behind_a_stuck_listener_is_left_alone(own_server: PostgresServer) -> None:
+    def usage() -> float:
+        ((share,),) = own_server.execute("select pg_notification_queue_usage()")
+        return float(share)
+
+    for database in migrated_database(own_server):
+        with psycopg.connect(database.url) as stuck, psycopg.connect(database.url, autocommit=True) as noisy:
+            stuck.execute("listen mailboat")
+            stuck.commit()
+            stuck.execute("select 1")  # and never comes back
+            set_bell(database, rings=True)
+            write(database)
+            while usage() <= 0.1:
+                noisy.execute("select pg_notify('other', repeat('x', 7000) || i) from generate_series(1, 4) i")
+            before = usage()
+            with psycopg.connect(database.url) as writer:
+                for _ in range(300):
+                    emit(writer, "x", {})
+                    writer.commit()
+            assert usage() == before, "writers do not make it worse"
+            with pytest.raises(psycopg.errors.ProgramLimitExceeded, match="too many notifications"):
+                shout_until_it_fails(noisy)
+            write(database)  # with a queue that is full
+        assert database.execute("select count(*) from mailboat.outbox") == [(302,)]
+
+
+def test_two_phase_commit_works_while_no_bell_rings(own_server: PostgresServer) -> None:
+    for database in migrated_database(own_server):
+        with psycopg.connect(database.url) as connection:
+            emit(connection, "x", {})
+            connection.execute("prepare transaction 'x'")
+        with psycopg.connect(database.url, autocommit=True) as connection:
+            connection.execute("commit prepared 'x'")
+        assert database.execute("select count(*) from mailboat.outbox") == [(1,)]
