@@ -57,16 +57,16 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except MailboatError as error:
-            message, code = str(error), exit_code(error)
+            message, code, details = str(error), exit_code(error), traceback.format_exc()
         except (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError):
             raise
         except Exception as error:
             message = (
                 f"{type(error).__name__}: {error}. This is a bug in Mailboat; --debug before the command shows where."
             )
-            code = 1
+            code, details = 1, traceback.format_exc()
         if ctx.params.get("debug"):
-            click.echo(redact(traceback.format_exc()), err=True)
+            click.echo(safe(redact(details), lines=True), err=True)
         click.echo(f"mailboat: {safe(redact(message), lines=True)}", err=True)
         sys.exit(code)
 

@@ -142,7 +142,7 @@ def drop(files: tuple[Path, ...], secrets_dir: Path | None, selection: Selection
                 dropped += await parkinglot.drop(link, outbox.table, events)
         return dropped
 
-    click.echo(f"{counted(asyncio.run(give_up()), 'event')} became dead letters")
+    click.echo(f"{counted(asyncio.run(give_up()), 'event')} given up on, kept as dead letters")
 
 
 def _needs_a_filter(selection: Selection) -> None:

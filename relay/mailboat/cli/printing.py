@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-import unicodedata
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-_STEERING: Final = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
-"""Unicode's control and format characters: escape sequences, but also those that turn the direction of text around."""
 _TOKENS: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+')
 _BINARY_SHOWN: Final = 256
 
 
 def safe(text: str, *, lines: bool = False) -> str:
-    """The text with every character that could steer a terminal spelled out. ``lines`` keeps line ends and tabs."""
+    """The text with every character spelled out that could steer a terminal: escape sequences, but also those that turn
+    the direction of text around. ``lines`` keeps line ends and tabs."""
     kept = "\n\t" if lines else ""
-    return "".join(
-        char if char in kept or unicodedata.category(char) not in _STEERING else _spelled(char) for char in text
-    )
+    return "".join(char if char.isprintable() or char in kept else _spelled(char) for char in text)
 
 
 def _spelled(char: str) -> str:

@@ -88,7 +88,7 @@ async def _maintain(chosen: Sequence[Outbox]) -> None:
         async with outbox.link("maintain") as link:
             supply = await ensure_partitions(link.connection, outbox.table)
             report = await drop_expired(link.connection, outbox.table, after, now=now, limit=limit)
-        _say(name, f"{counted(supply.made, 'partition')} made; there are some for {supply.days_ahead:.0f} days ahead")
+        _say(name, f"{counted(supply.made, 'partition')} made; there are some for {int(supply.days_ahead)} days ahead")
         _say(name, f"{counted(len(report.dropped), 'partition')} dropped{_listed(report.dropped)}")
         for blocked in report.blocked:
             _say(name, f"kept {blocked}")

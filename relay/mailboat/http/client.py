@@ -41,6 +41,8 @@ async def _ask(session: aiohttp.ClientSession, url: str) -> Answer:
                     return Answer(url, error="answered more than a status can have")
         document = json.loads(body)
         return Answer(url, tuple(relay for relay in document["relays"] if isinstance(relay, dict)))
+    except aiohttp.InvalidURL:
+        return Answer(url, error="that is no address: write http://host:port")
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         return Answer(url, error=str(error) or "did not answer in time")
     except (ValueError, KeyError, TypeError):

@@ -93,15 +93,8 @@ def _json(file: Path, text: str) -> object:
 
 
 def _yaml(file: Path, text: str) -> list[object]:
-    # Not the loader in C: deep nesting crashes it, and with it the process.
-    loader = yaml.SafeLoader(text)
-    documents: list[object] = []
     try:
-        while loader.check_node():
-            node = loader.get_node()
-            if node is not None:
-                _refuse_traps(file, node)
-            documents.append(None if node is None else loader.construct_document(node))
+        return list(_parsed(file, text))
     except yaml.MarkedYAMLError as error:
         raise ConfigError(f"{file}{_at(error.problem_mark)}: not YAML: {_complaint(error)}.") from error
     except yaml.YAMLError as error:
@@ -110,9 +103,18 @@ def _yaml(file: Path, text: str) -> list[object]:
         raise ConfigError(f"{file} is nested too deeply: that is no manifest.") from None
     except ValueError as error:  # a date that does not exist, for one
         raise ConfigError(f"{file}: a value can't be read: {error}. Put it in quotes.") from error
+
+
+def _parsed(file: Path, text: str) -> Iterator[object]:
+    loader = yaml.SafeLoader(text)  # not the one in C: deep nesting crashes it, and with it the process
+    try:
+        while loader.check_node():
+            node = loader.get_node()
+            if node is not None:
+                _refuse_traps(file, node)
+            yield None if node is None else loader.construct_document(node)
     finally:
         loader.dispose()
-    return documents
 
 
 def _complaint(error: yaml.MarkedYAMLError) -> str:

@@ -1,0 +1,54 @@
+"""Manifests on real databases, and relays in processes of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from commandline import Place, RunningRelay, relay_manifest, subscription_manifest
+from mailboat_harbor.postgres import Database, PostgresServer
+from migrated import migrated_database
+
+
+@pytest.fixture
+def outbox_database(postgres: PostgresServer) -> Iterator[Database]:
+    """A migrated database."""
+    yield from migrated_database(postgres)
+
+
+def _place(tmp_path: Path, database: Database) -> Place:
+    folder = tmp_path / "manifests"
+    folder.mkdir()
+    place = Place(folder, database)
+    place.write(relay_manifest(database.url), subscription_manifest())
+    return place
+
+
+@pytest.fixture
+def place(tmp_path: Path, outbox_database: Database) -> Place:
+    """Manifests of a relay with one subscription, on a migrated database."""
+    return _place(tmp_path, outbox_database)
+
+
+@pytest.fixture
+def empty_place(tmp_path: Path, database: Database) -> Place:
+    """The same on a database that nobody migrated."""
+    return _place(tmp_path, database)
+
+
+@pytest.fixture
+def start_relay(tmp_path: Path) -> Iterator[Callable[..., RunningRelay]]:
+    """``start_relay("-f", path)`` is a running relay, ended after the test."""
+    started: list[RunningRelay] = []
+
+    def start(*arguments: str) -> RunningRelay:
+        started.append(RunningRelay(arguments, tmp_path / f"relay-{len(started)}.log"))
+        return started[-1]
+
+    yield start
+    for relay in started:
+        if relay.process.poll() is None:
+            relay.process.kill()
+            relay.process.wait(timeout=10)

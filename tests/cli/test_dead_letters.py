@@ -1,0 +1,374 @@
+"""``mailboat dlq`` and ``mailboat parked``: what is found and shown, and the order in which it comes back (G2, G6)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from commandline import Place, make_known, subscription_manifest
+from mailboat.cli.dlq import paced
+from mailboat.outbox.deadletters import Candidate, plan
+
+SLOT = 6  # of all events in here: partition 0 of 2
+
+
+@pytest.fixture
+def number(place: Place) -> int:
+    """The number of subscription shop/to-log."""
+    (found,) = asyncio.run(make_known(place.database, subscription_manifest()))
+    return found
+
+
+def bury(place: Place, number: int, sequence: int, key: str | None = "k", **changes: object) -> int:
+    """A dead letter; returns its number."""
+    values: dict[str, object] = {
+        "subscription_id": number,
+        "partition": 0,
+        "attempts": 5,
+        "sequence": sequence,
+        "reason": "TooLarge",
+        "last_error": "the broker refused it",
+        "first_failed_at": "2026-01-01T10:00:00Z",
+        "last_failed_at": "2026-01-01T11:00:00Z",
+        "died_at": "2026-01-01T11:00:00Z",
+        "id": sequence,
+        "event_id": uuid.uuid4(),
+        "event_type": "order.placed",
+        "key": key,
+        "payload": b'{"total":12.50,"lines":[]}',
+        "content_type": "application/json",
+        "created_at": "2026-01-01T09:00:00Z",
+        "slot": SLOT,
+    }
+    return _insert(place, "dead_letters", "dead_id", values | changes)
+
+
+def park(place: Place, number: int, sequence: int, key: str | None = "k", **changes: object) -> int:
+    """A parked event; returns its number."""
+    values: dict[str, object] = {
+        "subscription_id": number,
+        "partition": 0,
+        "attempts": 3,
+        "sequence": sequence,
+        "reason": "Refused",
+        "last_error": "not today",
+        "id": sequence,
+        "event_id": uuid.uuid4(),
+        "event_type": "order.placed",
+        "key": key,
+        "payload": b"{}",
+        "content_type": "application/json",
+        "created_at": "2026-01-01T09:00:00Z",
+        "slot": SLOT,
+    }
+    return _insert(place, "parked", "ordinal", values | changes)
+
+
+def _insert(place: Place, table: str, number: str, values: dict[str, object]) -> int:
+    statement = sql.SQL("insert into {} ({}) values ({}) returning {}").format(
+        sql.Identifier("mailboat", table),
+        sql.SQL(", ").join(map(sql.Identifier, values)),
+        sql.SQL(", ").join(map(sql.Literal, values.values())),
+        sql.Identifier(number),
+    )
+    return int(place.database.execute(statement)[0][0])
+
+
+def queue(place: Place) -> list[tuple[object, ...]]:
+    """The parked events in the order of sending: sequence, rank, replay, attempts, whether it is due."""
+    return place.database.execute(
+        "select sequence, rank, replay, attempts, next_attempt_at <= clock_timestamp() from mailboat.parked"
+        " order by key, rank, sequence, ordinal"
+    )
+
+
+# ---- dlq list and show --------------------------------------------------------------------------------------------
+
+
+def test_the_list_has_a_line_per_dead_letter(place, number):
+    first = bury(place, number, 1)
+    second = bury(place, number, 2, key=None, event_type="order.paid", last_error="too\nmany\x1b[31m words")
+    header, *lines = place.ok("dlq", "list").splitlines()
+    assert header.split() == ["ID", "SUBSCRIPTION", "TYPE", "KEY", "ATTEMPTS", "DIED", "REPLAYED", "REASON", "ERROR"]
+    assert lines[0].split(maxsplit=8) == [
+        str(first), "shop/to-log", "order.placed", "k", "5", "2026-01-01T11:00:00Z", "-", "TooLarge",
+        "the broker refused it",
+    ]  # fmt: skip
+    assert lines[1].split(maxsplit=8)[::8] == [str(second), "too many\\x1b[31m words"]
+
+
+def test_an_empty_list_says_so(place, number):
+    assert place.ok("dlq", "list") == "no dead letters\n"
+    assert place.ok("dlq", "list", "--key", "k") == "no dead letters match\n"
+
+
+@pytest.mark.parametrize(
+    ("filters", "found"),
+    [
+        ((), [1, 2, 3]),
+        (("--subscription", "to-log"), [1, 2, 3]),
+        (("--subscription", "shop/to-log"), [1, 2, 3]),
+        (("--subscription", "shop/other"), []),
+        (("--key", "a"), [1, 2]),
+        (("--type", "order.*"), [1, 3]),
+        (("--type", "order_p*"), []),
+        (("--error", "REFUSED"), [1, 3]),
+        (("--error", "toolarge"), [1, 2]),
+        (("--since", "2026-01-02T00:00:00Z"), [3]),
+        (("--until", "2026-01-02T00:00:00Z"), [1, 2]),
+        (("--since", "1m"), []),
+        (("--limit", "2"), [2, 3]),
+        (("--key", "a", "--type", "invoice.*"), [2]),
+    ],
+)
+def test_filters_narrow_the_list(place, number, filters, found):
+    ids = {
+        bury(place, number, 1, key="a"): 1,
+        bury(place, number, 2, key="a", event_type="invoice.sent", last_error="no such topic"): 2,
+        bury(place, number, 3, key="b", reason="Invalid", died_at="2026-01-03T00:00:00Z"): 3,
+    }
+    bury(place, number, 4, replayed_at="2026-01-04T00:00:00Z")
+    listed = [json.loads(line) for line in place.ok("dlq", "list", "--json", *filters).splitlines()]
+    assert [ids[letter["dead_id"]] for letter in listed] == found
+
+
+def test_a_dead_letter_is_shown_whole_and_readable(place, number):
+    event_id = uuid.uuid4()
+    dead = bury(place, number, 7, event_id=event_id, tags=["eu", "big"])
+    for name in (str(dead), str(event_id)):
+        shown = place.ok("dlq", "show", name)
+        assert "event id         " + str(event_id) in shown
+        assert "tags             eu, big" in shown
+        assert shown.endswith('payload\n{\n  "total": 12.50,\n  "lines": []\n}\n')
+
+
+@pytest.mark.parametrize(
+    ("payload", "content_type", "shown"),
+    [
+        (None, "application/json", "(none: a tombstone)"),
+        (b'{"a": "\xc2\x9b31m\xe2\x80\xae"}', "application/json", '{\n  "a": "\\x9b31m\\u202e"\n}'),
+        (b"\x1b]0;owned\x07plain", "text/plain", "\\x1b]0;owned\\x07plain"),
+        (b"\x00\xff", "application/octet-stream", "(not text) 00 ff"),
+        (b"{broken", "application/json", "{broken"),
+    ],
+)
+def test_no_payload_steers_the_terminal(place, number, payload, content_type, shown):
+    dead = bury(place, number, 1, payload=payload, content_type=content_type)
+    assert place.ok("dlq", "show", str(dead)).endswith(f"payload\n{shown}\n")
+
+
+def test_a_dead_letter_that_is_not_there_is_told(place, number):
+    result = place.mailboat("dlq", "show", "4711")
+    assert (result.exit_code, "there is no dead letter 4711" in result.stderr) == (3, True)
+
+
+# ---- dlq replay ---------------------------------------------------------------------------------------------------
+
+
+def test_dead_letters_of_a_key_come_back_at_its_head_in_their_own_order(place, number):
+    bury(place, number, 5)
+    bury(place, number, 3)
+    park(place, number, 8, next_attempt_at="2026-01-01T00:00:00Z")
+    park(place, number, 9)
+    assert place.ok("dlq", "replay", "--key", "k") == "2 dead letters replayed\n"
+    assert queue(place) == [
+        (3, 0, True, 0, True),
+        (5, 0, True, 0, None),
+        (8, 1, False, 3, None),
+        (9, 1, False, 3, None),
+    ]
+    assert place.database.execute("select count(*) from mailboat.dead_letters where replayed_at is null") == [(0,)]
+
+
+def test_a_later_replay_of_an_earlier_event_goes_before_the_one_that_waits(place, number):
+    bury(place, number, 5)
+    place.ok("dlq", "replay", "--all")
+    bury(place, number, 2)
+    place.ok("dlq", "replay", "--all")
+    assert [(row[0], row[4]) for row in queue(place)] == [(2, True), (5, None)]
+
+
+def test_a_replay_brings_back_the_whole_event(place, number):
+    event_id = uuid.uuid4()
+    bury(
+        place, number, 4, event_id=event_id, tags=["x"], headers='{"tenant": "a"}', aggregate_id="o-1", traceparent="t"
+    )
+    place.ok("dlq", "replay", "--id", str(event_id))
+    (row,) = place.database.execute(
+        "select event_id, event_type, key, convert_from(payload, 'UTF8'), headers, tags, aggregate_id, traceparent,"
+        " created_at = '2026-01-01T09:00:00Z', slot, reason from mailboat.parked"
+    )
+    assert row == (
+        event_id, "order.placed", "k", '{"total":12.50,"lines":[]}', {"tenant": "a"}, ["x"], "o-1", "t", True, SLOT,
+        "TooLarge",
+    )  # fmt: skip
+
+
+def test_the_partition_is_the_one_where_the_key_lives_today(place, number):
+    bury(place, number, 1, partition=0, slot=7)
+    place.ok("dlq", "replay", "--all")
+    assert place.database.execute("select partition from mailboat.parked") == [(1,)]
+
+
+def test_events_without_a_key_wait_for_nobody(place, number):
+    bury(place, number, 1, key=None)
+    bury(place, number, 2, key=None)
+    place.ok("dlq", "replay", "--all")
+    assert [row[4] for row in queue(place)] == [True, True]
+
+
+def test_where_no_order_is_kept_nobody_waits_either(place, number):
+    manifest = place.folder / "manifests.yaml"
+    manifest.write_text(manifest.read_text().replace("partitions: 2", "partitions: 2\n  ordering: None"))
+    bury(place, number, 1)
+    bury(place, number, 2)
+    place.ok("dlq", "replay", "--all")
+    assert [row[4] for row in queue(place)] == [True, True]
+
+
+def test_a_dry_run_says_what_would_be_replayed_and_changes_nothing(place, number):
+    dead = bury(place, number, 1)
+    assert place.ok("dlq", "replay", "--all", "--dry-run").splitlines() == [
+        f"{dead} shop/to-log order.placed key k: would be replayed",
+        "1 dead letter would be replayed",
+    ]
+    assert queue(place) == []
+    assert place.database.execute("select replayed_at from mailboat.dead_letters") == [(None,)]
+
+
+def test_the_same_one_is_not_replayed_twice_by_mistake(place, number):
+    dead = bury(place, number, 1)
+    place.ok("dlq", "replay", "--id", str(dead))
+    assert place.ok("dlq", "replay", "--id", str(dead)).splitlines() == [
+        f"{dead} shop/to-log order.placed key k: waits to be sent already",
+        "0 dead letters replayed",
+    ]
+    place.database.execute("delete from mailboat.parked")  # delivered
+    assert place.ok("dlq", "replay", "--all") == "0 dead letters replayed\n"
+    refused = place.mailboat("dlq", "replay", "--id", str(dead))
+    assert (refused.exit_code, "say --again" in refused.stderr) == (3, True)
+    assert place.ok("dlq", "replay", "--id", str(dead), "--again") == "1 dead letter replayed\n"
+
+
+def test_an_event_that_died_twice_is_replayed_once(place, number):
+    event_id = uuid.uuid4()
+    bury(place, number, 1, event_id=event_id, replayed_at="2026-01-01T12:00:00Z")
+    bury(place, number, 1, event_id=event_id)
+    assert place.ok("dlq", "replay", "--all", "--again") == "1 dead letter replayed\n"
+    assert len(queue(place)) == 1
+
+
+def test_sleeping_relays_are_woken(place, number):
+    bury(place, number, 1)
+    with psycopg.connect(place.database.url, autocommit=True) as listener:
+        listener.execute("listen mailboat")
+        place.ok("dlq", "replay", "--all")
+        assert [each.payload for each in listener.notifies(timeout=5, stop_after=1)] == ["mailboat.outbox"]
+
+
+def test_what_was_replayed_can_be_purged_and_nothing_else(place, number):
+    bury(place, number, 1)
+    bury(place, number, 2, replayed_at="2026-01-01T12:00:00Z")
+    place.database.execute("update mailboat.dead_letters set replayed_at = now() where replayed_at is not null")
+    assert place.mailboat("dlq", "purge").exit_code == 3
+    assert place.ok("dlq", "purge", "--yes") == "0 dead letters deleted\n"
+    assert place.ok("dlq", "purge", "--yes", "--older-than", "0s") == "1 dead letter deleted\n"
+    assert place.database.execute("select sequence from mailboat.dead_letters") == [(1,)]
+
+
+def candidate(dead_id: int, event_id: str = "e", *, waits: bool = False) -> Candidate:
+    return Candidate(dead_id, "shop/to-log", 1, 0, event_id, "t", "k", None, waits)
+
+
+def test_a_plan_sorts_out_what_must_not_be_sent_twice():
+    first, again, other, waiting = candidate(1), candidate(3), candidate(2, "f"), candidate(4, "g", waits=True)
+    sorted_out = plan([again, first, other, waiting])
+    assert sorted_out.replay == (again, other)
+    assert sorted_out.superseded == (first,)
+    assert sorted_out.waiting == (waiting,)
+
+
+@pytest.mark.parametrize(
+    ("count", "rate", "expected"),
+    [
+        (0, None, []),
+        (5, None, [(5, 0)]),
+        (5, 2, [(2, 0), (2, 1), (1, 1)]),
+        (2, 0.5, [(1, 0), (1, 2)]),
+        (3, 2.5, [(2, 0), (1, 0.8)]),
+    ],
+)
+def test_a_rate_is_kept_by_batches_and_pauses(count, rate, expected):
+    batches = paced([candidate(number) for number in range(count)], rate)
+    assert [(len(batch), pytest.approx(pause)) for batch, pause in batches] == expected
+
+
+# ---- parked -------------------------------------------------------------------------------------------------------
+
+
+def test_the_list_of_parked_events_shows_heads_and_counts_those_behind(place, number):
+    head = park(place, number, 1, next_attempt_at="2030-01-01T00:00:00Z")
+    behind = park(place, number, 2, reason=None, last_error=None, attempts=0)
+    blocked = park(place, number, 3, key="other", blocked=True)
+    header, *lines = place.ok("parked", "list").splitlines()
+    assert header.startswith("ID")
+    assert [line.split()[0] for line in lines] == [str(head), str(blocked)]
+    assert lines[0].split()[3:] == ["k", "3", "2030-01-01T00:00:00Z", "1", "Refused", "not", "today"]
+    assert "blocked" in lines[1]
+    everything = place.ok("parked", "list", "--behind").splitlines()
+    assert [line.split()[0] for line in everything[1:]] == [str(head), str(behind), str(blocked)]
+    assert "behind its head" in everything[2]
+
+
+def test_nothing_parked_says_so(place, number):
+    assert place.ok("parked", "list") == "nothing is parked\n"
+
+
+def test_a_parked_event_is_shown_whole(place, number):
+    shown = place.ok("parked", "show", str(park(place, number, 1)))
+    assert "last error       not today" in shown
+    assert shown.endswith("payload\n{}\n")
+
+
+def test_a_retry_is_of_the_head_whichever_event_was_meant(place, number):
+    park(place, number, 1, next_attempt_at="2030-01-01T00:00:00Z")
+    behind = park(place, number, 2)
+    assert place.ok("parked", "retry", "--id", str(behind)) == "1 event will be tried now\n"
+    assert [(row[0], row[3], row[4]) for row in queue(place)] == [(1, 3, True), (2, 3, None)]
+
+
+def test_a_blocked_event_that_a_person_retries_is_counted_anew(place, number):
+    park(place, number, 1, blocked=True, attempts=25)
+    park(place, number, 2, key="other", next_attempt_at="2030-01-01T00:00:00Z")
+    assert place.ok("parked", "retry", "--all").splitlines() == [
+        "2 events will be tried now",
+        "1 of them had used up all attempts; they are counted anew, from 0",
+    ]
+    assert place.database.execute("select attempts, blocked from mailboat.parked order by sequence") == [
+        (0, False),
+        (3, False),
+    ]
+
+
+def test_dropping_a_head_makes_a_dead_letter_and_lets_its_key_go_on(place, number):
+    head = park(place, number, 1, next_attempt_at="2030-01-01T00:00:00Z")
+    park(place, number, 2)
+    refused = place.mailboat("parked", "drop", "--id", str(head))
+    assert (refused.exit_code, "gives up on 1 parked event: say --yes" in refused.stderr) == (3, True)
+    assert place.ok("parked", "drop", "--id", str(head), "--yes") == "1 event given up on, kept as dead letters\n"
+    assert [(row[0], row[4]) for row in queue(place)] == [(2, True)]
+    assert place.database.execute("select sequence, attempts, reason, last_error from mailboat.dead_letters") == [
+        (1, 3, "Dropped", "not today")
+    ]
+
+
+def test_what_was_dropped_can_be_replayed(place, number):
+    park(place, number, 1)
+    place.ok("parked", "drop", "--all", "--yes")
+    assert place.ok("dlq", "replay", "--all") == "1 dead letter replayed\n"
+    assert queue(place) == [(1, 0, True, 0, True)]

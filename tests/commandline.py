@@ -1,0 +1,129 @@
+"""The command line against real databases: manifests in a folder, commands in this process, relays in their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from click.testing import CliRunner, Result
+
+from mailboat.cli.main import main
+from mailboat.outbox.declaring import Declared
+from mailboat.outbox.leases import RelayIdentity
+from mailboat.outbox.postgres import PostgresStore, StoreSettings
+from mailboat_harbor.postgres import Database
+from mailboat_spec import EventSubscription
+from waiting import wait_until
+
+API = "mailboat.dev/v1alpha1"
+
+
+def relay_manifest(url: str, **outbox: Any) -> dict[str, Any]:
+    """An OutboxRelay called shop/orders."""
+    return {
+        "apiVersion": API,
+        "kind": "OutboxRelay",
+        "metadata": {"name": "orders", "namespace": "shop"},
+        "spec": {"database": {"url": url}, "outbox": outbox, "wake": {"pollInterval": "50ms"}},
+    }
+
+
+def subscription_manifest(name: str = "to-log", **spec: Any) -> dict[str, Any]:
+    """An EventSubscription of shop/orders."""
+    plain: dict[str, Any] = {"relayRef": {"name": "orders"}, "partitions": 2, "sink": {"log": {}}}
+    return {
+        "apiVersion": API,
+        "kind": "EventSubscription",
+        "metadata": {"name": name, "namespace": "shop"},
+        "spec": plain | spec,
+    }
+
+
+@dataclass
+class Place:
+    """A folder of manifests, and commands that read them."""
+
+    folder: Path
+    database: Database
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def write(self, *documents: dict[str, Any], name: str = "manifests.yaml") -> Path:
+        path = self.folder / name
+        path.write_text(yaml.safe_dump_all(documents))
+        return path
+
+    def mailboat(self, *arguments: str, manifests: bool = True) -> Result:
+        """Run a command in this process."""
+        files = ["-f", str(self.folder)] if manifests else []
+        return CliRunner(env=self.environment).invoke(main, [*arguments, *files], terminal_width=100)
+
+    def ok(self, *arguments: str) -> str:
+        """Run a command that must succeed; returns what it printed."""
+        result = self.mailboat(*arguments)
+        assert result.exit_code == 0, f"{arguments}: exit code {result.exit_code}\n{result.output}\n{result.exception}"
+        return result.stdout
+
+
+async def make_known(database: Database, *manifests: dict[str, Any]) -> list[int]:
+    """Subscriptions as a relay would make them known; returns their numbers."""
+    store = await PostgresStore.open(lambda: database.url, RelayIdentity("test", str(uuid.uuid4())), StoreSettings())
+    try:
+        resources = [EventSubscription.model_validate(manifest, by_alias=True) for manifest in manifests]
+        return list(await store.declare([Declared.of(each) for each in resources]))
+    finally:
+        await store.close(leave=True)
+
+
+# ---- relays in processes of their own -----------------------------------------------------------------------------
+
+
+class RunningRelay:
+    """``mailboat run`` in a process of its own."""
+
+    def __init__(self, arguments: Sequence[str], log: Path) -> None:
+        self._log = log
+        with log.open("wb") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "mailboat.cli.main", "run", "--listen", "127.0.0.1:0", *arguments],
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What it logged so far."""
+        whole = self._log.read_text().rpartition("\n")[0]
+        return [json.loads(line) for line in whole.splitlines()]
+
+    def address(self) -> str:
+        def listening() -> str | None:
+            assert self.process.poll() is None, f"the relay ended:\n{self._log.read_text()}"
+            return next((line["address"] for line in self.lines() if line["message"] == "Listening."), None)
+
+        return str(wait_until(listening, timeout=30, what="the relay to listen"))
+
+    def get(self, path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(self.address() + path, timeout=5) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def wait_ready(self) -> None:
+        wait_until(lambda: self.get("/readyz")[0] == 200, timeout=30, what="the relay to be ready")
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(timeout=30)

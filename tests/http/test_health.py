@@ -1,0 +1,96 @@
+"""Health fails for what a restart cures, and for nothing else."""
+
+from __future__ import annotations
+
+import aiohttp
+import pytest
+
+from mailboat.errors import ConfigError
+from mailboat.http.server import HttpServer, parse_address
+from mailboat.runtime.status import RelayState
+from statuses import relay, subscription
+
+
+async def get(client: aiohttp.ClientSession, path: str) -> tuple[int, str]:
+    async with client.get(path) as response:
+        return response.status, (await response.text()).strip()
+
+
+async def test_a_relay_that_runs_is_alive_and_ready(client, relays):
+    relays.statuses = [relay()]
+    assert await get(client, "/livez") == (200, "ok")
+    assert await get(client, "/readyz") == (200, "ok")
+
+
+async def test_only_a_relay_whose_own_loop_stands_still_is_not_alive(client, relays):
+    relays.statuses = [relay(), relay(name="shop/returns", stalled=True)]
+    assert await get(client, "/livez") == (503, "stalled: shop/returns")
+
+
+@pytest.mark.parametrize("state", [RelayState.CONNECTING, RelayState.FAILED, RelayState.STOPPING])
+async def test_a_database_or_sink_that_is_away_is_no_reason_to_restart(client, relays, state):
+    away = subscription(sink_reachable=False, last_error="no broker")
+    relays.statuses = [relay(state=state, database_reachable=False, subscriptions=(away,))]
+    assert await get(client, "/livez") == (200, "ok")
+
+
+async def test_it_is_not_ready_until_every_relay_was_connected_once(client, relays):
+    waiting = relay(name="shop/returns", state=RelayState.CONNECTING, message="no connection")
+    relays.statuses = [relay(), waiting]
+    assert await get(client, "/readyz") == (503, "shop/returns: Connecting: no connection")
+    relays.statuses = [relay(), relay(name="shop/returns")]
+    assert await get(client, "/readyz") == (200, "ok")
+
+
+async def test_once_ready_it_stays_ready_whatever_goes_away(client, relays):
+    relays.statuses = [relay()]
+    await get(client, "/readyz")
+    relays.statuses = [relay(state=RelayState.CONNECTING, database_reachable=False)]
+    assert await get(client, "/readyz") == (200, "ok")
+
+
+async def test_a_relay_that_stops_is_not_ready(client, relays):
+    relays.statuses = [relay()]
+    relays.stopping = True
+    assert await get(client, "/readyz") == (503, "stopping")
+
+
+async def test_the_status_is_the_runtimes_own_in_camel_case(client, relays):
+    relays.statuses = [relay()]
+    async with client.get("/status") as response:
+        assert response.content_type == "application/json"
+        (told,) = (await response.json())["relays"]
+    assert told["name"] == "shop/orders"
+    assert told["partitionsAheadDays"] == 29.5
+    assert told["subscriptions"][0]["oldestAge"] == 1.5
+    assert [each["partition"] for each in told["subscriptions"][0]["owned"]] == [0, 1]
+    assert told["subscriptions"][0]["owners"] == {"0": "a", "1": "a", "2": "b", "3": "b"}
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1:8080", ("127.0.0.1", 8080)),
+        (":0", ("127.0.0.1", 0)),
+        ("0.0.0.0:80", ("0.0.0.0", 80)),
+        ("[::1]:9", ("::1", 9)),
+    ],
+)
+def test_addresses_to_listen_on(text, address):
+    assert parse_address(text) == address
+
+
+@pytest.mark.parametrize("text", ["8080", "host:", "host:http", "host:70000", "host:-1", ""])
+def test_what_is_no_address_is_refused(text):
+    with pytest.raises(ConfigError, match="write host:port"):
+        parse_address(text)
+
+
+async def test_an_address_in_use_is_refused_with_a_remedy():
+    first = HttpServer.bind("127.0.0.1", 0)
+    port = int(first.address.rpartition(":")[2])
+    try:
+        with pytest.raises(ConfigError, match=f"can't listen on 127.0.0.1:{port}: .*--listen"):
+            HttpServer.bind("127.0.0.1", port)
+    finally:
+        await first.close()

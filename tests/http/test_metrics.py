@@ -1,0 +1,95 @@
+"""Metrics say what the status says, under labels that can't multiply."""
+
+from __future__ import annotations
+
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from mailboat.runtime.status import RelayState
+from statuses import relay, subscription
+
+OURS = {"relay": "shop/orders", "subscription": "shop/orders-to-kafka"}
+
+
+async def scrape(client, accept=""):
+    async with client.get("/metrics", headers={"Accept": accept}) as response:
+        assert response.status == 200
+        return await response.text(), response.headers["Content-Type"]
+
+
+async def samples(client):
+    text, _ = await scrape(client)
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name.startswith("mailboat_")
+    }
+
+
+def of(found, name, **labels):
+    return found[name, tuple(sorted(labels.items()))]
+
+
+async def test_a_subscription_in_numbers(client, relays):
+    relays.statuses = [relay()]
+    found = await samples(client)
+    assert of(found, "mailboat_lag", **OURS) == 4
+    assert of(found, "mailboat_lag_bounded", **OURS) == 0
+    assert of(found, "mailboat_oldest_age_seconds", **OURS) == 1.5
+    assert of(found, "mailboat_published_total", **OURS) == 20
+    assert of(found, "mailboat_refused_total", **OURS) == 3
+    assert of(found, "mailboat_parked", **OURS) == 2
+    assert of(found, "mailboat_dead_letters", **OURS) == 1
+    assert of(found, "mailboat_sink_up", **OURS) == 1
+    assert of(found, "mailboat_owned_partitions", **OURS) == 2
+    assert of(found, "mailboat_partitions", **OURS) == 4
+    assert of(found, "mailboat_paused", **OURS) == 0
+
+
+async def test_a_relay_in_numbers(client, relays):
+    relays.statuses = [relay(retention_blocked="p: shop/x has not delivered it yet")]
+    found = await samples(client)
+    assert of(found, "mailboat_relay_running", relay="shop/orders") == 1
+    assert of(found, "mailboat_database_up", relay="shop/orders") == 1
+    assert of(found, "mailboat_partitions_ahead_days", relay="shop/orders") == 29.5
+    assert of(found, "mailboat_retention_blocked", relay="shop/orders") == 1
+    (info,) = [dict(labels) for name, labels in found if name == "mailboat_relay_info"]
+    assert info["id"] == "a"
+    assert info["outbox"] == "mailboat.outbox"
+
+
+async def test_trouble_shows(client, relays):
+    troubled = subscription(sink_reachable=False, oldest_age=None, state="Paused", lag=100_000, lag_bounded=True)
+    relays.statuses = [
+        relay(
+            state=RelayState.CONNECTING,
+            database_reachable=False,
+            partitions_ahead_days=None,
+            subscriptions=(troubled,),
+        )
+    ]
+    found = await samples(client)
+    assert of(found, "mailboat_sink_up", **OURS) == 0
+    assert of(found, "mailboat_database_up", relay="shop/orders") == 0
+    assert of(found, "mailboat_relay_running", relay="shop/orders") == 0
+    assert of(found, "mailboat_paused", **OURS) == 1
+    assert of(found, "mailboat_lag_bounded", **OURS) == 1
+    assert of(found, "mailboat_oldest_age_seconds", **OURS) == 0
+    assert not [name for name, _ in found if name == "mailboat_partitions_ahead_days"]
+
+
+async def test_labels_name_resources_and_nothing_that_can_multiply(client, relays):
+    noisy = subscription(last_error="event 4711 of key customer-12 was refused")
+    relays.statuses = [relay(subscriptions=(noisy,), message="something happened")]
+    found = await samples(client)
+    names = {label for name, labels in found if name != "mailboat_relay_info" for label, _ in labels}
+    assert names == {"relay", "subscription"}
+    assert "customer-12" not in str(found)
+
+
+async def test_openmetrics_for_those_who_ask_for_it(client, relays):
+    relays.statuses = [relay()]
+    text, content_type = await scrape(client, "application/openmetrics-text; version=1.0.0")
+    assert content_type.startswith("application/openmetrics-text")
+    assert "mailboat_lag" in {family.name for family in parse_openmetrics(text)}

@@ -1,0 +1,54 @@
+"""Statuses as relays would give them, for tests of what is made of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from mailboat.runtime.status import PartitionStatus, RelayState, RelayStatus, SubscriptionStatus
+
+
+def partition(number: int) -> PartitionStatus:
+    return PartitionStatus(
+        partition=number, lag=2, lag_bounded=False, oldest_age=1.5, parked=1, published=10, last_error=None
+    )
+
+
+def subscription(**changes: Any) -> SubscriptionStatus:
+    plain = SubscriptionStatus(
+        name="shop/orders-to-kafka",
+        sink="kafka",
+        state="Running",
+        partitions=4,
+        lag=4,
+        lag_bounded=False,
+        oldest_age=1.5,
+        parked=2,
+        dead=1,
+        published=20,
+        refused=3,
+        rate=12.5,
+        sink_reachable=True,
+        last_error=None,
+        owned=(partition(0), partition(1)),
+        owners={0: "a", 1: "a", 2: "b", 3: "b"},
+    )
+    return replace(plain, **changes)
+
+
+def relay(**changes: Any) -> RelayStatus:
+    plain = RelayStatus(
+        name="shop/orders",
+        relay="a",
+        state=RelayState.RUNNING,
+        message="",
+        database_reachable=True,
+        schema_ready=True,
+        outbox="mailboat.outbox",
+        partitions_ahead_days=29.5,
+        retention_blocked=None,
+        peers=("a", "b"),
+        subscriptions=(subscription(),),
+        stalled=False,
+    )
+    return replace(plain, **changes)
