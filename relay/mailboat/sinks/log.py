@@ -14,13 +14,13 @@ import select
 import stat
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
 from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable, Undecided
 from mailboat.events import Outgoing
-from mailboat.sinks.key_stops import KeyStops
+from mailboat.sinks.key_stops import CallHold, KeyStops
 from mailboat.sinks.protocol import ALL_DELIVERED, Failures, SinkContext, Traits
 
 _STDOUT: Final = 1
@@ -61,9 +61,12 @@ class LogSink:
     def refusal(self, message: Outgoing) -> EventRefused | None:
         return None
 
-    async def publish(self, batch: Sequence[Outgoing]) -> Failures:
+    def publish(self, batch: Sequence[Outgoing]) -> Coroutine[Any, Any, Failures]:
+        return self._publish(batch, self._stops.call())
+
+    async def _publish(self, batch: Sequence[Outgoing], hold: CallHold) -> Failures:
         deadline = time.monotonic() + self._delivery_timeout
-        with self._stops.call() as hold:
+        with hold:
             written = 0
             error: DeliveryError | None = None
             try:
@@ -73,7 +76,8 @@ class LogSink:
                 error = SinkUnavailable(f"{self._place} took nothing for {self._delivery_timeout:g} s")
             else:
                 try:
-                    if any(message.key in self._stops.stopped for message in batch):
+                    hold.begin()
+                    if hold.blocked and any(message.key in hold.blocked for message in batch):
                         error = Undecided("stands behind a failed write")
                     else:
                         written, error = await self._write(batch, deadline)

@@ -7,7 +7,7 @@ back. It keeps the whole contract of ``protocol.py`` while it does so, and passe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, Self
 
 from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable, Undecided
@@ -87,21 +87,28 @@ class MemorySink:
             return EventRefused("the sink takes no message without a value", reason="NoValue", retryable=False)
         return None
 
-    async def publish(self, batch: Sequence[Outgoing]) -> Failures:
+    def publish(self, batch: Sequence[Outgoing]) -> Coroutine[Any, Any, Failures]:
+        return self._publish(batch, self._stops.call())
+
+    async def _publish(self, batch: Sequence[Outgoing], hold: CallHold) -> Failures:
         self.publishes += 1
-        with self._stops.call() as hold:
+        with hold:
             try:
                 async with asyncio.timeout(self._delivery_timeout), self._turn:
                     await self._flowing.wait()
                     return self._take(batch, hold)
             except TimeoutError:
                 return self._all(batch, hold, SinkUnavailable(f"no answer within {self._delivery_timeout:g} s"))
+            except asyncio.CancelledError:
+                self._all(batch, hold, Undecided("cancelled"))
+                raise
 
     async def close(self) -> None:
         self._closed = True
         self._flowing.set()
 
     def _take(self, batch: Sequence[Outgoing], hold: CallHold) -> Failures:
+        hold.begin()
         if self._closed:
             return self._all(batch, hold, SinkUnavailable("the sink is closed"))
         if self._away is not None:
@@ -111,7 +118,7 @@ class MemorySink:
             return self._all(batch, hold, Undecided("a message of this batch was refused"))
         failures: dict[int, DeliveryError] = {}
         for index, message in enumerate(batch):
-            if self.traits.stops_behind_failure and message.key in self._stops.stopped:
+            if self.traits.stops_behind_failure and message.key in hold.blocked:
                 failures[index] = Undecided("an earlier message of its key did not arrive")
             elif index in refused:
                 failures[index] = EventRefused("told to refuse it")

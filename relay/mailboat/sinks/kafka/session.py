@@ -86,7 +86,6 @@ class Session:
         topic: str,
         partitions: int,
         *,
-        stopped_keys: Mapping[str | None, int],
         logger: logging.Logger,
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -96,7 +95,6 @@ class Session:
         self.complaint: Report | None = None  # the poll thread's: what the client said last about its connections
         self._topic = topic
         self._bootstrap: str = settings["bootstrap.servers"]
-        self._stopped_keys = stopped_keys
         self._calls: set[Call] = set()
         self._otherwise: DeliveryError = Undecided("the producer was stopped")
         self._fatal: Report | None = None
@@ -119,12 +117,12 @@ class Session:
 
     async def hand_over(self, call: Call, *, alone: bool = False) -> None:
         """In order, and not at the same time as another call. Returns early when the session stops."""
-        stopped_keys = {} if alone else self._stopped_keys
+        blocked = set() if alone else call.hold.blocked
         skipped = 0
         try:
             while call.unsent < len(call.batch) and not self.stopped:
                 end = min(call.unsent + _SLICE, len(call.batch))
-                skipped += self._produce(call, end, stopped_keys)
+                skipped += self._produce(call, end, blocked)
                 if call.unsent < end:
                     await self._room()
                 elif end < len(call.batch):
@@ -134,7 +132,7 @@ class Session:
             if call.answered_for:
                 self._settle(call)
 
-    def _produce(self, call: Call, end: int, stopped_keys: Mapping[str | None, int]) -> int:
+    def _produce(self, call: Call, end: int, blocked: set[str | None]) -> int:
         """Up to ``end``, or to where there is no going on just now; how many of them were not handed over after all."""
         produce, batch, topic, report = self._producer.produce, call.batch, self._topic, call.report
         skipped = 0
@@ -142,7 +140,7 @@ class Session:
             message = batch[index]
             if self._failed:
                 return skipped
-            if stopped_keys and message.key in stopped_keys:
+            if blocked and message.key in blocked:
                 call.failures[index] = Undecided("an earlier message of its key did not arrive")
                 call.hold.stop(message.key)
                 call.unsent = index + 1
@@ -175,7 +173,6 @@ class Session:
                 self._forget_first(token)
                 call.failures[index] = refusal
                 call.hold.stop(message.key)
-                stopped_keys = self._stopped_keys
                 skipped += 1
             call.unsent = index + 1
         return skipped

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, Final, Self
 
 from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable, Undecided
@@ -86,11 +86,14 @@ class KafkaSink:
             retryable=False,
         )
 
-    async def publish(self, batch: Sequence[Outgoing]) -> Failures:
+    def publish(self, batch: Sequence[Outgoing]) -> Coroutine[Any, Any, Failures]:
+        return self._publish(batch, self._stops.call())
+
+    async def _publish(self, batch: Sequence[Outgoing], hold: CallHold) -> Failures:
         if not batch:
             return ALL_DELIVERED
         deadline = asyncio.get_running_loop().time() + self._delivery_timeout
-        with self._stops.call() as hold:
+        with hold:
             failures = await self._deliver(batch, hold, deadline)
             if len(batch) == 1 and isinstance(failures.get(0), RefusedTogether) and hold.is_sole(batch[0].key):
                 # Others were in the same Kafka batch. A batch of one gets a definite answer: once more, by itself.
@@ -120,6 +123,7 @@ class KafkaSink:
             async with asyncio.timeout_at(deadline):
                 async with self._turn:
                     session = await self._ready_session(alone)
+                    hold.begin()
                     call = session.begin(batch, hold)
                     await session.hand_over(call, alone=alone)
                     if alone:
@@ -135,6 +139,7 @@ class KafkaSink:
                 session.stop(Undecided("another delivery of this sink was cancelled"), in_flight=False)
                 # What is on the wire may be answered for; where nobody answers, it must not hold up the next session.
                 asyncio.get_running_loop().call_at(deadline, session.stop)
+            self._none_of(batch, hold, Undecided("cancelled"))
             raise
         except SinkUnavailable as error:
             return self._none_of(batch, hold, error)
@@ -167,7 +172,6 @@ class KafkaSink:
             producer_settings(self._client, max_message_bytes=self._facts.max_message_bytes),
             self._topic,
             self._facts.partitions,
-            stopped_keys=self._stops.stopped,
             logger=logger,
         )
         return self._session

@@ -1,0 +1,125 @@
+"""Where the service is, who we are there, and the two calls that are made.
+
+Google's publisher client batches, threads and retries by itself and can't say which message a failure was about; with
+ordering keys it is also slow (560 messages/s where this does 10,000, 4,000 messages over 400 keys against Google's own
+fake). So the sink speaks gRPC directly, with Google's messages and credentials.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self
+from urllib.parse import quote
+
+import google.auth
+import google.auth.exceptions
+import grpc
+from google.pubsub_v1.services.publisher.transports import PublisherGrpcAsyncIOTransport
+from google.pubsub_v1.types import GetTopicRequest, PublishRequest, PublishResponse, PubsubMessage, Topic
+
+from mailboat.errors import ConfigError, SinkUnavailable
+from mailboat.events import Outgoing
+
+_GLOBAL_HOST: Final = "pubsub.googleapis.com:443"
+_SCOPES: Final = ("https://www.googleapis.com/auth/pubsub",)
+_OPTIONS: Final = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+)
+# The plain protobuf classes: the wrappers that the types module exports cost more than the request itself.
+_Message: Final = PubsubMessage.pb()
+_PublishRequest: Final = PublishRequest.pb()
+_PublishResponse: Final = PublishResponse.pb()
+_GetTopicRequest: Final = GetTopicRequest.pb()
+_Topic: Final = Topic.pb()
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """A host and how to trust it. Anything but Google's own hosts is an emulator: no TLS, and no credentials sent."""
+
+    host: str
+    plain: bool
+    key_file: Mapping[str, Any] | None = None
+    """A service account's key; None: the credentials of the environment."""
+
+    @classmethod
+    def choose(cls, endpoint: str | None, emulator: str | None, key_file: str | None, where: str) -> Self:
+        """From the manifest's endpoint, PUBSUB_EMULATOR_HOST and the content of the Secret."""
+        host = endpoint or emulator or _GLOBAL_HOST
+        plain = key_file is None and not host.rpartition(":")[0].endswith(".googleapis.com")
+        if key_file is None:
+            return cls(host, plain)
+        try:
+            content = json.loads(key_file)
+        except ValueError:
+            content = None
+        if not isinstance(content, dict) or "type" not in content:
+            raise ConfigError(f"{where}: the Secret of credentialsSecretRef holds no service account's JSON key")
+        return cls(host, plain, content)
+
+
+class Connection:
+    """A channel to one topic. Belongs to the event loop it was made on."""
+
+    def __init__(self, channel: grpc.aio.Channel, topic: str) -> None:
+        self._channel = channel
+        self._topic = topic
+        self._metadata = (("x-goog-request-params", f"topic={quote(topic, safe='')}"),)
+        self._publish = channel.unary_unary(
+            "/google.pubsub.v1.Publisher/Publish",
+            request_serializer=_PublishRequest.SerializeToString,
+            response_deserializer=_PublishResponse.FromString,
+        )
+        self._get_topic = channel.unary_unary(
+            "/google.pubsub.v1.Publisher/GetTopic",
+            request_serializer=_GetTopicRequest.SerializeToString,
+            response_deserializer=_Topic.FromString,
+        )
+
+    @classmethod
+    async def open(cls, destination: Destination, topic: str) -> Self:
+        """Raises ``SinkUnavailable`` when there are no credentials. Does not connect yet."""
+        if destination.plain:
+            return cls(grpc.aio.insecure_channel(destination.host, options=_OPTIONS), topic)
+        try:
+            credentials = await asyncio.to_thread(_credentials, destination.key_file)
+        except (google.auth.exceptions.GoogleAuthError, ValueError) as error:
+            raise SinkUnavailable(
+                f"no credentials for Pub/Sub: {error}; set spec.sink.pubsub.credentialsSecretRef, or give the relay's "
+                "service account a workload identity"
+            ) from error
+        channel = PublisherGrpcAsyncIOTransport.create_channel(
+            destination.host, credentials=credentials, scopes=_SCOPES, options=_OPTIONS
+        )
+        return cls(channel, topic)
+
+    async def publish(self, messages: Iterable[Outgoing], ordering_key: str, *, timeout: float, topic: str) -> None:
+        """One request, all or nothing. Raises ``grpc.aio.AioRpcError``."""
+        request = _PublishRequest(
+            topic=topic,
+            messages=[
+                _Message(data=message.value or b"", attributes=dict(message.headers), ordering_key=ordering_key)
+                for message in messages
+            ],
+        )
+        metadata = self._metadata if topic == self._topic else None
+        await self._publish(request, timeout=timeout, metadata=metadata)
+
+    async def look_up_topic(self, *, timeout: float) -> None:
+        """Raises ``grpc.aio.AioRpcError``."""
+        await self._get_topic(_GetTopicRequest(topic=self._topic), timeout=timeout, metadata=self._metadata)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+def _credentials(key_file: Mapping[str, Any] | None) -> Any:
+    if key_file is not None:
+        return google.auth.load_credentials_from_dict(dict(key_file), scopes=_SCOPES)[0]  # type: ignore[no-untyped-call]
+    return google.auth.default(scopes=_SCOPES)[0]

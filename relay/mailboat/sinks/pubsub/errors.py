@@ -1,0 +1,42 @@
+"""What the service's status codes mean: is a message at fault, or is the destination away, and what should one do."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import grpc
+
+from mailboat.errors import EventRefused, SinkUnavailable
+
+REFUSING: Final = frozenset(
+    {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.OUT_OF_RANGE}
+)
+"""The request was read and will not be taken. A request fails as a whole, whichever of its messages is at fault."""
+
+
+def refused(error: grpc.aio.AioRpcError) -> EventRefused:
+    return EventRefused(f"Pub/Sub refused it: {error.details()} ({error.code().name})")
+
+
+def unavailable(error: grpc.aio.AioRpcError, topic: str, host: str, seconds: float) -> SinkUnavailable:
+    code, details = error.code(), error.details() or ""
+    where = f"Pub/Sub at {host}"
+    if code is grpc.StatusCode.NOT_FOUND:
+        return SinkUnavailable(
+            f"{topic} does not exist on {where}: create it, or mend spec.sink.pubsub.project and topic"
+        )
+    if code is grpc.StatusCode.PERMISSION_DENIED:
+        return SinkUnavailable(
+            f"{where} does not let this identity publish to {topic}: grant it roles/pubsub.publisher ({details})"
+        )
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        return SinkUnavailable(
+            f"{where} does not accept the credentials: check credentialsSecretRef or the workload identity ({details})"
+        )
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return SinkUnavailable(f"{where} says that a quota is used up: {details}; raise it, or wait")
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return SinkUnavailable(f"no answer from {where} within {seconds:g} s; is it up, and may the relay reach it?")
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return SinkUnavailable(f"{where} can't be reached: {details}; is it up, and may the relay reach it?")
+    return SinkUnavailable(f"{where} can't take events just now: {details} ({code.name})")

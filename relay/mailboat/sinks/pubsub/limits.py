@@ -1,0 +1,73 @@
+"""Google's limits, as named constants, and what follows from them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from mailboat.errors import EventRefused
+from mailboat.events import Outgoing
+
+MAX_REQUEST_BYTES: Final = 10_000_000
+MAX_REQUEST_MESSAGES: Final = 1_000
+MAX_ATTRIBUTES: Final = 100
+MAX_ATTRIBUTE_NAME_BYTES: Final = 256
+MAX_ATTRIBUTE_VALUE_BYTES: Final = 1024
+MAX_ORDERING_KEY_BYTES: Final = 1024
+_RESERVED_PREFIX: Final = "goog"
+
+_REQUEST_OVERHEAD: Final = 1024  # the topic's name, and the frame
+_MESSAGE_OVERHEAD: Final = 64
+_ATTRIBUTE_OVERHEAD: Final = 16
+
+
+def refusal(message: Outgoing) -> EventRefused | None:
+    """Why Google would never take this message."""
+    if message.key is not None and _size(message.key) > MAX_ORDERING_KEY_BYTES:
+        return _refused(f"its key has more than {MAX_ORDERING_KEY_BYTES} bytes", "KeyTooLong")
+    if len(message.headers) > MAX_ATTRIBUTES:
+        return _refused(f"it has {len(message.headers)} attributes, more than {MAX_ATTRIBUTES}", "TooManyHeaders")
+    for name, value in message.headers:
+        if not 0 < _size(name) <= MAX_ATTRIBUTE_NAME_BYTES or name.startswith(_RESERVED_PREFIX):
+            return _refused(
+                f"attribute {name[:64]!r} must have a name of 1 to {MAX_ATTRIBUTE_NAME_BYTES} bytes that does not "
+                f"begin with {_RESERVED_PREFIX}",
+                "InvalidHeaders",
+            )
+        if _size(value) > MAX_ATTRIBUTE_VALUE_BYTES:
+            return _refused(f"attribute {name} has more than {MAX_ATTRIBUTE_VALUE_BYTES} bytes", "InvalidHeaders")
+    size = request_bytes(message) + _REQUEST_OVERHEAD
+    if size > MAX_REQUEST_BYTES:
+        return _refused(f"it has {size} bytes, more than {MAX_REQUEST_BYTES}", "TooLarge")
+    return None
+
+
+def request_bytes(message: Outgoing) -> int:
+    """What a message adds to a request, at most."""
+    size = _MESSAGE_OVERHEAD + len(message.value or b"") + _size(message.key or "")
+    for name, value in message.headers:
+        size += _ATTRIBUTE_OVERHEAD + _size(name) + _size(value)
+    return size
+
+
+def requests(batch: Sequence[Outgoing], indexes: Sequence[int]) -> Iterator[list[int]]:
+    """Cut messages of one key into requests that Google takes, in order."""
+    request: list[int] = []
+    size = _REQUEST_OVERHEAD
+    for index in indexes:
+        adds = request_bytes(batch[index])
+        if request and (len(request) == MAX_REQUEST_MESSAGES or size + adds > MAX_REQUEST_BYTES):
+            yield request
+            request, size = [], _REQUEST_OVERHEAD
+        request.append(index)
+        size += adds
+    if request:
+        yield request
+
+
+def _size(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode(errors="replace"))
+
+
+def _refused(why: str, reason: str) -> EventRefused:
+    return EventRefused(f"Pub/Sub does not take this message: {why}", reason=reason, retryable=False)

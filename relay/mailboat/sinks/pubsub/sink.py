@@ -1,0 +1,220 @@
+"""The Pub/Sub sink: requests of many keys side by side, of one key one after the other.
+
+Pub/Sub keeps the order in which it received messages of one ordering key, and a request may hold messages of one key
+only. With a single request per key on the way, across overlapping calls too, a failure stops what is behind it: the
+next request of the key looks whether the one before it arrived, and is not sent if it didn't.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Coroutine, Sequence
+from itertools import groupby
+from typing import Any, Final, NamedTuple, Self
+
+import grpc
+
+from mailboat.errors import ConfigError, DeliveryError, EventRefused, SinkUnavailable, Undecided
+from mailboat.events import Outgoing
+from mailboat.sinks.key_stops import CallHold, KeyStops
+from mailboat.sinks.protocol import ALL_DELIVERED, Failures, SinkContext, Traits
+from mailboat.sinks.pubsub.connection import Connection, Destination
+from mailboat.sinks.pubsub.errors import REFUSING, refused, unavailable
+from mailboat.sinks.pubsub.limits import refusal, requests
+
+_OPEN_TIMEOUT: Final = 10.0
+_REQUESTS_ON_THE_WAY: Final = 64
+
+
+class PubSubSink:
+    """Ordering key = the event's key."""
+
+    traits = Traits(header_prefix="ce-", stops_behind_failure=True)
+
+    def __init__(self, project: str, topic: str, destination: Destination, *, delivery_timeout: float) -> None:
+        self._project = project
+        self._topic = self._path(topic)
+        self._destination = destination
+        self._delivery_timeout = delivery_timeout
+        self._connection: Connection | None = None
+        self._suspect = False
+        self._calls: set[_Call] = set()
+        self._tails: dict[str, asyncio.Future[bool]] = {}
+        """Of each key: whether the last request so far arrived."""
+        self._free = asyncio.Semaphore(_REQUESTS_ON_THE_WAY)
+        self._stops = KeyStops()
+        self._closed = False
+
+    @classmethod
+    def build(cls, config: Any, context: SinkContext) -> Self:
+        """From ``mailboat_spec.PubSubSink``. PUBSUB_EMULATOR_HOST counts where the manifest names no endpoint."""
+        reference, key_file = config.credentials_secret_ref, None
+        if reference is not None:
+            key_file = context.secrets.get(reference.key)
+            if key_file is None:
+                raise ConfigError(
+                    f"{context.subscription}: Secret {reference.name} has no key {reference.key}, which "
+                    "spec.sink.pubsub.credentialsSecretRef names"
+                )
+        emulator = os.environ.get("PUBSUB_EMULATOR_HOST")
+        destination = Destination.choose(config.endpoint, emulator, key_file, context.subscription)
+        return cls(config.project, config.topic, destination, delivery_timeout=context.delivery_timeout)
+
+    async def open(self) -> None:
+        self._closed = False
+        if self._connection is None:
+            self._connection = await Connection.open(self._destination, self._topic)
+        timeout = min(_OPEN_TIMEOUT, self._delivery_timeout)
+        try:
+            await self._connection.look_up_topic(timeout=timeout)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.PERMISSION_DENIED:  # who may publish need not be allowed to look
+                raise unavailable(error, self._topic, self._destination.host, timeout) from error
+
+    def refusal(self, message: Outgoing) -> EventRefused | None:
+        return refusal(message)
+
+    def publish(self, batch: Sequence[Outgoing]) -> Coroutine[Any, Any, Failures]:
+        return self._publish(batch, self._stops.call())
+
+    async def _publish(self, batch: Sequence[Outgoing], hold: CallHold) -> Failures:
+        deadline = asyncio.get_running_loop().time() + self._delivery_timeout
+        with hold:
+            hold.begin()
+            call = _Call(batch, hold, deadline)
+            turns = {key: self._queue_up(key) for key in call.keyed}
+            self._calls.add(call)
+            try:
+                await self._renew_suspect_connection(call)
+                async with asyncio.TaskGroup() as group:
+                    for indexes in call.keyless.values():
+                        for request in requests(batch, indexes):
+                            group.create_task(self._send(call, request, ""))
+                    for key, indexes in call.keyed.items():
+                        group.create_task(self._send_in_order(call, indexes, key, turns[key]))
+            finally:
+                self._calls.discard(call)
+                for key, turn in turns.items():
+                    self._end(key, turn, arrived=False)  # does nothing to those that have ended
+        return call.failures or ALL_DELIVERED
+
+    async def close(self) -> None:
+        self._closed = True
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+    # ---- one key after the other -----------------------------------------------------------------------------------
+
+    def _queue_up(self, key: str) -> _Turn:
+        """Before anything is awaited, so that calls queue in the order in which they were made."""
+        turn = _Turn(self._tails.get(key), asyncio.get_running_loop().create_future())
+        self._tails[key] = turn.arrived
+        return turn
+
+    def _end(self, key: str, turn: _Turn, *, arrived: bool) -> None:
+        if not turn.arrived.done():
+            turn.arrived.set_result(arrived)
+        if self._tails.get(key) is turn.arrived:
+            del self._tails[key]
+
+    async def _send_in_order(self, call: _Call, indexes: Sequence[int], key: str, turn: _Turn) -> None:
+        arrives = turn.before is None or await asyncio.shield(turn.before)
+        for request in _requests_of_one_topic_each(call.batch, indexes):
+            if arrives and key not in call.hold.blocked:
+                arrives = await self._send(call, request, key)
+            else:
+                call.fail(request, Undecided("an earlier message of its key did not arrive"))
+                arrives = False
+        self._end(key, turn, arrived=arrives)
+
+    async def _send(self, call: _Call, request: Sequence[int], key: str) -> bool:
+        """One request: all of it arrives or none."""
+        async with self._free:
+            error = await self._answer([call.batch[index] for index in request], key, call.deadline)
+        if error is not None:
+            call.fail(request, error)
+        return error is None
+
+    async def _answer(self, messages: Sequence[Outgoing], key: str, deadline: float) -> DeliveryError | None:
+        connection = self._connection
+        if self._closed or connection is None:
+            return SinkUnavailable("the sink is not open")
+        timeout = deadline - asyncio.get_running_loop().time()
+        if timeout <= 0:
+            return SinkUnavailable(f"could not be sent within {self._delivery_timeout:g} s")
+        topic = messages[0].topic
+        path = self._topic if topic is None else self._path(topic)
+        try:
+            await connection.publish(messages, key, timeout=timeout, topic=path)
+        except grpc.aio.AioRpcError as error:
+            if error.code() in REFUSING:
+                if len(messages) == 1:
+                    return refused(error)
+                return Undecided(f"Pub/Sub refused the request that it was in: {error.details()}")
+            self._suspect = self._suspect or error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            return unavailable(error, path, self._destination.host, self._delivery_timeout)
+        except grpc.aio.UsageError:  # the channel was closed before it
+            return SinkUnavailable("its connection was closed")
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return SinkUnavailable("its connection was closed")  # how a closed channel ends its calls
+        except (ValueError, TypeError, UnicodeError) as error:
+            return EventRefused(f"its key or headers can't be sent: {error}", reason="InvalidText", retryable=False)
+        return None
+
+    # ---- the connection --------------------------------------------------------------------------------------------
+
+    async def _renew_suspect_connection(self, call: _Call) -> None:
+        """A connection on which nobody answered may be dead without knowing. Replaced when nobody else is on it."""
+        if self._suspect and self._calls == {call}:
+            self._suspect = False
+            try:
+                fresh = await Connection.open(self._destination, self._topic)
+            except SinkUnavailable:
+                self._suspect = True  # no credentials just now: the old one must do
+                return
+            stale, self._connection = self._connection, fresh
+            if stale is not None:
+                await stale.close()
+
+    def _path(self, topic: str) -> str:
+        return f"projects/{self._project}/topics/{topic}"
+
+
+class _Turn(NamedTuple):
+    """A call's place in the queue of one key."""
+
+    before: asyncio.Future[bool] | None
+    arrived: asyncio.Future[bool]
+
+
+class _Call:
+    """One ``publish``: its batch, cut into what may go side by side, and what did not arrive of it."""
+
+    def __init__(self, batch: Sequence[Outgoing], hold: CallHold, deadline: float) -> None:
+        self.batch = batch
+        self.deadline = deadline
+        self.failures: dict[int, DeliveryError] = {}
+        self.keyed: dict[str, list[int]] = {}
+        self.keyless: dict[str | None, list[int]] = {}
+        """By topic."""
+        self.hold = hold
+        for index, message in enumerate(batch):
+            if message.key:
+                self.keyed.setdefault(message.key, []).append(index)
+            else:  # no key, or an empty one, which Pub/Sub takes for none
+                self.keyless.setdefault(message.topic, []).append(index)
+
+    def fail(self, indexes: Sequence[int], error: DeliveryError) -> None:
+        for index in indexes:
+            self.failures[index] = error
+            self.hold.stop(self.batch[index].key)
+
+
+def _requests_of_one_topic_each(batch: Sequence[Outgoing], indexes: Sequence[int]) -> list[list[int]]:
+    runs = [list(run) for _, run in groupby(indexes, key=lambda index: batch[index].topic)]
+    return [request for run in runs for request in requests(batch, run)]

@@ -1,0 +1,58 @@
+"""From a manifest's ``spec.sink`` to a sink: by entry points of the group ``mailboat.sinks``.
+
+Mailboat's own sinks are found the same way as those of third parties, so that a sink whose client is not installed is
+told apart from one that does not exist, and nobody's client is imported unless it is used.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Final, cast
+
+from mailboat.errors import ConfigError
+from mailboat.sinks.protocol import Sink, SinkContext
+from mailboat_spec import CustomSink
+from mailboat_spec import Sink as SinkSpec
+
+GROUP: Final = "mailboat.sinks"
+_LATER: Final = ("http", "redis", "postgres")
+_EXTRAS: Final = {"kafka": "confluent_kafka", "pubsub": "google"}
+"""Sinks of ours whose client is an extra, and the module that tells whether it is installed."""
+
+
+def build_sink(spec: SinkSpec, context: SinkContext) -> Sink:
+    """Does not connect. Raises ``ConfigError``, which says what to do."""
+    kind, where = spec.kind, f"{context.subscription}: spec.sink"
+    chosen: Any = spec.chosen
+    if kind in _LATER:
+        raise ConfigError(f"{where}.{kind} is not in this release: use kafka, pubsub, log or custom")
+    if isinstance(chosen, CustomSink):
+        return _load(chosen.type, f"{where}.custom.type", context).build(dict(chosen.config), context)
+    return _load(kind, f"{where}.{kind}", context).build(chosen, context)
+
+
+def _load(name: str, where: str, context: SinkContext) -> type[Sink]:
+    found = _find(name)
+    if found is None:
+        known = ", ".join(sorted({point.name for point in entry_points(group=GROUP)})) or "none"
+        raise ConfigError(
+            f'{where}: no installed package offers a sink "{name}" (there are: {known}); install the package that '
+            f'registers it under the entry point group "{GROUP}", or mend the name'
+        )
+    try:
+        return cast("type[Sink]", found.load())
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing == _EXTRAS.get(name, ""):
+            raise ConfigError(
+                f"{where}: the {name} sink's client is not installed: pip install 'mailboat[{name}]'"
+            ) from error
+        raise ConfigError(
+            f'{where}: the sink "{name}" needs the module {error.name}, which is not installed'
+        ) from error
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f'{where}: the sink "{name}" ({found.value}) can\'t be loaded: {error}') from error
+
+
+def _find(name: str) -> EntryPoint | None:
+    return next(iter(entry_points(group=GROUP, name=name)), None)

@@ -1,0 +1,46 @@
+"""Google's fake refuses nothing, the real service does. This stands before it and refuses what a test calls poison.
+
+A gRPC server that passes every call on as bytes, and answers INVALID_ARGUMENT to a request that holds the poison.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+
+
+def _same(data: bytes) -> bytes:
+    return data
+
+
+class RefusingPubSub(grpc.GenericRpcHandler):  # type: ignore[misc]
+    def __init__(self, target: str) -> None:
+        self.poison: bytes | None = None
+        unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+        self._channel = grpc.insecure_channel(target, options=unlimited)
+        self._workers = ThreadPoolExecutor(max_workers=16)
+        self._server = grpc.server(self._workers, handlers=(self,), options=unlimited)
+        self.port: int = self._server.add_insecure_port("127.0.0.1:0")
+        self._server.start()
+
+    def service(self, details: Any) -> Any:
+        passed_on = self._channel.unary_unary(details.method, _same, _same)
+
+        def handle(request: bytes, context: Any) -> bytes:
+            if self.poison is not None and self.poison in request:
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a message of this request is poison")
+            try:
+                answer: bytes = passed_on(request, timeout=10)
+                return answer
+            except grpc.RpcError as error:
+                context.abort(error.code(), error.details())
+                raise
+
+        return grpc.unary_unary_rpc_method_handler(handle, _same, _same)
+
+    def close(self) -> None:
+        self._server.stop(grace=None).wait()
+        self._workers.shutdown()
+        self._channel.close()
