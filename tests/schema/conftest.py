@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 import psycopg
 import pytest
 
+from mailboat import emit
 from mailboat_harbor.postgres import Database
 from migrated import migrated_database
 from waiting import wait_until
@@ -49,7 +50,9 @@ class Writer(threading.Thread):
             while not self._told_to_end.is_set():
                 try:
                     connection.execute("select mailboat.emit('written', '{}'::jsonb, key => 'k')")
-                    self.written += 1
+                    with connection.transaction():
+                        emit(connection, "written", {}, key="k")  # prepared by psycopg: a plan that outlives detaches
+                    self.written += 2
                 except psycopg.Error as failure:
                     self.failures.append(failure)
 

@@ -28,7 +28,7 @@ create table mailboat.doorbells (
     relay   text primary key,
     outbox  text not null,
     rings   boolean not null
-) with (fillfactor = 10);
+) with (fillfactor = 10, vacuum_truncate = off);        -- truncating would lock out the writers that look
 
 create table mailboat.subscriptions (
     id              bigint generated always as identity primary key,
