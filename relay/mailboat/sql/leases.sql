@@ -89,11 +89,11 @@ from unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::
 where c.subscription_id = l.subscription_id and c.partition = l.partition and c.epoch = l.epoch
 
 -- name: assign
--- An assignment from outside: who should hold what. Older generations are refused.
+-- An assignment from outside: who should hold what. Older generations are refused; the same one comes from every relay.
 with accepted as (
     update mailboat.subscriptions
     set assignment_generation = %(generation)s
-    where id = %(subscription)s and assignment_generation < %(generation)s
+    where id = %(subscription)s and assignment_generation <= %(generation)s
     returning id
 )
 update mailboat.cursors as c
