@@ -1,0 +1,138 @@
+"""`make bench`: the relay against a bare pipe and a plain loop, in one run, on the same servers.
+
+Prints tables and says which goals were met. Not a test: how fast a machine is, and how busy, is nobody's bug.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+import time
+from dataclasses import dataclass
+
+import latency
+import writers
+from claimloop import claim_loop
+from draining import drain
+from latency import Latency
+from measured import Measured, in_own_process
+from pipe import bare_pipe, produce_alone, read_alone
+from stage import Stage, fill, stage
+
+from mailboat_harbor.missing import PartMissing, ServerFailed
+
+MEBIBYTE = 1024 * 1024
+_BUSY = 0.5
+"""Processes per core, waiting to run before we start, above which numbers mean little."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much is measured."""
+
+    events: int
+    plain_events: int
+    latency_seconds: float
+    writer_seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """Something that was promised, and what came of it."""
+
+    text: str
+    measured: str
+    met: bool
+
+
+def main() -> int:
+    options = _options()
+    extent = Extent(options.events or 500_000, 20_000, 20.0, 5)
+    if options.quick:
+        extent = Extent(options.events or 50_000, 2_000, 5.0, 2)
+    busy = _describe_machine(options.broker)
+    try:
+        with stage(options.broker) as servers:
+            goals = [*_throughput(servers, extent), *_latency(servers, extent)]
+            _writers(servers, extent)
+    except (PartMissing, ServerFailed) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print("\nGoals")
+    for goal in goals:
+        print(f"  {'met     ' if goal.met else 'NOT MET '} {goal.text:<62} {goal.measured:>12}")
+    if busy:
+        print("The machine was busy with other things: measure again on an idle one before you believe this.")
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench.py", description="Measure the relay against a bare pipe.")
+    parser.add_argument("--events", type=int, help="size of the backlog (default: 500000; with --quick 50000)")
+    parser.add_argument("--broker", choices=("kfake", "apache"), default="kfake", help="default: kfake")
+    parser.add_argument("--quick", action="store_true", help="a tenth of everything, to see that it works")
+    return parser.parse_args()
+
+
+def _describe_machine(broker: str) -> bool:
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    print(f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {cores} cores,", end=" ")
+    print(f"broker: {'Apache Kafka' if broker == 'apache' else 'kfake, in memory'}")
+    print(f"Load before the run: {load:.2f} ({load / cores:.2f} per core)")
+    return load / cores > _BUSY
+
+
+def _throughput(servers: Stage, extent: Extent) -> list[Goal]:
+    url, bootstrap, events = servers.new_database("bench"), servers.broker.bootstrap, extent.events
+    began = time.perf_counter()
+    fill(url, events)
+    print(f"\nBacklog: {events:,} events of 200 bytes, written in {time.perf_counter() - began:.0f} s\n")
+    print(f"  {'':<48} {'events/s':>10} {'CPU µs/event':>13} {'peak MiB':>9}")
+    _row("(a) reading alone", in_own_process(read_alone, url))
+    _row("(b) producing alone", in_own_process(produce_alone, url, bootstrap, servers.new_topic("produce"), events))
+    pipe = in_own_process(bare_pipe, url, bootstrap, servers.new_topic("pipe"))
+    _row("(c) a bare pipe of both, no bookkeeping", pipe)
+    drained = drain(servers, url, servers.new_topic("relay"), events)
+    relay = drained.delivery
+    _row("(d) the relay", relay)
+    plain = in_own_process(claim_loop, url, bootstrap, servers.new_topic("plain"), extent.plain_events)
+    _row(f"(e) SKIP LOCKED, 50 at a time ({plain.events:,} events)", plain)
+    if drained.received != events:
+        print(f"  The broker got {drained.received - events:+,} messages more than there were events.")
+    return [
+        Goal("the relay reaches half of the bare pipe", f"{relay.rate / pipe.rate:.2f}", relay.rate >= pipe.rate / 2),
+        Goal("and ten times the plain loop", f"{relay.rate / plain.rate:.1f}", relay.rate >= plain.rate * 10),
+        Goal("in less than 120 MiB", f"{(relay.memory or 0) / MEBIBYTE:.0f} MiB", (relay.memory or 0) < 120 * MEBIBYTE),
+    ]
+
+
+def _latency(servers: Stage, extent: Extent) -> list[Goal]:
+    url, topic, rate = servers.new_database("latency"), servers.new_topic("latency"), 500
+    found: Latency = latency.measure(servers, url, topic, rate=rate, seconds=extent.latency_seconds)
+    print(f"\nFrom commit to receipt, {rate} events/s for {extent.latency_seconds:.0f} s\n")
+    for name, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99), ("max", 1.0)):
+        print(f"  {name} {found.percentile(share) * 1000:8.1f} ms")
+    p50, p99 = found.percentile(0.5), found.percentile(0.99)
+    return [
+        Goal("commit to receipt: p50 below 10 ms", f"{p50 * 1000:.1f} ms", p50 < 0.010),
+        Goal("commit to receipt: p99 below 50 ms", f"{p99 * 1000:.1f} ms", p99 < 0.050),
+    ]
+
+
+def _writers(servers: Stage, extent: Extent) -> None:
+    print(f"\nWhat the doorbell costs writers: {writers.CONNECTIONS} connections, one event per commit\n")
+    for notify in (None, "Never", "Auto", "Always"):
+        name = f"writers_{(notify or 'alone').lower()}"
+        found = writers.commits_per_second(servers, name, notify, extent.writer_seconds)
+        print(f"  {'no relay' if notify is None else f'wake.notify: {notify}':<24} {found.rate:>9,.0f} commits/s")
+
+
+def _row(name: str, found: Measured) -> None:
+    memory = f"{found.memory / MEBIBYTE:.0f}" if found.memory else ""
+    print(f"  {name:<48} {found.rate:>10,.0f} {found.cpu_per_event:>13.1f} {memory:>9}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

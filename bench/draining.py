@@ -1,0 +1,35 @@
+"""The relay itself, as a process of its own, against a backlog: from its first message at the broker to its last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import psutil
+from measured import Measured
+from stage import RelayProcess, Stage, Watermarks
+
+_PATIENCE = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """What the relay did with the backlog."""
+
+    delivery: Measured
+    received: int
+    """Messages at the broker in the end: more than the events would be duplicates."""
+
+
+def drain(stage: Stage, url: str, topic: str, events: int) -> Drained:
+    """Start a relay on the backlog, and wait for its last message."""
+    marks = Watermarks(stage.broker.bootstrap, topic)
+    with RelayProcess(stage, url, topic) as relay:
+        process = psutil.Process(relay.pid)
+        began = marks.wait_for(1, _PATIENCE)
+        cpu = sum(process.cpu_times()[:2])
+        ended = marks.wait_for(events, _PATIENCE)
+        cpu = sum(process.cpu_times()[:2]) - cpu
+        memory = relay.peak_memory()
+    received = marks.total()
+    marks.close()
+    return Drained(Measured(events, ended.seen - began.before, cpu, memory), received)

@@ -1,0 +1,120 @@
+"""The floor under everything: reading alone, producing alone, and both at once without any bookkeeping.
+
+They read the same columns, build the same messages and use the same producer settings as the relay, by the relay's own
+code, so that what is left between them and the relay is what the promises cost: windows, leases, verdicts, settling.
+A pipe loses events when it dies, repeats all of them when it starts again, and looks at nobody's answer.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import psycopg
+from confluent_kafka import Producer
+from measured import Measured, Stopwatch
+from psycopg import sql
+
+from mailboat.events import Event, Outgoing
+from mailboat.messages import Encoder
+from mailboat.outbox.layout import COLUMNS, Layout
+from mailboat.outbox.windows import ReadLimits
+from mailboat.sinks.kafka.settings import producer_settings
+
+_LAYOUT = Layout()
+_READ = sql.SQL(
+    "select {columns} from (select {stored} from {outbox} as e where e.id > %s order by e.id limit %s) as found"
+    " order by found.id"
+).format(columns=COLUMNS, stored=_LAYOUT.stored, outbox=_LAYOUT.outbox)
+_AT_ONCE = ReadLimits().rows
+_READ_AHEAD = 2
+_REPEATED = 20_000
+"""Messages that are built beforehand to measure producing alone, and sent over and over."""
+
+
+def read_alone(url: str) -> Measured:
+    """Read the whole outbox."""
+    watch = Stopwatch()
+    return watch.stop(sum(len(chunk) for chunk in _chunks(url)))
+
+
+def produce_alone(url: str, bootstrap: str, topic: str, events: int) -> Measured:
+    """Send so many messages that are ready to go."""
+    encoder = _encoder()
+    rows = islice((row for chunk in _chunks(url) for row in chunk), min(events, _REPEATED))
+    messages = [_encoded(encoder, row, number) for number, row in enumerate(rows, start=1)]
+    producer = warm_producer(bootstrap, topic)
+    watch = Stopwatch()
+    sent = 0
+    while sent < events:
+        part = messages[: events - sent]
+        _send(producer, topic, part)
+        sent += len(part)
+    producer.flush()
+    return watch.stop(events)
+
+
+def bare_pipe(url: str, bootstrap: str, topic: str) -> Measured:
+    """Read, encode and send the whole outbox; reading and sending overlap."""
+    producer, encoder = warm_producer(bootstrap, topic), _encoder()
+    chunks: queue.Queue[list[Event] | None] = queue.Queue(maxsize=_READ_AHEAD)
+    watch = Stopwatch()
+
+    def read() -> None:
+        try:
+            for chunk in _chunks(url):
+                chunks.put(chunk)
+        finally:
+            chunks.put(None)
+
+    reader = threading.Thread(target=read, name="bench-reader")
+    reader.start()
+    sequence = 0
+    while (chunk := chunks.get()) is not None:
+        _send(producer, topic, [_encoded(encoder, event, sequence + n) for n, event in enumerate(chunk, start=1)])
+        sequence += len(chunk)
+    reader.join()
+    producer.flush()
+    return watch.stop(sequence)
+
+
+def _chunks(url: str) -> Iterator[list[Event]]:
+    with psycopg.connect(url) as connection, connection.cursor(binary=True) as cursor:
+        cursor.execute(
+            "select set_config('jit', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true)"
+        )
+        after = 0
+        while rows := cursor.execute(_READ, (after, _AT_ONCE), prepare=True).fetchall():
+            after = rows[-1][0]
+            yield [Event._make(row) for row in rows]
+
+
+def _encoder() -> Encoder:
+    return Encoder("CloudEvents", source="mailboat/bench/orders", header_prefix="ce_")
+
+
+def _encoded(encoder: Encoder, event: Event, sequence: int) -> Outgoing:
+    return encoder.encode(event, sequence=sequence, partition=0, generation=1, attempt=1)
+
+
+def warm_producer(bootstrap: str, topic: str) -> Producer:
+    producer = Producer(
+        producer_settings({"bootstrap.servers": bootstrap, "log_level": 0}, max_message_bytes=1_000_000)
+    )
+    producer.list_topics(topic, timeout=10)  # connecting is not what is measured
+    return producer
+
+
+def _send(producer: Any, topic: str, messages: list[Outgoing]) -> None:
+    produce = producer.produce
+    for message in messages:
+        while True:
+            try:
+                produce(topic, message.value, message.key, headers=message.headers)
+                break
+            except BufferError:
+                producer.poll(0.01)
+    producer.poll(0)

@@ -1,0 +1,181 @@
+"""What all measurements stand on: one Postgres, one broker, one outbox with a backlog, and the manifest of a relay.
+
+The servers are the ones that the tests use (`mailboat_harbor`), with the database's durability on: one that does not
+flush would flatter everybody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Self
+from urllib.request import urlopen
+
+import psycopg
+import yaml
+from confluent_kafka import Consumer, TopicPartition
+
+from mailboat.outbox.migrate import migrate
+from mailboat_harbor.kafka import KafkaServer, start_apache_kafka, start_kfake
+from mailboat_harbor.missing import ServerFailed
+from mailboat_harbor.ports import free_port
+from mailboat_harbor.postgres import PostgresServer, find_postgres
+from mailboat_harbor.processes import Child
+
+OUTBOX = "mailboat.outbox"
+TOPIC_PARTITIONS = 4
+PAYLOAD_BYTES = 200
+KEYS = 10_000
+
+_BACKLOG = """
+insert into mailboat.outbox (event_type, aggregate_type, aggregate_id, key, payload)
+select 'order.placed', 'order', 'order-' || n %% %(keys)s, 'order-' || n %% %(keys)s,
+       convert_to(rpad('{"order":' || n || ',"note":"', %(bytes)s::integer - 2, 'x') || '"}', 'UTF8')
+from generate_series(%(first)s::bigint, %(last)s::bigint) as n
+"""
+_ROWS_PER_TRANSACTION = 10_000
+_POLL = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The servers of one run."""
+
+    folder: Path
+    postgres: PostgresServer
+    broker: KafkaServer
+
+    def new_database(self, name: str) -> str:
+        """A migrated database; its URL."""
+        self.postgres.create_database(name)
+        url = self.postgres.url(name)
+        asyncio.run(_migrate(url))
+        return url
+
+    def new_topic(self, name: str) -> str:
+        self.broker.create_topic(name, TOPIC_PARTITIONS)
+        return name
+
+
+@contextmanager
+def stage(broker: str) -> Iterator[Stage]:
+    """Starts everything, and leaves nothing behind."""
+    with tempfile.TemporaryDirectory(prefix="mailboat-bench-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)  # the database may run as another user
+        settings = {"shared_buffers": "256MB", "max_wal_size": "4GB", "checkpoint_timeout": "30min"}
+        with (
+            PostgresServer.start(find_postgres(), folder / "postgres", settings=settings) as postgres,
+            # In memory: a broker that flushes each write to the same disk would be what is measured.
+            start_apache_kafka(folder / "broker") if broker == "apache" else start_kfake() as server,
+        ):
+            yield Stage(folder, postgres, server)
+
+
+async def _migrate(url: str) -> None:
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        await migrate(connection, OUTBOX)
+
+
+def fill(url: str, events: int) -> None:
+    """A backlog, committed in many transactions, with statistics and hint bits as an outbox in use has them."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        for first in range(1, events + 1, _ROWS_PER_TRANSACTION):
+            last = min(first + _ROWS_PER_TRANSACTION - 1, events)
+            connection.execute(_BACKLOG, {"keys": KEYS, "bytes": PAYLOAD_BYTES, "first": first, "last": last})
+        connection.execute("vacuum analyze mailboat.outbox")
+        connection.execute("checkpoint")
+
+
+class Moment(NamedTuple):
+    """When something happened: not yet ``before``, ``seen`` then."""
+
+    before: float
+    seen: float
+
+
+class Watermarks:
+    """How many messages a topic holds, asked of the broker."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        self._consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "bench", "log_level": 0})
+        self._partitions = [TopicPartition(topic, number) for number in range(TOPIC_PARTITIONS)]
+
+    def total(self) -> int:
+        return sum(self._consumer.get_watermark_offsets(p, timeout=10)[1] for p in self._partitions)
+
+    def wait_for(self, messages: int, timeout: float) -> Moment:
+        """Until the topic holds that many."""
+        began = before = time.perf_counter()
+        while self.total() < messages:
+            before = time.perf_counter()
+            if before - began > timeout:
+                raise TimeoutError(f"the topic did not come to hold {messages} messages within {timeout:.0f} s")
+            time.sleep(_POLL)
+        return Moment(before, time.perf_counter())
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+class RelayProcess(Child):
+    """``mailboat run`` in a process of its own."""
+
+    def __init__(self, stage: Stage, url: str, topic: str, *, notify: str = "Auto") -> None:
+        port = free_port()
+        self._address = f"127.0.0.1:{port}"
+        manifest = stage.folder / f"{topic}.yaml"
+        manifest.write_text(_manifests(url, stage.broker.bootstrap, topic, notify))
+        command = [sys.executable, "-m", "mailboat.cli.main", "run", "-f", str(manifest), "--listen", self._address]
+        super().__init__("a relay", command, log=stage.folder / f"{topic}.log", ready=lambda: True)
+
+    def until_ready(self, timeout: float = 60.0) -> None:
+        """Until it is connected and has taken its partitions."""
+        deadline = time.perf_counter() + timeout
+        while not self._owns_everything():
+            if not self.running or time.perf_counter() > deadline:
+                raise ServerFailed(f"the relay did not get to work.\n{self.log_tail()}")
+            time.sleep(_POLL)
+
+    def _owns_everything(self) -> bool:
+        try:
+            with urlopen(f"http://{self._address}/status", timeout=2) as answer:
+                (relay,) = json.load(answer)["relays"]
+        except OSError:
+            return False
+        return all(len(each["owned"]) == each["partitions"] for each in relay["subscriptions"])
+
+    def __enter__(self) -> Self:
+        self.launch()
+        return self
+
+    def peak_memory(self) -> int:
+        """Bytes of resident memory, at their highest."""
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def _manifests(url: str, bootstrap: str, topic: str, notify: str) -> str:
+    relay = {
+        "apiVersion": "mailboat.dev/v1alpha1",
+        "kind": "OutboxRelay",
+        "metadata": {"name": "bench", "namespace": "bench"},
+        "spec": {"database": {"url": url}, "wake": {"notify": notify}},
+    }
+    subscription = {
+        "apiVersion": "mailboat.dev/v1alpha1",
+        "kind": "EventSubscription",
+        "metadata": {"name": "orders", "namespace": "bench"},
+        "spec": {
+            "relayRef": {"name": "bench"},
+            "sink": {"kafka": {"bootstrapServers": [bootstrap], "topic": topic}},
+        },
+    }
+    return yaml.safe_dump_all([relay, subscription])
