@@ -11,13 +11,13 @@ from typing import Any
 from psycopg import AsyncCursor
 
 from mailboat.errors import ForeignDatabase
+from mailboat.outbox.composed import Route
 from mailboat.outbox.filters import Since, predicate
 from mailboat.outbox.layout import Layout
 from mailboat.outbox.link import Link, Row
 from mailboat.outbox.repartition import repartition
 from mailboat.outbox.sqlfiles import statements
 from mailboat.outbox.store import Subscription
-from mailboat.outbox.windows import Route
 from mailboat_spec import EventSubscription, full_name
 
 _SQL = statements("subscriptions")

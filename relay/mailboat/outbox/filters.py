@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from psycopg import sql
@@ -22,21 +22,21 @@ class Since:
 
 
 def predicate(wanted: Filter, since: Since) -> Predicate:
-    """What must hold for a row ``e`` of the outbox."""
+    """What must hold for a row ``found`` of the outbox, under Mailboat's names for its columns."""
     terms = [
-        *_any_pattern(sql.SQL("e.event_type"), wanted.event_types),
-        *_any_pattern(sql.SQL("e.aggregate_type"), wanted.aggregate_types),
+        *_any_pattern(sql.SQL("found.event_type"), wanted.event_types),
+        *_any_pattern(sql.SQL("found.aggregate_type"), wanted.aggregate_types),
     ]
     if wanted.tags.all_of:
-        terms.append(sql.SQL("e.tags @> {}::text[]").format(sql.Literal(list(wanted.tags.all_of))))
+        terms.append(sql.SQL("found.tags @> {}::text[]").format(_texts(wanted.tags.all_of)))
     if wanted.tags.any_of:
-        terms.append(sql.SQL("e.tags && {}::text[]").format(sql.Literal(list(wanted.tags.any_of))))
+        terms.append(sql.SQL("found.tags && {}::text[]").format(_texts(wanted.tags.any_of)))
     if wanted.tags.none_of:
-        terms.append(sql.SQL("not e.tags && {}::text[]").format(sql.Literal(list(wanted.tags.none_of))))
+        terms.append(sql.SQL("not found.tags && {}::text[]").format(_texts(wanted.tags.none_of)))
     if since.time is not None:
-        terms.append(sql.SQL("e.created_at >= {}::timestamptz").format(sql.Literal(since.time)))
+        terms.append(sql.SQL("found.created_at >= {}::timestamptz").format(sql.Literal(since.time)))
     if since.id is not None:
-        terms.append(sql.SQL("e.id >= {}").format(sql.Literal(since.id)))
+        terms.append(sql.SQL("found.id >= {}").format(sql.Literal(since.id)))
     return sql.SQL("({})").format(sql.SQL(" and ").join(terms)) if terms else TRUE
 
 
@@ -47,10 +47,15 @@ def _any_pattern(column: sql.SQL, patterns: Sequence[Pattern]) -> list[Predicate
     shapes = [pattern.like() for pattern in patterns if not pattern.is_literal]
     terms: list[Predicate] = []
     if literals:
-        terms.append(sql.SQL("{} = any ({}::text[])").format(column, sql.Literal(literals)))
+        terms.append(sql.SQL("{} = any ({}::text[])").format(column, _texts(literals)))
     if shapes:
-        terms.append(sql.SQL("{} like any ({}::text[])").format(column, sql.Literal(shapes)))
+        terms.append(sql.SQL("{} like any ({}::text[])").format(column, _texts(shapes)))
     return [sql.SQL("coalesce({}, false)").format(sql.SQL(" or ").join(terms))]
+
+
+def _texts(values: Iterable[str]) -> Predicate:
+    """An array of texts. The percent signs of a LIKE are doubled: these statements have placeholders."""
+    return sql.Literal([value.replace("%", "%%") for value in values])
 
 
 def any_of(predicates: Mapping[int, Predicate]) -> Predicate:

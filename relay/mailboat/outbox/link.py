@@ -84,7 +84,7 @@ class Link:
         try:
             async with asyncio.timeout(deadline):
                 connection = await AsyncConnection.connect(
-                    conninfo, autocommit=True, application_name=f"mailboat {purpose}", **_libpq_defaults(conninfo)
+                    conninfo, autocommit=True, application_name=f"mailboat {purpose}", **libpq_settings(conninfo)
                 )
         except psycopg.ProgrammingError as error:
             # The text of a malformed URL may hold a password, so libpq's message is not repeated.
@@ -125,7 +125,7 @@ class Link:
         await self.connection.close()
 
 
-def _libpq_defaults(conninfo: str) -> dict[str, Any]:
+def libpq_settings(conninfo: str) -> dict[str, Any]:
     """Settings that a relay wants and a URL may overrule."""
     given = psycopg.conninfo.conninfo_to_dict(conninfo)
     wanted = {
@@ -137,6 +137,12 @@ def _libpq_defaults(conninfo: str) -> dict[str, Any]:
         "client_encoding": "UTF8",
     }
     return {name: value for name, value in wanted.items() if name not in given}
+
+
+def refuse_other_server(guard: Row | None, expected: Server) -> None:
+    """Looks at what the ``guard`` statement of a transaction says: a pooler or proxy may hide a change of server."""
+    if guard is None or guard[-2] or int(guard[-1], 16) != expected.timeline:
+        raise DatabaseUnavailable("another server answers now (a failover): what was in memory is dropped")
 
 
 async def _identify(connection: AsyncConnection[Row], pooler: str) -> Server:

@@ -4,7 +4,7 @@
 |------------|---------------------------------------------------------|---------------------------------|
 | sentry     | the relay's liveness lock, LISTEN, heartbeats            | always                          |
 | desk       | ticks, claims, releases, parked events, doorbell         | while partitions are owned      |
-| reader     | large windows, backlog probes                            | from the first one on           |
+| reader     | large windows, backlog probes, in a thread              | from the first one on           |
 
 So a relay that owns nothing holds one connection, and reading a large window never delays a settle or a heartbeat.
 """
@@ -16,14 +16,17 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
+import psycopg
 from psycopg import sql
 
 from mailboat.errors import DatabaseUnavailable
+from mailboat.outbox.composed import Compositions, Route
 from mailboat.outbox.declaring import Declared, declare, refuse_strangers
 from mailboat.outbox.layout import Layout
 from mailboat.outbox.leases import Leases, RelayIdentity
-from mailboat.outbox.link import Link, UrlProvider, explained
+from mailboat.outbox.link import Link, Row, UrlProvider, explained
 from mailboat.outbox.parking import Parking
+from mailboat.outbox.reading import ReadingThread, WindowReads
 from mailboat.outbox.sqlfiles import statements
 from mailboat.outbox.store import (
     Backlog,
@@ -40,7 +43,7 @@ from mailboat.outbox.store import (
     TipGroup,
     Window,
 )
-from mailboat.outbox.windows import ReadLimits, Route, Windows
+from mailboat.outbox.windows import ReadLimits, Windows
 
 _SQL = statements("subscriptions")
 
@@ -70,11 +73,13 @@ class PostgresStore:
         self._settings = settings
         self._sentry = sentry
         self._desk: Link | None = None
-        self._reader: Link | None = None
+        self._thread = ReadingThread(url, sentry.server, settings.deadline)
         self._opening = asyncio.Lock()
         self._leases = Leases(me, settings.layout.table, settings.lease_ttl, settings.overdue_after)
         self._parking = Parking()
-        self._windows = Windows(settings.layout, settings.durability, settings.limits, self._parking)
+        self._compositions = Compositions(settings.layout)
+        self._windows = Windows(self._compositions, settings.durability, settings.limits, self._parking)
+        self._reads = WindowReads(self._thread, self._compositions, settings.limits)
         self._routes: dict[int, Route] = {}
         self._horizon = "3"
         self._listens = False
@@ -96,7 +101,7 @@ class PostgresStore:
         layout = self._settings.layout
         routes = [await declare(self._sentry, layout, d, may_lay_out=may_lay_out) for d in subscriptions]
         self._routes = {route.subscription.number: route for route in routes}
-        self._windows.route(self._routes)
+        self._compositions.route(self._routes)
         await refuse_strangers(self._sentry, list(self._routes))
         return {number: route.subscription for number, route in self._routes.items()}
 
@@ -139,16 +144,16 @@ class PostgresStore:
     async def rest(self) -> None:
         """Nothing is owned: only the sentry stays connected."""
         async with self._opening:
-            links = [link for link in (self._desk, self._reader) if link is not None]
-            self._desk = self._reader = None
-        for link in links:
-            await link.close()
+            desk, self._desk = self._desk, None
+        if desk is not None:
+            await desk.close()
+        await self._thread.close()
 
     async def tick(self, settlements: Sequence[Settlement], tips: Sequence[TipGroup]) -> TickResult:
         return await self._windows.tick(await self._at_desk(), settlements, tips)
 
     async def read(self, window: Window, members: Sequence[Lease], after: int) -> Chunk:
-        return await self._windows.read(await self._reading(), window, members, after)
+        return await self._reads.read(window, members, after)
 
     async def parked_keys(self, lease: Lease) -> tuple[set[str], int]:
         return await self._parking.keys(await self._at_desk(), lease)
@@ -179,16 +184,15 @@ class PostgresStore:
     async def backlog(self, subscription: int) -> Backlog:
         route, layout, bound = self._routes[subscription], self._settings.layout, self._settings.lag_bound
         statement = sql.SQL(_SQL["backlog"]).format(stored=layout.stored, outbox=layout.outbox, wanted=route.wanted)
-        asking = {"subscription": subscription, "partitions": route.subscription.partitions, "bound": bound}
-        async with (await self._reading()).transaction() as cursor:
-            await cursor.execute("select set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true)")
-            await cursor.execute(statement, asking)
-            lags = {partition: Lag(*rest) for partition, *rest in await cursor.fetchall()}
-            await cursor.execute(_SQL["parked"], asking)
-            parked = {partition: count for partition, count in await cursor.fetchall()}
-            await cursor.execute(_SQL["dead"], asking)
-            row = await cursor.fetchone()
-        return Backlog(lags, parked, row[0] if row else 0)
+        where = {"subscription": subscription, "partitions": route.subscription.partitions, "bound": bound}
+
+        def probe(cursor: psycopg.Cursor[Row]) -> Backlog:
+            lags = {partition: Lag(*rest) for partition, *rest in cursor.execute(statement, where).fetchall()}
+            parked: dict[int, int] = dict(cursor.execute(_SQL["parked"], where).fetchall())
+            (dead,) = cursor.execute(_SQL["dead"], where).fetchone() or (0,)
+            return Backlog(lags, parked, dead)
+
+        return await self._thread.transaction(probe)
 
     async def close(self, *, leave: bool) -> None:
         try:
@@ -203,12 +207,6 @@ class PostgresStore:
             if self._desk is None:
                 self._desk = await self._connect("desk")
             return self._desk
-
-    async def _reading(self) -> Link:
-        async with self._opening:
-            if self._reader is None:
-                self._reader = await self._connect("reader")
-            return self._reader
 
     async def _connect(self, purpose: str) -> Link:
         link = await Link.open(self._url, purpose, deadline=self._settings.deadline, pooler=self._settings.pooler)

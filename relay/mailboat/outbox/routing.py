@@ -20,10 +20,9 @@ def fan_out_single(
 ) -> dict[CursorKey, list[Event]]:
     """Rows that all belong to one subscription, to those of its partitions that are members."""
     lanes: list[list[Event]] = [[] for _ in range(subscription.partitions)]
-    partitions, make = subscription.partitions, Event._make
-    slot = EVENT_COLUMNS - 1
+    partitions, new, slot = subscription.partitions, tuple.__new__, EVENT_COLUMNS - 1
     for row in rows:
-        lanes[row[slot] % partitions].append(make(row))
+        lanes[row[slot] % partitions].append(new(Event, row))
     keys = (CursorKey(subscription.number, partition) for partition in range(partitions))
     return {key: lane for key, lane in zip(keys, lanes, strict=True) if lane and key in members}
 

@@ -1,4 +1,4 @@
-"""Windows in Postgres: settling, looking for new events, and reading open windows.
+"""Windows in Postgres: settling, looking for new events, opening windows. (`reading.py` reads the open ones.)
 
 This is the heart of Mailboat's promise to lose nothing; ``docs/windows.md`` explains it, ``sql/windows.sql`` has the
 statements, and this module keeps them in the only order in which they are right:
@@ -12,38 +12,29 @@ statements, and this module keeps them in the only order in which they are right
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from psycopg import AsyncCursor, sql
+from psycopg import AsyncCursor
 
-from mailboat.errors import DatabaseUnavailable
 from mailboat.events import Event
-from mailboat.outbox.filters import Predicate, any_of, routes
-from mailboat.outbox.layout import COLUMNS, Layout, scanned
-from mailboat.outbox.link import Link, Row
+from mailboat.outbox.composed import Compositions, asking, lease_arrays
+from mailboat.outbox.link import Link, Row, refuse_other_server
 from mailboat.outbox.parking import Parking
-from mailboat.outbox.routing import EVENT_COLUMNS, fan_out, fan_out_single
+from mailboat.outbox.routing import EVENT_COLUMNS
 from mailboat.outbox.sqlfiles import statements
 from mailboat.outbox.store import (
     Advanced,
-    Chunk,
     CursorKey,
     Lease,
     Opened,
     Settlement,
-    Subscription,
     TickResult,
     TipGroup,
     Window,
 )
 
 _SQL = statements("windows")
-
-_UNDONE = sql.SQL("not pg_visible_in_snapshot(e.xid, (select done from w))")
-_UNDONE_BEFORE = sql.SQL("not mailboat.settled_before((select debts from w), e.slot, e.xid, e.id)")
 
 _SYNC_LEVEL = {"Committed": "off", "Flushed": "local", "Replicated": "on"}
 
@@ -57,46 +48,21 @@ class ReadLimits:
     bytes: int = 8 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
-    """A subscription and the predicate of its filter."""
-
-    subscription: Subscription
-    wanted: Predicate
-
-
-@dataclass(slots=True)
-class _Composed:
-    """The statements for one set of subscriptions; composed once, prepared by the server under one name."""
-
-    tail: sql.Composed
-    small_window: sql.Composed
-    large_window: sql.Composed
-    indebted_window: sql.Composed
-
-
 class Windows:
     """The windows of one outbox, for one relay."""
 
-    def __init__(self, layout: Layout, durability: str, limits: ReadLimits, parking: Parking) -> None:
-        self._layout = layout
+    def __init__(self, compositions: Compositions, durability: str, limits: ReadLimits, parking: Parking) -> None:
+        self._compositions = compositions
         self._sync_level = _SYNC_LEVEL[durability]
         self._limits = limits
         self._parking = parking
-        self._routes: Mapping[int, Route] = {}
-        self._composed: dict[tuple[int, ...], _Composed] = {}
-        self._span = sql.SQL(_SQL["span"]).format(outbox=layout.outbox)
-
-    def route(self, routes_by_number: Mapping[int, Route]) -> None:
-        """Which subscriptions there are, from now on."""
-        self._routes = routes_by_number
-        self._composed.clear()
 
     async def tick(self, link: Link, settlements: Sequence[Settlement], tips: Sequence[TipGroup]) -> TickResult:
         """Settle, look, open; see the module's docstring."""
         async with link.transaction() as cursor:
-            await self._guard(cursor, link)
-            lost = await self._settle(cursor, settlements) if settlements else frozenset()
+            await cursor.execute(_SQL["guard"])
+            refuse_other_server(await cursor.fetchone(), link.server)
+            lost = await self._settle(cursor, settlements) if settlements else set()
             opened: list[Opened] = []
             advanced: list[Advanced] = []
             for group in tips:
@@ -105,16 +71,9 @@ class Windows:
             if opened or any(s.durable for s in settlements):
                 level = self._sync_level if opened and self._sync_level != "off" else "local"
                 await cursor.execute(_SQL["sync"], {"level": level})
-        return TickResult(lost, tuple(opened), tuple(advanced))
+        return TickResult(frozenset(lost), tuple(opened), tuple(advanced))
 
-    async def _guard(self, cursor: AsyncCursor[Row], link: Link) -> None:
-        row = await (await cursor.execute(_SQL["guard"])).fetchone()
-        assert row is not None
-        *_, in_recovery, timeline = row
-        if in_recovery or int(timeline, 16) != link.server.timeline:
-            raise DatabaseUnavailable("another server answers now (a failover): what was in memory is dropped")
-
-    async def _settle(self, cursor: AsyncCursor[Row], settlements: Sequence[Settlement]) -> frozenset[CursorKey]:
+    async def _settle(self, cursor: AsyncCursor[Row], settlements: Sequence[Settlement]) -> set[CursorKey]:
         windowed = [s for s in settlements if s.upto is not None]
         parked_only = [s for s in settlements if s.upto is None]
         kept: set[CursorKey] = set()
@@ -122,7 +81,7 @@ class Windows:
             await cursor.execute(
                 _SQL["settle"],
                 {
-                    **_lease_arrays(s.lease for s in windowed),
+                    **lease_arrays(s.lease for s in windowed),
                     "uptos": [s.upto for s in windowed],
                     "positions": [s.position for s in windowed],
                     "sequences": [s.sequence for s in windowed],
@@ -131,26 +90,29 @@ class Windows:
             )
             kept.update(CursorKey(*row) for row in await cursor.fetchall())
         if parked_only:
-            await cursor.execute(_SQL["fence"], _lease_arrays(s.lease for s in parked_only))
+            await cursor.execute(_SQL["fence"], lease_arrays(s.lease for s in parked_only))
             kept.update(CursorKey(*row) for row in await cursor.fetchall())
         for settlement in settlements:
             if settlement.durable and settlement.lease.key in kept:
                 await self._parking.apply(cursor, settlement)
-        return frozenset(s.lease.key for s in settlements) - kept
+        return {s.lease.key for s in settlements} - kept
 
     async def _look(
-        self, cursor: AsyncCursor[Row], link: Link, group: TipGroup, lost: Collection[CursorKey], *, merge: bool
+        self, cursor: AsyncCursor[Row], link: Link, group: TipGroup, lost: set[CursorKey], *, merge: bool
     ) -> list[Opened | Advanced]:
-        members = tuple(lease for lease in group.members if lease.key not in lost)
+        members = [lease for lease in group.members if lease.key not in lost]
+        limits = {"limit": self._limits.small_rows + 1, "max_bytes": self._limits.bytes}
+        rows: list[Row] = []
+        while members and not rows:
+            # One member asks for all. If it was lost, its silence says nothing about events: the next one asks.
+            where = {**asking(members[0]), "done": group.done}
+            composed = self._compositions.for_members(members)
+            await cursor.execute(composed.tail, {**where, **limits})
+            rows = await cursor.fetchall()
+            if not rows:
+                lost.add(members.pop(0).key)
         if not members:
             return []
-        asking = _one(members[0])
-        numbers = tuple(sorted({lease.key.subscription for lease in members}))
-        await cursor.execute(
-            self._statements(numbers).tail,
-            {**asking, "limit": self._limits.small_rows + 1, "max_bytes": self._limits.bytes},
-        )
-        rows = await cursor.fetchall()
         upto: str = rows[0][-1]
         if rows[0][0] is None:
             if not merge:
@@ -158,15 +120,17 @@ class Windows:
             events: Mapping[CursorKey, Sequence[Event]] | None = {}
             window = Window(group.done, upto)
         elif len(rows) > self._limits.small_rows or rows[0][-2]:
-            await cursor.execute(self._span, asking)
+            await cursor.execute(self._compositions.span, where)
             row = await cursor.fetchone()
             assert row is not None
             window, events = Window(group.done, *row), None
         else:
             window = Window(group.done, upto)
-            hits = [row for row in rows if row[EVENT_COLUMNS]]
-            events = self._fan_out(hits, numbers, frozenset(lease.key for lease in members))
-        return await self._open(cursor, link, window, members, events)
+            hits = [row[: composed.width] for row in rows if row[EVENT_COLUMNS]]
+            events = composed.fan_out(hits, frozenset(lease.key for lease in members))
+        outcome = await self._open(cursor, link, window, members, events)
+        lost.update(m.key for m in members if not any(m in o.members for o in outcome))
+        return outcome
 
     async def _open(
         self,
@@ -180,7 +144,7 @@ class Windows:
         await cursor.execute(
             _SQL["open"],
             {
-                **_lease_arrays(members),
+                **lease_arrays(members),
                 "has_events": has_events,
                 "done": window.done,
                 "upto": window.upto,
@@ -198,70 +162,3 @@ class Windows:
         if moved:
             outcome.append(Advanced(window.upto, moved))
         return outcome
-
-    async def read(self, link: Link, window: Window, members: Sequence[Lease], after: int) -> Chunk:
-        """The next stretch of an open window. A lease that was lost reads as the end; settling will say so."""
-        numbers = tuple(sorted({lease.key.subscription for lease in members}))
-        keys = frozenset(lease.key for lease in members)
-        asking = {**_one(members[0]), "upto": window.upto, "after": after}
-        async with link.transaction() as cursor:
-            await self._guard(cursor, link)
-            if window.highest is None:
-                await cursor.execute(self._statements(numbers).small_window, asking)
-                rows = await cursor.fetchall()
-                return Chunk(self._fan_out(rows, numbers, keys), rows[-1][0] if rows else after, last=True)
-            limits = {"limit": self._limits.rows, "max_bytes": self._limits.bytes}
-            composed = self._statements(numbers)
-            await cursor.execute(
-                composed.indebted_window if window.indebted else composed.large_window, {**asking, **limits}
-            )
-            rows = await cursor.fetchall()
-        reached, looked_at = rows[0][-2:]
-        last = looked_at < self._limits.rows
-        if rows[0][0] is None:
-            return Chunk({}, reached if reached is not None else after, last)
-        if rows[-1][-3] is not None and rows[-1][-3] > self._limits.bytes and rows[-1][0] != reached:
-            reached, last = rows[-1][0], False
-        return Chunk(self._fan_out(rows, numbers, keys), reached, last)
-
-    def _fan_out(
-        self, rows: Iterable[Row], numbers: tuple[int, ...], members: frozenset[CursorKey]
-    ) -> dict[CursorKey, list[Event]]:
-        if len(numbers) == 1:
-            events = (row[:EVENT_COLUMNS] for row in rows)
-            return fan_out_single(events, self._routes[numbers[0]].subscription, members)
-        subscriptions = {number: self._routes[number].subscription for number in numbers}
-        pairs = ((row[:EVENT_COLUMNS], row[EVENT_COLUMNS]) for row in rows)
-        return fan_out(pairs, subscriptions, members)
-
-    def _statements(self, numbers: tuple[int, ...]) -> _Composed:
-        if numbers not in self._composed:
-            wanted = {number: self._routes[number].wanted for number in numbers}
-            parts: dict[str, Any] = {
-                "outbox": self._layout.outbox,
-                "stored": self._layout.stored,
-                "columns": COLUMNS,
-                "scanned": scanned(single=len(numbers) == 1),
-                "routes": routes(wanted),
-                "wanted": any_of(wanted),
-            }
-            self._composed[numbers] = _Composed(
-                sql.SQL(_SQL["tail"]).format(**parts),
-                sql.SQL(_SQL["small_window"]).format(**parts),
-                sql.SQL(_SQL["large_window"]).format(**parts, undone=_UNDONE),
-                sql.SQL(_SQL["large_window"]).format(**parts, undone=_UNDONE_BEFORE),
-            )
-        return self._composed[numbers]
-
-
-def _one(lease: Lease) -> dict[str, Any]:
-    return {"subscription": lease.key.subscription, "partition": lease.key.partition, "epoch": lease.epoch}
-
-
-def _lease_arrays(leases: Iterable[Lease]) -> dict[str, list[Any]]:
-    arrays: dict[str, list[Any]] = defaultdict(list)
-    for (subscription, partition), epoch in leases:
-        arrays["subscriptions"].append(subscription)
-        arrays["partitions"].append(partition)
-        arrays["epochs"].append(epoch)
-    return arrays

@@ -83,13 +83,13 @@ seen as materialized (
         limit %(bound)s
     ) as e
 )
-select mine.partition, count(*), extract(epoch from clock_timestamp() - min(e.created_at))::float8,
+select mine.partition, count(*), extract(epoch from clock_timestamp() - min(found.created_at))::float8,
        (select count(*) from seen) >= %(bound)s
-from seen as e
-join mine on mine.partition = e.slot %% %(partitions)s
-where not pg_visible_in_snapshot(e.xid, mine.done)
-  and not coalesce(pg_visible_in_snapshot(e.xid, mine.upto) and e.id <= mine.position, false)
-  and not coalesce(mailboat.settled_before(mine.debts, e.slot, e.xid, e.id), false)
+from seen as found
+join mine on mine.partition = found.slot %% %(partitions)s
+where not pg_visible_in_snapshot(found.xid, mine.done)
+  and not coalesce(pg_visible_in_snapshot(found.xid, mine.upto) and found.id <= mine.position, false)
+  and not coalesce(mailboat.settled_before(mine.debts, found.slot, found.xid, found.id), false)
   and {wanted}
 group by mine.partition
 

@@ -14,16 +14,18 @@ select set_config('jit', 'off', true),
        case when pg_is_in_recovery() then null else left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) end
 
 -- name: tail
--- What became visible since the group's `done`, by transaction id, up to a limit. At least one row, to carry the snapshot.
+-- What became visible since the group's `done`, by transaction id, up to a limit. At least one row, to carry the snapshot; no
+-- row at all when the cursor that is asked for the group is not its relay's any more: that says nothing about events.
 with tip as materialized (
     select done
     from mailboat.cursors
     where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s and upto is null
+      and done::text = %(done)s
 )
 select {scanned}, found.routes, found.too_big, pg_current_snapshot()::text
-from (values (true)) as always (present)
+from tip
 left join lateral (
-    select e.*, {routes} as routes, sum(octet_length(e.payload)) over () > %(max_bytes)s as too_big
+    select found.*, {routes} as routes, sum(octet_length(found.payload)) over () > %(max_bytes)s as too_big
     from (
         select {stored}
         from {outbox} as e
@@ -36,7 +38,7 @@ left join lateral (
           and e.xid < pg_snapshot_xmax(pg_current_snapshot())
           and pg_visible_in_snapshot(e.xid, pg_current_snapshot())
         limit %(limit)s
-    ) as e
+    ) as found
 ) as found on true
 order by found.id
 
@@ -78,6 +80,16 @@ where c.subscription_id = m.subscription_id and c.partition = m.partition and c.
   and c.upto is null and c.done::text = %(done)s
 returning c.subscription_id, c.partition
 
+-- name: standing
+-- Which cursors still are in this window, under this owner. One of them then reads for all: it must not be one that was lost,
+-- for which every read is empty. (Readers see one snapshot per transaction, so that it stays so for the statements after it.)
+select c.subscription_id, c.partition
+from mailboat.cursors as c
+join unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::uuid[])
+     as m (subscription_id, partition, epoch)
+  on c.subscription_id = m.subscription_id and c.partition = m.partition and c.epoch = m.epoch
+where c.upto::text = %(upto)s
+
 -- name: small_window
 -- A window of at most one read, again (after a restart, or by a new owner): the same events in the same order.
 with w as materialized (
@@ -86,58 +98,79 @@ with w as materialized (
     where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s
       and upto::text = %(upto)s
 )
-select {columns}, found.routes
+select {columns}{also_routes}
 from (
-    select e.*, {routes} as routes
-    from (
-        select {stored}
-        from {outbox} as e
-        where e.xid = any (array(select pg_snapshot_xip(done) from w))
-          and pg_visible_in_snapshot(e.xid, (select upto from w))
-        union all
-        select {stored}
-        from {outbox} as e
-        where e.xid >= (select pg_snapshot_xmax(done) from w)
-          and e.xid < (select pg_snapshot_xmax(upto) from w)
-          and pg_visible_in_snapshot(e.xid, (select upto from w))
-    ) as e
-    where e.id > %(after)s and {wanted}
+    select {stored}
+    from {outbox} as e
+    where e.xid = any (array(select pg_snapshot_xip(done) from w))
+      and pg_visible_in_snapshot(e.xid, (select upto from w))
+    union all
+    select {stored}
+    from {outbox} as e
+    where e.xid >= (select pg_snapshot_xmax(done) from w)
+      and e.xid < (select pg_snapshot_xmax(upto) from w)
+      and pg_visible_in_snapshot(e.xid, (select upto from w))
 ) as found
+where found.id > %(after)s and {wanted}
 order by found.id
 
--- name: large_window
--- The next stretch of a large window, along the primary key: at most so many rows looked at, at most so many bytes taken.
+-- name: reach
+-- How far the next stretch of a large window reaches: so many rows along the primary key, whoever they are for.
 with w as materialized (
-    select done, upto, highest, debts
+    select highest
     from mailboat.cursors
     where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s
       and upto::text = %(upto)s
-),
-reach as materialized (
-    select max(ahead.id) as id, count(*) as looked_at
+)
+select max(ahead.id), count(*), coalesce(sum(octet_length(ahead.payload)), 0)::bigint
+from (
+    select {stored}
+    from {outbox} as e
+    where e.id > %(after)s and e.id <= (select highest from w)
+    order by e.id
+    limit %(limit)s
+) as ahead
+
+-- name: reach_within
+-- The same, where that would be too many bytes: at least one event, at most so much.
+with w as materialized (
+    select highest
+    from mailboat.cursors
+    where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s
+      and upto::text = %(upto)s
+)
+select max(ahead.id)
+from (
+    select e.id, coalesce(octet_length(e.payload), 0) as bytes,
+           sum(coalesce(octet_length(e.payload), 0)) over (order by e.id rows unbounded preceding) as bytes_so_far
     from (
-        select e.id
+        select {stored}
         from {outbox} as e
         where e.id > %(after)s and e.id <= (select highest from w)
         order by e.id
         limit %(limit)s
-    ) as ahead
-)
-select {columns}, found.routes, found.bytes_so_far, reach.id, reach.looked_at
-from reach
-left join lateral (
-    select e.*, {routes} as routes, sum(octet_length(e.payload)) over (order by e.id rows unbounded preceding) as bytes_so_far
-    from (
-        select {stored}
-        from {outbox} as e
-        where e.id > %(after)s and e.id <= (select id from reach)
-          and pg_visible_in_snapshot(e.xid, (select upto from w))
-          and {undone}
-        order by e.id
     ) as e
-    where {wanted}
-) as found on true
-where found.id is null or found.bytes_so_far - coalesce(octet_length(found.payload), 0) <= %(max_bytes)s
+) as ahead
+where ahead.bytes_so_far - ahead.bytes < %(max_bytes)s
+
+-- name: large_window
+-- A stretch of a large window, along the primary key.
+with w as materialized (
+    select done, upto, debts
+    from mailboat.cursors
+    where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s
+      and upto::text = %(upto)s
+)
+select {columns}{also_routes}
+from (
+    select {stored}
+    from {outbox} as e
+    where e.id > %(after)s and e.id <= %(reach)s
+      and pg_visible_in_snapshot(e.xid, (select upto from w))
+      and {undone}
+    order by e.id
+) as found
+where {wanted}
 order by found.id
 
 -- name: settle

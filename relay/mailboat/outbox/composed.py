@@ -1,0 +1,114 @@
+"""The statements that read events, composed for a table and a set of subscriptions.
+
+Filters are part of a statement's text, so each set of subscriptions that is read for together has its own; it is
+composed once, and the server plans it once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import sql
+
+from mailboat.events import Event
+from mailboat.outbox.filters import Predicate, any_of, routes
+from mailboat.outbox.layout import COLUMNS, Layout, scanned
+from mailboat.outbox.routing import EVENT_COLUMNS, fan_out, fan_out_single
+from mailboat.outbox.sqlfiles import statements
+from mailboat.outbox.store import CursorKey, Lease, Subscription
+
+_SQL = statements("windows")
+
+_UNDONE = sql.SQL("not pg_visible_in_snapshot(e.xid, (select done from w))")
+_UNDONE_BEFORE = sql.SQL("not mailboat.settled_before((select debts from w), e.slot, e.xid, e.id)")
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A subscription and the predicate of its filter."""
+
+    subscription: Subscription
+    wanted: Predicate
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """The statements for one set of subscriptions, and what to do with the rows they return."""
+
+    tail: sql.Composed
+    small_window: sql.Composed
+    large_window: sql.Composed
+    indebted_window: sql.Composed
+    subscriptions: Mapping[int, Subscription]
+
+    @property
+    def width(self) -> int:
+        """Columns of a row that is for somebody: the event and, where there are several, the subscriptions that want it."""
+        return EVENT_COLUMNS if len(self.subscriptions) == 1 else EVENT_COLUMNS + 1
+
+    def fan_out(self, rows: Iterable[Sequence[Any]], members: frozenset[CursorKey]) -> dict[CursorKey, list[Event]]:
+        """Rows of a window, each for somebody, to the members they are for."""
+        if len(self.subscriptions) == 1:
+            (subscription,) = self.subscriptions.values()
+            return fan_out_single(rows, subscription, members)
+        return fan_out(((row[:EVENT_COLUMNS], row[EVENT_COLUMNS]) for row in rows), self.subscriptions, members)
+
+
+class Compositions:
+    """All statements that depend on the outbox's layout or on subscriptions' filters."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._fixed = {"outbox": layout.outbox, "stored": layout.stored, "columns": COLUMNS}
+        self._routes: Mapping[int, Route] = {}
+        self._composed: dict[tuple[int, ...], Composed] = {}
+        self.span = sql.SQL(_SQL["span"]).format(outbox=layout.outbox)
+        self.reach = sql.SQL(_SQL["reach"]).format(**self._fixed)
+        self.reach_within = sql.SQL(_SQL["reach_within"]).format(**self._fixed)
+
+    def route(self, routes_by_number: Mapping[int, Route]) -> None:
+        """Which subscriptions there are, from now on."""
+        self._routes = routes_by_number
+        self._composed.clear()
+
+    def for_members(self, members: Iterable[Lease]) -> Composed:
+        """The statements that read for these cursors."""
+        numbers = tuple(sorted({lease.key.subscription for lease in members}))
+        if numbers not in self._composed:
+            self._composed[numbers] = self._compose(numbers)
+        return self._composed[numbers]
+
+    def _compose(self, numbers: tuple[int, ...]) -> Composed:
+        wanted = {number: self._routes[number].wanted for number in numbers}
+        single = len(numbers) == 1
+        parts: dict[str, Any] = {
+            **self._fixed,
+            "scanned": scanned(single=single),
+            "routes": routes(wanted),
+            "also_routes": sql.SQL("") if single else sql.SQL(", {}").format(routes(wanted)),
+            "wanted": any_of(wanted),
+        }
+        return Composed(
+            sql.SQL(_SQL["tail"]).format(**parts),
+            sql.SQL(_SQL["small_window"]).format(**parts),
+            sql.SQL(_SQL["large_window"]).format(**parts, undone=_UNDONE),
+            sql.SQL(_SQL["large_window"]).format(**parts, undone=_UNDONE_BEFORE),
+            {number: self._routes[number].subscription for number in numbers},
+        )
+
+
+def asking(lease: Lease) -> dict[str, Any]:
+    """The parameters by which a statement finds the cursor it reads for."""
+    return {"subscription": lease.key.subscription, "partition": lease.key.partition, "epoch": lease.epoch}
+
+
+def lease_arrays(leases: Iterable[Lease]) -> dict[str, list[Any]]:
+    """The same for many at once, as arrays."""
+    arrays: dict[str, list[Any]] = defaultdict(list)
+    for (subscription, partition), epoch in leases:
+        arrays["subscriptions"].append(subscription)
+        arrays["partitions"].append(partition)
+        arrays["epochs"].append(epoch)
+    return arrays
