@@ -1,0 +1,142 @@
+"""Relays inside the test's own process, with sinks that a test can hold, refuse and send away by name.
+
+For tests of load shapes and outages, where nothing is killed: what runs is the production relay on a real database,
+and it can be asked for its status. Staged sinks come in the way that a third party's would: by entry point.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import uuid
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import psycopg
+
+from faults.fleet import SWIFT, Manifest
+from faults.ledger import Arrival, Written, payload
+from mailboat.events import Outgoing
+from mailboat.outbox.leases import RelayIdentity
+from mailboat.outbox.windows import ReadLimits
+from mailboat.runtime.relay import Relay
+from mailboat.runtime.secrets import SecretPlaces
+from mailboat.runtime.session import Timings
+from mailboat.runtime.status import SubscriptionStatus
+from mailboat.sinks.memory import MemorySink
+from mailboat.sinks.protocol import SinkContext
+from mailboat_spec import read_documents
+
+# ---- relays -------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def afloat(
+    *manifests: Manifest, relay: str = "relay-1", timings: Timings | None = SWIFT, limits: ReadLimits | None = None
+) -> AsyncIterator[Relay]:
+    """A relay that runs while its block does, and is stopped in good order then."""
+    read = read_documents([(f"manifest {number}", manifest) for number, manifest in enumerate(manifests)])
+    running = Relay(
+        read.relays[0],
+        read.subscriptions,
+        secrets=SecretPlaces(),
+        identity=RelayIdentity(relay, str(uuid.uuid4())),
+        timings=timings,
+        limits=limits,
+    )
+    stop = asyncio.Event()
+    life = asyncio.create_task(running.run(stop))
+    try:
+        yield running
+    finally:
+        stop.set()
+        await life
+
+
+def status_of(relay: Relay, name: str) -> SubscriptionStatus:
+    """What a relay says about one subscription."""
+    return next(s for s in relay.status().subscriptions if s.name.endswith(f"/{name}"))
+
+
+# ---- staged sinks -------------------------------------------------------------------------------------------------
+
+
+class StagedSink(MemorySink):
+    """A memory sink that a test finds by the name of its subscription. All relays of the test share it."""
+
+    stage: ClassVar[dict[str, StagedSink]] = {}
+
+    @classmethod
+    def build(cls, config: Any, context: SinkContext) -> StagedSink:  # type: ignore[override]
+        name = context.subscription.split("/", 1)[-1]
+        if name not in cls.stage:
+            cls.stage[name] = super().build(config, context)
+        return cls.stage[name]
+
+    async def close(self) -> None:
+        """Others may still use it."""
+
+    @property
+    def numbers(self) -> dict[str | None, list[int]]:
+        """Of each key, the numbers of its events as they arrived."""
+        seen: dict[str | None, list[int]] = {}
+        for message in self.arrived:
+            seen.setdefault(message.key, []).append(json.loads(message.value or b"{}")["number"])
+        return seen
+
+    @property
+    def arrivals(self) -> list[Arrival]:
+        """What arrived, as ``check_delivery`` wants it."""
+        return [_arrival(message) for message in self.arrived]
+
+
+STAGED: Manifest = {"custom": {"type": "staged"}}
+"""``spec.sink`` of a subscription whose sink is found in ``StagedSink.stage``."""
+
+
+@contextmanager
+def staged_sinks_installed(directory: Path) -> Iterator[dict[str, StagedSink]]:
+    """Makes ``custom: {type: staged}`` known, as an installed package would, and gives the stage."""
+    information = directory / "staged_sinks-1.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: staged-sinks\nVersion: 1\n")
+    (information / "entry_points.txt").write_text("[mailboat.sinks]\nstaged = faults.inprocess:StagedSink\n")
+    sys.path.append(str(directory))
+    StagedSink.stage = {}
+    try:
+        yield StagedSink.stage
+    finally:
+        sys.path.remove(str(directory))
+
+
+def _arrival(message: Outgoing) -> Arrival:
+    headers = dict(message.headers)
+    numbers = (int(headers[f"mailboat-{name}"]) for name in ("sequence", "partition", "generation", "attempt"))
+    return Arrival(message.event_id, message.key, message.value, *numbers, at=0.0)
+
+
+# ---- events -------------------------------------------------------------------------------------------------------
+
+
+def events(count: int, keys: int, *, first: int = 1, prefix: str = "key") -> list[Written]:
+    """Events with keys in turn; each key's are numbered from ``first`` on."""
+    made = []
+    for index in range(count):
+        key, number = f"{prefix} {index % keys}", first + index // keys
+        made.append(Written(str(uuid.uuid4()), key, number, payload(key, number)))
+    return made
+
+
+def write(url: str, written: Sequence[Written], event_type: str = "order.placed") -> dict[str, Written]:
+    """Commits events in one transaction, in order, and returns them by id."""
+    with psycopg.connect(url) as connection, connection.cursor() as cursor:
+        with cursor.copy(
+            "copy mailboat.outbox (event_id, event_type, key, payload) from stdin (format binary)"
+        ) as copy:
+            copy.set_types(["uuid", "text", "text", "bytea"])
+            for event in written:
+                copy.write_row((uuid.UUID(event.event_id), event_type, event.key, event.payload))
+    return {event.event_id: event for event in written}

@@ -1,0 +1,164 @@
+"""A dump restored elsewhere: the relay refuses to guess, and goes on behind what was settled once a person says so."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from faults.fleet import Manifest, outbox_relay, subscription
+from faults.inprocess import STAGED, StagedSink, afloat, events, status_of, write
+from faults.ledger import check_delivery
+from mailboat.outbox.layout import Layout
+from mailboat.outbox.link import Link
+from mailboat.outbox.rebase import rebase
+from mailboat.runtime.relay import Relay
+from mailboat.runtime.status import RelayState
+from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
+from mailboat_harbor.postgres_binaries import NEWEST
+from waiting import await_until
+
+Stage = dict[str, StagedSink]
+
+
+@pytest.fixture(scope="module")
+def elsewhere(
+    tmp_path_factory: pytest.TempPathFactory, or_skip: Callable[[Callable[[], PostgresServer]], PostgresServer]
+) -> Iterator[PostgresServer]:
+    """Another database system, whose transaction ids are far behind."""
+    directory = tmp_path_factory.mktemp("elsewhere")
+    with or_skip(lambda: PostgresServer.start(find_postgres(NEWEST), directory)) as server:
+        yield server
+
+
+def restored(origin: Database, elsewhere: PostgresServer) -> Database:
+    """The same database in the other system, by pg_dump and psql, as a person would do it."""
+    copy = Database(elsewhere, origin.name)
+    elsewhere.create_database(origin.name, template="template0")
+    tool, env = origin.server.binaries.tool, dict(origin.server.binaries.env)
+    dump = subprocess.run([tool("pg_dump"), origin.url], env=env, capture_output=True, check=True)
+    psql = [tool("psql"), "--quiet", "--set", "ON_ERROR_STOP=1", copy.url]
+    done = subprocess.run(psql, env=env, input=_roles() + dump.stdout, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    return copy
+
+
+def _roles() -> bytes:
+    """What pg_dumpall --roles-only would bring along."""
+    return b"""
+    do $$ begin
+        if to_regrole('mailboat_writer') is null then
+            create role mailboat_writer nologin;
+            create role mailboat_relay nologin;
+        end if;
+    end $$;
+    """
+
+
+def _manifests(url: str, *subscriptions: Manifest) -> tuple[Manifest, ...]:
+    return (outbox_relay(url), *subscriptions)
+
+
+async def _rebase(copy: Database) -> int:
+    link = await Link.open(lambda: copy.url, "rebase")
+    try:
+        return await rebase(link, Layout())
+    finally:
+        await link.close()
+
+
+async def _refused(relay: Relay) -> str:
+    await await_until(lambda: relay.status().state is RelayState.FAILED, what="the refusal")
+    return relay.status().message
+
+
+async def _settled(relay: Relay, *names: str) -> None:
+    await await_until(
+        lambda: (
+            all(status_of(relay, name).owned and status_of(relay, name).lag == 0 for name in names)
+            and relay.status().database_reachable
+        ),
+        timeout=20,
+        what="everything to be settled",
+    )
+
+
+async def test_a_restored_copy_is_refused_and_goes_on_after_a_rebase(
+    outbox: Database, stage: Stage, elsewhere: PostgresServer, tmp_path: Path
+) -> None:
+    orders = subscription("orders", STAGED, partitions=4)
+    with_news = subscription("news", STAGED, partitions=2, start={"from": "Latest"})
+    before = write(outbox.url, events(200, 20, first=1))
+    async with afloat(*_manifests(outbox.url, orders, with_news)) as relay:
+        await _settled(relay, "orders", "news")
+        await await_until(lambda: len(stage["orders"].arrived) == 200, what="what came before")
+    undelivered = write(outbox.url, events(100, 20, first=11))  # is in the dump, and was never sent
+
+    copy = restored(outbox, elsewhere)
+    async with afloat(*_manifests(copy.url, orders, with_news)) as relay:
+        complaint = await _refused(relay)
+        assert "mailboat rebase" in complaint
+        assert "faults/orders" in complaint
+        assert len(stage["orders"].arrived) == 200
+
+        assert await _rebase(copy) == 6
+        later = write(copy.url, events(100, 20, first=16))
+        await _settled(relay, "orders", "news")
+        await await_until(lambda: len(stage["orders"].arrived) >= 400, what="what was not delivered yet")
+        await await_until(lambda: len(stage["news"].arrived) >= 200, what="the news")
+    check_delivery(before | undelivered | later, (), stage["orders"].arrivals)
+    check_delivery(undelivered | later, (), stage["news"].arrivals)
+
+
+async def test_what_was_laid_out_anew_before_the_dump_is_not_sent_again(
+    outbox: Database, stage: Stage, elsewhere: PostgresServer
+) -> None:
+    written = write(outbox.url, events(100, 20))
+    for partitions in (4, 3):
+        orders = subscription("orders", STAGED, partitions=partitions)
+        async with afloat(*_manifests(outbox.url, orders)) as relay:
+            await _settled(relay, "orders")
+            await await_until(lambda: len(stage["orders"].arrived) == 100, what="the events")
+
+    copy = restored(outbox, elsewhere)
+    await _rebase(copy)
+    async with afloat(*_manifests(copy.url, orders)) as relay:
+        await _settled(relay, "orders")
+        written |= write(copy.url, events(20, 20, first=6))
+        await await_until(lambda: len(stage["orders"].arrived) >= 120, what="the news")
+        await _settled(relay, "orders")
+    check_delivery(written, (), stage["orders"].arrivals)
+
+
+async def test_parked_events_travel_with_the_dump(outbox: Database, stage: Stage, elsewhere: PostgresServer) -> None:
+    backoff = {"initial": "50ms", "max": "100ms"}
+    orders = subscription("orders", STAGED, delivery={"timeout": "5s", "backoff": backoff, "maxAttempts": 1000})
+    written = write(outbox.url, events(100, 10))
+    async with afloat(*_manifests(outbox.url, orders)) as relay:
+        stage["orders"].refuse(lambda message: message.key == "key 3")
+        await _settled(relay, "orders")
+        await await_until(lambda: len(stage["orders"].arrived) == 90, what="all that is not parked")
+        await await_until(lambda: outbox.execute("select count(*) from mailboat.parked") == [(10,)], what="parked")
+    copy = restored(outbox, elsewhere)
+    await _rebase(copy)
+    async with afloat(*_manifests(copy.url, orders)) as relay:
+        written |= write(copy.url, events(10, 10, first=11))
+        await await_until(lambda: len(stage["orders"].arrived) == 99, what="the news of the other keys")
+        stage["orders"].refuse(None)
+        await await_until(lambda: len(stage["orders"].arrived) == 110, what="the parked key")
+    check_delivery(written, (), stage["orders"].arrivals)
+
+
+async def test_a_rebase_of_a_database_that_is_at_home_changes_nothing(outbox: Database, stage: Stage) -> None:
+    orders = subscription("orders", STAGED, partitions=2)
+    written = write(outbox.url, events(20, 5))
+    async with afloat(*_manifests(outbox.url, orders)) as relay:
+        await _settled(relay, "orders")
+        await await_until(lambda: len(stage["orders"].arrived) == 20, what="the events")
+        assert await _rebase(outbox) == 0
+        written |= write(outbox.url, events(20, 5, first=5))
+        await await_until(lambda: len(stage["orders"].arrived) >= 40, what="the news")
+        await _settled(relay, "orders")
+    check_delivery(written, (), stage["orders"].arrivals)

@@ -1,0 +1,162 @@
+"""Another number of partitions for a live subscription: 4, then 16, then 3, whatever its sink is doing meanwhile.
+
+Nothing is lost, no key gets out of order, and where no batch was on its way nothing is sent twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+
+import pytest
+
+from faults.fleet import Manifest, outbox_relay, subscription
+from faults.inprocess import STAGED, StagedSink, afloat, events, status_of, write
+from faults.ledger import Written, check_delivery
+from mailboat_harbor.postgres import Database
+from waiting import await_until
+
+Stage = dict[str, StagedSink]
+
+KEYS = 40
+
+
+def _manifests(outbox: Database, partitions: int) -> tuple[Manifest, Manifest]:
+    backoff = {"initial": "50ms", "max": "200ms"}
+    delivery = {"timeout": "5s", "batchSize": 50, "backoff": backoff, "maxAttempts": 1000}
+    return outbox_relay(outbox.url), subscription("orders", STAGED, partitions=partitions, delivery=delivery)
+
+
+def _layout(outbox: Database) -> tuple[int, int]:
+    [(partitions, cursors)] = outbox.execute(
+        "select s.partitions, count(*) from mailboat.subscriptions s join mailboat.cursors c on c.subscription_id = s.id"
+        " group by s.id"
+    )
+    return partitions, cursors
+
+
+class Load:
+    """Writes on a thread for as long as its block lasts; every key's events are numbered in order."""
+
+    def __init__(self, outbox: Database, committed: dict[str, Written]) -> None:
+        self._outbox = outbox
+        self._committed = committed
+        self._round = 0
+
+    @contextmanager
+    def flowing(self) -> Iterator[None]:
+        ending = threading.Event()
+
+        def keep_writing() -> None:
+            while not ending.wait(0.01):
+                self.write_some()
+
+        thread = threading.Thread(target=keep_writing, name="load")
+        thread.start()
+        try:
+            yield
+        finally:
+            ending.set()
+            thread.join()
+
+    def write_some(self) -> None:
+        self._round += 1
+        self._committed.update(write(self._outbox.url, events(KEYS, KEYS, first=self._round)))
+
+
+async def _all_arrived(stage: Stage, committed: dict[str, Written]) -> None:
+    await await_until(
+        lambda: len({message.event_id for message in stage["orders"].arrived}) >= len(committed),
+        timeout=60,
+        what="all events to arrive",
+    )
+
+
+async def test_relays_that_follow_one_another_lay_out_anew_without_a_loss_or_a_duplicate(
+    outbox: Database, stage: Stage
+) -> None:
+    committed: dict[str, Written] = {}
+    load = Load(outbox, committed)
+    with load.flowing():
+        for partitions in (4, 16, 3):
+            async with afloat(*_manifests(outbox, partitions)):
+                before = len(committed)
+                await await_until(lambda: len(committed) > before + 10 * KEYS, timeout=30, what="some load")
+            assert _layout(outbox) == (partitions, partitions)
+    async with afloat(*_manifests(outbox, 3)):
+        await _all_arrived(stage, committed)
+    print(check_delivery(committed, (), stage["orders"].arrivals))
+
+
+async def test_a_running_relay_follows_a_new_layout_under_load(outbox: Database, stage: Stage) -> None:
+    committed: dict[str, Written] = {}
+    load = Load(outbox, committed)
+    async with AsyncExitStack() as relays:
+        with load.flowing():
+            for number, partitions in enumerate((4, 16, 3)):
+                relay = await relays.enter_async_context(
+                    afloat(*_manifests(outbox, partitions), relay=f"relay-{number}")
+                )
+                await await_until(lambda r=relay: len(status_of(r, "orders").owned) > 0, timeout=20, what="partitions")
+                before = len(committed)
+                await await_until(lambda b=before: len(committed) > b + 10 * KEYS, timeout=30, what="some load")
+                assert _layout(outbox) == (partitions, partitions)
+        await _all_arrived(stage, committed)
+        await await_until(lambda: status_of(relay, "orders").lag == 0, timeout=20, what="everything to be settled")
+    arrivals = stage["orders"].arrivals
+    unique = {arrival.event_id: arrival for arrival in reversed(arrivals)}
+    again = len(arrivals) - len(unique)
+    # What the old owners had in hand when their cursors were taken away is sent again, and no more than that.
+    assert again <= 2 * 16 * 3 * 50
+    first = [arrival for arrival in arrivals if unique.pop(arrival.event_id, None) is not None]
+    print(check_delivery(committed, (), first, gapless=False), f"({again} again)")
+
+
+@pytest.mark.parametrize("trouble", ["paused", "away", "parked"])
+async def test_a_sink_in_trouble_holds_up_no_new_layout(outbox: Database, stage: Stage, trouble: str) -> None:
+    committed: dict[str, Written] = {}
+    load = Load(outbox, committed)
+    refused = {f"key {n}" for n in range(0, KEYS, 4)}
+    async with afloat(*_manifests(outbox, 4)) as relay:
+        load.write_some()
+        await _all_arrived(stage, committed)
+        sink = stage["orders"]
+        if trouble == "paused":
+            outbox.execute("update mailboat.subscriptions set state = 'Paused'")
+            await await_until(lambda: status_of(relay, "orders").state == "Paused", what="the pause")
+        elif trouble == "away":
+            sink.go_away()
+        else:
+            sink.refuse(lambda message: message.key in refused)
+        for _ in range(5):
+            load.write_some()
+        if trouble == "parked":
+            await await_until(lambda: _parked(outbox) == 5 * len(refused), timeout=20, what="the parked events")
+    for partitions in (16, 3):
+        async with afloat(*_manifests(outbox, partitions)) as relay:
+            await await_until(lambda p=partitions: len(status_of(relay, "orders").owned) == p, timeout=20, what="owner")
+            assert _layout(outbox) == (partitions, partitions)
+            load.write_some()
+            if trouble == "parked":
+                await await_until(
+                    lambda: _parked(outbox) == (len(committed) // KEYS - 1) * len(refused), timeout=20, what="parked"
+                )
+            else:
+                await asyncio.sleep(0)
+    load.write_some()
+    if trouble == "paused":
+        outbox.execute("update mailboat.subscriptions set state = 'Running'")
+    sink.come_back()
+    sink.refuse(None)
+    async with afloat(*_manifests(outbox, 3)) as relay:
+        await _all_arrived(stage, committed)
+        await await_until(lambda: status_of(relay, "orders").parked == 0, what="the parking lot to be empty")
+    assert _parked(outbox) == 0
+    print(check_delivery(committed, (), sink.arrivals, gapless=trouble != "parked"))
+
+
+def _parked(outbox: Database) -> int:
+    [(count,)] = outbox.execute("select count(*) from mailboat.parked")
+    return int(count)
