@@ -17,12 +17,13 @@ import click
 
 from mailboat.cli.following import follow_file
 from mailboat.cli.options import Outbox, outboxes_of, with_manifests
-from mailboat.errors import ConfigError
+from mailboat.errors import ConfigError, MailboatError
 from mailboat.http.assignment import Assign
 from mailboat.http.server import HttpServer, Surface, parse_address
 from mailboat.logs import LogFormat, configure
 from mailboat.outbox.leases import RelayIdentity
 from mailboat.runtime.config import load
+from mailboat.runtime.garbage import settle_collector
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.secrets import find_secrets
 from mailboat_spec import full_name
@@ -76,7 +77,14 @@ def run(
     host, port = parse_address(listen)
     served = outboxes_of(manifests, find_secrets(secrets_dir, os.environ))
     relay_id = relay_id or f"{socket.gethostname()}-{random_tokens.token_hex(3)}"
-    asyncio.run(_run(served, relay_id, (host, port), control_token_file, assignment))
+    settle_collector()
+    try:
+        asyncio.run(_run(served, relay_id, (host, port), control_token_file, assignment))
+    except MailboatError:
+        raise
+    except Exception:
+        log.critical("The relay failed in a way that nobody thought of.", exc_info=True)  # for those who read logs
+        raise
 
 
 async def _run(
