@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from psycopg import AsyncCursor
+from psycopg import AsyncCursor, sql
 
 from mailboat.errors import ForeignDatabase
 from mailboat.outbox.composed import Route
@@ -63,7 +63,7 @@ async def declare(link: Link, layout: Layout, declared: Declared, *, may_lay_out
         number, uid, partitions, generation, state, since_time, since_id = found
         await cursor.execute(_SQL["redeclare"], {**wanted, "id": number, "uid": wanted["uid"] or uid})
         await cursor.execute(
-            _SQL["create_cursors"],
+            sql.SQL(_SQL["create_cursors"]).format(stored=layout.stored, outbox=layout.outbox),
             {
                 "id": number,
                 "partitions": partitions,

@@ -32,17 +32,18 @@ from (
 -- The new cursors finish what the old ones left, up to S, by id; behind it they go on like any other.
 with old as (
     delete from mailboat.cursors where subscription_id = %(subscription)s
-    returning done, system_identifier, timeline
+    returning done, hi, system_identifier, timeline
 ),
 oldest as (
-    select done, system_identifier, timeline from old order by pg_snapshot_xmax(done)::text::numeric limit 1
+    select done, max(hi) over () as hi, system_identifier, timeline
+    from old order by pg_snapshot_xmax(done)::text::numeric limit 1
 )
 insert into mailboat.cursors (subscription_id, partition, done, upto, lowest, highest, position, hi, debts,
                               system_identifier, timeline)
 select %(subscription)s, partition,
        case when %(lowest)s::bigint is null then %(upto)s::pg_snapshot else oldest.done end,
        case when %(lowest)s::bigint is null then null else %(upto)s::pg_snapshot end,
-       %(lowest)s::bigint, %(highest)s::bigint, coalesce(%(lowest)s::bigint - 1, 0), coalesce(%(lowest)s::bigint - 1, 0),
+       %(lowest)s::bigint, %(highest)s::bigint, coalesce(%(lowest)s::bigint - 1, 0), coalesce(%(lowest)s::bigint - 1, oldest.hi),
        case when %(lowest)s::bigint is null then null else %(debts)s::jsonb end,
        oldest.system_identifier, oldest.timeline
 from oldest, generate_series(0, %(partitions)s - 1) as partition

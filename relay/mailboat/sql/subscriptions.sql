@@ -26,9 +26,10 @@ delete from mailboat.subscriptions where outbox = %(outbox)s and name = %(name)s
 returning id
 
 -- name: create_cursors
--- A new subscription starts before everything, or now.
-insert into mailboat.cursors (subscription_id, partition, done, system_identifier, timeline)
+-- A new subscription starts before everything, or now. What is skipped counts as settled: a rebase must not bring it back.
+insert into mailboat.cursors (subscription_id, partition, done, hi, system_identifier, timeline)
 select %(id)s, partition, case when %(latest)s then pg_current_snapshot() else '3:3:'::pg_snapshot end,
+       case when %(latest)s then coalesce((select max(e.id) from (select {stored} from {outbox} as e) as e), 0) else 0 end,
        %(system_identifier)s, %(timeline)s
 from generate_series(0, %(partitions)s - 1) as partition
 on conflict do nothing
