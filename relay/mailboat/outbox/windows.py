@@ -68,8 +68,10 @@ class Windows:
             for group in tips:
                 for outcome in await self._look(cursor, link, group, lost, merge=len(tips) > 1):
                     (opened if isinstance(outcome, Opened) else advanced).append(outcome)  # type: ignore[arg-type]
-            if opened or any(s.durable for s in settlements):
-                level = self._sync_level if opened and self._sync_level != "off" else "local"
+            level = self._sync_level if opened else "off"
+            if level == "off" and any(s.durable for s in settlements):
+                level = "local"
+            if level != "off":
                 await cursor.execute(_SQL["sync"], {"level": level})
         return TickResult(frozenset(lost), tuple(opened), tuple(advanced))
 

@@ -37,6 +37,7 @@ class Stretch:
     events: Sequence[Event]
     reached: int
     last: bool
+    bytes: int
     taken: int = 0
 
 
@@ -95,6 +96,7 @@ class PartitionPump:
         self._flights: deque[Flight] = deque()
         self._sequence = cursor.sequence
         self._queued = 0
+        self._queued_bytes = 0
         self._deaths = cursor.resumes
         self._work = asyncio.Event()
         self._room = asyncio.Event()
@@ -131,11 +133,19 @@ class PartitionPump:
             events = [event for event in events if event.id > self.read_upto]
         self.read_upto = 0 if last else max(reached, self.read_upto)
         if events or last:
-            self._inbox.append(Stretch(window, events, reached, last))
+            size = sum(len(event.payload) for event in events if event.payload is not None)
+            self._inbox.append(Stretch(window, events, reached, last, size))
             self._queued += len(events)
-            if self._queued >= 2 * self.stream.settings.batch_size:
-                self._room.clear()
+            self._queued_bytes += size
+            self._note_room()
             self._work.set()
+
+    def _note_room(self) -> None:
+        settings = self.stream.settings
+        if self._queued < 2 * settings.batch_size and self._queued_bytes < settings.batch_bytes:
+            self._room.set()
+        else:
+            self._room.clear()
 
     def nudge(self) -> None:
         """There may be parked events to retry."""
@@ -229,7 +239,8 @@ class PartitionPump:
         flight = Flight(stretch.window, [], [], None, [], 0, self._sequence, False)
         messages: list[Outgoing] = []
         parked, encode, refusal, generation = self.parked.keys, stream.encoder.encode, stream.refusal, stream.generation
-        sequence, room, index = self._sequence, traits.max_batch_bytes, stretch.taken
+        max_bytes = min(traits.max_batch_bytes, stream.settings.batch_bytes)
+        sequence, room, index = self._sequence, max_bytes, stretch.taken
         events = stretch.events
         while index < len(events) and len(messages) < limit:
             event = events[index]
@@ -262,16 +273,16 @@ class PartitionPump:
             flight.events.append(event)
             flight.sequences.append(sequence)
         self._queued -= index - stretch.taken
-        if self._queued < 2 * stream.settings.batch_size:
-            self._room.set()
         stretch.taken = index
         self._sequence = flight.sequence = sequence
-        flight.bytes = traits.max_batch_bytes - room
+        flight.bytes = max_bytes - room
         if index == len(events):
             self._inbox.popleft()
+            self._queued_bytes -= stretch.bytes
             flight.closes, flight.position = stretch.last, stretch.reached
         else:
             flight.position = events[index - 1].id
+        self._note_room()
         return flight, messages
 
     async def _land(self) -> None:

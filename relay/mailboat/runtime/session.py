@@ -99,11 +99,11 @@ class Session:
         """Until told to stop, or the database is lost."""
         try:
             async with asyncio.TaskGroup() as self._group:
-                background = [
-                    self._group.create_task(work) for work in (self._watch(), self.keeper.run(), self._probe())
-                ]
+                watch = self._group.create_task(self._watch())
+                background = [self._group.create_task(work) for work in (self.keeper.run(), self._probe())]
                 background += [self._group.create_task(self._open_sink(stream)) for stream in self.streams.values()]
                 await stop.wait()
+                watch.cancel()  # or it would claim again what is let go; the lease outlasts the good-bye
                 await self._let_go(list(self.owned))
                 for task in background:
                     task.cancel()
