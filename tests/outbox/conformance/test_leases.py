@@ -1,0 +1,141 @@
+"""Leases: who may claim what, when a dead relay's partitions are free, how deaths are counted, and who is replaced."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mailboat.errors import LeaseLost
+from mailboat.outbox.store import Settlement
+from outbox.relays import Relay, write
+from outbox.worlds import SETTINGS, World, eventually, subscription
+
+TWO = [subscription(partitions=2)]
+
+
+async def test_what_somebody_alive_holds_can_not_be_had(world: World) -> None:
+    first, second = await Relay.start(world, TWO, "first"), await Relay.start(world, TWO, "second")
+    one, other = first.keys
+    assert await first.claim([one]) == [one]
+    assert await second.claim() == [other]
+    holdings = {holding.key: holding.owner for holding in (await first.store.beat()).holdings}
+    assert holdings == {one: "first", other: "second"}
+
+
+async def test_a_released_partition_is_free_at_once_and_counts_no_death(world: World) -> None:
+    first, second = await Relay.start(world, TWO, "first"), await Relay.start(world, TWO, "second")
+    keys = await first.claim()
+    write(world, None, None)
+    (opened,) = (await first.tick()).opened
+    await first.store.release([first.lease(key) for key in keys])
+    assert await second.claim() == keys
+    assert [(c.window, c.resumes) for c in second.cursors.values()] == [(opened.window, 0)] * 2
+
+
+async def test_deaths_at_one_position_are_counted_and_progress_forgets_them(world: World) -> None:
+    relay = await Relay.start(world, TWO)
+    keys = await relay.claim()
+    write(world, None, None)
+    (opened,) = (await relay.tick()).opened
+    for deaths in (1, 2, 3):
+        await relay.crash()
+        relay = await Relay.start(world, TWO)
+        await relay.claim()
+        assert [relay.cursors[key].resumes for key in keys] == [deaths, deaths]
+    await relay.store.tick([Settlement(relay.lease(keys[0]), opened.window.upto, 0, 0)], [])
+    await relay.crash()
+    relay = await Relay.start(world, TWO)
+    await relay.claim()
+    assert [relay.cursors[key].resumes for key in keys] == [1, 4]
+
+
+async def test_dying_without_an_open_window_counts_nothing(world: World) -> None:
+    relay = await Relay.start(world, TWO)
+    await relay.claim()
+    await relay.crash()
+    again = await Relay.start(world, TWO)
+    await again.claim()
+    assert [cursor.resumes for cursor in again.cursors.values()] == [0, 0]
+
+
+async def test_a_dead_relay_is_buried_and_its_partitions_taken_over(world: World) -> None:
+    first, second = await Relay.start(world, TWO, "first"), await Relay.start(world, TWO, "second")
+    keys = await first.claim()
+    roster = await second.store.beat()
+    assert {peer.id for peer in roster.peers if peer.alive} == {"first", "second"}
+    assert await second.claim() == []
+    await first.crash()
+
+    async def only_one_lives() -> bool:
+        return {peer.id for peer in (await second.store.beat()).peers if peer.alive} == {"second"}
+
+    await eventually(only_one_lives, what="the burial of the dead relay")
+    assert await second.claim() == keys
+
+
+async def test_a_relay_that_is_silent_but_not_dead_is_not_buried(world: World) -> None:
+    patient = replace(SETTINGS, overdue_after=3600.0)
+    first = await Relay.start(world, TWO, "first", patient)
+    second = await Relay.start(world, TWO, "second", patient)
+    await first.claim()
+    await first.crash()
+    assert {peer.id for peer in (await second.store.beat()).peers if peer.alive} == {"first", "second"}
+    assert await second.claim() == []
+
+
+async def test_leases_expire_and_a_heartbeat_renews_all_of_them(world: World) -> None:
+    brief = replace(SETTINGS, lease_ttl=0.3)
+    first = await Relay.start(world, TWO, "first", brief)
+    second = await Relay.start(world, TWO, "second")
+    keys = await first.claim()
+    await first.store.beat()
+    assert await second.claim() == []
+    await eventually(second.claim, what="the end of the leases")
+    assert sorted(second.cursors) == keys
+    stale = [Settlement(first.lease(key), None, unpark=(1,)) for key in keys]
+    assert (await first.store.tick(stale, [])).lost == set(keys)
+    roster = await first.store.beat()
+    assert {holding.owner for holding in roster.holdings} == {"second"}, "back among the living, but not an owner"
+
+
+async def test_a_relay_that_leaves_is_not_waited_for(world: World) -> None:
+    first, second = await Relay.start(world, TWO, "first"), await Relay.start(world, TWO, "second")
+    keys = await first.claim()
+    await first.store.close(leave=True)
+    assert [peer.id for peer in (await second.store.beat()).peers] == ["second"]
+    assert await second.claim() == keys
+
+
+async def test_a_name_can_be_used_by_one_process_only(world: World) -> None:
+    await Relay.start(world, TWO, "first")
+    other = await world.open("first")
+    await other.declare(TWO)
+    with pytest.raises(LeaseLost, match="another process runs as relay 'first'"):
+        await other.join()
+
+
+async def test_the_heartbeat_of_a_relay_that_was_declared_dead_says_so(world: World) -> None:
+    brief = replace(SETTINGS, lease_ttl=0.01)
+    first = await Relay.start(world, TWO, "first", brief)
+    await first.claim()
+    write(world, None)
+    await first.tick()
+    ghost = first.store
+    await first.crash()
+    replacement = await Relay.start(world, TWO, "first")
+    await replacement.claim()
+    assert sorted(cursor.resumes for cursor in replacement.cursors.values()) == [0, 1]
+    with pytest.raises(Exception, match=r"replaced by another process|closed"):
+        await ghost.beat()
+
+
+async def test_claiming_again_what_is_ones_own_counts_no_death(world: World) -> None:
+    relay = await Relay.start(world, TWO)
+    keys = await relay.claim()
+    write(world, None, None)
+    await relay.tick()
+    before = [relay.lease(key) for key in keys]
+    assert await relay.claim() == keys
+    assert [cursor.resumes for cursor in relay.cursors.values()] == [0, 0]
+    assert (await relay.store.tick([Settlement(lease, None, unpark=(1,)) for lease in before], [])).lost == set(keys)

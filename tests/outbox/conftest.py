@@ -1,0 +1,61 @@
+"""The worlds, as fixtures: every test of the conformance suite runs in memory and on both majors of Postgres."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import pytest_asyncio
+
+from mailboat_harbor.postgres import Database, PostgresServer
+from migrated import migrated_database
+from outbox.worlds import MemoryWorld, PostgresWorld, World
+
+
+@pytest.fixture(scope="module")
+def outbox_database(postgres: PostgresServer) -> Iterator[Database]:
+    yield from migrated_database(postgres)
+
+
+@pytest.fixture(scope="module")
+def outbox_database14(postgres14: PostgresServer) -> Iterator[Database]:
+    yield from migrated_database(postgres14)
+
+
+@pytest.fixture(params=["memory", "postgres", "postgres14"])
+def any_world(request: pytest.FixtureRequest) -> Iterator[World]:
+    """An empty outbox, for a test that has event loops of its own, in which it closes the stores it opened."""
+    found = _world(request)
+    yield found
+    found.dismiss_writers()
+
+
+@pytest_asyncio.fixture
+async def world(any_world: World) -> AsyncIterator[World]:
+    """An empty outbox."""
+    yield any_world
+    await any_world.close()
+
+
+@pytest.fixture(params=["postgres", "postgres14"])
+def any_server(request: pytest.FixtureRequest) -> World:
+    return _world(request)
+
+
+@pytest_asyncio.fixture
+async def postgres_world(any_server: PostgresWorld) -> AsyncIterator[PostgresWorld]:
+    """An empty outbox on a real server, for what only a server can show."""
+    yield any_server
+    await any_server.close()
+
+
+_PLACES = {"postgres": "outbox_database", "postgres14": "outbox_database14"}
+
+
+def _world(request: pytest.FixtureRequest) -> World:
+    # Looked up here and not in an asynchronous fixture: migrating has an event loop of its own.
+    if request.param == "memory":
+        return MemoryWorld()
+    world = PostgresWorld(request.getfixturevalue(_PLACES[request.param]))
+    world.reset()
+    return world

@@ -1,0 +1,117 @@
+"""A relay of the conformance suite: a store with the leases it holds, and shorthands for what a relay does."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from mailboat.events import Event
+from mailboat.outbox.declaring import Declared
+from mailboat.outbox.postgres import StoreSettings
+from mailboat.outbox.store import Cursor, CursorKey, Lease, Opened, Settlement, Subscription, TickResult, TipGroup
+from outbox.worlds import SETTINGS, Store, World, joined
+
+
+@dataclass
+class Relay:
+    """Claims, looks, settles; keeps only what a relay must remember."""
+
+    store: Store
+    subscriptions: dict[int, Subscription]
+    cursors: dict[CursorKey, Cursor] = field(default_factory=dict)
+    done: dict[CursorKey, str] = field(default_factory=dict)
+    sequence: dict[CursorKey, int] = field(default_factory=dict)
+
+    @classmethod
+    async def start(
+        cls, world: World, declared: Sequence[Declared], name: str = "relay", settings: StoreSettings = SETTINGS
+    ) -> Relay:
+        store = await world.open(name, settings)
+        relay = cls(store, await store.declare(declared))
+        await joined(store)
+        return relay
+
+    @property
+    def keys(self) -> list[CursorKey]:
+        return [CursorKey(n, p) for n, s in self.subscriptions.items() for p in range(s.partitions)]
+
+    def lease(self, key: CursorKey) -> Lease:
+        return self.cursors[key].lease
+
+    async def claim(self, keys: Collection[CursorKey] | None = None) -> list[CursorKey]:
+        """Takes what can be had (all, if nothing is named), and says what that was."""
+        cursors = await self.store.claim(self.keys if keys is None else keys)
+        for cursor in cursors:
+            key = cursor.lease.key
+            self.cursors[key], self.sequence[key] = cursor, cursor.sequence
+            self.done.pop(key, None)
+            if cursor.window is None:
+                self.done[key] = cursor.done
+        return sorted(cursor.lease.key for cursor in cursors)
+
+    def tips(self) -> list[TipGroup]:
+        groups: dict[str, list[Lease]] = defaultdict(list)
+        for key, done in sorted(self.done.items()):
+            groups[done].append(self.lease(key))
+        return [TipGroup(done, tuple(members)) for done, members in groups.items()]
+
+    async def tick(self, *settlements: Settlement) -> TickResult:
+        for settlement in settlements:
+            if settlement.closes and settlement.upto is not None:
+                self.done[settlement.lease.key] = settlement.upto
+        result = await self.store.tick(settlements, self.tips())
+        for advanced in result.advanced:
+            self.done.update((lease.key, advanced.done) for lease in advanced.members)
+        for opened in result.opened:
+            for lease in opened.members:
+                self.done.pop(lease.key, None)
+        return result
+
+    async def events(self, opened: Opened, after: int = 0) -> dict[CursorKey, list[Event]]:
+        """All events of a window, read in stretches where it is large."""
+        if opened.events is not None:
+            return {key: list(events) for key, events in opened.events.items()}
+        found: dict[CursorKey, list[Event]] = defaultdict(list)
+        while True:
+            chunk = await self.store.read(opened.window, opened.members, after)
+            for key, events in chunk.events.items():
+                found[key] += events
+            if chunk.last:
+                return dict(found)
+            assert chunk.reached > after
+            after = chunk.reached
+
+    async def drain(self) -> dict[CursorKey, list[Event]]:
+        """Delivers all there is, and says what went where."""
+        delivered: dict[CursorKey, list[Event]] = defaultdict(list)
+        result = await self.tick()
+        while not result.quiet:
+            closing = []
+            for opened in result.opened:
+                events = await self.events(opened)
+                for lease in opened.members:
+                    mine = events.get(lease.key, [])
+                    delivered[lease.key] += mine
+                    self.sequence[lease.key] += len(mine)
+                    position = mine[-1].id if mine else 0
+                    upto, sequence = opened.window.upto, self.sequence[lease.key]
+                    closing.append(Settlement(lease, upto, position, sequence, closes=True))
+            result = await self.tick(*closing)
+            assert not result.lost
+        return dict(delivered)
+
+    async def drained(self) -> list[Event]:
+        """The same for all partitions together, by position."""
+        return sorted(event for events in (await self.drain()).values() for event in events)
+
+    async def crash(self) -> None:
+        await self.store.close(leave=False)
+
+
+def write(world: World, *keys: str | None, type: str = "order.placed", payload: bytes | None = b"{}") -> list[str]:
+    """One committed transaction with an event per key; their ids."""
+    writer = world.begin()
+    written = [writer.insert(type, key=key, payload=payload) for key in keys]
+    writer.commit()
+    return written
