@@ -35,7 +35,7 @@ from mailboat_harbor.kafka import KafkaServer
 from mailboat_harbor.proxy import Proxy
 from mailboat_harbor.pubsub import PubSubServer
 from sinks.refusing_pubsub import RefusingPubSub
-from waiting import await_until
+from waiting import await_until, wait_until
 
 POISON = b"poison" + b"." * 30_000
 """A value that ``Backend.refuse_poison`` makes the destination refuse."""
@@ -153,8 +153,11 @@ class KafkaBackend(Backend):
                 assert message is not None, f"{self.topic} should hold messages up to {awaited}"
                 assert message.error() is None, message.error()
                 received.append(_from_kafka(message))
-                if message.offset() + 1 >= awaited.get(message.partition(), 0):
-                    awaited.pop(message.partition(), None)
+                partition, offset = message.partition(), message.offset()
+                assert partition is not None
+                assert offset is not None
+                if offset + 1 >= awaited.get(partition, 0):
+                    awaited.pop(partition, None)
             return received
         finally:
             consumer.close()
@@ -167,6 +170,12 @@ class KafkaBackend(Backend):
         entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ResourceType.TOPIC, self.topic, incremental_configs=[entry])
         admin.incremental_alter_configs([resource])[resource].result(10)
+        wait_until(lambda: self._setting(admin, name) == value, what=f"{name} of {self.topic} to be {value}")
+
+    def _setting(self, admin: AdminClient, name: str) -> str | None:
+        resource = ConfigResource(ResourceType.TOPIC, self.topic)
+        value: str | None = admin.describe_configs([resource])[resource].result(10)[name].value
+        return value
 
     def delete_topic(self) -> None:
         admin = AdminClient({"bootstrap.servers": self.server.bootstrap, "log_level": 0})
@@ -319,6 +328,16 @@ class MemoryBackend(Backend):
         for sink in self._sinks:
             sink.come_back()
             sink.let_go()
+
+
+async def until_it_arrives(sink: Sink, *batch: Outgoing) -> None:
+    """Publish until the destination has recovered enough to take all of it."""
+
+    async def arrives() -> bool:
+        return not await sink.publish(batch)
+
+    arrived: bool = await await_until(arrives, timeout=30, what="the sink to recover")
+    assert arrived
 
 
 def message(number: int, key: str | None = "k", value: bytes | None = None, **headers: str) -> Outgoing:

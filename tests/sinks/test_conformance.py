@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable, Undecided
+from mailboat.errors import EventRefused, SinkUnavailable, Undecided
 from mailboat.events import Outgoing
-from sinks.backends import POISON, Backend, Opened, Received, message, on_all_that
+from mailboat.sinks.protocol import Failures
+from sinks.backends import POISON, Backend, Opened, Received, message, on_all_that, until_it_arrives
 from waiting import await_until
 
 
@@ -185,7 +186,7 @@ async def test_a_key_is_free_again_once_every_call_that_held_it_has_returned(bac
     assert isinstance(answers[0][0], EventRefused)
     assert isinstance(answers[1].get(0), Undecided)
 
-    await await_until(lambda: _arrives(sink.publish([message(4)])), timeout=1, what="the key to be free again")
+    await until_it_arrives(sink, message(4))
 
 
 @on_all_that("refuses_at_the_destination")
@@ -226,7 +227,7 @@ async def test_a_destination_that_is_gone_costs_nobody_an_attempt_and_comes_back
     assert took < 3
     backend.come_back()
     # The same sink, and nothing of what was given up on arrives late.
-    await await_until(lambda: _arrives(sink.publish([message(3)])), timeout=20, what="the sink to recover")
+    await until_it_arrives(sink, message(3))
     assert values(await backend.receive(2), "k") == [b"0", b"3"]
     assert values(await backend.received(), "other") == []
 
@@ -249,11 +250,7 @@ async def test_a_destination_that_is_deaf_is_given_up_on_in_time(backend: Backen
     assert isinstance(answers[0][0], SinkUnavailable)
     assert took < 3
     backend.come_back()
-
-    async def all_arrive() -> bool:
-        return await _arrives(sink.publish([message(number) for number in range(1, 99)]))
-
-    await await_until(all_arrive, timeout=20, what="the sink to recover")
+    await until_it_arrives(sink, *(message(number) for number in range(1, 99)))
     # What was on the wire may arrive twice; what counts is the order of first arrivals.
     received = numbers(await backend.receive(99), "k")
     assert list(dict.fromkeys(received)) == list(range(99))
@@ -274,7 +271,7 @@ async def test_cancelling_a_call_purges_what_was_not_sent(backend: Backend, open
         await publishing
 
     backend.come_back()
-    await await_until(lambda: _arrives(sink.publish([message(6_000)])), timeout=30, what="the sink to recover")
+    await until_it_arrives(sink, message(6_000))
     received = numbers(await backend.receive(2), "k")
     assert received[-1] == 6_000
     # What was on the wire already may arrive, the rest may not.
@@ -321,20 +318,16 @@ async def test_a_sink_that_could_not_open_opens_later(backend: Backend, opened: 
             return False
         return True
 
-    await await_until(opens, timeout=20, what="the sink to open")
+    is_open: bool = await await_until(opens, timeout=20, what="the sink to open")
+    assert is_open
     assert await sink.publish([message(1)]) == {}
     await sink.close()
 
 
-def _delivered(batches: Sequence[Sequence[Outgoing]], answers: Sequence[object]) -> list[Outgoing]:
+def _delivered(batches: Sequence[Sequence[Outgoing]], answers: Sequence[Failures]) -> list[Outgoing]:
     return [
         item
         for batch, answer in zip(batches, answers, strict=True)
         for index, item in enumerate(batch)
-        if index not in answer  # type: ignore[operator]
+        if index not in answer
     ]
-
-
-async def _arrives(publishing: object) -> bool:
-    answer: dict[int, DeliveryError] = await publishing  # type: ignore[misc]
-    return answer == {}

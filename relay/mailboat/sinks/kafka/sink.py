@@ -25,8 +25,15 @@ _HEADER_OVERHEAD: Final = 10
 """What Kafka's record format adds to the bytes of a message, and to each header, at most."""
 _JOIN_TIMEOUT: Final = 5.0
 
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """librdkafka warns of a setting that we know, and is alarmed by an end of the session that we expect."""
+    text = record.getMessage()
+    return "enable.gapless.guarantee is experimental" not in text and "unable to satisfy gap-less guarantee" not in text
+
+
 logger = logging.getLogger(__name__)
-logger.addFilter(lambda record: "enable.gapless.guarantee is experimental" not in record.getMessage())
+logger.addFilter(_is_news)
 
 
 class KafkaSink:
@@ -59,6 +66,8 @@ class KafkaSink:
     async def open(self) -> None:
         self._closed = False
         self._learn(await self._describe())
+        async with self._turn:
+            await self._ready_session(alone=False)  # the client needs half a second to log in as a producer
 
     def refusal(self, message: Outgoing) -> EventRefused | None:
         facts = self._facts

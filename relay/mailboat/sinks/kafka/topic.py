@@ -38,6 +38,7 @@ def describe_topic(client: Mapping[str, Any], topic: str, *, timeout: float) -> 
     try:
         found = admin.list_topics(topic, timeout=timeout).topics[topic]
     except KafkaException as error:
+        admin.poll(0)  # hear its complaints: they say more than "timed out"
         telling = [complaint for complaint in complaints if complaint.code != KafkaError._ALL_BROKERS_DOWN]
         raise no_answer(bootstrap, timeout, telling[-1] if telling else None) from error
     if found.error is not None:

@@ -9,6 +9,8 @@ from mailboat.errors import EventRefused
 from mailboat.events import Outgoing
 
 MAX_REQUEST_BYTES: Final = 10_000_000
+GOOD_REQUEST_BYTES: Final = 4_000_000
+"""Where requests are cut. Larger ones gain nothing, and gRPC servers (Google's fake is one) take 4 MiB by default."""
 MAX_REQUEST_MESSAGES: Final = 1_000
 MAX_ATTRIBUTES: Final = 100
 MAX_ATTRIBUTE_NAME_BYTES: Final = 256
@@ -56,7 +58,7 @@ def requests(batch: Sequence[Outgoing], indexes: Sequence[int]) -> Iterator[list
     size = _REQUEST_OVERHEAD
     for index in indexes:
         adds = request_bytes(batch[index])
-        if request and (len(request) == MAX_REQUEST_MESSAGES or size + adds > MAX_REQUEST_BYTES):
+        if request and (len(request) == MAX_REQUEST_MESSAGES or size + adds > GOOD_REQUEST_BYTES):
             yield request
             request, size = [], _REQUEST_OVERHEAD
         request.append(index)

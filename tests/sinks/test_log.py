@@ -1,0 +1,88 @@
+"""What only the log sink has: lines, pipes whose reader is slow, disks that are full."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from mailboat.errors import SinkUnavailable
+from mailboat.sinks.log import LogSink
+from sinks.backends import message
+
+
+async def test_lines_are_added_to_what_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"mine": true}\n')
+    sink = LogSink(path)
+    await sink.open()
+
+    assert await sink.publish([message(1, value=b"\xff"), message(2, key=None)._replace(topic="dead")]) == {}
+    await sink.close()
+
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {"mine": True},
+        {"event_id": "event-1", "key": "k", "headers": {"event_id": "event-1"}, "value_base64": "/w=="},
+        {"event_id": "event-2", "key": None, "topic": "dead", "headers": {"event_id": "event-2"}, "value": "2"},
+    ]
+
+
+async def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    sink = LogSink(tmp_path / "missing" / "events.jsonl")
+
+    with pytest.raises(SinkUnavailable, match=r"missing/events\.jsonl: No such file.*spec\.sink\.log\.path"):
+        await sink.open()
+
+
+async def test_a_full_disk_costs_no_attempt() -> None:
+    sink = LogSink(Path("/dev/full"))
+    await sink.open()
+
+    answer = await sink.publish([message(1)])
+
+    assert isinstance(answer[0], SinkUnavailable)
+    assert "No space left" in str(answer[0])
+    await sink.close()
+
+
+async def test_a_pipe_that_nobody_reads_is_given_up_on_and_nothing_is_written_later() -> None:
+    reading, writing = os.pipe()
+    sink = LogSink(None, delivery_timeout=0.3, descriptor=writing)
+    await sink.open()
+    batch = [message(number, value=b"." * 1000) for number in range(200)]
+
+    answer = await sink.publish(batch)
+
+    assert 0 < len(answer) < 200, "a pipe holds some of it"
+    assert set(answer) == set(range(200 - len(answer), 200)), "what arrived is what came first"
+    os.set_blocking(reading, False)
+    drained = _drain(reading)
+    assert await sink.publish([message(999)]) == {}
+    lines = (drained + _drain(reading)).splitlines()
+    whole = [line for line in lines if line.endswith(b"}")]
+    assert len(whole) == 200 - len(answer) + 1
+    assert json.loads(lines[-1])["event_id"] == "event-999", "a torn line does not swallow the next one"
+    os.close(reading)
+    os.close(writing)
+
+
+async def test_a_reader_that_went_away_costs_no_attempt() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    sink = LogSink(None, descriptor=writing)
+    await sink.open()
+
+    assert isinstance((await sink.publish([message(1)]))[0], SinkUnavailable)
+    os.close(writing)
+
+
+def _drain(descriptor: int) -> bytes:
+    data = b""
+    while True:
+        try:
+            piece = os.read(descriptor, 65536)
+        except BlockingIOError:
+            return data
+        data += piece

@@ -1,0 +1,275 @@
+"""What an event looks like on the wire, in each format."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import pytest
+
+from mailboat.errors import EventRefused
+from mailboat.events import Event, Outgoing
+from mailboat.messages import Death, Encoder, dead_letter_message
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+EVENT = Event(
+    id=17,
+    event_id="0190f1a0-7c5e-7b6a-8000-000000000001",
+    type="order.created",
+    aggregate_type="order",
+    aggregate_id="o-1",
+    key="customer-9",
+    payload=b'{"total": 12.50}',
+    content_type="application/json",
+    headers='{"tenant": "acme"}',
+    tags="{}",
+    traceparent=TRACE,
+    created_at="2026-11-16T03:44:00.123456Z",
+    slot=77,
+)
+BARE = EVENT._replace(aggregate_type=None, aggregate_id=None, key=None, headers=None, traceparent=None)
+
+
+def encoder(format: str = "CloudEvents", prefix: str = "ce_") -> Encoder:
+    return Encoder(format, source="mailboat://shop/orders", header_prefix=prefix)
+
+
+def encode(event: Event, format: str = "CloudEvents", prefix: str = "ce_", replay: bool = False) -> Outgoing:
+    return encoder(format, prefix).encode(event, sequence=4711, partition=3, generation=2, attempt=5, replay=replay)
+
+
+def test_binary_mode_carries_everything_in_headers_and_the_payload_untouched() -> None:
+    message = encode(EVENT)
+
+    assert message.event_id == EVENT.event_id
+    assert message.key == "customer-9"
+    assert message.value == b'{"total": 12.50}'
+    assert message.topic is None
+    assert message.headers == [
+        ("ce_specversion", "1.0"),
+        ("ce_source", "mailboat://shop/orders"),
+        ("ce_id", EVENT.event_id),
+        ("ce_type", "order.created"),
+        ("ce_time", EVENT.created_at),
+        ("content-type", "application/json"),
+        ("event_id", EVENT.event_id),
+        ("event_type", "order.created"),
+        ("created_at", EVENT.created_at),
+        ("mailboat-sequence", "4711"),
+        ("mailboat-partition", "3"),
+        ("mailboat-generation", "2"),
+        ("mailboat-attempt", "5"),
+        ("ce_subject", "o-1"),
+        ("aggregate_id", "o-1"),
+        ("aggregate_type", "order"),
+        ("ce_partitionkey", "customer-9"),
+        ("ce_traceparent", TRACE),
+        ("traceparent", TRACE),
+        ("tenant", "acme"),
+    ]
+
+
+def test_what_an_event_lacks_has_no_header() -> None:
+    names = {name for name, _ in encode(BARE).headers}
+
+    assert not names & {
+        "ce_subject",
+        "aggregate_id",
+        "aggregate_type",
+        "ce_partitionkey",
+        "ce_traceparent",
+        "traceparent",
+    }
+
+
+def test_the_sink_chooses_how_attributes_are_spelled() -> None:
+    names = {name for name, _ in encode(EVENT, prefix="ce-").headers}
+
+    assert {"ce-id", "ce-source", "ce-type", "ce-partitionkey", "ce-traceparent"} <= names
+    assert not any(name.startswith("ce_") for name in names)
+
+
+def test_only_a_replay_is_marked_as_one() -> None:
+    assert ("mailboat-replay", "true") in encode(EVENT, replay=True).headers
+    assert "mailboat-replay" not in dict(encode(EVENT).headers)
+
+
+def test_stamps_of_one_batch_do_not_leak_into_the_next() -> None:
+    same = encoder()
+    first = same.encode(EVENT, sequence=1, partition=3, generation=2, attempt=1)
+    second = same.encode(EVENT, sequence=2, partition=4, generation=2, attempt=7)
+
+    assert dict(first.headers)["mailboat-partition"] == "3"
+    assert dict(second.headers)["mailboat-partition"] == "4"
+    assert dict(second.headers)["mailboat-attempt"] == "7"
+
+
+def test_structured_mode_inlines_json_as_the_application_wrote_it() -> None:
+    message = encode(EVENT, "CloudEventsJson")
+
+    assert message.value is not None
+    assert b'"data":{"total": 12.50}' in message.value
+    assert json.loads(message.value) == {
+        "specversion": "1.0",
+        "id": EVENT.event_id,
+        "source": "mailboat://shop/orders",
+        "type": "order.created",
+        "time": EVENT.created_at,
+        "datacontenttype": "application/json",
+        "subject": "o-1",
+        "partitionkey": "customer-9",
+        "traceparent": TRACE,
+        "data": {"total": 12.5},
+    }
+    headers = dict(message.headers)
+    assert headers["content-type"] == "application/cloudevents+json; charset=UTF-8"
+    assert headers["mailboat-sequence"] == "4711"
+    assert headers["tenant"] == "acme"
+
+
+@pytest.mark.parametrize(
+    ("content_type", "payload"),
+    [
+        ("application/octet-stream", b"\x00\xff"),
+        ("text/plain", b'{"looks": "like JSON"}'),
+        ("application/json", b'{"broken"'),
+        ("application/json", b'{"not": NaN}'),
+        ("application/json", b'"\xff"'),
+        ("application/json", b"[" * 100_000),
+        ("application/json", b""),
+    ],
+)
+def test_structured_mode_wraps_what_is_not_json(content_type: str, payload: bytes) -> None:
+    message = encode(EVENT._replace(content_type=content_type, payload=payload), "CloudEventsJson")
+
+    assert message.value is not None
+    document = json.loads(message.value)
+    assert "data" not in document
+    assert base64.b64decode(document["data_base64"]) == payload
+
+
+@pytest.mark.parametrize("content_type", ["application/json; charset=utf-8", "application/vnd.order+JSON"])
+def test_json_is_known_by_its_media_type(content_type: str) -> None:
+    message = encode(EVENT._replace(content_type=content_type), "CloudEventsJson")
+
+    assert message.value is not None
+    assert json.loads(message.value)["data"] == {"total": 12.5}
+
+
+def test_raw_adds_only_what_a_consumer_needs_to_see_gaps_and_duplicates() -> None:
+    message = encode(EVENT, "Raw")
+
+    assert message.value == EVENT.payload
+    assert message.headers == [
+        ("event_id", EVENT.event_id),
+        ("mailboat-sequence", "4711"),
+        ("mailboat-partition", "3"),
+        ("mailboat-generation", "2"),
+        ("mailboat-attempt", "5"),
+        ("tenant", "acme"),
+    ]
+
+
+@pytest.mark.parametrize("format", ["CloudEvents", "CloudEventsJson", "Raw"])
+def test_a_tombstone_has_no_value_in_any_format(format: str) -> None:
+    assert encode(EVENT._replace(payload=None), format).value is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ce_id",
+        "CE_Type",
+        "event_id",
+        "content-type",
+        "Content-Type",
+        "mailboat-sequence",
+        "mailboat-invented",
+        "traceparent",
+    ],
+)
+def test_application_headers_never_overwrite_ours(name: str) -> None:
+    headers = encode(EVENT._replace(headers=json.dumps({name: "forged", "kept": "yes"}))).headers
+
+    assert "forged" not in [value for _, value in headers]
+    assert ("kept", "yes") in headers
+
+
+def test_applications_may_add_extension_attributes_and_a_trace_of_their_own() -> None:
+    headers = encode(BARE._replace(headers=json.dumps({"ce_tenant": "acme", "traceparent": TRACE}))).headers
+
+    assert ("ce_tenant", "acme") in headers
+    assert ("traceparent", TRACE) in headers
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        "[]",
+        '"text"',
+        "not JSON",
+        '{"n": 1}',
+        '{"n": null}',
+        '{"n": ["a"]}',
+        '{"n": "a\\u0000b"}',
+        '{"": "a"}',
+        '{"n": "\\ud800"}',
+    ],
+)
+def test_headers_that_are_not_an_object_of_strings_refuse_the_event(headers: str) -> None:
+    with pytest.raises(EventRefused, match="emit headers as an object of strings") as refused:
+        encode(EVENT._replace(headers=headers))
+
+    assert refused.value.reason == "InvalidHeaders"
+    assert not refused.value.retryable
+    assert EVENT.event_id in str(refused.value)
+
+
+DEATH = Death("TooLarge", "the topic takes less", 25, "2026-11-16T03:45:00Z", "2026-11-16T04:45:00Z")
+
+
+def dead(event: Event, format: str = "CloudEvents", death: Death = DEATH) -> Outgoing:
+    return dead_letter_message(
+        encoder(format),
+        event,
+        death,
+        topic="orders.dead",
+        subscription="shop/orders",
+        sequence=4711,
+        partition=3,
+        generation=2,
+    )
+
+
+@pytest.mark.parametrize("format", ["CloudEvents", "CloudEventsJson", "Raw"])
+def test_a_dead_letter_is_the_original_and_why_it_died(format: str) -> None:
+    letter = dead(EVENT, format)
+
+    assert letter.topic == "orders.dead"
+    assert (letter.event_id, letter.key, letter.value) == (EVENT.event_id, EVENT.key, EVENT.payload)
+    headers = dict(letter.headers)
+    assert headers["tenant"] == "acme"
+    assert headers["mailboat-sequence"] == "4711"
+    assert {name: value for name, value in headers.items() if name.startswith("mailboat-dead-")} == {
+        "mailboat-dead-reason": "TooLarge",
+        "mailboat-dead-error": "the topic takes less",
+        "mailboat-dead-attempts": "25",
+        "mailboat-dead-first-failed": "2026-11-16T03:45:00Z",
+        "mailboat-dead-last-failed": "2026-11-16T04:45:00Z",
+        "mailboat-dead-subscription": "shop/orders",
+    }
+
+
+def test_a_dead_letter_s_error_is_cut_at_1_kib_between_characters() -> None:
+    letter = dead(EVENT, death=Death("Refused", "ü" * 2000, 1, "a", "b"))
+
+    error = dict(letter.headers)["mailboat-dead-error"]
+    assert 1000 < len(error.encode()) <= 1024
+    assert error.endswith("ü…")
+
+
+def test_an_event_that_died_of_its_headers_still_has_a_dead_letter() -> None:
+    letter = dead(EVENT._replace(headers="[]"))
+
+    assert letter.value == EVENT.payload
+    assert dict(letter.headers)["mailboat-dead-reason"] == "TooLarge"

@@ -1,0 +1,110 @@
+"""What only Pub/Sub has: Google's limits, requests of one key each, and where the service is."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mailboat.errors import ConfigError
+from mailboat.events import Outgoing
+from mailboat.sinks.pubsub import PubSubSink
+from mailboat.sinks.pubsub.connection import Destination
+from mailboat.sinks.pubsub.limits import GOOD_REQUEST_BYTES, MAX_REQUEST_MESSAGES, refusal, request_bytes, requests
+from sinks.backends import Opened, PubSubBackend, context, message
+
+HEADER = ("event_id", "event-1")
+
+
+@pytest.mark.parametrize(
+    ("outgoing", "reason"),
+    [
+        (Outgoing("1", "k" * 1025, b"", [HEADER]), "KeyTooLong"),
+        (Outgoing("1", "ü" * 513, b"", [HEADER]), "KeyTooLong"),
+        (Outgoing("1", "k", b"", [(f"h{n}", "") for n in range(101)]), "TooManyHeaders"),
+        (Outgoing("1", "k", b"", [("n" * 257, "")]), "InvalidHeaders"),
+        (Outgoing("1", "k", b"", [("", "v")]), "InvalidHeaders"),
+        (Outgoing("1", "k", b"", [("googclient", "v")]), "InvalidHeaders"),
+        (Outgoing("1", "k", b"", [("n", "v" * 1025)]), "InvalidHeaders"),
+        (Outgoing("1", "k", b"." * 10_000_000, [HEADER]), "TooLarge"),
+    ],
+)
+def test_what_google_would_refuse_is_refused_before_it_is_sent(outgoing: Outgoing, reason: str) -> None:
+    refused = refusal(outgoing)
+
+    assert refused is not None
+    assert refused.reason == reason
+    assert not refused.retryable
+
+
+def test_what_is_just_within_the_limits_is_taken() -> None:
+    headers = [(f"{n:03}" + "n" * 253, "v" * 1024) for n in range(100)]
+
+    assert refusal(Outgoing("1", "k" * 1024, b"." * 9_000_000, headers)) is None
+
+
+@given(st.lists(st.integers(0, 3_000_000), max_size=30))
+def test_requests_hold_every_message_once_in_order_and_within_limits(sizes: list[int]) -> None:
+    batch = [Outgoing(str(index), "k", bytes(size), [HEADER]) for index, size in enumerate(sizes)]
+
+    cut = list(requests(batch, range(len(batch))))
+
+    assert [index for request in cut for index in request] == list(range(len(batch)))
+    for request in cut:
+        assert 0 < len(request) <= MAX_REQUEST_MESSAGES
+        assert len(request) == 1 or sum(request_bytes(batch[index]) for index in request) < GOOD_REQUEST_BYTES
+
+
+async def test_12_mb_of_one_key_are_split_and_arrive_in_order(google: PubSubBackend, opened: Opened) -> None:
+    sink = await opened(google)
+    batch = [message(number, value=b"%02d" % number + b"." * 2_000_000) for number in range(6)]
+
+    assert await sink.publish(batch) == {}
+
+    received = await google.receive(6)
+    assert [(item.value or b"")[:2] for item in received] == [b"00", b"01", b"02", b"03", b"04", b"05"]
+
+
+async def test_one_bad_key_does_not_hold_up_the_others(google: PubSubBackend, opened: Opened) -> None:
+    sink = await opened(google)
+    other = message(2, key="other")._replace(topic="no-such-topic")
+
+    answer = await sink.publish([message(1), other, message(3)])
+
+    assert set(answer) == {1}
+    assert [item.value for item in await google.receive(2)] == [b"1", b"3"]
+
+
+def test_only_google_s_own_hosts_get_tls_and_credentials() -> None:
+    assert Destination.choose(None, None, None, "x") == Destination("pubsub.googleapis.com:443", plain=False)
+    assert Destination.choose(None, "localhost:8085", None, "x") == Destination("localhost:8085", plain=True)
+    assert Destination.choose("emulator:8085", "other:1", None, "x") == Destination("emulator:8085", plain=True)
+    regional = "europe-west1-pubsub.googleapis.com:443"
+    assert Destination.choose(regional, "localhost:8085", None, "x") == Destination(regional, plain=False)
+
+
+def test_a_key_file_is_never_sent_in_plain_text() -> None:
+    destination = Destination.choose("proxy.example:443", None, json.dumps({"type": "service_account"}), "x")
+
+    assert not destination.plain
+
+
+def build(secrets: dict[str, str]) -> PubSubSink:
+    reference = SimpleNamespace(name="google", key="key.json")
+    model = SimpleNamespace(project="acme", topic="orders", endpoint=None, credentials_secret_ref=reference)
+    return PubSubSink.build(model, context(2, secrets))
+
+
+def test_a_secret_without_the_named_key_is_a_mistake_of_the_manifest() -> None:
+    with pytest.raises(ConfigError, match=r"shop/orders: Secret google has no key key\.json"):
+        build({"other": "x"})
+
+
+def test_a_secret_that_is_no_key_file_is_not_repeated() -> None:
+    with pytest.raises(ConfigError, match="no service account's JSON key") as refused:
+        build({"key.json": "hunter2"})
+
+    assert "hunter2" not in str(refused.value)

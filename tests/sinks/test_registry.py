@@ -1,0 +1,88 @@
+"""How a manifest's sink becomes one: by entry points, with an answer for each way in which that can fail."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from mailboat.errors import ConfigError
+from mailboat.sinks.kafka import KafkaSink
+from mailboat.sinks.log import LogSink
+from mailboat.sinks.memory import MemorySink
+from mailboat.sinks.pubsub import PubSubSink
+from mailboat.sinks.registry import build_sink
+from mailboat_spec import Sink as SinkSpec
+from sinks.backends import context
+
+
+def spec(**sink: object) -> SinkSpec:
+    return SinkSpec.model_validate(sink)
+
+
+@pytest.fixture
+def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed package that registers a few sinks."""
+    info = tmp_path / "acme_sinks-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-sinks\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[mailboat.sinks]\n"
+        "acme = mailboat.sinks.memory:MemorySink\n"
+        "acme-broken = mailboat.sinks.memory:NoSuchClass\n"
+        "acme-needy = acme_module_that_is_not_there:Sink\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def test_our_own_sinks_are_found() -> None:
+    kafka = spec(kafka={"bootstrapServers": ["127.0.0.1:9092"], "topic": "orders"})
+
+    assert isinstance(build_sink(kafka, context()), KafkaSink)
+    assert isinstance(build_sink(spec(pubsub={"project": "acme-shop", "topic": "orders"}), context()), PubSubSink)
+    assert isinstance(build_sink(spec(log={}), context()), LogSink)
+
+
+@pytest.mark.usefixtures("third_party")
+def test_a_third_party_s_sink_gets_its_own_mapping() -> None:
+    sink = build_sink(spec(custom={"type": "acme", "config": {"max_value_bytes": 7}}), context())
+
+    assert isinstance(sink, MemorySink)
+    assert sink.max_value_bytes == 7
+
+
+@pytest.mark.usefixtures("third_party")
+@pytest.mark.parametrize(
+    ("type_", "what"),
+    [
+        ("acme2", r'no installed package offers a sink "acme2" \(there are: .*acme.*kafka'),
+        ("acme-broken", "can't be loaded: .*NoSuchClass"),
+        ("acme-needy", "needs the module acme_module_that_is_not_there, which is not installed"),
+    ],
+)
+def test_a_third_party_s_sink_that_can_t_be_had_is_explained(type_: str, what: str) -> None:
+    with pytest.raises(ConfigError, match=r"^shop/orders: spec\.sink\.custom\.type: .*" + what):
+        build_sink(spec(custom={"type": type_}), context())
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("http", {"url": "https://example.com/hook"}),
+        ("redis", {"url": "redis://cache:6379", "stream": "orders"}),
+        ("postgres", {"url": "postgresql://db/other", "table": "public.events"}),
+    ],
+)
+def test_what_comes_later_says_so(kind: str, settings: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=rf"spec\.sink\.{kind} is not in this release: use kafka"):
+        build_sink(spec(**{kind: settings}), context())
+
+
+def test_a_client_that_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("mailboat.sinks.kafka")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+
+    with pytest.raises(ConfigError, match=r"pip install 'mailboat\[kafka\]'"):
+        build_sink(spec(kafka={"bootstrapServers": ["127.0.0.1:9092"], "topic": "orders"}), context())
