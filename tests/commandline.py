@@ -104,7 +104,7 @@ class RunningRelay:
     def lines(self) -> list[dict[str, Any]]:
         """What it logged so far."""
         whole = self._log.read_text().rpartition("\n")[0]
-        return [json.loads(line) for line in whole.splitlines()]
+        return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
 
     def address(self) -> str:
         def listening() -> str | None:
@@ -114,6 +114,7 @@ class RunningRelay:
         return str(wait_until(listening, timeout=30, what="the relay to listen"))
 
     def get(self, path: str) -> tuple[int, str]:
+        assert self.process.poll() is None, f"the relay ended:\n{self._log.read_text()}"
         try:
             with urllib.request.urlopen(self.address() + path, timeout=5) as response:
                 return response.status, response.read().decode()

@@ -20,11 +20,17 @@ from mailboat_spec import full_name
 @with_manifests
 @click.option("--relay", help="Which OutboxRelay's outbox, where the manifests have several.")
 @click.option("--key", help="What order is kept by.")
-@click.option("--aggregate-type")
-@click.option("--aggregate-id")
-@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="May be given again.")
-@click.option("--tag", "tags", multiple=True, help="May be given again.")
-@click.option("--content-type", help="[default: application/json]")
+@click.option("--aggregate-type", help="Kind of thing the event is about.")
+@click.option("--aggregate-id", help="Which one; also the key, where none is given.")
+@click.option(
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Header. May be given again.",
+)
+@click.option("--tag", "tags", multiple=True, help="Tag, for filters. May be given again.")
+@click.option("--content-type", help="Media type of the payload. [default: application/json]")
 def emit(
     type: str,
     payload: str | None,

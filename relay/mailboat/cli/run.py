@@ -46,7 +46,11 @@ log = logging.getLogger("mailboat.run")
     "--assignment", type=click.Path(path_type=Path), help="JSON file that says which relay moves what; watched."
 )
 @click.option(
-    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="What is worth a line.",
 )
 @click.option(
     "--log-format",

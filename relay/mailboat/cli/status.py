@@ -83,14 +83,14 @@ async def _show(chosen: Sequence[Outbox], urls: Sequence[str], every: float | No
     if console.is_terminal and not as_json and every is not None:
         with Live(console=console, screen=False, auto_refresh=False) as live:
             while True:
-                live.update(_table(await _overview(chosen, urls)), refresh=True)
+                live.update(as_table(await _overview(chosen, urls)), refresh=True)
                 await asyncio.sleep(every)
     while True:
         overview = await _overview(chosen, urls)
         if as_json:
             click.echo(_json(overview, indent=None if every is not None else 2))
         elif console.is_terminal:
-            console.print(_table(overview))
+            console.print(as_table(overview))
         else:
             click.echo("\n".join([*columns(HEADER, (line.cells() for line in overview.lines)), *overview.remarks]))
         if every is None:
@@ -147,8 +147,14 @@ def _silence(answer: Answer) -> str:
     return safe(f"no status from {answer.url}: {answer.error}")
 
 
-def _table(overview: Overview) -> Table:
-    table = Table(box=None, pad_edge=False, caption="\n".join(overview.remarks) or None, caption_justify="left")
+def as_table(overview: Overview) -> Table:
+    """For a terminal."""
+    table = Table(
+        box=None,
+        pad_edge=False,
+        caption=Text("\n".join(overview.remarks)) if overview.remarks else None,
+        caption_justify="left",
+    )
     for name in HEADER:
         table.add_column(name, justify="right" if name in _RIGHT else "left", overflow="fold")
     for line in overview.lines:

@@ -1,0 +1,73 @@
+"""What a newcomer sees first. A change of it is meant, or it is a mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click import Command, Group
+from click.testing import CliRunner
+
+from mailboat.cli.main import main
+
+HELP = """\
+Usage: mailboat [OPTIONS] COMMAND [ARGS]...
+
+  Carry a PostgreSQL outbox to Kafka, Pub/Sub and others.
+
+  Every command reads the manifests that say what there is: -f takes a file or a
+  folder, and may be given again.
+
+Options:
+  --debug     Show tracebacks of errors.
+  --version   Show the version and exit.
+  -h, --help  Show this message and exit.
+
+Commands:
+  run       Move events until SIGTERM or SIGINT.
+  status    Show subscriptions at a glance, once or live.
+  migrate   Create or upgrade the outbox and Mailboat's tables.
+  verify    Check the schema; print the SQL that is missing.
+  maintain  Make time partitions ahead and drop expired ones, once.
+  rebase    Go on in a restored copy of the database.
+  pause     Stop delivering to subscription NAME; nothing is lost.
+  resume    Go on delivering to subscription NAME, where it stopped.
+  forget    Delete a subscription's progress and events.
+  dlq       Dead letters: events that were given up on.
+  parked    Parked events: they failed, and wait for their next attempt.
+  emit      Write one event, for trying things out.
+"""
+
+
+def test_the_first_page():
+    result = CliRunner().invoke(main, ["--help"], prog_name="mailboat", terminal_width=80)
+    assert result.stdout == HELP
+
+
+def commands(group: Group, *above: str) -> list[tuple[tuple[str, ...], Command]]:
+    found: list[tuple[tuple[str, ...], Command]] = []
+    for name, command in group.commands.items():
+        found += commands(command, *above, name) if isinstance(command, Group) else [((*above, name), command)]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("path", "command"), [pytest.param(path, command, id=" ".join(path)) for path, command in commands(main)]
+)
+def test_every_command_explains_itself_and_its_options(path: tuple[str, ...], command: Command):
+    result = CliRunner().invoke(main, [*path, "--help"], prog_name="mailboat")
+    assert result.exit_code == 0
+    assert command.help
+    unexplained = [
+        option.name
+        for option in command.params
+        if option.param_type_name == "option" and not getattr(option, "help", None)
+    ]
+    assert unexplained == []
+
+
+def test_the_documentation_names_every_command():
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    for path, _ in commands(main):
+        assert f"`mailboat {path[0]}" in page
+        assert path[-1] in page

@@ -1,0 +1,229 @@
+"""``mailboat run`` as people and Kubernetes meet it: a process with signals, an address and an exit code."""
+
+from __future__ import annotations
+
+import json
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commandline import Place, RunningRelay, relay_manifest, subscription_manifest
+from mailboat_harbor.proxy import Proxy
+from waiting import wait_until
+
+
+@pytest.fixture
+def arrived(place: Place, tmp_path: Path) -> Callable[[], list[dict[str, Any]]]:
+    """Subscription shop/to-log writes to a file; this is what has arrived there."""
+    file = tmp_path / "arrived.jsonl"
+    file.touch()
+    place.write(relay_manifest(place.database.url), subscription_manifest(sink={"log": {"path": str(file)}}))
+    return lambda: [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_events_arrive_and_sigterm_ends_it_in_good_order(place, arrived, start_relay):
+    relay: RunningRelay = start_relay("-f", str(place.folder), "--relay-id", "r1")
+    relay.wait_ready()
+    assert relay.get("/livez") == (200, "ok\n")
+    place.ok("emit", "order.placed", '{"n": 1}', "--key", "k")
+    wait_until(lambda: len(arrived()) == 1, timeout=20, what="the event to arrive")
+    assert "mailboat_published_total" in relay.get("/metrics")[1]
+
+    assert relay.stop() == 0
+    assert place.database.execute("select count(*) from mailboat.relays") == [(0,)]
+    assert place.database.execute("select count(*) from mailboat.cursors where owner is not null") == [(0,)]
+    assert relay.lines()[-1]["message"] == "Stopped."
+
+
+def test_a_replayed_dead_letter_arrives(place, arrived, start_relay):
+    relay: RunningRelay = start_relay("-f", str(place.folder))
+    relay.wait_ready()
+    event_id = place.ok("emit", "order.placed", '{"n": 1}', "--key", "k").strip()
+    wait_until(lambda: len(arrived()) == 1, timeout=20, what="the event to arrive")
+    # As if it had been given up on: dead letters hold the whole event.
+    place.database.execute(
+        "insert into mailboat.dead_letters (subscription_id, partition, attempts, sequence, reason, last_error,"
+        " first_failed_at, last_failed_at, id, event_id, event_type, key, payload, content_type, created_at, slot)"
+        " select s.id, 0, 5, 1, 'Refused', 'no', now(), now(), o.id, event_id, event_type, key, payload, content_type,"
+        " o.created_at, slot from mailboat.outbox o, mailboat.subscriptions s"
+    )
+    assert place.ok("dlq", "replay", "--id", event_id) == "1 dead letter replayed\n"
+    wait_until(lambda: len(arrived()) == 2, timeout=20, what="the replayed event to arrive")
+    assert event_id in json.dumps(arrived()[1])
+    wait_until(
+        lambda: place.database.execute("select count(*) from mailboat.parked") == [(0,)],
+        timeout=20,
+        what="the parking lot to be empty",
+    )
+
+
+def test_pausing_stops_delivery_and_resuming_goes_on(place, arrived, start_relay):
+    relay: RunningRelay = start_relay("-f", str(place.folder))
+    relay.wait_ready()
+    assert place.ok("pause", "to-log", "--reason", "maintenance").startswith("shop/to-log is paused")
+
+    def told(state: str) -> bool:
+        (subscription,) = json.loads(relay.get("/status")[1])["relays"][0]["subscriptions"]
+        return bool(subscription["state"] == state)
+
+    wait_until(lambda: told("Paused"), timeout=20, what="the relay to notice the pause")
+    place.ok("emit", "order.placed", "{}", "--key", "k")
+    line = place.ok("status").splitlines()[1].split()
+    assert (line[0], line[1], line[4]) == ("Paused", "shop/to-log", "1")
+    assert arrived() == []
+    assert place.ok("resume", "shop/to-log").startswith("shop/to-log is running")
+    wait_until(lambda: len(arrived()) == 1, timeout=20, what="the event to arrive")
+    assert place.ok("resume", "to-log") == "shop/to-log was running already\n"
+
+
+def test_a_subscription_that_a_relay_serves_is_not_forgotten(place, arrived, start_relay):
+    relay: RunningRelay = start_relay("-f", str(place.folder), "--relay-id", "r1")
+    relay.wait_ready()
+    refused = place.mailboat("forget", "to-log", "--yes")
+    assert (refused.exit_code, "shop/to-log is served by r1" in refused.stderr) == (3, True)
+    relay.stop()
+    assert "say --yes" in place.mailboat("forget", "to-log").stderr
+    assert place.ok("forget", "to-log", "--yes") == "shop/to-log is forgotten\n"
+    assert place.database.execute("select count(*) from mailboat.cursors") == [(0,)]
+
+
+def test_a_database_that_is_not_there_at_start_is_waited_for(place, arrived, start_relay, proxy_factory):
+    proxy: Proxy = proxy_factory(place.database.server.port)
+    proxy.stop()
+    url = place.database.url.replace(f":{place.database.server.port}/", f":{proxy.port}/")
+    manifest = place.folder / "manifests.yaml"
+    manifest.write_text(manifest.read_text().replace(place.database.url, url))
+    relay: RunningRelay = start_relay("-f", str(place.folder))
+    assert relay.get("/livez") == (200, "ok\n")
+    wait_until(
+        lambda: any(line["message"].startswith("Not connected: ") for line in relay.lines()),
+        timeout=20,
+        what="the relay to say that the database is away",
+    )
+    status, text = relay.get("/readyz")
+    assert (status, text.startswith("shop/orders: Connecting: ")) == (503, True)
+    proxy.start()
+    relay.wait_ready()
+    assert relay.stop() == 0
+
+
+def test_a_schema_that_others_must_migrate_is_waited_for_and_told(empty_place, start_relay):
+    empty_place.write(relay_manifest(empty_place.database.url, manageSchema=False), subscription_manifest())
+    relay: RunningRelay = start_relay("-f", str(empty_place.folder))
+    wait_until(
+        lambda: relay.get("/readyz")[1].startswith("shop/orders: Failed: "), timeout=20, what="the relay to complain"
+    )
+    assert relay.get("/livez")[0] == 200
+    assert relay.stop() == 0
+
+
+def test_a_restored_dump_is_not_read_and_the_remedy_is_told(place, arrived, start_relay):
+    first: RunningRelay = start_relay("-f", str(place.folder))
+    first.wait_ready()
+    first.stop()
+    place.database.execute("update mailboat.cursors set system_identifier = 4711")
+    place.ok("emit", "order.placed", "{}")
+    second: RunningRelay = start_relay("-f", str(place.folder))
+    wait_until(lambda: "mailboat rebase" in second.get("/readyz")[1], timeout=20, what="the relay to refuse")
+    assert arrived() == []
+    second.stop()
+
+
+def test_a_second_signal_ends_it_at_once(place, tmp_path, start_relay):
+    relay: RunningRelay = start_relay("-f", str(place.folder))
+    relay.wait_ready()
+    relay.process.send_signal(signal.SIGSTOP)  # so that both signals are there before it can act on the first
+    relay.process.send_signal(signal.SIGINT)
+    relay.process.send_signal(signal.SIGTERM)
+    relay.process.send_signal(signal.SIGCONT)
+    assert relay.process.wait(timeout=20) in (128 + signal.SIGTERM, 128 + signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--listen", "nonsense"), "write host:port"),
+        (("--control-token-file", "nowhere"), "nowhere is no file"),
+    ],
+)
+def test_what_can_never_work_ends_it_with_a_sentence(place, arguments, complaint):
+    result = place.mailboat("run", *arguments)
+    assert result.exit_code == 3
+    assert complaint in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_an_assignment_file_is_followed_and_changes_of_it_too(place, arrived, start_relay, tmp_path):
+    file = tmp_path / "assignment.json"
+    relay: RunningRelay = start_relay("-f", str(place.folder), "--relay-id", "r1", "--assignment", str(file))
+    relay.wait_ready()
+
+    def assign(generation: int, owner: str) -> None:
+        body = {"generation": generation, "subscriptions": {"shop/to-log": {"0": owner, "1": owner}}}
+        file.with_suffix(".new").write_text(json.dumps(body))
+        file.with_suffix(".new").replace(file)
+
+    def assigned() -> Any:
+        return place.database.execute("select distinct assigned_to from mailboat.cursors")
+
+    assign(1, "r1")
+    wait_until(lambda: assigned() == [("r1",)], timeout=20, what="the assignment to be followed")
+    file.with_suffix(".new").write_text("{")
+    file.with_suffix(".new").replace(file)
+    wait_until(
+        lambda: any("can't be used" in line["message"] for line in relay.lines()), timeout=20, what="the complaint"
+    )
+    assign(2, "r2")
+    wait_until(lambda: assigned() == [("r2",)], timeout=20, what="the new assignment to be followed")
+    assign(1, "r1")
+    wait_until(
+        lambda: any(line.get("stale") == ["shop/to-log"] for line in relay.lines()), timeout=20, what="the refusal"
+    )
+    assert assigned() == [("r2",)]
+    relay.stop()
+
+
+def test_an_assignment_over_http_needs_the_token_and_a_generation_that_is_not_older(
+    place, arrived, start_relay, tmp_path
+):
+    token = tmp_path / "token"
+    token.write_text("correct-horse")
+    relay: RunningRelay = start_relay("-f", str(place.folder), "--control-token-file", str(token))
+    relay.wait_ready()
+
+    def put(generation: int, bearer: str) -> int:
+        body = {"generation": generation, "subscriptions": {"shop/to-log": {"0": "r7"}}}
+        request = urllib.request.Request(
+            relay.address() + "/assignment",
+            data=json.dumps(body).encode(),
+            headers={"Authorization": f"Bearer {bearer}"},
+            method="PUT",
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=5) as response:
+                return int(response.status)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code
+
+    assert put(5, "wrong") == 401
+    assert put(5, "correct-horse") == 200
+    assert put(5, "correct-horse") == 200  # an operator tells every relay the same
+    assert put(4, "correct-horse") == 409
+    assert place.database.execute("select assigned_to from mailboat.cursors where partition = 0") == [("r7",)]
+
+
+def test_two_relays_of_one_process_may_share_a_database(place, start_relay, tmp_path):
+    second = relay_manifest(place.database.url, table="mailboat.returns")
+    second["metadata"]["name"] = "returns"
+    place.write(relay_manifest(place.database.url), second, subscription_manifest())
+    relay: RunningRelay = start_relay("-f", str(place.folder), "--relay-id", "r1")
+    relay.wait_ready()
+    ids = [each["relay"] for each in json.loads(relay.get("/status")[1])["relays"]]
+    assert ids == ["r1/shop/orders", "r1/shop/returns"]
+    assert relay.stop() == 0

@@ -1,0 +1,139 @@
+"""``mailboat status``: what is shown, with relays and without."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from dataclasses import replace
+
+import pytest
+import yaml
+from rich.console import Console
+
+from commandline import Place, RunningRelay, make_known, subscription_manifest
+from mailboat.cli.status import Overview, as_table
+from mailboat.cli.statuslines import HEADER, StatusLine, enriched, from_relays
+from mailboat.runtime.status import as_json
+from statuses import partition, relay, subscription
+from waiting import wait_until
+
+
+def test_without_any_relay_the_database_tells(place: Place):
+    asyncio.run(make_known(place.database, subscription_manifest()))
+    for number in range(3):
+        place.ok("emit", "order.placed", "{}", "--key", str(number))
+    header, line = place.ok("status").splitlines()
+    assert header.split("   ")[0] == "READY"
+    ready, name, sink, partitions, lag, oldest, parked, dead, rate = line.split()
+    assert (ready, name, sink, partitions) == ("False", "shop/to-log", "log", "0/2")
+    assert (lag, parked, dead, rate) == ("3", "0", "0", "-")
+    assert oldest.endswith("s")
+
+
+def test_the_lag_knows_the_filter(place: Place):
+    manifest = subscription_manifest(filter={"eventTypes": ["order.*"]})
+    place.write(*[*_relay_of(place), manifest])
+    asyncio.run(make_known(place.database, manifest))
+    place.ok("emit", "order.placed", "{}")
+    place.ok("emit", "invoice.sent", "{}")
+    assert json.loads(place.ok("status", "--json"))["subscriptions"][0]["lag"] == 1
+
+
+def _relay_of(place: Place):
+    documents = yaml.safe_load_all((place.folder / "manifests.yaml").read_text())
+    return [document for document in documents if document["kind"] == "OutboxRelay"]
+
+
+def test_a_manifest_that_no_relay_has_run_yet_is_shown(place: Place):
+    line = place.ok("status").splitlines()[1]
+    assert line.split(maxsplit=9) == [
+        "False", "shop/to-log", "log", "0/2", "-", "-", "-", "-", "-", "no relay has run it yet",
+    ]  # fmt: skip
+
+
+def test_with_a_relay_its_own_words_are_shown_too(place: Place, start_relay):
+    running: RunningRelay = start_relay("-f", str(place.folder), "--relay-id", "r1")
+    running.wait_ready()
+
+    def line() -> list[str]:
+        return place.ok("status").splitlines()[1].split()
+
+    wait_until(lambda: line()[0] == "True", timeout=20, what="the subscription to be ready")
+    assert line()[3] == "2/2"
+    assert line()[8] == "0.0/s"
+    by_url = place.mailboat("status", "--url", running.address(), manifests=False)
+    assert by_url.stdout.splitlines()[1].split()[:4] == ["True", "shop/to-log", "log", "2/2"]
+    document = json.loads(place.ok("status", "--json"))
+    assert [each["relay"] for each in document["relays"]] == ["r1"]
+
+
+def test_relays_that_do_not_answer_are_told(place: Place):
+    result = place.mailboat("status", "--url", "http://127.0.0.1:9", manifests=False)
+    assert result.exit_code == 5
+    assert "no status from http://127.0.0.1:9" in result.stderr
+
+
+# ---- lines --------------------------------------------------------------------------------------------------------
+
+
+def documents(*subscriptions_of_relays):
+    return [as_json(relay(subscriptions=(each,))) for each in subscriptions_of_relays]
+
+
+def test_what_relays_own_is_added_up():
+    (line,) = from_relays(
+        documents(
+            subscription(),
+            subscription(owned=(partition(2), partition(3)), lag=100_000, lag_bounded=True, oldest_age=90.0, rate=1.0),
+        )
+    )
+    assert line.cells() == (
+        "True", "shop/orders-to-kafka", "kafka", "4/4", "100004+", "1m30s", "4", "1", "14/s", "",
+    )  # fmt: skip
+    assert len(line.cells()) == len(HEADER)
+
+
+@pytest.mark.parametrize(
+    ("changes", "ready"),
+    [
+        ({}, "True"),
+        ({"owned": 3}, "False"),
+        ({"sink_reachable": False}, "False"),
+        ({"sink_reachable": None}, "True"),
+        ({"state": "Paused"}, "Paused"),
+    ],
+)
+def test_who_is_ready(changes, ready):
+    plain = StatusLine("a/b", "log", "Running", 4, 4, 0, False, None, 0, 0, 0.0, True, None)
+    assert replace(plain, **changes).ready_text == ready
+
+
+def test_a_relay_that_owns_nothing_says_nothing_about_the_sink():
+    (line,) = from_relays(documents(subscription(), subscription(owned=(), sink_reachable=False)))
+    assert line.sink_reachable is True
+
+
+def test_an_error_is_one_short_safe_line():
+    (line,) = from_relays(documents(subscription(last_error="broken\n\x1b[31m" + "x" * 200)))
+    assert line.cells()[-1].startswith("broken \\x1b[31mxxx")
+    assert len(line.cells()[-1]) == 100
+
+
+def test_the_database_knows_lag_and_relays_know_the_rest():
+    plain = StatusLine("shop/orders-to-kafka", None, "Running", 4, 4, 7, False, 2.0, 0, 0, None, None, None)
+    line = enriched(plain, from_relays(documents(subscription(last_error="no broker", sink_reachable=False))))
+    assert (line.lag, line.rate, line.sink, line.last_error, line.ready) == (7, 12.5, "kafka", "no broker", False)
+    assert enriched(replace(plain, name="a/b"), from_relays(documents(subscription()))).rate is None
+
+
+def test_on_a_terminal_it_is_a_table_with_remarks_below():
+    lines = from_relays(documents(subscription(last_error="no broker [red]")))
+    screen = io.StringIO()
+    overview = Overview(tuple(lines), ("no status from http://b: away",), ())
+    Console(file=screen, force_terminal=True, color_system=None, width=140).print(as_table(overview))
+    header, line, remark = (text.strip() for text in screen.getvalue().splitlines())
+    assert header.split("  ")[0] == "READY"
+    assert line.startswith("False  shop/orders-to-kafka  kafka")  # two of its four partitions are nobody's
+    assert line.endswith("no broker [red]")
+    assert remark == "no status from http://b: away"
