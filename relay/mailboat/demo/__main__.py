@@ -1,0 +1,54 @@
+"""``python -m mailboat.demo``: the demo as a program. Exit code 0 only if the proof holds."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from contextlib import ExitStack
+from types import FrameType
+
+from rich.console import Console
+
+from mailboat.demo.scene import set_up
+from mailboat.demo.screen import LiveScreen, PlainScreen, Screen
+from mailboat.demo.story import SHORT, DemoFailed, Length, Story
+from mailboat_harbor.missing import PartMissing, ServerFailed
+
+
+def main() -> int:
+    options = _options()
+    signal.signal(signal.SIGTERM, _interrupt)
+    console = Console()
+    screen: Screen = LiveScreen(console) if console.is_terminal and not options.plain else PlainScreen()
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(screen)
+            scene = set_up(stack, options.broker, screen.say)
+            proof = Story(scene, screen, SHORT if options.short else Length(), stack).play()
+    except KeyboardInterrupt:
+        print("Interrupted; everything was stopped and removed.", file=sys.stderr)
+        return 130
+    except (DemoFailed, PartMissing, ServerFailed) as error:
+        print(error, file=sys.stderr)
+        return 1
+    console.print(f"{'PROOF' if proof.holds else 'THE PROOF FAILED'}: {proof}", soft_wrap=True, highlight=False)
+    return 0 if proof.holds else 1
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="mailboat.demo", description="Watch events flow, a relay die, nothing lost.")
+    parser.add_argument("--short", action="store_true", help="as short as it can be")
+    parser.add_argument("--plain", action="store_true", help="plain lines, also on a terminal")
+    parser.add_argument(
+        "--broker", choices=("auto", "kfake", "mock"), default="auto", help="auto: kfake, or a mock where Go is missing"
+    )
+    return parser.parse_args()
+
+
+def _interrupt(signal_number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""The reckoning: what the application committed against what the consumer got. Pure, so that it can be tested."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Written(NamedTuple):
+    """A change of an order that was committed, from the application's own table."""
+
+    key: str
+    version: int
+    """1, 2, 3, ... per key: the application holds the order's row while it counts."""
+
+
+class Arrival(NamedTuple):
+    """A message at the consumer."""
+
+    event_id: str
+    key: str
+    version: int
+    replay: bool
+    """A dead letter that was sent once more: it comes late, and says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """Counts that must be what they should."""
+
+    written: int
+    received: int
+    """Distinct events."""
+    duplicates: int
+    lost: int
+    out_of_order: int
+    uncommitted: int
+    """Arrived, but never committed: rolled back, or made up."""
+
+    @property
+    def holds(self) -> bool:
+        """Duplicates are allowed: one relay was killed with messages on the way."""
+        return self.written == self.received and not (self.lost or self.out_of_order or self.uncommitted)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.written} written, {self.received} received, {self.lost} lost, {self.out_of_order} out of order,"
+            f" {self.uncommitted} uncommitted ({self.duplicates} duplicates)"
+        )
+
+
+def prove(written: Mapping[str, Written], arrivals: Iterable[Arrival]) -> Proof:
+    """Compares by event id. Order counts among first arrivals of a key, replays aside."""
+    seen: set[str] = set()
+    newest: dict[str, int] = {}
+    duplicates = out_of_order = 0
+    for arrival in arrivals:
+        if arrival.event_id in seen:
+            duplicates += 1
+            continue
+        seen.add(arrival.event_id)
+        if arrival.replay:
+            continue
+        if arrival.version <= newest.get(arrival.key, 0):
+            out_of_order += 1
+        newest[arrival.key] = max(arrival.version, newest.get(arrival.key, 0))
+    return Proof(
+        written=len(written),
+        received=len(seen & written.keys()),
+        duplicates=duplicates,
+        lost=len(written.keys() - seen),
+        out_of_order=out_of_order,
+        uncommitted=len(seen - written.keys()),
+    )

@@ -1,0 +1,183 @@
+"""What happens: events flow, one is refused, a relay is killed, the cause is mended, and the dead letter returns."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Final
+
+from mailboat.demo.application import LARGE_ORDER, LARGE_TYPE, SLOW_ORDER, Shop
+from mailboat.demo.consumer import Inbox
+from mailboat.demo.proof import Proof, prove
+from mailboat.demo.relays import MAILBOAT, Glance, RelayProcess
+from mailboat.demo.scene import LARGE_LIMIT, PARTITIONS, TOPIC, Scene
+from mailboat.demo.screen import Screen, Seen, View
+
+_PATIENCE: Final = 60.0
+_POLL: Final = 0.02
+_VIEW_EVERY: Final = 0.25
+
+
+class DemoFailed(Exception):
+    """Something that should have happened did not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """How long events flow between two incidents, and how many."""
+
+    scene_seconds: float = 4.0
+    writers: int = 4
+    per_second: float = 400.0
+
+
+SHORT: Final = Length(scene_seconds=0.5, writers=4, per_second=200.0)
+
+
+class Story:
+    """The cast, and the acts in which they appear."""
+
+    def __init__(self, scene: Scene, screen: Screen, length: Length, stack: ExitStack) -> None:
+        self._scene = scene
+        self._screen = screen
+        self._length = length
+        self._stack = stack
+        self._relays: list[RelayProcess] = []
+        self._shop = Shop(scene.database_url, writers=length.writers, per_second=length.per_second, seed=1)
+        self._inbox = Inbox(scene.bootstrap, TOPIC)
+        stack.callback(self._inbox.close)
+        stack.callback(self._shop.close)
+
+    def play(self) -> Proof:
+        """From the first relay to the reckoning."""
+        first, second = self._begin()
+        self._flow()
+        self._refuse_an_event()
+        self._kill(first, survivor=second)
+        self._mend(second)
+        return self._reckon()
+
+    def _begin(self) -> tuple[RelayProcess, RelayProcess]:
+        first, second = self._start("relay-1"), self._start("relay-2")
+        self._screen.say(f"Two relays start; they make the outbox and share {PARTITIONS} partitions.")
+        self._until(lambda: _shares(first, second), "two relays that share all partitions")
+        self._shop.open()
+        self._watch()
+        self._screen.say("The application changes orders and emits an event with each, in one transaction.")
+        self._screen.say("One of its transactions stays open from now on. It delays nobody.")
+        return first, second
+
+    def _flow(self) -> None:
+        self._until(lambda: self._inbox.distinct > 0, "the first event at the consumer")
+        time.sleep(self._length.scene_seconds)
+
+    def _refuse_an_event(self) -> None:
+        self._shop.export()
+        self._shop.change(LARGE_ORDER)
+        self._screen.say(f"A poison event: {LARGE_TYPE} of {LARGE_ORDER} is larger than the relays may send.")
+        self._until(lambda: self._view().dead > 0, "the dead letter")
+        self._until(lambda: self._inbox.has(LARGE_ORDER, replay=False), "the next event of its key")
+        self._screen.say("It was dead-lettered, and its key went on. $ mailboat dlq list")
+        for line in self._mailboat("dlq", "list"):
+            self._screen.say(f"  {line}")
+        time.sleep(self._length.scene_seconds)
+
+    def _kill(self, victim: RelayProcess, survivor: RelayProcess) -> None:
+        held = _owned(victim)
+        victim.kill()
+        killed_at = time.monotonic()
+        self._screen.say(f"kill -9 {victim.name}, which held {len(held)} partitions.")
+        self._until(lambda: _owns_all(survivor), f"{survivor.name} to take over")
+        self._screen.say(f"{survivor.name} took over after {time.monotonic() - killed_at:.1f} s.")
+        time.sleep(self._length.scene_seconds)
+
+    def _mend(self, survivor: RelayProcess) -> None:
+        self._scene.limit_messages(LARGE_LIMIT)
+        self._screen.say("The cause is mended: a larger message.max.bytes in the manifest.")
+        newcomer = self._start("relay-3")
+        self._until(lambda: _shares(survivor, newcomer), f"{newcomer.name} to get its share")
+        self._screen.say(f"{newcomer.name} was started with it, and got its share. {survivor.name} restarts, in order.")
+        survivor.restart()
+        self._until(lambda: _shares(survivor, newcomer), "the relays to share again")
+        (answer, *_) = self._mailboat("dlq", "replay", "--type", LARGE_TYPE)
+        self._screen.say(f"$ mailboat dlq replay --type {LARGE_TYPE}: {answer}")
+        self._until(lambda: self._inbox.has(LARGE_ORDER, replay=True), "the replayed event")
+        self._screen.say("The dead letter came back to life: the consumer has it.")
+        time.sleep(self._length.scene_seconds)
+
+    def _reckon(self) -> Proof:
+        self._shop.stop()
+        self._screen.say(f"The application stops. The transaction on {SLOW_ORDER} commits at last.")
+        book = self._shop.book()
+        try:
+            self._until(lambda: self._inbox.distinct >= len(book), "the last events")
+        except DemoFailed as failure:
+            self._screen.say(str(failure))  # the proof will say how many
+        self._inbox.close()
+        return prove(book, self._inbox.arrivals)
+
+    # -- stage directions --------------------------------------------------------------------------------------------
+
+    def _start(self, name: str) -> RelayProcess:
+        relay = RelayProcess(name, self._scene.manifest, self._scene.folder)
+        self._stack.callback(relay.kill)
+        self._relays.append(relay)
+        relay.launch()
+        return relay
+
+    def _mailboat(self, *arguments: str) -> list[str]:
+        """Output of a command, as a person would run it."""
+        command = [*MAILBOAT, *arguments, "-f", str(self._scene.manifest)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise DemoFailed(f"mailboat {' '.join(arguments)} failed: {done.stderr.strip()}")
+        return done.stdout.splitlines() or [""]
+
+    def _until(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + _PATIENCE
+        while not condition():
+            if failure := self._shop.failure or self._inbox.failure:
+                raise DemoFailed(f"the application or the consumer failed: {failure}") from failure
+            if time.monotonic() > deadline:
+                logs = "\n".join(relay.log_tail(5) for relay in self._relays)
+                raise DemoFailed(f"waited {_PATIENCE:.0f} s in vain for {what}.\n{logs}")
+            time.sleep(_POLL)
+
+    def _watch(self) -> None:
+        """Show views from a thread of their own until the curtain falls."""
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(_VIEW_EVERY):
+                self._screen.show(self._view())
+
+        thread = threading.Thread(target=watch, name="demo-watch", daemon=True)
+        thread.start()
+        self._stack.callback(thread.join)
+        self._stack.callback(over.set)
+
+    def _view(self) -> View:
+        relays = tuple(Seen(relay.name, relay.glance(), relay.running) for relay in self._relays)
+        shop, inbox = self._shop, self._inbox
+        return View(shop.committed, shop.rolled_back, inbox.distinct, inbox.duplicates, relays)
+
+
+def _owned(relay: RelayProcess) -> tuple[int, ...]:
+    glance = relay.glance()
+    return glance.owned if glance is not None else ()
+
+
+def _owns_all(relay: RelayProcess) -> bool:
+    glance = relay.glance()
+    return glance is not None and glance.owns_all
+
+
+def _shares(*relays: RelayProcess) -> bool:
+    """Whether each has its part, and together they have all."""
+    glances: list[Glance | None] = [relay.glance() for relay in relays]
+    owned = [glance.owned for glance in glances if glance is not None]
+    return len(owned) == len(relays) and all(owned) and sum(map(len, owned)) == PARTITIONS
