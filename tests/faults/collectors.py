@@ -41,9 +41,8 @@ class Collector:
         deadline = time.monotonic() + timeout
         while left := missing():
             if time.monotonic() > deadline:
-                raise AssertionError(
-                    f"{len(left)} of {len(expected)} events did not arrive at {self.name} within {timeout:g} s: {left[:5]}"
-                )
+                missed = f"{len(left)} of {len(expected)} events did not arrive at {self.name} within {timeout:g} s"
+                raise AssertionError(f"{missed}: {left[:5]}")
             self._ending.wait(0.02)
 
     def until(self, event_id: str, timeout: float = 30.0) -> float:
@@ -101,14 +100,14 @@ class KafkaCollector(Collector):
     def __init__(self, bootstrap: str, topic: str) -> None:
         super().__init__(f"Kafka topic {topic}")
         self._bootstrap = bootstrap
-        self._topic = topic
+        self.topic = topic
 
     def collect(self) -> None:
         settings = {"bootstrap.servers": self._bootstrap, "group.id": "collector", "enable.auto.commit": False}
         consumer = Consumer({**settings, "fetch.wait.max.ms": 20, "log_level": 0})
         try:
-            partitions = consumer.list_topics(self._topic, timeout=20).topics[self._topic].partitions
-            consumer.assign([TopicPartition(self._topic, number, OFFSET_BEGINNING) for number in partitions])
+            partitions = consumer.list_topics(self.topic, timeout=20).topics[self.topic].partitions
+            consumer.assign([TopicPartition(self.topic, number, OFFSET_BEGINNING) for number in partitions])
             while not self._ending.is_set():
                 self._take_all(consumer.consume(500, timeout=0.05))
         finally:

@@ -1,7 +1,8 @@
 """Relays as real processes, to be killed, suspended, stopped and started again, and the manifests they run on.
 
-A fleet serves one outbox. Its relays are subprocesses (`relay_process.py`) that die with the test run; when a test
-fails, what they wrote to their logs is added to its report (`conftest.py`).
+A fleet serves one outbox. Its relays are subprocesses that die with the test run: ``mailboat run``, or `relay_process.py`
+where a test wants another clockwork or a death at a named point. When a test fails, the ends of their logs and the tables
+that they share are added to its report.
 """
 
 from __future__ import annotations
@@ -72,11 +73,10 @@ def _metadata(name: str) -> Manifest:
 class RelayProcess(Child):
     """One relay. ``launch`` returns at once: a relay may be meant to die before it is ready."""
 
-    def __init__(self, relay: str, orders: Path, log: Path, env: Mapping[str, str]) -> None:
+    def __init__(self, relay: str, command: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
         self.relay = relay
-        super().__init__(
-            f"relay {relay}", [sys.executable, str(PROGRAM), str(orders)], log=log, ready=lambda: True, env=env
-        )
+        self._earlier = _mentions(log)
+        super().__init__(f"relay {relay}", [sys.executable, *command], log=log, ready=lambda: True, env=env)
 
     @property
     def status(self) -> int | None:
@@ -85,8 +85,8 @@ class RelayProcess(Child):
 
     @property
     def connections(self) -> int:
-        """How often it has connected."""
-        return self.log.read_text(errors="replace").count("Connected.")
+        """How often it has connected. (Earlier processes of its name wrote to the same log.)"""
+        return _mentions(self.log) - self._earlier
 
     def until_connected(self, times: int = 1, timeout: float = 30.0) -> None:
         wait_until(
@@ -100,6 +100,10 @@ class RelayProcess(Child):
         wait_until(lambda: not self.running, timeout, f"the end of {self.name}; its log is\n{self.log_tail()}")
 
 
+def _mentions(log: Path) -> int:
+    return log.read_text(errors="replace").count("Connected.") if log.exists() else 0
+
+
 @dataclass(frozen=True, slots=True)
 class DieAt:
     """Where a relay kills itself."""
@@ -109,7 +113,10 @@ class DieAt:
 
 
 class Fleet:
-    """The relays of one outbox. Leaves nothing behind when its block ends."""
+    """The relays of one outbox. Leaves nothing behind when its block ends.
+
+    Without ``timings`` they are what a user runs, with the timings that a user gets.
+    """
 
     def __init__(
         self,
@@ -118,6 +125,7 @@ class Fleet:
         *,
         timings: Timings | None = SWIFT,
         limits: ReadLimits | None = None,
+        assignment: Path | None = None,
         env: Mapping[str, str] | None = None,
     ) -> None:
         self.relays: dict[str, RelayProcess] = {}
@@ -126,8 +134,10 @@ class Fleet:
         self._directory = directory
         self._timings = timings
         self._limits = limits
+        self._assignment = assignment
         self._env = dict(env or {})
         self._numbers = itertools.count(1)
+        self._url: str = manifests[0]["spec"]["database"]["url"]
         directory.mkdir(parents=True, exist_ok=True)
         for number, manifest in enumerate(manifests):
             (directory / f"{number:02}.json").write_text(json.dumps(manifest))
@@ -137,6 +147,15 @@ class Fleet:
         relay = relay or f"relay-{next(self._numbers)}"
         place = self._directory / "orders"
         place.mkdir(exist_ok=True)
+        command = self._tuned(relay, place, die_at) if self._timings or die_at else self._as_a_user_would(relay)
+        process = RelayProcess(relay, command, place / f"{relay}.log", self._env)
+        process.launch()
+        self.relays[relay] = process
+        if die_at is not None:
+            self.kills += 1
+        return process
+
+    def _tuned(self, relay: str, place: Path, die_at: DieAt | None) -> list[str]:
         orders = {
             "manifests": str(self._directory),
             "relay": relay,
@@ -146,12 +165,20 @@ class Fleet:
         }
         file = place / f"{relay}.orders"
         file.write_text(json.dumps(orders))
-        process = RelayProcess(relay, file, place / f"{relay}.log", self._env)
-        process.launch()
-        self.relays[relay] = process
-        if die_at is not None:
-            self.kills += 1
-        return process
+        return [str(PROGRAM), str(file)]
+
+    def _as_a_user_would(self, relay: str) -> list[str]:
+        command = [
+            "-c",
+            "from mailboat.cli.main import main; main()",
+            "run",
+            "-f",
+            str(self._directory),
+            "--relay-id",
+            relay,
+        ]
+        command += ["--listen", "127.0.0.1:0", "--log-format", "text", "--log-level", "debug"]
+        return [*command, "--assignment", str(self._assignment)] if self._assignment else command
 
     def start_connected(self, count: int) -> list[RelayProcess]:
         """Several at once; returns when all of them are connected."""
@@ -173,8 +200,9 @@ class Fleet:
         self.relays.pop(relay.relay, None)
 
     @property
-    def living(self) -> list[RelayProcess]:
-        return [relay for relay in self.relays.values() if relay.running]
+    def working(self) -> list[RelayProcess]:
+        """Those that are connected: killing one before would test the start of a process only."""
+        return [relay for relay in self.relays.values() if relay.running and relay.connections]
 
     def logs(self, lines: int = 40) -> str:
         """The ends of all logs, those of dead relays included, the newest last."""
@@ -194,6 +222,7 @@ class Fleet:
             relay.kill()
         if error is not None:
             error.add_note(f"What the relays said last:\n{self.logs()}")
+            error.add_note(f"What the database says about them:\n{bookkeeping(self._url)}")
 
 
 # ---- ownership as the database knows it ---------------------------------------------------------------------------
@@ -207,6 +236,26 @@ def owners(url: str) -> dict[tuple[str, int], str | None]:
             " join mailboat.subscriptions s on s.id = c.subscription_id"
         ).fetchall()
     return {(name.split("/", 1)[-1], partition): owner for name, partition, owner in rows}
+
+
+def bookkeeping(url: str) -> str:
+    """Relays, cursors and parked events, for reports."""
+    lines: list[str] = []
+    try:
+        with psycopg.connect(url, connect_timeout=5) as connection:
+            for table, columns in (
+                ("relays", "id, session_lock, clock_timestamp() - beat_at as silent, expires_at > now() as alive"),
+                (
+                    "cursors",
+                    "subscription_id, partition, owner, released, resumes, done, upto, lowest, highest, position",
+                ),
+                ("parked", "subscription_id, partition, key, sequence, attempts, next_attempt_at, reason"),
+            ):
+                rows = connection.execute(f"select {columns} from mailboat.{table} order by 1, 2").fetchall()  # type: ignore[arg-type]
+                lines += [f"--- {table} ({columns})", *(" | ".join(map(str, row)) for row in rows[:40])]
+    except psycopg.Error as error:
+        lines.append(f"(it can't be asked: {error})")
+    return "\n".join(lines)
 
 
 def shares(url: str) -> dict[str | None, int]:

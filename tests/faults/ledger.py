@@ -11,6 +11,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import psycopg
@@ -128,7 +129,7 @@ def _check_order(committed: Mapping[str, Written], first: Iterable[Arrival]) -> 
         if event.key is not None:
             seen[event.key].append(event)
     for key, events in seen.items():
-        for before, after in zip(events, events[1:], strict=False):
+        for before, after in pairwise(events):
             assert before.number < after.number, (
                 f"G2: key {key} is out of order: {before} arrived before {after};"
                 f" the first arrivals are {[event.number for event in events]}"

@@ -16,6 +16,7 @@ from faults.racing import Racers
 from mailboat_harbor.kafka import KafkaServer
 from mailboat_harbor.postgres import Database
 from mailboat_harbor.pubsub import PubSubServer
+from waiting import wait_until
 
 
 def race(fleet: Fleet, racers: Racers, seconds: float, chance: random.Random) -> None:
@@ -24,7 +25,7 @@ def race(fleet: Fleet, racers: Racers, seconds: float, chance: random.Random) ->
     ending = time.monotonic() + seconds
     while (left := ending - time.monotonic()) > 0:
         racers.wait(min(left, chance.uniform(0.5, 1.5)))
-        victim = chance.choice(fleet.living)
+        victim = chance.choice(wait_until(lambda: fleet.working, 30, "a relay that works"))
         fleet.kill(victim)
         fleet.start(victim.relay if chance.random() < 0.5 else None)
 

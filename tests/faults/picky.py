@@ -1,0 +1,102 @@
+"""A sink of a third party, found by its entry point: appends to a file, and refuses what asks for it.
+
+An event with the header ``refused-until: 3`` is refused at its first two attempts; with ``always`` at all of them. Its
+file may end in a torn line after a SIGKILL in the middle of a write; a line that is not whole counts as not written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from faults.ledger import Arrival
+from mailboat.errors import DeliveryError, EventRefused
+from mailboat.events import Outgoing
+from mailboat.sinks.protocol import Failures, SinkContext, Traits
+
+
+class PickySink:
+    """Nothing of a key is on the way while another of it is: it does not stop behind failures by itself."""
+
+    traits = Traits(header_prefix="ce_", stops_behind_failure=False)
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @classmethod
+    def build(cls, config: Mapping[str, Any], context: SinkContext) -> Self:
+        return cls(Path(config["path"]))
+
+    async def open(self) -> None:
+        self._append(b"\n")  # ends the line that a killed process may have left unfinished
+
+    async def close(self) -> None:
+        """Nothing is kept open."""
+
+    def refusal(self, message: Outgoing) -> EventRefused | None:
+        return None
+
+    async def publish(self, batch: Sequence[Outgoing]) -> Failures:
+        failures: dict[int, DeliveryError] = {}
+        for index, message in enumerate(batch):
+            if _is_refused(message):
+                failures[index] = EventRefused("asks to be refused")
+            else:
+                self._append(_line(message))
+        return failures
+
+    def _append(self, line: bytes) -> None:
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(descriptor, line)
+        finally:
+            os.close(descriptor)
+
+
+def _is_refused(message: Outgoing) -> bool:
+    headers = dict(message.headers)
+    until = headers.get("refused-until")
+    if until is None or message.topic is not None:
+        return False
+    return until == "always" or int(headers["mailboat-attempt"]) < int(until)
+
+
+def _line(message: Outgoing) -> bytes:
+    value = None if message.value is None else message.value.decode()
+    record = {"topic": message.topic, "key": message.key, "value": value, "headers": dict(message.headers)}
+    return json.dumps(record).encode() + b"\n"
+
+
+def arrivals(path: Path, topic: str | None = None) -> Iterator[Arrival]:
+    """What the file holds of a topic, in order."""
+    if not path.exists():
+        return
+    for line in path.read_text().splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # empty, or torn
+        if record["topic"] != topic:
+            continue
+        headers, value = record["headers"], record["value"]
+        yield Arrival(
+            headers["event_id"],
+            record["key"],
+            None if value is None else value.encode(),
+            int(headers["mailboat-sequence"]),
+            int(headers["mailboat-partition"]),
+            int(headers["mailboat-generation"]),
+            int(headers.get("mailboat-attempt", 0)),
+            0.0,
+        )
+
+
+def install(directory: Path) -> None:
+    """Write what an installed package would: a folder for PYTHONPATH that offers the sink under the name ``picky``."""
+    info = directory / "picky-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: picky\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[mailboat.sinks]\npicky = {__name__}:{PickySink.__name__}\n")

@@ -1,0 +1,137 @@
+"""A relay is killed at every named point of its cycle, the first, second and third time it passes there.
+
+Then another one goes on, and nothing is lost, nothing is out of order, and no event is tried more often than it may be.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from faults import picky
+from faults.fleet import SWIFT, DieAt, Fleet, RelayProcess, outbox_relay, subscription
+from faults.ledger import Ledger, Written, check_delivery, payload
+from mailboat import emit
+from mailboat.outbox.windows import ReadLimits
+from mailboat.pump.points import Point
+from mailboat_harbor.postgres import Database
+from waiting import wait_until
+
+KEYS, MAX_ATTEMPTS, MOST_EVENTS = 5, 3, 400
+DEAD_TOPIC = "dead"
+
+TINY = ReadLimits(small_rows=6, rows=8)
+ONCE = {Point.CLAIMED, Point.RELEASED}
+"""A lone relay claims once and releases once."""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    picky.install(tmp_path / "packages")
+    return tmp_path
+
+
+@pytest.fixture
+def fleet(outbox: Database, place: Path) -> Iterator[Fleet]:
+    sink = {"custom": {"type": "picky", "config": {"path": str(place / "arrived")}}}
+    delivery = {
+        "timeout": "2s",
+        "batchSize": 4,
+        "maxAttempts": MAX_ATTEMPTS,
+        "backoff": {"initial": "10ms", "factor": 1, "max": "20ms"},
+        "deadLetter": {"topic": DEAD_TOPIC},
+    }
+    manifests = [outbox_relay(outbox.url), subscription("picky", sink, partitions=2, delivery=delivery)]
+    tests = str(Path(__file__).parents[1])
+    path = os.pathsep.join([str(place / "packages"), tests, os.environ.get("PYTHONPATH", "")])
+    with Fleet(place / "fleet", manifests, timings=SWIFT, limits=TINY, env={"PYTHONPATH": path}) as fleet:
+        yield fleet
+
+
+class Feed:
+    """Writes events of a few keys, a transaction each. Some are refused once before they are taken, some for ever."""
+
+    def __init__(self, url: str) -> None:
+        self.ledger = Ledger()
+        self.hopeless: set[str] = set()
+        self._url = url
+        self._written = 0
+
+    def write(self, count: int = 1) -> None:
+        with psycopg.connect(self._url) as connection:
+            for index in range(self._written, min(self._written + count, MOST_EVENTS)):
+                key, number = f"key-{index % KEYS}", 1 + index // KEYS
+                content = payload(key, number)
+                refused = {11: "2", 17: "always"}.get(index % 23)
+                headers = {"refused-until": refused} if refused else None
+                event_id = str(emit(connection, "killed.at", content, key=key, headers=headers))
+                connection.commit()
+                if refused == "always":
+                    self.hopeless.add(event_id)
+                else:
+                    self.ledger.commit([Written(event_id, key, number, content)])
+        self._written += count
+
+
+@pytest.fixture
+def feed(outbox: Database) -> Feed:
+    return Feed(outbox.url)
+
+
+@pytest.mark.parametrize("point", Point, ids=lambda point: point.value)
+def test_a_relay_killed_at(point: Point, outbox: Database, feed: Feed, fleet: Fleet, place: Path) -> None:
+    _kill_and_go_on([DieAt(point)], outbox, feed, fleet, place)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("point", [point for point in Point if point not in ONCE], ids=lambda point: point.value)
+def test_relays_killed_one_after_another_at(
+    point: Point, outbox: Database, feed: Feed, fleet: Fleet, place: Path
+) -> None:
+    deaths = [DieAt(point, passage) for passage in (3, 2, 1, 1)]
+    _kill_and_go_on(deaths, outbox, feed, fleet, place)
+
+
+def _kill_and_go_on(deaths: list[DieAt], outbox: Database, feed: Feed, fleet: Fleet, place: Path) -> None:
+    file = place / "arrived"
+    feed.write(60)
+    for death in deaths:
+        victim = fleet.start("victim", die_at=death)
+        if death.point is Point.RELEASED:
+            wait_until(lambda: any(picky.arrivals(file)), 30, "the first event to arrive")
+            os.kill(victim.pid, signal.SIGTERM)
+
+        def died(victim: RelayProcess = victim) -> bool:
+            feed.write()  # or there would be no third window to open
+            return not victim.running
+
+        wait_until(died, 30, f"the relay to die at {death}")
+        assert victim.status == -signal.SIGKILL, f"it was to die at {death}.\n{victim.log_tail()}"
+    survivor = fleet.start("survivor")
+
+    def settled() -> bool:
+        here = {arrival.event_id for arrival in picky.arrivals(file)}
+        return feed.ledger.committed.keys() <= here and dead_letters(outbox).keys() == feed.hopeless
+
+    wait_until(settled, 30, "all events to arrive, and the hopeless ones to be given up on")
+    fleet.stop(survivor)
+
+    found = check_delivery(feed.ledger.committed, (), list(picky.arrivals(file)), kills=fleet.kills, gapless=False)
+    print(found)  # noqa: T201 - shown with -s
+    assert all(attempts == [MAX_ATTEMPTS] for attempts in dead_letters(outbox).values())
+    assert {arrival.event_id for arrival in picky.arrivals(file, DEAD_TOPIC)} == feed.hopeless
+    assert outbox.execute("select count(*) from mailboat.parked") == [(0,)]
+    assert outbox.execute("select count(*) from mailboat.cursors where not released") == [(0,)]
+
+
+def dead_letters(outbox: Database) -> dict[str, list[int]]:
+    """Of each dead event: the attempts it had, once for every row there is of it."""
+    dead: dict[str, list[int]] = {}
+    for event_id, attempts in outbox.execute("select event_id::text, attempts from mailboat.dead_letters"):
+        dead.setdefault(event_id, []).append(attempts)
+    return dead

@@ -1,0 +1,64 @@
+"""One transaction that stays open holds up its own event and nobody else's."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+
+import psycopg
+
+from conftest import TopicFactory
+from faults.collectors import KafkaCollector
+from faults.fleet import WALKING, Fleet, kafka_sink, outbox_relay, subscription
+from faults.ledger import Ledger, Written, check_delivery, payload
+from mailboat import emit
+from mailboat_harbor.kafka import KafkaServer
+from mailboat_harbor.postgres import Database
+
+
+def test_a_transaction_held_open_delays_no_other_event(
+    outbox: Database, kfake: KafkaServer, kafka_topic: TopicFactory, tmp_path: Path
+) -> None:
+    topic = kafka_topic(kfake)
+    manifests = [outbox_relay(outbox.url), subscription("kfake", kafka_sink(kfake.bootstrap, topic))]
+    ledger = Ledger()
+    with (
+        Fleet(tmp_path / "fleet", manifests, limits=WALKING) as fleet,
+        KafkaCollector(kfake.bootstrap, topic) as collector,
+        psycopg.connect(outbox.url) as holder,
+        psycopg.connect(outbox.url, autocommit=True) as writer,
+    ):
+        fleet.start_connected(2)
+        held = _write(holder, "held", 1)
+        committed_at: dict[str, float] = {}
+        numbers: dict[str, int] = {}
+        for round_ in range(60):
+            # One at a time, then a burst that is a large window: neither may wait for the holder.
+            with writer.transaction():
+                events = [
+                    _write(writer, key := f"key-{n % 7}", numbers.setdefault(key, 0) + 1 + n // 7)
+                    for n in range(1 if round_ % 20 else 70)
+                ]
+                for event in events:
+                    numbers[event.key or ""] = event.number
+            now = time.monotonic()
+            committed_at |= {event.event_id: now for event in events}
+            ledger.commit(events)
+            collector.until_all([event.event_id for event in events], timeout=10)
+
+        waits = sorted(collector.ids[event_id] - at for event_id, at in committed_at.items())
+        assert held.event_id not in collector.ids, "an event arrived whose transaction is still open"
+        assert statistics.median(waits) < 1.0, f"half of the events waited longer than {statistics.median(waits):.2f} s"
+        assert waits[-1] < 5.0, f"an event waited {waits[-1]:.2f} s while another transaction was open"
+
+        holder.commit()
+        ledger.commit([held])
+        collector.until(held.event_id, timeout=10)
+        collector.until_quiet()
+        check_delivery(ledger.committed, ledger.rolled_back, collector.arrivals)
+
+
+def _write(connection: psycopg.Connection[tuple[object, ...]], key: str, number: int) -> Written:
+    content = payload(key, number)
+    return Written(str(emit(connection, "held.open", content, key=key)), key, number, content)

@@ -1,0 +1,242 @@
+"""Who moves what while relays die, come, sleep, go in good order, or are told from outside."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from conftest import TopicFactory
+from faults.collectors import KafkaCollector
+from faults.fleet import SWIFT, Fleet, RelayProcess, kafka_sink, outbox_relay, owners, shares, subscription
+from faults.inprocess import afloat
+from faults.ledger import check_delivery
+from faults.racing import Racers
+from mailboat_harbor.kafka import KafkaServer
+from mailboat_harbor.postgres import Database
+from waiting import await_until, wait_until
+
+PARTITIONS = 8
+
+
+@pytest.fixture
+def collector(kfake: KafkaServer, kafka_topic: TopicFactory) -> Iterator[KafkaCollector]:
+    with KafkaCollector(kfake.bootstrap, kafka_topic(kfake)) as collector:
+        yield collector
+
+
+@pytest.fixture
+def launch(
+    outbox: Database, kfake: KafkaServer, collector: KafkaCollector, tmp_path: Path
+) -> Iterator[Callable[..., Fleet]]:
+    """``launch(timings=SWIFT)``: a fleet without relays yet. Its arguments are those of ``Fleet``."""
+    with ExitStack() as fleets:
+
+        def create(**settings: Any) -> Fleet:
+            sink = kafka_sink(kfake.bootstrap, collector.topic)
+            delivery = {"timeout": "2s"}
+            stream = subscription("kfake", sink, partitions=PARTITIONS, delivery=delivery)
+            return fleets.enter_context(Fleet(tmp_path / "fleet", [outbox_relay(outbox.url), stream], **settings))
+
+        yield create
+
+
+def settled_shares(url: str, relays: int) -> list[int]:
+    """How many partitions each of so many relays has, once nobody has to give or take any more."""
+    low, high = PARTITIONS // relays, -(-PARTITIONS // relays)
+
+    def balanced() -> list[int]:
+        counts = shares(url)
+        fair = None not in counts and len(counts) == relays and all(low <= n <= high for n in counts.values())
+        return sorted(counts[name] for name in counts) if fair else []
+
+    return wait_until(balanced, 15, f"{relays} relays to share {PARTITIONS} partitions; now {shares(url)}")
+
+
+def finish(racers: Racers, collector: KafkaCollector, kills: int) -> None:
+    ledger = racers.finish()
+    collector.until_all(ledger.committed, timeout=30)
+    collector.until_quiet()
+    check_delivery(ledger.committed, ledger.rolled_back, collector.arrivals, kills=kills)
+
+
+# ---- death and birth ----------------------------------------------------------------------------------------------
+
+
+def test_a_killed_relay_is_taken_over_within_seconds_and_a_new_one_gets_its_share(
+    outbox: Database, collector: KafkaCollector, launch: Callable[..., Fleet]
+) -> None:
+    fleet = launch(timings=None)  # as users run it: with the timings that they get
+    with Racers(outbox.url, writers=4, seed=21) as racers:
+        relays = fleet.start_connected(3)
+        assert settled_shares(outbox.url, 3) == [2, 3, 3]
+
+        victim = relays[0].relay
+        fleet.kill(relays[0])
+        killed_at = time.monotonic()
+        wait_until(lambda: victim not in shares(outbox.url), 10, "the others to take over what the dead relay had")
+        took = time.monotonic() - killed_at
+        assert settled_shares(outbox.url, 2) == [4, 4]
+
+        fleet.start_connected(1)
+        assert settled_shares(outbox.url, 3) == [2, 3, 3]
+        finish(racers, collector, fleet.kills)
+    print(f"taken over after {took:.1f} s")  # noqa: T201 - shown with -s
+
+
+def test_a_relay_that_sleeps_through_its_lease_loses_it_and_changes_nothing(
+    outbox: Database, collector: KafkaCollector, launch: Callable[..., Fleet]
+) -> None:
+    fleet = launch(timings=replace(SWIFT, lease_ttl=4.0))
+    with Racers(outbox.url, writers=4, seed=22) as racers:
+        sleeper, other = fleet.start_connected(2)
+        settled_shares(outbox.url, 2)
+        sleeper.suspend()  # its sessions stay open, and with them its liveness lock: only expiry counts
+        wait_until(
+            lambda: set(owners(outbox.url).values()) == {other.relay}, 15, "the other relay to take over at expiry"
+        )
+        racers.wait(1.0)
+        sleeper.resume()
+        settled_shares(outbox.url, 2)
+        # What it had in hand when it fell asleep it may send again: one interruption, as by a kill.
+        finish(racers, collector, kills=1)
+
+
+# ---- good order ---------------------------------------------------------------------------------------------------
+
+
+def test_sigterm_finishes_settles_and_releases_so_that_nothing_is_sent_twice(
+    outbox: Database, collector: KafkaCollector, launch: Callable[..., Fleet]
+) -> None:
+    fleet = launch()
+    with Racers(outbox.url, writers=4, seed=23) as racers:
+        first, second = fleet.start_connected(2)
+        for leaver, stayer in ((first, second), (second, None)):
+            racers.wait(1.0)
+            fleet.stop(leaver)
+            assert leaver.relay not in owners(outbox.url).values()
+            if stayer is not None:
+                wait_until(lambda: set(owners(outbox.url).values()) == {second.relay}, 10, "the other one to have all")
+        assert outbox.execute("select distinct released, owner from mailboat.cursors") == [(True, None)]
+        assert outbox.execute("select count(*) from mailboat.relays") == [(0,)]
+
+        fleet.start_connected(1)
+        finish(racers, collector, kills=0)
+    assert outbox.execute("select max(resumes) from mailboat.cursors") == [(0,)]
+
+
+def test_rolling_restarts_send_nothing_twice(
+    outbox: Database, collector: KafkaCollector, launch: Callable[..., Fleet]
+) -> None:
+    fleet = launch()
+    with Racers(outbox.url, writers=4, seed=24) as racers:
+        fleet.start_connected(2)
+        for _ in range(3):
+            oldest = next(iter(fleet.relays.values()))
+            fleet.start_connected(1)
+            fleet.stop(oldest)
+        finish(racers, collector, kills=0)
+
+
+# ---- told from outside --------------------------------------------------------------------------------------------
+
+
+def test_an_assignment_from_outside_is_followed_until_the_assigned_relay_is_gone(
+    outbox: Database, collector: KafkaCollector, launch: Callable[..., Fleet], tmp_path: Path
+) -> None:
+    file = tmp_path / "assignment.json"
+    fleet = launch(timings=None, assignment=file)
+    with Racers(outbox.url, writers=2, seed=25) as racers:
+        first, second = fleet.start_connected(2)
+        settled_shares(outbox.url, 2)
+
+        _assign(file, 1, dict.fromkeys(range(PARTITIONS), first.relay))
+        _until_all_with(outbox, first)
+        mixed = {partition: (first if partition < 2 else second).relay for partition in range(PARTITIONS)}
+        _assign(file, 2, mixed)
+        wait_until(
+            lambda: {partition: owner for (_, partition), owner in owners(outbox.url).items()} == mixed,
+            15,
+            "the second assignment to be followed",
+        )
+        fleet.kill(second)
+        _until_all_with(outbox, first)
+        finish(racers, collector, fleet.kills)
+
+
+def _assign(file: Path, generation: int, assigned: dict[int, str]) -> None:
+    whole = {"generation": generation, "subscriptions": {"faults/kfake": {str(p): r for p, r in assigned.items()}}}
+    fresh = file.with_suffix(".new")
+    fresh.write_text(json.dumps(whole))
+    fresh.replace(file)
+
+
+def _until_all_with(outbox: Database, relay: RelayProcess) -> None:
+    wait_until(lambda: set(owners(outbox.url).values()) == {relay.relay}, 15, f"everything to be with {relay.relay}")
+
+
+def test_what_a_relay_had_when_it_lost_the_database_goes_to_whoever_should_have_it(
+    outbox: Database, collector: KafkaCollector, launch: Callable[..., Fleet]
+) -> None:
+    fleet = launch()
+    with Racers(outbox.url, writers=2, seed=26) as racers:
+        first, second = fleet.start_connected(2)
+        settled_shares(outbox.url, 2)
+        with psycopg.connect(outbox.url) as connection:
+            # In one moment: everything is assigned to the second, and the first loses its connections. When it is back
+            # the tables say that it owns partitions which it does not hold, and which are not to be its own.
+            connection.execute("update mailboat.cursors set assigned_to = %s", [second.relay])
+            connection.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity"
+                " where datname = current_database() and application_name like 'mailboat %'"
+            )
+        _until_all_with(outbox, second)
+        assert first.running
+        # A cut connection is an interruption: what was on its way is sent again.
+        finish(racers, collector, kills=1)
+
+
+# ---- connections --------------------------------------------------------------------------------------------------
+
+
+async def test_fifty_relays_share_eight_partitions_and_the_idle_ones_hold_one_connection_each(
+    outbox: Database, tmp_path: Path
+) -> None:
+    manifests = [
+        outbox_relay(outbox.url),
+        subscription("file", {"log": {"path": str(tmp_path / "arrived")}}, partitions=PARTITIONS),
+    ]
+    async with AsyncExitStack() as stack:
+        for number in range(50):
+            await stack.enter_async_context(afloat(*manifests, relay=f"pod-{number}", timings=None))
+
+        def at_rest() -> bool:
+            counts = shares(outbox.url)
+            busy = [relay for relay, count in counts.items() if count]
+            return None not in counts and len(busy) == PARTITIONS and _connections(outbox)["sentry"] == 50
+
+        await await_until(at_rest, 60, "fifty relays to be connected, eight of them with a partition")
+        # The sentry is the one connection of an idle relay; an owner has two more.
+        await await_until(
+            lambda: sum(_connections(outbox).values()) <= 50 + 2 * PARTITIONS, 30, "the idle ones to let go of the rest"
+        )
+        found = _connections(outbox)
+        assert found["desk"] <= PARTITIONS
+        assert found["reader"] <= PARTITIONS
+
+
+def _connections(outbox: Database) -> Counter[str]:
+    """How many connections relays have, by what they are for."""
+    rows = outbox.execute(
+        "select application_name from pg_stat_activity"
+        " where datname = current_database() and application_name like 'mailboat %'"
+    )
+    return Counter(name.removeprefix("mailboat ") for (name,) in rows)
