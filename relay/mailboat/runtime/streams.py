@@ -60,7 +60,9 @@ def build(resource: EventSubscription, secrets: Secrets, now: Now = lambda: date
     name = full_name(resource)
     context = SinkContext(name, spec.delivery.timeout.seconds, _sink_secrets(resource, secrets))
     sink = build_sink(spec.sink, context)
-    encoder = Encoder(spec.format, source=f"mailboat/{name}", header_prefix=sink.traits.header_prefix)
+    # The source of an event is the outbox it was written to, whichever subscription carries it.
+    outbox = f"mailboat/{resource.metadata.namespace}/{spec.relay_ref.name}"
+    encoder = Encoder(spec.format, source=outbox, header_prefix=sink.traits.header_prefix)
     settings = StreamSettings(
         batch_size=spec.delivery.batch_size,
         timeout=spec.delivery.timeout.seconds,
