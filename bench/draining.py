@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import psutil
 from measured import Measured
-from stage import RelayProcess, Stage, Watermarks
+from stage import Relay, Stage, Watermarks
 
 _PATIENCE = 600.0
 
@@ -23,7 +23,7 @@ class Drained:
 def drain(stage: Stage, url: str, topic: str, events: int) -> Drained:
     """Start a relay on the backlog, and wait for its last message."""
     marks = Watermarks(stage.broker.bootstrap, topic)
-    with RelayProcess(stage, url, topic) as relay:
+    with Relay(stage, url, topic) as relay:
         process = psutil.Process(relay.pid)
         began = marks.wait_for(1, _PATIENCE)
         cpu = sum(process.cpu_times()[:2])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import psycopg
 from confluent_kafka import Consumer, Message
 from measured import in_own_process
-from stage import PAYLOAD_BYTES, RelayProcess, Stage
+from stage import PAYLOAD_BYTES, Relay, Stage
 
 import mailboat
 from mailboat_harbor.missing import ServerFailed
@@ -34,7 +34,7 @@ class Latency:
 
 def measure(stage: Stage, url: str, topic: str, *, rate: int, seconds: float) -> Latency:
     """One relay, events committed one by one at that rate."""
-    with RelayProcess(stage, url, topic) as relay:
+    with Relay(stage, url, topic) as relay:
         relay.until_ready()
         receiver = _Receiver(stage.broker.bootstrap, topic)
         committed = in_own_process(write, url, rate, seconds)

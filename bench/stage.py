@@ -7,8 +7,6 @@ flush would flatter everybody.
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,18 +14,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
-from urllib.request import urlopen
 
 import psycopg
 import yaml
 from confluent_kafka import Consumer, TopicPartition
 
+from mailboat.demo.relays import RelayProcess
 from mailboat.outbox.migrate import migrate
 from mailboat_harbor.kafka import KafkaServer, start_apache_kafka, start_kfake
 from mailboat_harbor.missing import ServerFailed
-from mailboat_harbor.ports import free_port
 from mailboat_harbor.postgres import PostgresServer, find_postgres
-from mailboat_harbor.processes import Child
 
 OUTBOX = "mailboat.outbox"
 TOPIC_PARTITIONS = 4
@@ -125,36 +121,25 @@ class Watermarks:
         self._consumer.close()
 
 
-class RelayProcess(Child):
-    """``mailboat run`` in a process of its own."""
+class Relay(RelayProcess):
+    """A relay for one topic, with everything else at its default."""
 
     def __init__(self, stage: Stage, url: str, topic: str, *, notify: str = "Auto") -> None:
-        port = free_port()
-        self._address = f"127.0.0.1:{port}"
         manifest = stage.folder / f"{topic}.yaml"
         manifest.write_text(_manifests(url, stage.broker.bootstrap, topic, notify))
-        command = [sys.executable, "-m", "mailboat.cli.main", "run", "-f", str(manifest), "--listen", self._address]
-        super().__init__("a relay", command, log=stage.folder / f"{topic}.log", ready=lambda: True)
-
-    def until_ready(self, timeout: float = 60.0) -> None:
-        """Until it is connected and has taken its partitions."""
-        deadline = time.perf_counter() + timeout
-        while not self._owns_everything():
-            if not self.running or time.perf_counter() > deadline:
-                raise ServerFailed(f"the relay did not get to work.\n{self.log_tail()}")
-            time.sleep(_POLL)
-
-    def _owns_everything(self) -> bool:
-        try:
-            with urlopen(f"http://{self._address}/status", timeout=2) as answer:
-                (relay,) = json.load(answer)["relays"]
-        except OSError:
-            return False
-        return all(len(each["owned"]) == each["partitions"] for each in relay["subscriptions"])
+        super().__init__(f"relay-{topic}", manifest, stage.folder)
 
     def __enter__(self) -> Self:
         self.launch()
         return self
+
+    def until_ready(self, timeout: float = 60.0) -> None:
+        """Until it is connected and has taken its partitions."""
+        deadline = time.perf_counter() + timeout
+        while (glance := self.glance()) is None or not glance.owns_all:
+            if not self.running or time.perf_counter() > deadline:
+                raise ServerFailed(f"the relay did not get to work.\n{self.log_tail()}")
+            time.sleep(_POLL)
 
     def peak_memory(self) -> int:
         """Bytes of resident memory, at their highest."""

@@ -11,7 +11,7 @@ import re
 import subprocess
 
 from measured import Measured
-from stage import RelayProcess, Stage
+from stage import Relay, Stage
 
 CONNECTIONS = 16
 _SCRIPT = """\
@@ -25,7 +25,7 @@ def commits_per_second(stage: Stage, name: str, notify: str | None, seconds: int
     url, topic = stage.new_database(name), stage.new_topic(name)
     if notify is None:
         return _pgbench(stage, url, seconds)
-    with RelayProcess(stage, url, topic, notify=notify) as relay:
+    with Relay(stage, url, topic, notify=notify) as relay:
         relay.until_ready()
         return _pgbench(stage, url, seconds)
 
