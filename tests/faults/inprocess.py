@@ -70,7 +70,7 @@ class StagedSink(MemorySink):
     stage: ClassVar[dict[str, StagedSink]] = {}
 
     @classmethod
-    def build(cls, config: Any, context: SinkContext) -> StagedSink:  # type: ignore[override]
+    def build(cls, config: Any, context: SinkContext) -> StagedSink:
         name = context.subscription.split("/", 1)[-1]
         if name not in cls.stage:
             cls.stage[name] = super().build(config, context)
@@ -114,8 +114,10 @@ def staged_sinks_installed(directory: Path) -> Iterator[dict[str, StagedSink]]:
 
 def _arrival(message: Outgoing) -> Arrival:
     headers = dict(message.headers)
-    numbers = (int(headers[f"mailboat-{name}"]) for name in ("sequence", "partition", "generation", "attempt"))
-    return Arrival(message.event_id, message.key, message.value, *numbers, at=0.0)
+    sequence, partition, generation, attempt = (
+        int(headers[f"mailboat-{name}"]) for name in ("sequence", "partition", "generation", "attempt")
+    )
+    return Arrival(message.event_id, message.key, message.value, sequence, partition, generation, attempt, at=0.0)
 
 
 # ---- events -------------------------------------------------------------------------------------------------------
@@ -132,11 +134,12 @@ def events(count: int, keys: int, *, first: int = 1, prefix: str = "key") -> lis
 
 def write(url: str, written: Sequence[Written], event_type: str = "order.placed") -> dict[str, Written]:
     """Commits events in one transaction, in order, and returns them by id."""
-    with psycopg.connect(url) as connection, connection.cursor() as cursor:
-        with cursor.copy(
-            "copy mailboat.outbox (event_id, event_type, key, payload) from stdin (format binary)"
-        ) as copy:
-            copy.set_types(["uuid", "text", "text", "bytea"])
-            for event in written:
-                copy.write_row((uuid.UUID(event.event_id), event_type, event.key, event.payload))
+    with (
+        psycopg.connect(url) as connection,
+        connection.cursor() as cursor,
+        cursor.copy("copy mailboat.outbox (event_id, event_type, key, payload) from stdin (format binary)") as copy,
+    ):
+        copy.set_types(["uuid", "text", "text", "bytea"])
+        for event in written:
+            copy.write_row((uuid.UUID(event.event_id), event_type, event.key, event.payload))
     return {event.event_id: event for event in written}

@@ -51,6 +51,7 @@ def decide(
     served = next((peer.serves for peer in roster.peers if peer.id == me), frozenset())
     claim = {key for key in free if wanted.get(key) == me}
     claim |= {key for key, since in unheld_since.items() if key in free and now - since > grace}
-    claim |= {h.key for h in roster.holdings if h.owner == me and h.key not in held and wanted.get(h.key) == me}
+    # Held by an earlier session of ours: nobody else may take it, not even who should, so it is taken to be let go.
+    claim |= {holding.key for holding in roster.holdings if holding.owner == me}
     release = {key for key in held if wanted.get(key, me) != me}
     return Moves(frozenset(key for key in claim if key.subscription in served) - held, frozenset(release))
