@@ -1,8 +1,8 @@
 """Relays as real processes, to be killed, suspended, stopped and started again, and the manifests they run on.
 
-A fleet serves one outbox. Its relays are subprocesses that die with the test run: ``mailboat run``, or `relay_process.py`
-where a test wants another clockwork or a death at a named point. When a test fails, the ends of their logs and the tables
-that they share are added to its report.
+A fleet serves one outbox. Its relays are subprocesses that die with the test run: ``mailboat run``, or
+`relay_process.py` where a test wants another clockwork or a death at a named point. When a test fails, the ends of
+their logs and the tables that they share are added to its report.
 """
 
 from __future__ import annotations

@@ -183,6 +183,21 @@ def _until_all_with(outbox: Database, relay: RelayProcess) -> None:
     wait_until(lambda: set(owners(outbox.url).values()) == {relay.relay}, 15, f"everything to be with {relay.relay}")
 
 
+def test_assignments_under_load_cost_no_session(
+    outbox: Database, collector: KafkaCollector, launch: Callable[..., Fleet], tmp_path: Path
+) -> None:
+    file = tmp_path / "assignment.json"
+    fleet = launch(timings=None, assignment=file)
+    with Racers(outbox.url, writers=6, dawdle=0.002, seed=27) as racers:
+        first, second = fleet.start_connected(2)
+        settled_shares(outbox.url, 2)
+        for generation in range(1, 16):
+            _assign(file, generation, {p: (first, second)[(p + generation // 5) % 2].relay for p in range(PARTITIONS)})
+            racers.wait(0.4)
+        finish(racers, collector, kills=0)
+        assert (first.connections, second.connections) == (1, 1), "an assignment made a relay begin anew"
+
+
 def test_what_a_relay_had_when_it_lost_the_database_goes_to_whoever_should_have_it(
     outbox: Database, collector: KafkaCollector, launch: Callable[..., Fleet]
 ) -> None:
@@ -190,14 +205,18 @@ def test_what_a_relay_had_when_it_lost_the_database_goes_to_whoever_should_have_
     with Racers(outbox.url, writers=2, seed=26) as racers:
         first, second = fleet.start_connected(2)
         settled_shares(outbox.url, 2)
-        with psycopg.connect(outbox.url) as connection:
-            # In one moment: everything is assigned to the second, and the first loses its connections. When it is back
-            # the tables say that it owns partitions which it does not hold, and which are not to be its own.
-            connection.execute("update mailboat.cursors set assigned_to = %s", [second.relay])
+        # It loses its connections, and before it is back everything is assigned to the other: the tables say then that
+        # it owns partitions which it does not hold, and which are not to be its own.
+        first.suspend()
+        with psycopg.connect(outbox.url, autocommit=True) as connection:
             connection.execute(
-                "select pg_terminate_backend(pid) from pg_stat_activity"
+                "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
                 " where datname = current_database() and application_name like 'mailboat %'"
             )
+            for partition in range(PARTITIONS):
+                assign = "update mailboat.cursors set assigned_to = %s where partition = %s"
+                connection.execute(assign, [second.relay, partition])
+        first.resume()
         _until_all_with(outbox, second)
         assert first.running
         # A cut connection is an interruption: what was on its way is sent again.

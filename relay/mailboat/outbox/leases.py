@@ -151,16 +151,13 @@ class Leases:
     async def assign(self, link: Link, subscription: int, generation: int, owners: dict[int, str]) -> bool:
         """Write down an assignment from outside. False if a newer one is known already."""
         async with link.autocommit() as cursor:
-            await cursor.execute(
-                _SQL["assign"],
-                {
-                    "subscription": subscription,
-                    "generation": generation,
-                    "partitions": list(owners),
-                    "relays": list(owners.values()),
-                },
-            )
-            return bool(await cursor.fetchall())
+            where = {"subscription": subscription, "generation": generation}
+            await cursor.execute(_SQL["accept"], where)
+            if await cursor.fetchone() is None:
+                return False
+            for partition, relay in sorted(owners.items()):
+                await cursor.execute(_SQL["assign"], {**where, "partition": partition, "relay": relay})
+        return True
 
     async def ring(self, link: Link, rings: bool) -> None:
         """Hang the doorbell out, or take it in."""

@@ -88,19 +88,26 @@ set owner = null, epoch = null, released = true
 from unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::uuid[]) as l (subscription_id, partition, epoch)
 where c.subscription_id = l.subscription_id and c.partition = l.partition and c.epoch = l.epoch
 
--- name: assign
+-- name: accept
 -- An assignment from outside: who should hold what. Older generations are refused; the same one comes from every relay.
-with accepted as (
-    update mailboat.subscriptions
-    set assignment_generation = %(generation)s
-    where id = %(subscription)s and assignment_generation <= %(generation)s
-    returning id
+update mailboat.subscriptions
+set assignment_generation = %(generation)s
+where id = %(subscription)s and assignment_generation <= %(generation)s
+returning id
+
+-- name: assign
+-- One cursor of it. One at a time: several at once, in whatever order, would deadlock with the ticks of their owners. The lock
+-- on the subscription keeps a newer generation out until this one's word is written, or finds that there is one.
+with valid as (
+    select id
+    from mailboat.subscriptions
+    where id = %(subscription)s and assignment_generation = %(generation)s
+    for share
 )
 update mailboat.cursors as c
-set assigned_to = a.relay
-from accepted, unnest(%(partitions)s::integer[], %(relays)s::text[]) as a (partition, relay)
-where c.subscription_id = accepted.id and c.partition = a.partition
-returning c.partition
+set assigned_to = %(relay)s
+from valid
+where c.subscription_id = valid.id and c.partition = %(partition)s and c.assigned_to is distinct from %(relay)s
 
 -- name: doorbell
 -- Writers ring while `rings` is true.
