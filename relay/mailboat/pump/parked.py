@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mailboat.errors import EventRefused
 from mailboat.outbox.store import Dead, Failure, Lease, OutboxStore, Park, Parked, Repark, Settlement
@@ -53,6 +53,8 @@ class ParkedKeys:
         self._courier = courier
         self._due_at: float | None = None
         self._outage = Outage(OUTAGE_BACKOFF)
+        self._prepaid: set[int] = set()
+        """Suspects whose next attempt is counted already: the sink was away when it was to be made."""
         self._not_before = 0.0
 
     @property
@@ -143,12 +145,17 @@ class ParkedKeys:
         ordered = self._stream.settings.ordered
         self.keys.update(head.event.key for head in heads if head.event.key is not None and ordered)
         limit = self._stream.settings.policy.max_attempts
-        hopeless = [head for head in heads if head.doomed or head.attempts >= limit]
-        hopeful = [head for head in heads if not (head.doomed or head.attempts >= limit)]
+        hopeful = [head for head in heads if not head.doomed and self._used(head) < limit]
+        hopeless = [head for head in heads if head not in hopeful]
         await self._count_suspects(hopeful)
-        items = [_item(head) for head in hopeful]
+        items = [replace(_item(head), attempts=self._used(head)) for head in hopeful]
         away = await self._courier.deliver(items, (), patient=False)
         self._stream.passing(Point.PARKED_TRIED)
+        for head, item in zip(hopeful, items, strict=True):
+            if head.suspect and item.fate is Fate.PENDING:
+                self._prepaid.add(head.ordinal)
+            else:
+                self._prepaid.discard(head.ordinal)
         self._outage = self._outage.recovered() if away is None else self._outage.failed()
         self._not_before = self._stream.clock() + self._outage.delay(self._stream.random)
         gone = await self._settle_parked(items, [_hopeless(head) for head in hopeless])
@@ -161,10 +168,14 @@ class ParkedKeys:
         counted = tuple(
             Repark(head.ordinal, head.attempts + 1, backoff.delay(head.attempts + 1, self._stream.random), None)
             for head in heads
-            if head.suspect
+            if head.suspect and head.ordinal not in self._prepaid
         )
         if counted:
             await self._settle(Settlement(self._lease, None, repark=counted))
+
+    def _used(self, head: Parked) -> int:
+        """How many attempts it has had: an outage costs nobody one, not even a suspect that was counted beforehand."""
+        return head.attempts - (head.ordinal in self._prepaid)
 
     async def _drain(self, key: str) -> None:
         """Sends what waits behind a head that is gone, in order, until the queue is empty or fails again."""

@@ -1,0 +1,227 @@
+"""Relays on an outbox in memory, in virtual time: everything but Postgres and the broker is the real thing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from random import Random
+
+from mailboat.errors import DatabaseUnavailable, LeaseLost
+from mailboat.events import Event, Outgoing
+from mailboat.messages import Death, Encoder, dead_letter_message
+from mailboat.outbox.declaring import Declared
+from mailboat.outbox.leases import RelayIdentity
+from mailboat.outbox.memory import MemoryOutbox, MemoryStore
+from mailboat.outbox.postgres import StoreSettings
+from mailboat.outbox.windows import ReadLimits
+from mailboat.pump.points import Passing, unheard
+from mailboat.pump.retry import Backoff, Policy
+from mailboat.pump.rhythm import WakeSettings
+from mailboat.pump.stream import DeathNotice, Stream, StreamSettings
+from mailboat.runtime.session import Session, Timings, Totals
+from mailboat.sinks.memory import MemorySink
+from mailboat_spec import EventSubscription, Format
+from pump.virtual_time import now, until
+
+BACKOFF = Backoff(initial=1.0, factor=2.0, ceiling=8.0, jitter=0.2)
+TIMINGS = Timings(beat_every=0.5, lease_ttl=5.0, overdue_after=1.0, grace=3.0)
+DEAD_TOPIC = "orders.dead"
+
+
+def settings(**changes: object) -> StreamSettings:
+    """Three attempts, dead letters, batches of four."""
+    plain: dict[str, object] = {"batch_size": 4, "timeout": 1.0, "policy": Policy(3, BACKOFF, dead_letters=True)}
+    return StreamSettings(**(plain | changes))  # type: ignore[arg-type]
+
+
+def subscription(name: str = "orders", *, partitions: int = 1, **spec: object) -> Declared:
+    resource = EventSubscription.model_validate(
+        {
+            "apiVersion": "mailboat.dev/v1alpha1",
+            "kind": "EventSubscription",
+            "metadata": {"name": name, "namespace": "shop"},
+            "spec": {"relayRef": {"name": "orders"}, "partitions": partitions, "sink": {"log": {}}, **spec},
+        }
+    )
+    return Declared.of(resource)
+
+
+@dataclass
+class RunningRelay:
+    """A relay's process."""
+
+    name: str
+    task: asyncio.Task[None]
+    stop: asyncio.Event
+    incarnations: int = 0
+    session: Session | None = None
+    store: MemoryStore | None = None
+
+
+@dataclass
+class Fleet:
+    """An outbox, a sink per subscription, and the relays between them."""
+
+    declared: Sequence[Declared] = field(default_factory=lambda: [subscription()])
+    streams: StreamSettings = field(default_factory=settings)
+    timings: Timings = TIMINGS
+    limits: ReadLimits = field(default_factory=ReadLimits)
+    dead_topic: bool = False
+    passing: Passing = unheard
+    random: Random = field(default_factory=lambda: Random(1))
+    new_sink: Callable[[], MemorySink] = MemorySink
+    outbox: MemoryOutbox = field(init=False)
+    sinks: dict[str, MemorySink] = field(init=False)
+    relays: dict[str, RunningRelay] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.outbox = MemoryOutbox(now)
+        self.sinks = {declared.name: self.new_sink() for declared in self.declared}
+
+    @property
+    def sink(self) -> MemorySink:
+        (sink,) = self.sinks.values()
+        return sink
+
+    # -- relays ------------------------------------------------------------------------------------------------------
+
+    def start(self, name: str = "relay") -> RunningRelay:
+        stop = asyncio.Event()
+        relay = RunningRelay(name, asyncio.ensure_future(self._life(name, stop)), stop)
+        self.relays[name] = relay
+        return relay
+
+    async def _life(self, name: str, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            try:
+                await self._session(name, stop)
+            except (DatabaseUnavailable, LeaseLost):
+                await asyncio.sleep(0.3)
+
+    async def _session(self, name: str, stop: asyncio.Event) -> None:
+        identity = RelayIdentity(name, f"{name}-{self.outbox.number('incarnation')}")
+        timings = self.timings
+        known = StoreSettings(limits=self.limits, lease_ttl=timings.lease_ttl, overdue_after=timings.overdue_after)
+        store = MemoryStore(self.outbox, identity, known)
+        orderly = False
+        try:
+            subscriptions = await store.declare(self.declared)
+            await store.join()
+            streams = {number: self._stream(number, found.name) for number, found in subscriptions.items()}
+            clock = asyncio.get_running_loop().time
+            session = Session(
+                store, name, streams, subscriptions, WakeSettings(), timings, Totals(), clock, self.passing
+            )
+            self.relays[name].session, self.relays[name].store = session, store
+            await session.run(stop)
+            orderly = True
+        finally:
+            self.relays[name].session = None
+            await store.close(leave=orderly)
+
+    def _stream(self, number: int, name: str) -> Stream:
+        sink = self.sinks[name]
+        encoder = Encoder(Format.RAW, source="test", header_prefix=sink.traits.header_prefix)
+
+        def announce(notice: DeathNotice) -> Outgoing:
+            death = Death(notice.reason, notice.error, notice.attempts, notice.first_failed_at or "", "")
+            return dead_letter_message(
+                encoder,
+                notice.event,
+                death,
+                topic=DEAD_TOPIC,
+                subscription=name,
+                sequence=notice.sequence,
+                partition=notice.partition,
+                generation=notice.generation,
+            )
+
+        return Stream(
+            number,
+            name,
+            1,
+            sink,
+            encoder,
+            self.streams,
+            announce if self.dead_topic else None,
+            clock=asyncio.get_running_loop().time,
+            random=self.random,
+            passing=self.passing,
+        )
+
+    async def stop(self, name: str = "relay") -> None:
+        """SIGTERM."""
+        relay = self.relays[name]
+        relay.stop.set()
+        await relay.task
+        del self.relays[name]
+
+    async def kill(self, name: str = "relay") -> None:
+        """SIGKILL: nothing is settled, nothing released."""
+        relay = self.relays[name]
+        relay.task.cancel()
+        with suppress(asyncio.CancelledError):
+            await relay.task
+        del self.relays[name]
+
+    async def end(self) -> None:
+        for name in list(self.relays):
+            await self.kill(name)
+
+    # -- writers -----------------------------------------------------------------------------------------------------
+
+    def write(self, *keys: str | None, payload: bytes | None = b"{}") -> list[Event]:
+        """One committed transaction with an event per key."""
+        transaction = self.outbox.begin()
+        written = [transaction.insert("order.placed", key=key, payload=payload) for key in keys]
+        transaction.commit()
+        return written
+
+    # -- what is to be seen ------------------------------------------------------------------------------------------
+
+    def arrived(self, name: str = "shop/orders") -> list[str]:
+        """The ids of what arrived, in order; without dead-letter messages."""
+        return [message.event_id for message in self.sinks[name].arrived if message.topic is None]
+
+    async def all_settled(self, timeout: float = 120.0) -> None:
+        """Until every committed event is delivered, parked for good or dead, and every window closed."""
+        await until(self._settled, "all events to be settled", timeout)
+
+    def _settled(self) -> bool:
+        snapshot = self.outbox.snapshot()
+        closed = all(
+            cursor.upto is None and not self.outbox.between(cursor.done, str(snapshot))
+            for cursor in self.outbox.cursors.values()
+        )
+        parked = self.outbox.parked.values()
+        held_up = {(row.cursor, row.event.key) for row in parked if row.blocked}
+        return bool(self.outbox.cursors) and closed and all((row.cursor, row.event.key) in held_up for row in parked)
+
+
+def header(message: Outgoing, name: str) -> str:
+    return dict(message.headers)[name]
+
+
+def by_event(messages: Sequence[Outgoing]) -> dict[str, list[Outgoing]]:
+    found: dict[str, list[Outgoing]] = defaultdict(list)
+    for message in messages:
+        found[message.event_id].append(message)
+    return found
+
+
+@dataclass
+class Refusals:
+    """A predicate for a sink that refuses chosen events, as often as is said for each."""
+
+    times: Counter[str] = field(default_factory=Counter)
+    given: Counter[str] = field(default_factory=Counter)
+
+    def __call__(self, message: Outgoing) -> bool:
+        if message.topic is not None or self.times[message.event_id] <= 0:
+            return False
+        self.times[message.event_id] -= 1
+        self.given[message.event_id] += 1
+        return True

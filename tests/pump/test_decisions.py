@@ -1,0 +1,297 @@
+"""The pure parts of the pump: back-off, rhythm, ownership, verdicts, merging, routing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable, Undecided
+from mailboat.events import Event
+from mailboat.outbox.routing import fan_out, fan_out_single
+from mailboat.outbox.store import (
+    CursorKey,
+    Dead,
+    Failure,
+    Holding,
+    Lease,
+    Park,
+    RelayPeer,
+    Repark,
+    Roster,
+    Settlement,
+    Subscription,
+)
+from mailboat.pump.keeper import merged
+from mailboat.pump.ownership import decide, targets
+from mailboat.pump.retry import Backoff, Outage, Policy
+from mailboat.pump.rhythm import LINGER, Rhythm, WakeSettings
+from mailboat.pump.verdicts import Fate, Item, judge, set_aside, settled_prefix
+
+
+def event(id: int, key: str | None = None, slot: int | None = None) -> Event:
+    number = f"00000000-0000-4000-8000-{id:012d}"
+    return Event(id, number, "t", None, None, key, b"", "application/json", None, "{}", None, "", slot or id)
+
+
+# -- retry -----------------------------------------------------------------------------------------------------------
+
+
+@given(
+    failures=st.integers(1, 100_000),
+    initial=st.floats(0.001, 10),
+    factor=st.floats(1, 10),
+    ceiling=st.floats(0.001, 3600),
+    jitter=st.floats(0, 1),
+    seed=st.integers(),
+)
+def test_back_off_stays_within_its_ceiling_and_never_overflows(
+    failures: int, initial: float, factor: float, ceiling: float, jitter: float, seed: int
+) -> None:
+    delay = Backoff(initial, factor, ceiling, jitter).delay(failures, Random(seed))
+    assert 0 <= delay <= ceiling * (1 + jitter) * 1.000001
+
+
+def test_back_off_doubles_up_to_its_ceiling() -> None:
+    backoff = Backoff(1.0, 2.0, 10.0, 0.0)
+    assert [backoff.delay(n, Random()) for n in range(1, 7)] == [1, 2, 4, 8, 10, 10]
+
+
+@pytest.mark.parametrize(
+    ("attempts", "retryable", "exhausted"),
+    [(1, True, False), (2, True, False), (3, True, True), (4, True, True), (1, False, True)],
+)
+def test_attempts_end_at_the_limit_or_at_once(attempts: int, retryable: bool, exhausted: bool) -> None:
+    policy = Policy(3, Backoff(1, 2, 10, 0), dead_letters=True)
+    assert policy.exhausted(attempts, retryable) is exhausted
+
+
+def test_an_outage_that_is_over_begins_anew() -> None:
+    outage = Outage(Backoff(1.0, 2.0, 10.0, 0.0))
+    assert outage.delay(Random()) == 0
+    worse = outage.failed().failed()
+    assert worse.delay(Random()) == 2
+    assert worse.recovered().delay(Random()) == 0
+
+
+# -- rhythm ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_longer_nothing_comes_the_rarer_one_looks() -> None:
+    rhythm = Rhythm(WakeSettings(poll=0.5, idle_after=3, longest=4.0)).quiet(10.0)
+    assert not rhythm.should_sleep(10.0 + LINGER / 2)
+    assert rhythm.should_sleep(10.0 + LINGER)
+    asleep = rhythm.slept()
+    waits = []
+    for _ in range(9):
+        waits.append(asleep.wait(0.0))
+        asleep = asleep.polled_in_vain(undecided_writers=False)
+    assert waits == [0.5, 0.5, 0.5, 0.5, 1.0, 2.0, 4.0, 4.0, 4.0]
+    assert asleep.found().wait(0.0) == 0
+
+
+def test_a_writer_who_may_have_missed_the_bell_keeps_the_polls_frequent() -> None:
+    asleep = Rhythm(WakeSettings(poll=0.5, idle_after=0, longest=60.0)).quiet(0.0).slept()
+    for _ in range(100):
+        asleep = asleep.polled_in_vain(undecided_writers=True)
+    assert asleep.wait(0.0) == 0.5
+
+
+@given(st.integers(0, 10_000))
+def test_the_longest_wait_is_never_exceeded(polls: int) -> None:
+    asleep = Rhythm(WakeSettings(), quiet_since=0.0, asleep=True, empty_polls=polls)
+    assert asleep.wait(1.0) <= WakeSettings().longest
+
+
+# -- ownership -------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def rosters(draw: st.DrawFn) -> Roster:
+    peers = tuple(
+        RelayPeer(f"r{n}", frozenset(draw(st.sets(st.integers(1, 3)))), "", draw(st.booleans()))
+        for n in range(draw(st.integers(1, 4)))
+    )
+    somebody = st.sampled_from([None, "gone", *(peer.id for peer in peers)])
+    holdings = tuple(
+        Holding(CursorKey(subscription, partition), draw(somebody), draw(somebody))
+        for subscription in (1, 2, 3)
+        for partition in range(draw(st.integers(0, 4)))
+    )
+    return Roster(peers, holdings, {})
+
+
+@given(rosters())
+def test_all_relays_want_the_same_and_only_of_those_who_can(roster: Roster) -> None:
+    wanted = targets(roster)
+    serving = {peer.id: peer.serves for peer in roster.peers if peer.alive}
+    for holding in roster.holdings:
+        able = {relay for relay, serves in serving.items() if holding.key.subscription in serves}
+        if holding.assigned_to in able:
+            assert wanted[holding.key] == holding.assigned_to
+        elif able:
+            assert wanted[holding.key] in able
+        else:
+            assert holding.key not in wanted
+
+
+@given(rosters())
+def test_what_each_relay_does_for_itself_adds_up(roster: Roster) -> None:
+    """If all of them act on the same roster, nothing is claimed twice, and in the end everybody has their share."""
+    wanted = targets(roster)
+    alive = [peer.id for peer in roster.peers if peer.alive]
+    owner = {h.key: h.owner for h in roster.holdings if h.owner in alive}
+    for _ in range(3):
+        claims: Counter[CursorKey] = Counter()
+        now = Roster(roster.peers, tuple(Holding(h.key, owner.get(h.key), h.assigned_to) for h in roster.holdings), {})
+        for relay in alive:
+            held = {key for key, who in owner.items() if who == relay}
+            moves = decide(relay, now, held, {}, 0.0, 10.0)
+            assert not moves.claim & held
+            assert moves.release <= held
+            claims.update(moves.claim)
+            for key in moves.release:
+                del owner[key]
+            owner |= dict.fromkeys(moves.claim, relay)
+        assert not claims or max(claims.values()) == 1
+    assert {key: who for key, who in owner.items() if key in wanted} == wanted
+
+
+def test_what_nobody_takes_is_taken_after_the_grace_time() -> None:
+    key = CursorKey(1, 0)
+    peers = (RelayPeer("a", frozenset({1}), "", True), RelayPeer("b", frozenset({1}), "", True))
+    roster = Roster(peers, (Holding(key, None, "b"),), {})
+    assert not decide("a", roster, set(), {key: 0.0}, 9.0, 10.0).claim
+    assert decide("a", roster, set(), {key: 0.0}, 11.0, 10.0).claim == {key}
+
+
+def test_a_relay_takes_only_what_it_serves() -> None:
+    key = CursorKey(2, 0)
+    roster = Roster((RelayPeer("a", frozenset({1}), "", True),), (Holding(key, None, None),), {})
+    assert not decide("a", roster, set(), {key: 0.0}, 100.0, 10.0).claim
+
+
+def test_what_is_its_own_in_the_store_but_not_in_hand_is_claimed_again() -> None:
+    key = CursorKey(1, 0)
+    roster = Roster((RelayPeer("a", frozenset({1}), "", True),), (Holding(key, "a", None),), {})
+    assert decide("a", roster, set(), {}, 0.0, 10.0).claim == {key}
+    assert not decide("a", roster, {key}, {}, 0.0, 10.0).claim
+
+
+# -- verdicts --------------------------------------------------------------------------------------------------------
+
+ANSWERS = st.sampled_from(["delivered", "refused", "away", "undecided"])
+_ERRORS: dict[str, DeliveryError] = {
+    "refused": EventRefused("no"),
+    "away": SinkUnavailable("gone"),
+    "undecided": Undecided("?"),
+}
+
+
+@given(st.lists(st.tuples(st.sampled_from([None, "a", "b"]), ANSWERS), min_size=1, max_size=12), st.booleans())
+def test_nothing_of_a_key_goes_on_behind_one_that_was_refused(
+    sent: list[tuple[str | None, str]], ordered: bool
+) -> None:
+    items = [Item(event(n, key), n) for n, (key, _) in enumerate(sent, 1)]
+    round = judge(items, {n: _ERRORS[answer] for n, (_, answer) in enumerate(sent) if answer != "delivered"})
+    set_aside(items, (), ordered=ordered)
+    before = [item.fate for item in items]
+    set_aside(items, (), ordered=ordered)
+    assert [item.fate for item in items] == before, "asking again changes nothing"
+    refused: set[str] = set()
+    for item, (key, answer) in zip(items, sent, strict=True):
+        if answer == "delivered":
+            assert item.fate is Fate.DELIVERED
+        if key is not None and ordered and key in refused and answer != "delivered":
+            assert item.fate is Fate.ASIDE
+            assert item.refusal is None
+        elif answer == "refused":
+            assert item.fate is Fate.REFUSED
+            refused |= {key} if key else set()
+        elif answer in ("away", "undecided"):
+            assert item.fate is Fate.PENDING
+    if "away" in [answer for _, answer in sent]:
+        assert round.away is not None
+        assert not round.one_by_one
+    if any(item.fate is Fate.PENDING for item in items):
+        assert round.away or round.one_by_one or "refused" in [answer for _, answer in sent]
+
+
+def test_what_belongs_to_a_parked_key_is_put_aside_unless_order_is_not_wanted() -> None:
+    items = [Item(event(1, "a"), 1), Item(event(2, "b"), 2), Item(event(3), 3)]
+    set_aside(items, {"a"}, ordered=False)
+    assert {item.fate for item in items} == {Fate.PENDING}
+    set_aside(items, {"a"})
+    assert [item.fate for item in items] == [Fate.ASIDE, Fate.PENDING, Fate.PENDING]
+
+
+def test_a_sink_that_is_not_definite_about_one_message_counts_as_away() -> None:
+    (item,) = items = [Item(event(1), 1)]
+    assert judge(items, {0: Undecided("?")}).away is not None
+    assert item.fate is Fate.PENDING
+
+
+@given(st.lists(st.sampled_from(list(Fate)), max_size=10))
+def test_progress_reaches_up_to_the_first_that_is_pending(fates: list[Fate]) -> None:
+    items = [Item(event(n), n, fate) for n, fate in enumerate(fates)]
+    prefix = settled_prefix(items)
+    assert all(fate is not Fate.PENDING for fate in fates[:prefix])
+    assert prefix == len(fates) or fates[prefix] is Fate.PENDING
+
+
+# -- merging ---------------------------------------------------------------------------------------------------------
+
+LEASE = Lease(CursorKey(1, 0), "e")
+FAILURE = Failure("Refused", "no")
+
+
+def test_two_settlements_of_a_window_are_one_with_the_later_progress() -> None:
+    first = Settlement(LEASE, "w", 10, 1, park=(Park(event(10), 1),))
+    second = Settlement(LEASE, "w", 20, 3, closes=True, dead=(Dead(event(20), 3, 1, FAILURE),))
+    both = merged(first, second)
+    assert (both.upto, both.position, both.sequence, both.closes) == ("w", 20, 3, True)
+    assert (len(both.park), len(both.dead)) == (1, 1)
+
+
+@pytest.mark.parametrize("parked_first", [True, False])
+def test_what_concerns_parked_events_only_leaves_progress_as_it_is(parked_first: bool) -> None:
+    progress = Settlement(LEASE, "w", 10, 1, closes=True)
+    parked = Settlement(LEASE, None, unpark=(1,), repark=(Repark(2, 1, None, FAILURE),))
+    both = merged(parked, progress) if parked_first else merged(progress, parked)
+    assert (both.upto, both.position, both.sequence, both.closes) == ("w", 10, 1, True)
+    assert (both.unpark, len(both.repark)) == ((1,), 1)
+
+
+def test_what_an_earlier_owner_noted_is_dropped() -> None:
+    stale = Settlement(Lease(CursorKey(1, 0), "old"), "w", 10, 1, park=(Park(event(10), 1),))
+    fresh = Settlement(LEASE, "w", 5, 1)
+    assert merged(stale, fresh) == fresh
+    assert merged(None, fresh) == fresh
+
+
+# -- routing ---------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2**31 - 1), st.sets(st.sampled_from([1, 2]))), max_size=20),
+    st.sets(st.tuples(st.sampled_from([1, 2]), st.integers(0, 4))),
+)
+def test_every_event_goes_to_the_members_that_want_it_and_to_nobody_else(
+    found: list[tuple[int, set[int]]], chosen: set[tuple[int, int]]
+) -> None:
+    subscriptions = {n: Subscription(n, f"s{n}", partitions, 1, False) for n, partitions in ((1, 3), (2, 5))}
+    members = frozenset(CursorKey(*pair) for pair in chosen if pair[1] < subscriptions[pair[0]].partitions)
+    rows = [(event(n, slot=slot), sorted(matching)) for n, (slot, matching) in enumerate(found, 1)]
+    lanes = fan_out(rows, subscriptions, members)
+    expected = {
+        key: [e for e, matching in rows if key.subscription in matching and e.slot % partitions == key.partition]
+        for key in members
+        if (partitions := subscriptions[key.subscription].partitions)
+    }
+    assert lanes == {key: lane for key, lane in expected.items() if lane}
+    for number, known in subscriptions.items():
+        alone = fan_out_single([e for e, matching in rows if number in matching], known, members)
+        assert alone == {key: lane for key, lane in lanes.items() if key.subscription == number}

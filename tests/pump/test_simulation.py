@@ -1,0 +1,166 @@
+"""Whole relays in simulated time, with writers, outages, refusals and deaths at random: the guarantees always hold.
+
+What runs here is a relay's session as it is, on an outbox and a destination in memory. Every seed is a different
+history, and the same one each time it is run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+
+from mailboat.events import Event
+from mailboat.outbox.windows import ReadLimits
+from mailboat.sinks.memory import MemorySink
+from mailboat.sinks.protocol import Traits
+from pump.fleet import Fleet, Refusals, by_event, header, settings, subscription
+from pump.virtual_time import in_virtual_time
+
+FAULTS_FOR = 20.0
+KEYS = ["a", "b", "c", "d", "e", None]
+
+
+@dataclass
+class History:
+    """What happened, for the checks."""
+
+    committed: list[Event]
+    refusals: Refusals
+    kills: int = 0
+
+
+async def writer(fleet: Fleet, random: Random, locks: dict[str, asyncio.Lock], history: History) -> None:
+    """Transactions of a few events, whose keys are locked until they end; some are rolled back."""
+    clock = asyncio.get_running_loop().time
+    while clock() < FAULTS_FOR:
+        await asyncio.sleep(random.expovariate(2.0))
+        transaction = fleet.outbox.begin(early=random.random() < 0.5)
+        keys = random.sample(KEYS, random.randint(1, 3))
+        held = [locks[key] for key in sorted(key for key in keys if key is not None)]
+        for lock in held:
+            await lock.acquire()
+        events = []
+        for _ in range(random.randint(1, 4)):
+            type = random.choice(["a.x", "b.x"])
+            events.append(transaction.insert(type, key=random.choice(keys), payload=b"x" * random.randint(0, 20)))
+            await asyncio.sleep(random.choice([0, 0, 0.01, 0.3]))
+        if random.random() < 0.15:
+            transaction.rollback()
+        else:
+            for event in events:
+                if random.random() < 0.05:
+                    history.refusals.times[event.event_id] = random.choice([1, 2, 100])
+            transaction.commit()
+            history.committed += events
+        for lock in held:
+            lock.release()
+
+
+async def trouble(fleet: Fleet, random: Random, history: History) -> None:
+    """One misfortune after the other."""
+    clock = asyncio.get_running_loop().time
+    while clock() < FAULTS_FOR:
+        await asyncio.sleep(random.expovariate(0.7))
+        match random.randrange(6):
+            case 0:
+                sink = random.choice(list(fleet.sinks.values()))
+                sink.go_away()
+                await asyncio.sleep(random.expovariate(0.5))
+                sink.come_back()
+            case 1:
+                name = random.choice(sorted(fleet.relays))
+                await fleet.kill(name)
+                history.kills += 1
+                await asyncio.sleep(random.choice([0.0, 0.5, 4.0]))
+                fleet.start(name)
+            case 2:
+                name = random.choice(sorted(fleet.relays))
+                await fleet.stop(name)
+                await asyncio.sleep(random.choice([0.0, 1.0]))
+                fleet.start(name)
+            case 3:
+                fleet.outbox.away = "told to be away"
+                await asyncio.sleep(random.expovariate(1.0))
+                fleet.outbox.away = None
+            case 4:
+                sink = random.choice(list(fleet.sinks.values()))
+                sink.hold_answers()
+                await asyncio.sleep(random.expovariate(1.0))
+                sink.let_go()
+            case 5:  # the database answers so late that leases run out under way
+                fleet.outbox.latency = lambda: random.choice([0.0, 0.01, 6.0])
+                await asyncio.sleep(3.0)
+                fleet.outbox.latency = lambda: random.uniform(0, 0.005)
+
+
+def check(fleet: Fleet, history: History) -> None:
+    committed = {event.event_id: event for event in history.committed}
+    for number, found in fleet.outbox.subscriptions.items():
+        name = found.subscription.name
+        wanted = {row.event.event_id for row in fleet.outbox.rows if row.wanted_by(found.resource.spec)}
+        messages = fleet.sinks[name].arrived
+        dead = {row.event.event_id: row for row in fleet.outbox.dead if row.cursor.subscription == number}
+
+        assert {message.event_id for message in messages} <= committed.keys(), "G3: never committed"
+        assert wanted - {message.event_id for message in messages} - dead.keys() == set(), (
+            "G1: neither delivered nor dead"
+        )
+
+        first_arrivals: dict[str | None, list[int]] = {}
+        for event_id in dict.fromkeys(message.event_id for message in messages):
+            first_arrivals.setdefault(committed[event_id].key, []).append(committed[event_id].id)
+        for key, ids in first_arrivals.items():
+            assert key is None or ids == sorted(ids), f"G2: key {key} out of order"
+
+        limit = fleet.streams.policy.max_attempts
+        assert all(row.attempts <= limit for row in dead.values()), "G4: more attempts than allowed"
+        for message in messages:
+            refused = history.refusals.given[message.event_id]
+            assert int(header(message, "mailboat-attempt")) <= min(refused + 1, limit) or history.kills >= 4, "G4"
+
+        sequences = Counter(committed[event_id].slot % found.subscription.partitions for event_id in wanted)
+        for at, cursor in fleet.outbox.cursors.items():
+            if at.subscription == number:
+                assert cursor.sequence == sequences[at.partition], "G5: settled twice, or not at all"
+        for copies in by_event(messages).values():
+            stamps = {(header(copy, "mailboat-sequence"), header(copy, "mailboat-partition")) for copy in copies}
+            assert len(stamps) == 1, "G9: a duplicate with another number"
+
+
+@pytest.mark.parametrize("seed", range(24))
+@in_virtual_time
+async def test_the_guarantees_hold_in_every_history(seed: int) -> None:
+    random = Random(seed)
+    stops = random.random() < 0.7
+    history = History([], Refusals())
+
+    def sink() -> MemorySink:
+        made = MemorySink(traits=Traits(header_prefix="ce_", stops_behind_failure=stops), delivery_timeout=1.0)
+        made.refuse(history.refusals, tells_which=stops)
+        return made
+
+    fleet = Fleet(
+        declared=[
+            subscription("all", partitions=random.choice([1, 2, 3])),
+            subscription("some", partitions=random.choice([1, 2]), filter={"eventTypes": ["b.*"]}),
+        ],
+        streams=settings(batch_size=random.choice([1, 3, 10])),
+        limits=random.choice([ReadLimits(), ReadLimits(small_rows=2, rows=2), ReadLimits(bytes=30)]),
+        random=random,
+        new_sink=sink,
+    )
+    locks = {key: asyncio.Lock() for key in KEYS if key is not None}
+    for name in ["one", "two", "three"][: random.randint(2, 3)]:
+        fleet.start(name)
+    async with asyncio.TaskGroup() as group:
+        for _ in range(3):
+            group.create_task(writer(fleet, random, locks, history))
+        group.create_task(trouble(fleet, random, history))
+    await fleet.all_settled(300.0)
+    for name in sorted(fleet.relays):
+        await fleet.stop(name)
+    check(fleet, history)

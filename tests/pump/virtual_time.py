@@ -1,0 +1,70 @@
+"""Time that passes only when everybody waits: minutes of back-off and heartbeats in milliseconds, the same every time.
+
+A loop of this kind has no sockets and no threads to wait for, so instead of sleeping it sets its clock to the next
+timer. When nobody has a timer either, nothing could ever happen again, and it says so instead of hanging.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import selectors
+from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime, timedelta
+from typing import Any, ParamSpec
+
+P = ParamSpec("P")
+
+_BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class _Jumping(selectors.SelectSelector):
+    """Never blocks: tells how long it would have."""
+
+    passed = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if not ready and timeout is None:
+            raise RuntimeError("everybody waits for ever")
+        if not ready and timeout is not None:
+            self.passed += timeout
+        return ready
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self._jumping = _Jumping()
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        return self._jumping.passed
+
+
+def now() -> datetime:
+    """The date and time in the running loop."""
+    return _BEGINNING + timedelta(seconds=asyncio.get_running_loop().time())
+
+
+async def until(condition: Callable[[], object], what: str, within: float = 120.0) -> None:
+    """Lets time pass until the condition is true: the waiting of `waiting.py`, by this loop's clock."""
+    deadline = asyncio.get_running_loop().time() + within
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline, f"waited {within:g} s for {what}, and it did not come"
+        await asyncio.sleep(0.01)
+
+
+def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Runs a test in such a loop. One that leaves a task behind fails."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        async def whole() -> None:
+            await test(*args, **kwargs)
+            left = asyncio.all_tasks() - {asyncio.current_task()}
+            assert not left, f"the test left tasks behind: {left}"
+
+        with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+            runner.run(whole())
+
+    return run
