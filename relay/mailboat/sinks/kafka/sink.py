@@ -24,12 +24,17 @@ _BATCH_OVERHEAD: Final = 128
 _HEADER_OVERHEAD: Final = 10
 """What Kafka's record format adds to the bytes of a message, and to each header, at most."""
 _JOIN_TIMEOUT: Final = 5.0
+_NO_NEWS: Final = (
+    "enable.gapless.guarantee is experimental",  # known, and tried
+    "unable to satisfy gap-less guarantee",  # how a session ends when a message is refused; the answer says so
+    "not found in cache",  # a partition without a leader just now, once per partition and refresh
+)
+"""What librdkafka logs and nobody needs to read."""
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """librdkafka warns of a setting that we know, and is alarmed by an end of the session that we expect."""
     text = record.getMessage()
-    return "enable.gapless.guarantee is experimental" not in text and "unable to satisfy gap-less guarantee" not in text
+    return not any(known in text for known in _NO_NEWS)
 
 
 logger = logging.getLogger(__name__)
