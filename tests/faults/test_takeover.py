@@ -201,7 +201,7 @@ def test_assignments_under_load_cost_no_session(
 def test_what_a_relay_had_when_it_lost_the_database_goes_to_whoever_should_have_it(
     outbox: Database, collector: KafkaCollector, launch: Callable[..., Fleet]
 ) -> None:
-    fleet = launch()
+    fleet = launch(timings=replace(SWIFT, overdue_after=8.0))  # it is back before anybody takes it for dead
     with Racers(outbox.url, writers=2, seed=26) as racers:
         first, second = fleet.start_connected(2)
         settled_shares(outbox.url, 2)
