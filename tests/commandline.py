@@ -111,7 +111,8 @@ class RunningRelay:
             assert self.process.poll() is None, f"the relay ended:\n{self._log.read_text()}"
             return next((line["address"] for line in self.lines() if line["message"] == "Listening."), None)
 
-        return str(wait_until(listening, timeout=30, what="the relay to listen"))
+        # Importing everything takes seconds of a processor's time, and a busy machine may stretch them tenfold.
+        return str(wait_until(listening, timeout=60, what=f"the relay to listen (its log: {self._log})"))
 
     def get(self, path: str) -> tuple[int, str]:
         assert self.process.poll() is None, f"the relay ended:\n{self._log.read_text()}"

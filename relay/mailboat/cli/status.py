@@ -83,10 +83,10 @@ async def _show(chosen: Sequence[Outbox], urls: Sequence[str], every: float | No
     if console.is_terminal and not as_json and every is not None:
         with Live(console=console, screen=False, auto_refresh=False) as live:
             while True:
-                live.update(as_table(await _overview(chosen, urls)), refresh=True)
+                live.update(as_table(await _overview_or_trouble(chosen, urls)), refresh=True)
                 await asyncio.sleep(every)
     while True:
-        overview = await _overview(chosen, urls)
+        overview = await (_overview if every is None else _overview_or_trouble)(chosen, urls)
         if as_json:
             click.echo(_json(overview, indent=None if every is not None else 2))
         elif console.is_terminal:
@@ -96,6 +96,14 @@ async def _show(chosen: Sequence[Outbox], urls: Sequence[str], every: float | No
         if every is None:
             return
         await asyncio.sleep(every)
+
+
+async def _overview_or_trouble(chosen: Sequence[Outbox], urls: Sequence[str]) -> Overview:
+    """For a live view, which goes on when something is away."""
+    try:
+        return await _overview(chosen, urls)
+    except DatabaseUnavailable as error:
+        return Overview((), tuple(safe(line) for line in str(error).splitlines()), ())
 
 
 async def _overview(chosen: Sequence[Outbox], urls: Sequence[str]) -> Overview:
