@@ -108,8 +108,10 @@ class Keeper:
         """Ticks until cancelled."""
         while True:
             await self._until_needed()
-            if self._book or self._pending:
+            if self._book or self._waiting:
                 await self._tick()
+            else:
+                self._urgent = False
             self.ticked_at = self._clock()
 
     async def settled(self) -> None:
@@ -144,7 +146,8 @@ class Keeper:
         try:
             self._passing(Point.SETTLING)
             began = self._clock()
-            result = await self._store.tick(settlements, self._tips(settlements))
+            tips = self._tips(settlements)
+            result = await self._store.tick(settlements, tips)
             self._last_tick = self._clock() - began
             self._passing(Point.SETTLED)
         except BaseException as error:
@@ -153,7 +156,8 @@ class Keeper:
                     future.cancel() if isinstance(error, asyncio.CancelledError) else future.set_exception(error)
                     future.add_done_callback(_retrieved)
             raise
-        self._record(settlements, result)
+        spoke_for = {s.lease for s in settlements} | {lease for group in tips for lease in group.members}
+        self._record(settlements, result, spoke_for)
         for future in waiting:
             if not future.done():
                 future.set_result(None)
@@ -169,23 +173,28 @@ class Keeper:
                 groups[done].append(entry.lease)
         return [TipGroup(done, tuple(members)) for done, members in groups.items()]
 
-    def _record(self, settlements: list[Settlement], result: TickResult) -> None:
+    def _record(self, settlements: list[Settlement], result: TickResult, spoke_for: set[Lease]) -> None:
+        """What the tick did. A cursor that was let go meanwhile, and maybe claimed anew, is another one by now."""
         for settlement in settlements:
-            entry = self._book.get(settlement.lease.key)
-            if settlement.closes and entry is not None:
+            if settlement.closes and (entry := self._entry(settlement.lease)) is not None:
                 entry.done = settlement.upto
         for advanced in result.advanced:
             for lease in advanced.members:
-                if lease.key in self._book:
-                    self._book[lease.key].done = advanced.done
+                if (entry := self._entry(lease)) is not None:
+                    entry.done = advanced.done
         for opened in result.opened:
             for lease in opened.members:
-                if lease.key in self._book:
-                    self._book[lease.key].done = None
+                if (entry := self._entry(lease)) is not None:
+                    entry.done = None
             self._passing(Point.WINDOW_OPENED)
             self._handover(opened)
-        for key in result.lost:
-            self._lost(key)
+        for lease in spoke_for:
+            if lease.key in result.lost and self._entry(lease) is not None:
+                self._lost(lease.key)
+
+    def _entry(self, lease: Lease) -> _Entry | None:
+        entry = self._book.get(lease.key)
+        return entry if entry is not None and entry.lease == lease else None
 
     async def _find_rhythm(self, result: TickResult) -> None:
         now = self._clock()
