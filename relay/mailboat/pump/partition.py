@@ -28,6 +28,11 @@ from mailboat.sinks.protocol import ALL_DELIVERED, Failures
 CAUTIOUS_AFTER = 3
 """Deaths at one position after which events are tried one at a time; one more, and the first of them is to blame."""
 
+WATCHED_BATCHES = 20
+"""After a death each batch is settled before the next is sent, for so many batches: that is about what may have been
+delivered and not been settled when the relay died. So a second death is at the very batch that kills, and only that one
+has to be tried one at a time."""
+
 
 @dataclass(slots=True)
 class Stretch:
@@ -98,6 +103,8 @@ class PartitionPump:
         self._queued = 0
         self._queued_bytes = 0
         self._deaths = cursor.resumes
+        self._one_by_one_for = stream.settings.batch_size if cursor.resumes >= CAUTIOUS_AFTER else 0
+        self._watched_for = stream.settings.batch_size * WATCHED_BATCHES if cursor.resumes else 0
         self._work = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -186,9 +193,11 @@ class PartitionPump:
             while self._flights:
                 await self._land()
         finally:
-            for flight in self._flights:
-                if flight.answer is not None:
-                    flight.answer.cancel()
+            # Whoever cancels a pump may hand its partition on: nothing of it may still be on its way by then.
+            answers = [flight.answer for flight in self._flights if flight.answer is not None]
+            for answer in answers:
+                answer.cancel()
+            await asyncio.gather(*answers, return_exceptions=True)
 
     @property
     def _active(self) -> bool:
@@ -211,11 +220,11 @@ class PartitionPump:
         if not self._inbox or not self._active or self.parked.due() or self.parked.full:
             return False
         if self._flights and (
-            self._deaths >= CAUTIOUS_AFTER
+            self._watched_for > 0
             or not self.stream.sink.traits.stops_behind_failure
             or len(self._flights) >= self.stream.settings.flights
             or any(flight.refused for flight in self._flights)
-            or self._flights[0].landed  # judge what is known before more is sent behind it
+            or any(flight.landed for flight in self._flights)  # judge what is known before more is sent behind it
         ):
             return False
         return self._lease_left() > self.stream.settings.timeout
@@ -232,7 +241,7 @@ class PartitionPump:
         """A batch from the inbox: encoded, with what belongs to parked keys set aside."""
         stretch = self._inbox[0]
         stream, partition = self.stream, self.lease.key.partition
-        size = 1 if self._deaths >= CAUTIOUS_AFTER else stream.settings.batch_size
+        size = 1 if self._one_by_one_for > 0 else stream.settings.batch_size
         traits = stream.sink.traits
         limit = min(size, traits.max_batch_messages)
         unique = None if traits.stops_behind_failure or not stream.settings.ordered else set[str]()
@@ -255,9 +264,9 @@ class PartitionPump:
                     break
                 unique.add(key)
             if event.payload is not None:
-                room -= len(event.payload)
-                if room < 0 and messages:
+                if len(event.payload) > room and messages:
                     break
+                room -= len(event.payload)
             sequence += 1
             index += 1
             try:
@@ -294,16 +303,23 @@ class PartitionPump:
             await self._sort_out()
             return
         self._flights.popleft()
-        self._deaths = 0
+        watched = self._watched_for > 0
+        self._survived(len(flight.events))
         self.counters.delivered += len(flight.events)
         self.counters.bytes += flight.bytes
         settlement = Settlement(
             self.lease, flight.window.upto, flight.position, flight.sequence, flight.closes, tuple(flight.asides)
         )
         committed = self._settle(settlement)
-        if flight.asides:
-            self.parked.count += len(flight.asides)
+        self.parked.count += len(flight.asides)
+        if flight.asides or watched:
             await committed
+
+    def _survived(self, events: int) -> None:
+        """So many events did not kill this relay."""
+        self._deaths = 0
+        self._one_by_one_for = max(0, self._one_by_one_for - events)
+        self._watched_for = max(0, self._watched_for - events)
 
     async def _sort_out(self) -> None:
         """Something failed: give every event on the way a fate, in order, then settle all of it."""
@@ -325,7 +341,7 @@ class PartitionPump:
         self._flights.clear()
         self.counters.delivered += sum(item.fate is Fate.DELIVERED for item in done)
         if done:
-            self._deaths = 0
+            self._survived(len(done))
             window, last = flights[0].window, flights[-1]
             park, dead = await self.parked.dispose(done)
             position, sequence = (last.position, last.sequence) if whole else (done[-1].event.id, done[-1].sequence)
