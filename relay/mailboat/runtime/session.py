@@ -90,6 +90,7 @@ class Session:
         self._passing = passing
         self._readers: set[WindowReader] = set()
         self._leaving: set[CursorKey] = set()
+        self._farewells: set[asyncio.Task[None]] = set()
         self._lease_until = 0.0
         self._unheld_since: dict[CursorKey, float] = {}
         self._probed_at: dict[int, float] = {}
@@ -105,6 +106,7 @@ class Session:
                 await stop.wait()
                 watch.cancel()  # or it would claim again what is let go; the lease outlasts the good-bye
                 await self._let_go(list(self.owned))
+                await asyncio.gather(*self._farewells)  # they need the keeper
                 for task in background:
                     task.cancel()
         except BaseExceptionGroup as errors:
@@ -130,7 +132,10 @@ class Session:
         alive = {peer.id for peer in roster.peers if peer.alive}
         unheld = {h.key for h in roster.holdings if h.owner not in alive}
         self._unheld_since = {key: self._unheld_since.get(key, now) for key in unheld}
-        held = frozenset(self.owned)
+        for holding in roster.holdings:
+            if holding.owner != self._me and holding.key not in self._leaving:
+                self._lost(holding.key)
+        held = frozenset(self.owned) | self._leaving
         moves = decide(self._me, roster, held, self._unheld_since, now, self._timings.grace)
         for key, owned in self.owned.items():
             if key in roster.due:
@@ -139,7 +144,9 @@ class Session:
                 owned.pump.wake()
         going = moves.release - self._leaving
         if going:
-            self._group.create_task(self._let_go(going))
+            farewell = self._group.create_task(self._let_go(going))
+            self._farewells.add(farewell)
+            farewell.add_done_callback(self._farewells.discard)
         if moves.claim:
             self._adopt(await self._store.claim(moves.claim))
         elif not held:
@@ -207,10 +214,14 @@ class Session:
         )
         for task in unfinished:
             task.cancel()
+        if unfinished:
+            await asyncio.wait(unfinished)
         await self.keeper.settled()
-        for key in leaving:
-            self._forget(key)
+        for key, owned in leaving.items():
+            if self.owned.get(key) is owned:
+                self._forget(key)
         await self._store.release([owned.pump.lease for owned in leaving.values()])
+        self._leaving -= leaving.keys()
         self._passing(Point.RELEASED)
 
     def _lost(self, key: CursorKey) -> None:
@@ -223,7 +234,6 @@ class Session:
 
     def _forget(self, key: CursorKey) -> None:
         self.owned.pop(key, None)
-        self._leaving.discard(key)
         self.keeper.strike(key)
         for reader in self._readers:
             reader.leave(key)
@@ -231,7 +241,8 @@ class Session:
     # -- windows -----------------------------------------------------------------------------------------------------
 
     def _hand_over(self, opened: Opened) -> None:
-        pumps = {lease.key: self.owned[lease.key].pump for lease in opened.members if lease.key in self.owned}
+        mine = ((lease, self.owned.get(lease.key)) for lease in opened.members)
+        pumps = {lease.key: owned.pump for lease, owned in mine if owned is not None and owned.pump.lease == lease}
         if opened.events is None:
             self._read(WindowReader(self._store, opened.window, pumps, self._read, self._passing))
             return
