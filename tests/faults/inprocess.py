@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import threading
 import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -29,6 +30,7 @@ from mailboat.runtime.status import SubscriptionStatus
 from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.protocol import SinkContext
 from mailboat_spec import read_documents
+from waiting import await_until
 
 # ---- relays -------------------------------------------------------------------------------------------------------
 
@@ -143,3 +145,38 @@ def write(url: str, written: Sequence[Written], event_type: str = "order.placed"
         for event in written:
             copy.write_row((uuid.UUID(event.event_id), event_type, event.key, event.payload))
     return {event.event_id: event for event in written}
+
+
+class Load:
+    """Writes on a thread for as long as a block lasts: rounds of one event per key, numbered in order."""
+
+    def __init__(self, url: str, keys: int, committed: dict[str, Written]) -> None:
+        self.rounds = 0
+        self._url = url
+        self._keys = keys
+        self._committed = committed
+
+    @contextmanager
+    def flowing(self, pause: float = 0.01) -> Iterator[None]:
+        ending = threading.Event()
+
+        def keep_writing() -> None:
+            while not ending.wait(pause):
+                self.write_some()
+
+        thread = threading.Thread(target=keep_writing, name="load")
+        thread.start()
+        try:
+            yield
+        finally:
+            ending.set()
+            thread.join()
+
+    async def goes_on(self, rounds: int = 10) -> None:
+        """Returns once some more rounds have been written."""
+        goal = self.rounds + rounds
+        await await_until(lambda: self.rounds >= goal, timeout=30, what="some load")
+
+    def write_some(self) -> None:
+        self._committed.update(write(self._url, events(self._keys, self._keys, first=self.rounds + 1)))
+        self.rounds += 1

@@ -6,14 +6,12 @@ Nothing is lost, no key gets out of order, and where no batch was on its way not
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
 
 import pytest
 
 from faults.fleet import Manifest, outbox_relay, subscription
-from faults.inprocess import STAGED, StagedSink, afloat, events, status_of, write
+from faults.inprocess import STAGED, Load, StagedSink, afloat, status_of
 from faults.ledger import Written, check_delivery
 from mailboat.outbox.store import CursorKey, Holding, RelayPeer, Roster
 from mailboat.pump.ownership import decide
@@ -40,40 +38,6 @@ def _layout(outbox: Database) -> tuple[int, int]:
     return partitions, cursors
 
 
-class Load:
-    """Writes on a thread for as long as its block lasts; every key's events are numbered in order."""
-
-    def __init__(self, outbox: Database, committed: dict[str, Written]) -> None:
-        self._outbox = outbox
-        self._committed = committed
-        self._round = 0
-
-    @contextmanager
-    def flowing(self) -> Iterator[None]:
-        ending = threading.Event()
-
-        def keep_writing() -> None:
-            while not ending.wait(0.01):
-                self.write_some()
-
-        thread = threading.Thread(target=keep_writing, name="load")
-        thread.start()
-        try:
-            yield
-        finally:
-            ending.set()
-            thread.join()
-
-    async def goes_on(self) -> None:
-        """Returns once some more rounds have been written."""
-        goal = self._round + 10
-        await await_until(lambda: self._round >= goal, timeout=30, what="some load")
-
-    def write_some(self) -> None:
-        self._round += 1
-        self._committed.update(write(self._outbox.url, events(KEYS, KEYS, first=self._round)))
-
-
 async def _owns(relay: Relay, *, at_least: int) -> None:
     await await_until(lambda: len(status_of(relay, "orders").owned) >= at_least, timeout=20, what="partitions")
 
@@ -90,7 +54,7 @@ async def test_relays_that_follow_one_another_lay_out_anew_without_a_loss_or_a_d
     outbox: Database, stage: Stage
 ) -> None:
     committed: dict[str, Written] = {}
-    load = Load(outbox, committed)
+    load = Load(outbox.url, KEYS, committed)
     with load.flowing():
         for partitions in (4, 16, 3):
             async with afloat(*_manifests(outbox, partitions)):
@@ -103,7 +67,7 @@ async def test_relays_that_follow_one_another_lay_out_anew_without_a_loss_or_a_d
 
 async def test_a_running_relay_follows_a_new_layout_under_load(outbox: Database, stage: Stage) -> None:
     committed: dict[str, Written] = {}
-    load = Load(outbox, committed)
+    load = Load(outbox.url, KEYS, committed)
     async with AsyncExitStack() as relays:
         with load.flowing():
             for number, partitions in enumerate((4, 16, 3)):
@@ -127,7 +91,7 @@ async def test_a_running_relay_follows_a_new_layout_under_load(outbox: Database,
 @pytest.mark.parametrize("trouble", ["paused", "away", "parked"])
 async def test_a_sink_in_trouble_holds_up_no_new_layout(outbox: Database, stage: Stage, trouble: str) -> None:
     committed: dict[str, Written] = {}
-    load = Load(outbox, committed)
+    load = Load(outbox.url, KEYS, committed)
     refused = {f"key {n}" for n in range(0, KEYS, 4)}
     async with afloat(*_manifests(outbox, 4)) as relay:
         load.write_some()

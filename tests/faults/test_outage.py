@@ -1,0 +1,160 @@
+"""A destination that is away under load: it costs nobody an attempt, loses nothing, and is noticed when it comes back.
+
+Gone in three ways: nobody listens any more, somebody listens and never answers, and a process that stands still. A
+subscription with another destination does not notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from faults.collectors import Collector, KafkaCollector, PubSubCollector
+from faults.fleet import Manifest, kafka_sink, outbox_relay, pubsub_sink, subscription
+from faults.inprocess import STAGED, Load, StagedSink, afloat, status_of
+from faults.ledger import Written, check_delivery
+from mailboat.runtime.relay import Relay
+from mailboat_harbor.kafka import start_kfake
+from mailboat_harbor.postgres import Database
+from mailboat_harbor.proxy import Proxy
+from mailboat_harbor.pubsub import PubSubServer
+from waiting import await_until
+
+Stage = dict[str, StagedSink]
+
+KEYS = 20
+PARTITIONS = 4
+BATCH = 100
+
+
+class Destination:
+    """A sink that can be sent away and called back."""
+
+    def __init__(
+        self, sink: Manifest, collector: Collector, leave: Callable[[], None], come_back: Callable[[], None]
+    ) -> None:
+        self.sink = sink
+        self.collector = collector
+        self.leave = leave
+        self.come_back = come_back
+
+
+def _kafka(place: Path, how: str) -> Iterator[Destination]:
+    with start_kfake(place) as broker:
+        broker.create_topic("orders", PARTITIONS)
+        leave, come_back = (broker.kill, broker.restart) if how == "killed" else (broker.suspend, broker.resume)
+        sink = kafka_sink(broker.bootstrap, "orders")
+        yield Destination(sink, KafkaCollector(broker.bootstrap, "orders"), leave, come_back)
+
+
+def _pubsub(server: PubSubServer, topic: str, how: str) -> Iterator[Destination]:
+    with Proxy("127.0.0.1", server.port) as proxy:
+        leave, come_back = (proxy.stop, proxy.start) if how == "refusing" else (proxy.deafen, proxy.undeafen)
+        sink = pubsub_sink(proxy.address, topic)
+        yield Destination(sink, PubSubCollector(server.host, topic), leave, come_back)
+
+
+@contextmanager
+def _destination(request: pytest.FixtureRequest, kind: str) -> Iterator[Destination]:
+    sink, how = kind.split(", ")
+    if sink == "Kafka":
+        request.getfixturevalue("kfake")  # says so where there is none
+        yield from _kafka(request.getfixturevalue("tmp_path") / "broker", how)
+    else:
+        topic = request.getfixturevalue("unique_name")("orders")
+        yield from _pubsub(request.getfixturevalue("pubsub"), topic, how)
+
+
+KINDS = ["Kafka, killed", "Kafka, suspended", "Pub/Sub, refusing", "Pub/Sub, deaf"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_short_outage(request: pytest.FixtureRequest, outbox: Database, stage: Stage, kind: str) -> None:
+    await _outage(request, outbox, stage, kind, seconds=3)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_outage_of_half_a_minute(
+    request: pytest.FixtureRequest, outbox: Database, stage: Stage, kind: str
+) -> None:
+    await _outage(request, outbox, stage, kind, seconds=30)
+
+
+async def _outage(request: pytest.FixtureRequest, outbox: Database, stage: Stage, kind: str, *, seconds: float) -> None:
+    committed: dict[str, Written] = {}
+    load = Load(outbox.url, KEYS, committed)
+    delivery = {"timeout": "2s", "batchSize": BATCH}
+    with _destination(request, kind) as destination, destination.collector as collector:
+        manifests = (
+            outbox_relay(outbox.url),
+            subscription("orders", destination.sink, partitions=PARTITIONS, delivery=delivery),
+            subscription("others", STAGED, partitions=2),
+        )
+        async with afloat(*manifests) as relay:
+            with load.flowing(pause=0.03):
+                await await_until(lambda: len(collector.ids) > 10 * KEYS, timeout=30, what="the flow to begin")
+                destination.leave()
+                try:
+                    await await_until(
+                        lambda: not status_of(relay, "orders").sink_reachable, timeout=20, what="the outage to be told"
+                    )
+                    async with _flowing_meanwhile(stage["others"], load):
+                        before = len(collector.ids)
+                        await asyncio.sleep(seconds)
+                    assert len(collector.ids) <= before + PARTITIONS * BATCH * 3  # what was under way, at most
+                    _unharmed(outbox)
+                    assert status_of(relay, "orders").last_error
+                finally:
+                    destination.come_back()
+                back_at = time.monotonic()
+                arrived = len(collector.ids)
+                await await_until(
+                    lambda: len(collector.ids) > arrived + KEYS, timeout=30, what="the flow to begin again"
+                )
+                resumed_after = time.monotonic() - back_at
+            await _all_of(collector, committed)
+            await _settled(relay)
+            collector.until_quiet()
+    assert resumed_after < 15
+    _unharmed(outbox)
+    found = check_delivery(committed, (), collector.arrivals, kills=1)
+    assert found.duplicates <= PARTITIONS * BATCH * 3
+    assert {arrival.attempt for arrival in collector.arrivals} == {1}
+    check_delivery(committed, (), stage["others"].arrivals)
+
+
+def _unharmed(outbox: Database) -> None:
+    """G4: nobody's attempt was counted, nothing was set aside."""
+    assert outbox.execute("select count(*) from mailboat.parked") == [(0,)]
+    assert outbox.execute("select count(*) from mailboat.dead_letters") == [(0,)]
+
+
+async def _all_of(collector: Collector, committed: dict[str, Written]) -> None:
+    await await_until(
+        lambda: len(collector.ids) >= len(committed), timeout=60, what=f"{len(committed)} events to arrive"
+    )
+
+
+async def _settled(relay: Relay) -> None:
+    await await_until(
+        lambda: all(status_of(relay, name).lag == 0 for name in ("orders", "others")),
+        timeout=20,
+        what="everything to be settled",
+    )
+    assert status_of(relay, "orders").sink_reachable
+
+
+@asynccontextmanager
+async def _flowing_meanwhile(sink: StagedSink, load: Load) -> AsyncIterator[None]:
+    """Checks that the other subscription got, during the block, what was written during the block."""
+    before, rounds = len(sink.arrived), load.rounds
+    yield
+    written = (load.rounds - rounds - 2) * KEYS
+    assert len(sink.arrived) - before >= written > 0
