@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -13,7 +15,8 @@ from hypothesis import strategies as st
 from psycopg import sql
 
 from mailboat.outbox.partitions import HardLimit, Partition, RetentionReport, beyond, drop_expired
-from mailboat_harbor.postgres import Database
+from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
+from migrated import migrated_database
 from waiting import await_until
 
 OUTBOX = "mailboat.outbox"
@@ -154,22 +157,24 @@ async def test_an_insert_in_flight_holds_its_partition(outbox: Database, connect
     assert blocked.subscription == "shop/a"
 
 
-async def test_a_prepared_transaction_holds_its_partition_too(
-    outbox: Database, connection: psycopg.AsyncConnection
-) -> None:
-    (allowed,) = outbox.execute("show max_prepared_transactions")[0]
-    if allowed == "0":  # the lock is the same one: held by a session instead
-        with psycopg.connect(outbox.url) as late:
-            add_day(outbox)
-            insert_old(late)
-            assert not (await sweep(connection)).dropped
-        return
-    add_day(outbox)
-    with psycopg.connect(outbox.url) as late:
+@pytest.fixture
+def two_phase_outbox(tmp_path: Path) -> Iterator[Database]:
+    """On a server of its own: the shared ones do not allow two-phase commit."""
+    settings = {"max_prepared_transactions": "5"}
+    with PostgresServer.start(find_postgres(18), tmp_path / "server", settings=settings) as server:
+        yield from migrated_database(server)
+
+
+async def test_a_prepared_transaction_holds_its_partition_too(two_phase_outbox: Database) -> None:
+    add_day(two_phase_outbox)
+    with psycopg.connect(two_phase_outbox.url) as late:
         insert_old(late)
         late.execute("prepare transaction 'late'")
-    assert not (await sweep(connection)).dropped
-    outbox.execute("rollback prepared 'late'")
+    async with await psycopg.AsyncConnection.connect(two_phase_outbox.url, autocommit=True) as connection:
+        (blocked,) = (await sweep(connection)).blocked
+        assert "a transaction in flight has written to it" in blocked.reason
+        await connection.execute("rollback prepared 'late'")
+        assert (await sweep(connection)).dropped == (NAME,)
 
 
 # ---- the writer is never hurt -------------------------------------------------------------------------------------
