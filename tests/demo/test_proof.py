@@ -16,7 +16,7 @@ def test_all_events_in_order_are_a_proof():
     proof = prove(WRITTEN, [arrival("b1"), arrival("a1"), arrival("a2")])
     assert proof == Proof(written=3, received=3, duplicates=0, lost=0, out_of_order=0, uncommitted=0)
     assert proof.holds
-    assert str(proof) == "3 written, 3 received, 0 lost, 0 out of order, 0 uncommitted (0 duplicates)"
+    assert str(proof) == "3 written, 3 received, 0 lost, 0 out of order, 0 uncommitted; duplicates: 0"
 
 
 def test_a_repeated_stretch_is_counted_as_duplicates_and_not_held_against_the_order():

@@ -46,7 +46,7 @@ class Proof:
     def __str__(self) -> str:
         return (
             f"{self.written} written, {self.received} received, {self.lost} lost, {self.out_of_order} out of order,"
-            f" {self.uncommitted} uncommitted ({self.duplicates} duplicates)"
+            f" {self.uncommitted} uncommitted; duplicates: {self.duplicates}"
         )
 
 

@@ -110,7 +110,9 @@ class LiveScreen:
         )
 
     def say(self, line: str) -> None:
-        stamped = Text.assemble((f"{self._clock() - self._began:6.1f} s  ", "dim"), line)
+        stamped = Text.assemble(
+            (f"{self._clock() - self._began:6.1f} s  ", "dim"), line, overflow="ellipsis", no_wrap=True
+        )
         self._lines.append(stamped)
         self._all_lines.append(stamped)
 
@@ -126,7 +128,7 @@ class LiveScreen:
     ) -> None:
         self._live.stop()
         for line in self._all_lines:
-            self._console.print(line)
+            self._console.print(line, soft_wrap=True)
 
     def _render(self) -> Group:
         story = Panel(Group(*self._lines), title="what happens", title_align="left", border_style="blue")
