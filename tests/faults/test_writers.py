@@ -1,0 +1,347 @@
+"""G10: whatever happens to relays, listeners and partitions, no business transaction fails or waits because of it. And
+G8: a relay with nothing to do writes nothing but its heartbeat.
+
+Every writer here has no patience: half a second for a lock, two seconds for a statement.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from faults.fleet import Fleet, outbox_relay, subscription
+from faults.inprocess import STAGED, StagedSink, afloat, events, status_of, write
+from faults.ledger import Written, check_delivery, payload
+from mailboat.outbox.partitions import drop_expired
+from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
+from mailboat_harbor.postgres_binaries import NEWEST
+from migrated import migrated_database
+from waiting import await_until, wait_until
+
+Stage = dict[str, StagedSink]
+OrSkip = Callable[[Callable[[], PostgresServer]], PostgresServer]
+
+
+class Writers:
+    """Applications that write all the time, each its own key, and fail the test if any of their statements does."""
+
+    def __init__(self, url: str, count: int = 4) -> None:
+        self.committed: dict[str, Written] = {}
+        self.slowest = 0.0
+        """Seconds that the slowest transaction took."""
+        self._url = url
+        self._failures: list[BaseException] = []
+        self._ending = threading.Event()
+        self._threads = [threading.Thread(target=self._write, args=(f"writer {n}",)) for n in range(count)]
+
+    @property
+    def written(self) -> int:
+        return len(self.committed)
+
+    def goes_on(self, events: int = 50) -> None:
+        """Returns once some more was written."""
+        goal = self.written + events
+        wait_until(lambda: self.written >= goal or self._failures, timeout=20, what="the writers to go on")
+        self._check()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        for thread in self._threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._ending.set()
+            for thread in self._threads:
+                thread.join()
+        self._check()
+
+    def _check(self) -> None:
+        assert not self._failures, f"a writer was hurt: {self._failures[0]!r}"
+
+    def _write(self, key: str) -> None:
+        try:
+            with psycopg.connect(self._url, autocommit=True) as connection:
+                connection.execute("set lock_timeout = '500ms'")
+                connection.execute("set statement_timeout = '2s'")
+                number = 0
+                while not self._ending.is_set():
+                    number += 1
+                    event = Written(str(uuid.uuid4()), key, number, payload(key, number))
+                    began = time.monotonic()
+                    connection.execute(
+                        "select mailboat.emit('order.placed', %s::bytea, key => %s, event_id => %s::uuid)",
+                        [event.payload, key, event.event_id],
+                    )
+                    self.slowest = max(self.slowest, time.monotonic() - began)
+                    self.committed[event.event_id] = event
+                    self._ending.wait(0.002)
+        except BaseException as error:
+            self._failures.append(error)
+
+
+# ---- the notification queue -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def crowded(tmp_path: Path, or_skip: OrSkip) -> Iterator[Database]:
+    """A server whose notification queue is so small (half a megabyte) that a stuck listener can fill it."""
+    settings = {"max_notify_queue_pages": "64"}
+    with or_skip(
+        lambda: PostgresServer.start(find_postgres(NEWEST), tmp_path / "crowded", settings=settings)
+    ) as server:
+        yield from migrated_database(server)
+
+
+def test_a_stuck_listener_and_a_queue_that_fills_up_fail_no_commit(crowded: Database) -> None:
+    crowded.execute("insert into mailboat.doorbells (relay, outbox, rings) values ('asleep', 'mailboat.outbox', true)")
+    with psycopg.connect(crowded.url) as stuck, psycopg.connect(crowded.url, autocommit=True) as writer:
+        stuck.execute("listen mailboat")
+        stuck.commit()
+        stuck.execute("select 1")  # and now it sits in a transaction, where nothing is delivered to it
+        writer.execute("set lock_timeout = '500ms'")
+        for _ in range(200):
+            _emit(writer)
+        rung = _usage(writer)
+        assert rung > 0, "nobody rang, so that this shows nothing"
+        # Somebody else fills the queue to the brim: by then nothing of ours may ask for room in it.
+        with psycopg.connect(crowded.url, autocommit=True) as other:
+            wait_until(lambda: _is_full(other), timeout=60, what="the queue to be full")
+        assert _usage(writer) > 0.9
+        for _ in range(200):
+            _emit(writer)
+        assert crowded.execute("select count(*) from mailboat.outbox") == [(400,)]
+
+
+def test_ringing_stops_long_before_the_queue_is_full(crowded: Database) -> None:
+    crowded.execute("insert into mailboat.doorbells (relay, outbox, rings) values ('asleep', 'mailboat.outbox', true)")
+    with psycopg.connect(crowded.url) as stuck, psycopg.connect(crowded.url, autocommit=True) as writer:
+        stuck.execute("listen mailboat")
+        stuck.commit()
+        stuck.execute("select 1")
+        for _ in range(4_000):
+            _emit(writer)
+        assert 0 < _usage(writer) <= 0.15
+
+
+def _is_full(connection: psycopg.Connection[tuple[object, ...]]) -> bool:
+    """Adds to the queue. Whether there was no room."""
+    try:
+        connection.execute(
+            "select pg_notify('other', repeat('x', 7000) || n || random()) from generate_series(1, 10) n"
+        )
+    except psycopg.errors.ProgramLimitExceeded:
+        return True
+    return False
+
+
+def _emit(connection: psycopg.Connection[tuple[object, ...]]) -> None:
+    connection.execute("select mailboat.emit('order.placed', '{}'::jsonb)")
+
+
+def _usage(connection: psycopg.Connection[tuple[object, ...]]) -> float:
+    row = connection.execute("select pg_notification_queue_usage()").fetchone()
+    assert row is not None
+    return float(str(row[0]))
+
+
+# ---- retention, and relays that die ---------------------------------------------------------------------------------
+
+
+async def test_retention_under_an_open_reader_is_given_up_rather_than_waited_for(outbox: Database) -> None:
+    [(oldest,)] = outbox.execute("select min(relname) from pg_class where relname ~ '^outbox_p' and relkind = 'r'")
+    writers = Writers(outbox.url)
+    with writers.writing(), psycopg.connect(outbox.url) as reader:
+        reader.execute("select count(*) from mailboat.outbox")  # and its transaction stays open
+        writers.goes_on()
+        soon = datetime.now(UTC) + timedelta(seconds=1)
+        async with await psycopg.AsyncConnection.connect(outbox.url, autocommit=True) as connection:
+            report = await drop_expired(connection, "mailboat.outbox", soon, now=soon, detach_wait=1.0)
+            assert report.dropped == ()
+            assert [blocked.partition for blocked in report.blocked] == [f"mailboat.{oldest}"]
+            writers.goes_on()
+            reader.rollback()
+            report = await drop_expired(connection, "mailboat.outbox", soon, now=soon, detach_wait=1.0)
+            assert report.dropped == (f"mailboat.{oldest}",)
+        writers.goes_on()
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(180)
+def test_relays_that_die_in_the_middle_of_anything_hurt_no_writer(outbox: Database, tmp_path: Path) -> None:
+    sink = {"log": {"path": str(tmp_path / "arrived.jsonl")}}
+    orders = subscription("orders", sink, partitions=8)
+    chance = random.Random(7)
+    writers = Writers(outbox.url, count=6)
+    with Fleet(tmp_path / "fleet", [outbox_relay(outbox.url), orders]) as fleet, writers.writing():
+        fleet.start_connected(2)
+        until = time.monotonic() + 30
+        while time.monotonic() < until:
+            fleet.start()
+            pause = chance.uniform(0.2, 1.5)
+            began = time.monotonic()
+            while time.monotonic() - began < pause:
+                writers.goes_on(1)
+            fleet.kill(chance.choice(list(fleet.relays.values())))
+            writers.goes_on(10)
+        assert fleet.kills > 10
+
+
+# ---- every way of writing -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_phase(tmp_path: Path, or_skip: OrSkip) -> Iterator[Database]:
+    settings = {"max_prepared_transactions": "20"}
+    with or_skip(
+        lambda: PostgresServer.start(find_postgres(NEWEST), tmp_path / "two-phase", settings=settings)
+    ) as server:
+        yield from migrated_database(server)
+
+
+async def test_two_phase_commit_works_while_a_relay_sleeps_and_its_events_arrive_when_it_is_decided(
+    two_phase: Database, stage: Stage
+) -> None:
+    manifests = outbox_relay(two_phase.url), subscription("orders", STAGED, partitions=2)
+    async with afloat(*manifests) as relay:
+        await await_until(lambda: len(status_of(relay, "orders").owned) == 2, what="the relay")
+        committed: dict[str, Written] = {}
+        for number in range(1, 11):
+            # While the relay sleeps is when writers would ring, and a transaction that did can't be prepared.
+            await await_until(lambda: status_of(relay, "orders").lag == 0, what="the relay to be at rest")
+            late, early = (Written(str(uuid.uuid4()), k, number, payload(k, number)) for k in ("late", "early"))
+            undone = Written(str(uuid.uuid4()), "late", number, payload("late", number))
+            with psycopg.connect(two_phase.url) as connection:
+                connection.tpc_begin(connection.xid(1, f"done {number}", "shop"))
+                _insert(connection, late)
+                connection.tpc_prepare()
+                committed |= write(two_phase.url, [early])
+                connection.tpc_commit()
+                committed[late.event_id] = late
+                connection.tpc_begin(connection.xid(1, f"undone {number}", "shop"))
+                _insert(connection, undone)
+                connection.tpc_prepare()
+                connection.tpc_rollback()
+            await await_until(lambda n=number: len(stage["orders"].arrived) >= 2 * n, what="both events")  # type: ignore[misc]
+    check_delivery(committed, (), stage["orders"].arrivals)
+
+
+def _insert(connection: psycopg.Connection[tuple[object, ...]], event: Written) -> None:
+    connection.execute(
+        "insert into mailboat.outbox (event_id, event_type, key, payload) values (%s, 'order.placed', %s, %s)",
+        [event.event_id, event.key, event.payload],
+    )
+
+
+async def test_copy_triggers_savepoints_and_serializable_writers_are_all_served(outbox: Database, stage: Stage) -> None:
+    outbox.execute(
+        """
+        create table orders (id uuid primary key, key text, payload bytea);
+        create function tell() returns trigger language plpgsql as $$
+        begin
+            insert into mailboat.outbox (event_id, event_type, key, payload)
+            values (new.id, 'order.placed', new.key, new.payload);
+            return null;
+        end $$;
+        create trigger tell after insert on orders for each row execute function tell();
+        """
+    )
+    committed: dict[str, Written] = {}
+    async with afloat(outbox_relay(outbox.url), subscription("orders", STAGED, partitions=4)):
+        committed |= write(outbox.url, events(50, 5, prefix="copy"))  # by COPY
+        with psycopg.connect(outbox.url) as connection:
+            for event in events(50, 5, prefix="trigger"):
+                connection.execute("insert into orders values (%s, %s, %s)", [event.event_id, event.key, event.payload])
+                committed[event.event_id] = event
+        connection = psycopg.connect(outbox.url)
+        with connection:
+            for event in events(50, 5, prefix="savepoint"):
+                with connection.transaction():
+                    _insert(connection, event)
+                    committed[event.event_id] = event
+                with connection.transaction(force_rollback=True):
+                    _insert(connection, Written(str(uuid.uuid4()), event.key, 0, payload(event.key, 0)))
+        committed |= _serializable(outbox.url)
+        await await_until(lambda: len(stage["orders"].arrived) >= len(committed), timeout=20, what="all of it")
+    check_delivery(committed, (), stage["orders"].arrivals)
+
+
+def _serializable(url: str) -> dict[str, Written]:
+    """Writers that lock their key's row first, as the docs ask for, at the highest isolation level."""
+    committed: dict[str, Written] = {}
+    failures: list[BaseException] = []
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("create table accounts (key text primary key, number integer not null default 0)")
+        connection.execute("insert into accounts select 'serializable ' || n from generate_series(0, 3) n")
+
+    def work(seed: int) -> None:
+        chance = random.Random(seed)
+        try:
+            with psycopg.connect(url) as connection:
+                connection.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
+                for _ in range(40):
+                    key = f"serializable {chance.randrange(4)}"
+                    try:
+                        row = connection.execute(
+                            "update accounts set number = number + 1 where key = %s returning number", [key]
+                        ).fetchone()
+                        assert row is not None
+                        event = Written(str(uuid.uuid4()), key, row[0], payload(key, row[0]))
+                        _insert(connection, event)
+                        connection.commit()
+                        committed[event.event_id] = event
+                    except psycopg.errors.SerializationFailure:
+                        connection.rollback()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert committed
+    return committed
+
+
+# ---- G8 -------------------------------------------------------------------------------------------------------------
+
+
+async def test_an_idle_relay_writes_nothing_but_its_heartbeat(outbox: Database, stage: Stage) -> None:
+    subscriptions = [subscription(f"orders-{n}", STAGED, partitions=8) for n in range(3)]
+    async with afloat(outbox_relay(outbox.url), *subscriptions, timings=None) as relay:
+        committed = write(outbox.url, events(100, 10))
+        await await_until(lambda: all(len(s.arrived) == 100 for s in stage.values()) and len(stage) == 3, what="flow")
+        await await_until(lambda: status_of(relay, "orders-0").lag == 0, what="rest")
+        assert committed
+        await await_until(lambda: outbox.execute("select bool_and(rings) from mailboat.doorbells") == [(True,)])
+        await _seconds(4)  # sessions report what they did with a delay
+        before = _writes(outbox)
+        await _seconds(6)
+        after = _writes(outbox)
+    heartbeats = after.pop("relays") - before.pop("relays")
+    assert 4 <= heartbeats <= 8
+    assert after == before
+
+
+async def _seconds(count: float) -> None:
+    until = time.monotonic() + count
+    await await_until(lambda: time.monotonic() > until, timeout=count + 5, what="time to pass")
+
+
+def _writes(outbox: Database) -> dict[str, int]:
+    """Rows written so far, by table."""
+    rows = outbox.execute(
+        "select relname, n_tup_ins + n_tup_upd + n_tup_del from pg_stat_user_tables where schemaname = 'mailboat'"
+    )
+    return {name: int(count) for name, count in rows}
