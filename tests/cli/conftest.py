@@ -40,11 +40,12 @@ def empty_place(tmp_path: Path, database: Database) -> Place:
 
 @pytest.fixture
 def start_relay(tmp_path: Path) -> Iterator[Callable[..., RunningRelay]]:
-    """``start_relay("-f", path)`` is a running relay, ended after the test."""
+    """``start_relay("-f", path)`` is a relay that listens by now, ended after the test."""
     started: list[RunningRelay] = []
 
     def start(*arguments: str) -> RunningRelay:
         started.append(RunningRelay(arguments, tmp_path / f"relay-{len(started)}.log"))
+        started[-1].address()  # so that no later deadline has to pay for the start of a process
         return started[-1]
 
     yield start
