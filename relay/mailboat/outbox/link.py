@@ -3,6 +3,9 @@
 Nothing here retries: a relay that loses its database drops what it has in memory and begins again (``mailboat.runtime``),
 because after a failover nothing in memory can be trusted. Every operation has a deadline, so that a server that went
 deaf is noticed like one that went away.
+
+The server is told to have the same patience with us: a relay whose machine vanishes without a word would leave its
+locks behind until TCP gives up, which by default takes hours.
 """
 
 from __future__ import annotations
@@ -99,6 +102,8 @@ class Link:
         try:
             async with explained(connection, deadline):
                 server = await _identify(connection, pooler)
+                if not server.pooled:
+                    await connection.execute(_SESSION_PATIENCE, _patience(deadline))
         except BaseException:
             await connection.close()
             raise
@@ -111,6 +116,8 @@ class Link:
         """A transaction with a cursor whose results are binary."""
         async with self._turn, explained(self.connection, self._deadline):
             async with self.connection.transaction(), self.connection.cursor(binary=True) as cursor:
+                if self.server.pooled:  # settings of a session would be somebody else's next
+                    await cursor.execute(_TRANSACTION_PATIENCE, _patience(self._deadline))
                 yield cursor
 
     @asynccontextmanager
@@ -123,6 +130,21 @@ class Link:
     async def close(self) -> None:
         """Closes the connection. Safe to call twice."""
         await self.connection.close()
+
+
+_SESSION_PATIENCE = (
+    "select set_config('idle_in_transaction_session_timeout', %(patience)s, false),"
+    " set_config('tcp_user_timeout', %(patience)s, false),"
+    " set_config('tcp_keepalives_idle', '10', false),"
+    " set_config('tcp_keepalives_interval', '5', false),"
+    " set_config('tcp_keepalives_count', '3', false)"
+)
+_TRANSACTION_PATIENCE = "select set_config('idle_in_transaction_session_timeout', %(patience)s, true)"
+
+
+def _patience(deadline: float) -> dict[str, str]:
+    """How long the server is to wait for a relay that says nothing."""
+    return {"patience": f"{deadline * 1000:.0f}ms"}
 
 
 def libpq_settings(conninfo: str) -> dict[str, Any]:

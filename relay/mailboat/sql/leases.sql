@@ -63,6 +63,19 @@ order by subscription_id, partition
 
 -- name: claim
 -- Takes cursors that nobody alive holds. The new epoch makes everything the last owner still has in hand void.
+-- What is locked is left for the next time: a relay that vanished may have left a transaction open, which ends when the server
+-- notices (see link.py), and whoever waited for it could not even renew what it holds.
+with free as materialized (
+    select c.subscription_id, c.partition, s.generation
+    from mailboat.cursors as c
+    join unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[]) as w (subscription_id, partition)
+      on c.subscription_id = w.subscription_id and c.partition = w.partition
+    join mailboat.subscriptions as s on s.id = w.subscription_id
+    where c.owner is null
+       or c.owner = %(relay)s
+       or not exists (select from mailboat.relays as r where r.id = c.owner and r.expires_at > clock_timestamp())
+    for no key update of c skip locked
+)
 update mailboat.cursors as c
 set owner = %(relay)s,
     epoch = gen_random_uuid(),
@@ -72,14 +85,10 @@ set owner = %(relay)s,
         when c.upto is null then 0
         else c.resumes + 1
     end
-from unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[]) as w (subscription_id, partition)
-join mailboat.subscriptions as s on s.id = w.subscription_id
-where c.subscription_id = w.subscription_id and c.partition = w.partition
-  and (c.owner is null
-       or c.owner = %(relay)s
-       or not exists (select from mailboat.relays as r where r.id = c.owner and r.expires_at > clock_timestamp()))
+from free
+where c.subscription_id = free.subscription_id and c.partition = free.partition
 returning c.subscription_id, c.partition, c.epoch::text, c.done::text, c.upto::text, c.lowest, c.highest, c.position,
-          c.sequence, s.generation, c.resumes, c.hi, c.debts is not null
+          c.sequence, free.generation, c.resumes, c.hi, c.debts is not null
 
 -- name: release
 -- Lets go in good order: the next owner takes over at once and counts no resume.

@@ -1,0 +1,153 @@
+"""The database goes away, goes deaf, or a relay is cut off from it: delivery goes on by itself, and nothing is lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+
+from conftest import TopicFactory
+from faults.collectors import KafkaCollector
+from faults.fleet import SWIFT, WALKING, Fleet, Manifest, kafka_sink, outbox_relay, owners, subscription
+from faults.ledger import check_delivery
+from faults.racing import Racers
+from mailboat.runtime.session import Timings
+from mailboat_harbor.kafka import KafkaServer
+from mailboat_harbor.postgres import Database
+from mailboat_harbor.proxy import Proxy
+from waiting import wait_until
+
+AWAY = 10.0
+
+
+@pytest.fixture
+def collector(kfake: KafkaServer, kafka_topic: TopicFactory) -> Iterator[KafkaCollector]:
+    with KafkaCollector(kfake.bootstrap, kafka_topic(kfake)) as collector:
+        yield collector
+
+
+@pytest.fixture
+def proxy(outbox: Database, proxy_factory: Callable[[int], Proxy]) -> Proxy:
+    """The way from relays to their database. Writers have another one."""
+    return proxy_factory(outbox.server.port)
+
+
+@pytest.fixture
+def manifests(kfake: KafkaServer, collector: KafkaCollector) -> Callable[[str], list[Manifest]]:
+    stream = subscription("kfake", kafka_sink(kfake.bootstrap, collector.topic), delivery={"timeout": "2s"})
+    return lambda url: [outbox_relay(url), stream]
+
+
+def through(proxy: Proxy, url: str) -> str:
+    return url.replace(f":{urlsplit(url).port}/", f":{proxy.port}/")
+
+
+def catch_up(racers: Racers, collector: KafkaCollector) -> None:
+    """Nothing is lost, and delivery goes on within seconds. What was on its way at the end may come twice."""
+    back = time.monotonic()
+    wait_until(lambda: collector.arrivals[-1].at > back, 15, "delivery to go on after the database came back")
+    resumed = time.monotonic() - back
+    racers.wait(1.0)
+    ledger = racers.finish()
+    collector.until_all(ledger.committed, timeout=30)
+    collector.until_quiet()
+    found = check_delivery(ledger.committed, ledger.rolled_back, collector.arrivals, kills=1)
+    print(f"{found}; resumed after {resumed:.1f} s")  # noqa: T201 - shown with -s
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("leave", "come_back", "timings"),
+    [
+        pytest.param(Proxy.stop, Proxy.start, None, id="refused"),
+        pytest.param(Proxy.deafen, Proxy.undeafen, None, id="deaf-for-less-than-the-deadline"),
+        pytest.param(Proxy.deafen, Proxy.undeafen, SWIFT, id="deaf-for-longer-than-the-deadline"),
+    ],
+)
+def test_a_database_that_is_away_for_ten_seconds_under_load(
+    leave: Callable[[Proxy], None],
+    come_back: Callable[[Proxy], None],
+    timings: Timings | None,
+    outbox: Database,
+    proxy: Proxy,
+    manifests: Callable[[str], list[Manifest]],
+    collector: KafkaCollector,
+    tmp_path: Path,
+) -> None:
+    with (
+        Fleet(tmp_path / "fleet", manifests(through(proxy, outbox.url)), timings=timings, limits=WALKING) as fleet,
+        Racers(outbox.url, writers=4, seed=31) as racers,
+    ):
+        fleet.start_connected(2)
+        wait_until(lambda: collector.arrivals, 10, "the first event")
+        leave(proxy)
+        racers.wait(AWAY)
+        come_back(proxy)
+        catch_up(racers, collector)
+        assert len(fleet.working) == 2
+
+
+def test_connections_that_are_cut_again_and_again(
+    outbox: Database,
+    proxy: Proxy,
+    manifests: Callable[[str], list[Manifest]],
+    collector: KafkaCollector,
+    tmp_path: Path,
+) -> None:
+    with (
+        Fleet(tmp_path / "fleet", manifests(through(proxy, outbox.url)), limits=WALKING) as fleet,
+        Racers(outbox.url, writers=4, seed=32) as racers,
+    ):
+        fleet.start_connected(2)
+        for _ in range(5):
+            wait_until(lambda: collector.arrivals, 10, "the first event")
+            proxy.cut()
+            racers.wait(0.5)
+        catch_up(racers, collector)
+
+
+def test_a_relay_that_vanishes_without_a_word_holds_up_nobody(
+    outbox: Database,
+    proxy: Proxy,
+    manifests: Callable[[str], list[Manifest]],
+    collector: KafkaCollector,
+    tmp_path: Path,
+) -> None:
+    """Its machine is gone and nobody tells the server: its sessions live on, with their locks and open transactions."""
+    timings = replace(SWIFT, lease_ttl=4.0)
+    with (
+        Fleet(tmp_path / "lost", manifests(through(proxy, outbox.url)), timings=timings) as lost,
+        Fleet(tmp_path / "fleet", manifests(outbox.url), timings=timings) as fleet,
+        Racers(outbox.url, writers=4, seed=33) as racers,
+    ):
+        gone, heir = lost.start("gone"), fleet.start("heir")
+        wait_until(lambda: set(owners(outbox.url).values()) == {"gone", "heir"}, 20, "both relays to own something")
+        _until_in_a_transaction(outbox, proxy)
+        gone.suspend()
+        wait_until(lambda: set(owners(outbox.url).values()) == {"heir"}, 30, "the other relay to take over")
+        heir.until_connected()
+        catch_up(racers, collector)
+
+
+def _until_in_a_transaction(outbox: Database, proxy: Proxy) -> None:
+    """Deafen the proxy in a moment in which a session behind it has a transaction open, and locks in it."""
+
+    def caught() -> bool:
+        proxy.deafen()
+        holding = outbox.execute(
+            "select a.client_port from pg_stat_activity a join pg_locks l using (pid)"
+            " where a.state = 'idle in transaction' and a.application_name = 'mailboat desk'"
+            " and l.relation = 'mailboat.cursors'::regclass and l.mode = 'RowExclusiveLock'"
+        )
+        ours = {connection.laddr.port for connection in psutil.Process().net_connections("tcp4")}
+        found = any(port in ours for (port,) in holding)  # the proxy is part of this process, the other relay is not
+        if not found:
+            proxy.undeafen()
+        return found
+
+    wait_until(caught, 30, "a transaction of a relay to be caught open")
