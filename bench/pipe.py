@@ -29,6 +29,7 @@ _READ = sql.SQL(
     "select {columns} from (select {stored} from {outbox} as e where e.id > %s order by e.id limit %s) as found"
     " order by found.id"
 ).format(columns=COLUMNS, stored=_LAYOUT.stored, outbox=_LAYOUT.outbox)
+_ENCODER = Encoder("CloudEvents", source="mailboat/bench/orders", header_prefix="ce_")
 _AT_ONCE = ReadLimits().rows
 _READ_AHEAD = 2
 _REPEATED = 20_000
@@ -43,15 +44,14 @@ def read_alone(url: str) -> Measured:
 
 def produce_alone(url: str, bootstrap: str, topic: str, events: int) -> Measured:
     """Send so many messages that are ready to go."""
-    encoder = _encoder()
     rows = islice((row for chunk in _chunks(url) for row in chunk), min(events, _REPEATED))
-    messages = [_encoded(encoder, row, number) for number, row in enumerate(rows, start=1)]
+    messages = [encoded(row, number) for number, row in enumerate(rows, start=1)]
     producer = warm_producer(bootstrap, topic)
     watch = Stopwatch()
     sent = 0
     while sent < events:
         part = messages[: events - sent]
-        _send(producer, topic, part)
+        send(producer, topic, part)
         sent += len(part)
     producer.flush()
     return watch.stop(events)
@@ -59,7 +59,7 @@ def produce_alone(url: str, bootstrap: str, topic: str, events: int) -> Measured
 
 def bare_pipe(url: str, bootstrap: str, topic: str) -> Measured:
     """Read, encode and send the whole outbox; reading and sending overlap."""
-    producer, encoder = warm_producer(bootstrap, topic), _encoder()
+    producer = warm_producer(bootstrap, topic)
     chunks: queue.Queue[list[Event] | None] = queue.Queue(maxsize=_READ_AHEAD)
     watch = Stopwatch()
 
@@ -74,7 +74,7 @@ def bare_pipe(url: str, bootstrap: str, topic: str) -> Measured:
     reader.start()
     sequence = 0
     while (chunk := chunks.get()) is not None:
-        _send(producer, topic, [_encoded(encoder, event, sequence + n) for n, event in enumerate(chunk, start=1)])
+        send(producer, topic, [encoded(event, sequence + n) for n, event in enumerate(chunk, start=1)])
         sequence += len(chunk)
     reader.join()
     producer.flush()
@@ -92,15 +92,13 @@ def _chunks(url: str) -> Iterator[list[Event]]:
             yield [Event._make(row) for row in rows]
 
 
-def _encoder() -> Encoder:
-    return Encoder("CloudEvents", source="mailboat/bench/orders", header_prefix="ce_")
-
-
-def _encoded(encoder: Encoder, event: Event, sequence: int) -> Outgoing:
-    return encoder.encode(event, sequence=sequence, partition=0, generation=1, attempt=1)
+def encoded(event: Event, sequence: int) -> Outgoing:
+    """The message that the relay would send."""
+    return _ENCODER.encode(event, sequence=sequence, partition=0, generation=1, attempt=1)
 
 
 def warm_producer(bootstrap: str, topic: str) -> Producer:
+    """With the relay's own settings, connected already."""
     producer = Producer(
         producer_settings({"bootstrap.servers": bootstrap, "log_level": 0}, max_message_bytes=1_000_000)
     )
@@ -108,7 +106,8 @@ def warm_producer(bootstrap: str, topic: str) -> Producer:
     return producer
 
 
-def _send(producer: Any, topic: str, messages: list[Outgoing]) -> None:
+def send(producer: Any, topic: str, messages: list[Outgoing]) -> None:
+    """Hand over, and wait only for room."""
     produce = producer.produce
     for message in messages:
         while True:
