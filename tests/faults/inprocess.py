@@ -90,6 +90,11 @@ class StagedSink(MemorySink):
         return seen
 
     @property
+    def ids(self) -> set[str]:
+        """Which events arrived."""
+        return {message.event_id for message in self.arrived}
+
+    @property
     def arrivals(self) -> list[Arrival]:
         """What arrived, as ``check_delivery`` wants it."""
         return [_arrival(message) for message in self.arrived]
