@@ -1,7 +1,7 @@
 """What many outboxes are served by: claim some rows with SKIP LOCKED, publish, wait, mark them, commit; and again.
 
-Correct, short, and the yardstick from below. It reads the same columns of the same rows, builds the same
-messages and uses the same producer; it differs in waiting for the broker and for a durable commit every fifty events.
+Correct, short, and the yardstick from below. It reads the same columns of the same rows, builds the same messages and
+uses the same producer; it differs in waiting for the broker and for a durable commit every fifty events.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _TABLE = "create table public.plain_outbox (like mailboat.outbox including defau
 _INDEX = "create index on public.plain_outbox (id) where published_at is null"
 _FILL = "insert into public.plain_outbox select e.*, null from mailboat.outbox as e order by e.id limit %s"
 _CLAIM = sql.SQL(
-    "select {columns} from public.plain_outbox as found where found.published_at is null order by found.id limit {limit}"
-    " for update skip locked"
+    "select {columns} from public.plain_outbox as found where found.published_at is null"
+    " order by found.id limit {limit} for update skip locked"
 ).format(columns=COLUMNS, limit=_AT_ONCE)
 _MARK = "update public.plain_outbox set published_at = clock_timestamp() where id = any (%s)"
 

@@ -13,6 +13,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
+from mailboat.runtime.garbage import settle_collector
+
 Answer = TypeVar("Answer")
 
 
@@ -48,6 +50,7 @@ class Stopwatch:
 
 
 def in_own_process(work: Callable[..., Answer], *arguments: object) -> Answer:
-    """The answer of a module's function, from a process that has done nothing else."""
-    with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as pool:
+    """The answer of a module's function, from a process that has done nothing else, set up as a relay's is."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=1, mp_context=spawn, initializer=settle_collector) as pool:
         return pool.submit(work, *arguments).result()
