@@ -39,30 +39,25 @@ class Parking:
                     for d in settlement.dead
                 ],
             )
+        keys: set[str | None] = {park.event.key for park in settlement.park}
         gone = [*settlement.unpark, *(d.ordinal for d in settlement.dead if d.ordinal is not None)]
         if gone:
+            await cursor.execute(_SQL["unpark"], {"subscription": key.subscription, "ordinals": gone})
+            keys.update(row[0] for row in await cursor.fetchall())
+        for repark in settlement.repark:
             await cursor.execute(
-                _SQL["unpark"] + " returning key", {"subscription": key.subscription, "ordinals": gone}
-            )
-            keys = [row[0] for row in await cursor.fetchall() if row[0] is not None]
-            if keys:
-                await cursor.execute(_SQL["promote"], {**where, "keys": keys})
-        if settlement.repark:
-            await cursor.executemany(
                 _SQL["repark"],
-                [
-                    where
-                    | _failure(r.failure)
-                    | {
-                        "attempts": r.attempts,
-                        "retry_in": r.retry_in,
-                        "blocked": r.blocked,
-                        "doomed": r.doomed,
-                        "ordinal": r.ordinal,
-                    }
-                    for r in settlement.repark
-                ],
+                where
+                | _failure(repark.failure)
+                | {
+                    "attempts": repark.attempts,
+                    "retry_in": repark.retry_in,
+                    "blocked": repark.blocked,
+                    "doomed": repark.doomed,
+                    "ordinal": repark.ordinal,
+                },
             )
+            keys.update(row[0] for row in await cursor.fetchall())
         if settlement.park:
             await cursor.executemany(
                 _SQL["park"],
@@ -81,6 +76,9 @@ class Parking:
                     for p in settlement.park
                 ],
             )
+        keys.discard(None)
+        if keys and settlement.ordered:
+            await cursor.execute(_SQL["line_up"], {**where, "keys": list(keys)})
 
     async def keys(self, link: Link, lease: Lease) -> tuple[set[str], int]:
         """The keys that nothing may pass, and the number of all parked events."""

@@ -152,6 +152,8 @@ class Settlement:
     repark: tuple[Repark, ...] = ()
     unpark: tuple[int, ...] = ()
     dead: tuple[Dead, ...] = ()
+    ordered: bool = True
+    """Of a parked key only the first may be tried; False: parked events are tried each on its own."""
 
     @property
     def durable(self) -> bool:

@@ -161,6 +161,9 @@ class ParkedKeys:
         gone = await self._settle_parked(items, [_hopeless(head) for head in hopeless])
         for key in sorted({item.event.key for item in gone if item.event.key is not None and ordered}):
             await self._drain(key)
+        # People replay and drop parked events too: the store knows what is left.
+        keys, self.count = await self._store.parked_keys(self._lease)
+        self.keys = keys if ordered else set()
 
     async def _count_suspects(self, heads: Sequence[Parked]) -> None:
         """An event that may kill the relay is counted before it is tried, or it would never be given up on."""
@@ -171,7 +174,7 @@ class ParkedKeys:
             if head.suspect and head.ordinal not in self._prepaid
         )
         if counted:
-            await self._settle(Settlement(self._lease, None, repark=counted))
+            await self._settle(Settlement(self._lease, None, ordered=self._stream.settings.ordered, repark=counted))
 
     def _used(self, head: Parked) -> int:
         """How many attempts it has had: an outage costs nobody one, not even a suspect that was counted beforehand."""
@@ -220,7 +223,16 @@ class ParkedKeys:
             else:
                 reparks.append(Repark(ordinal, end.attempts, policy.backoff.ceiling, end.failure, doomed=True))
         if unpark or reparks or dead:
-            await self._settle(Settlement(self._lease, None, unpark=unpark, repark=tuple(reparks), dead=tuple(dead)))
+            await self._settle(
+                Settlement(
+                    self._lease,
+                    None,
+                    ordered=self._stream.settings.ordered,
+                    unpark=unpark,
+                    repark=tuple(reparks),
+                    dead=tuple(dead),
+                )
+            )
         for repark in reparks:
             self._wake_in(repark.retry_in)
         self.count -= len(gone)

@@ -308,7 +308,13 @@ class PartitionPump:
         self.counters.delivered += len(flight.events)
         self.counters.bytes += flight.bytes
         settlement = Settlement(
-            self.lease, flight.window.upto, flight.position, flight.sequence, flight.closes, tuple(flight.asides)
+            self.lease,
+            flight.window.upto,
+            flight.position,
+            flight.sequence,
+            flight.closes,
+            park=tuple(flight.asides),
+            ordered=self.stream.settings.ordered,
         )
         committed = self._settle(settlement)
         self.parked.count += len(flight.asides)
@@ -354,6 +360,7 @@ class PartitionPump:
                     whole and last.closes,
                     park=tuple(park),
                     dead=tuple(dead),
+                    ordered=self.stream.settings.ordered,
                 )
             )
         if not whole:

@@ -59,22 +59,27 @@ set attempts = greatest(attempts, %(attempts)s),
     reason = coalesce(%(reason)s, reason),
     last_error = coalesce(%(error)s, last_error)
 where subscription_id = %(subscription)s and ordinal = %(ordinal)s
+returning key
 
 -- name: unpark
 -- Parked events that were delivered at last (or died).
 delete from mailboat.parked where subscription_id = %(subscription)s and ordinal = any (%(ordinals)s)
+returning key
 
--- name: promote
--- The next of each key that lost its head becomes the head, and is due at once.
-update mailboat.parked as p
-set next_attempt_at = clock_timestamp()
-from (
-    select distinct on (key) ordinal, next_attempt_at, blocked
+-- name: line_up
+-- Of each of these keys the first has a time at which it is tried (due at once if it had none), and nobody else has: a
+-- person may have replayed events before it, or dropped what it stood behind.
+with head as materialized (
+    select distinct on (key) key, ordinal
     from mailboat.parked
     where subscription_id = %(subscription)s and partition = %(partition)s and key = any (%(keys)s)
     order by key, rank, case when rank = 0 then id end, ordinal
-) as head
-where p.subscription_id = %(subscription)s and p.ordinal = head.ordinal and head.next_attempt_at is null and not head.blocked
+)
+update mailboat.parked as p
+set next_attempt_at = case when p.ordinal = head.ordinal then clock_timestamp() end
+from head
+where p.subscription_id = %(subscription)s and p.partition = %(partition)s and p.key = head.key
+  and case when p.ordinal = head.ordinal then p.next_attempt_at is null and not p.blocked else p.next_attempt_at is not null end
 
 -- name: die
 -- Gives up on an event, keeping all that is needed to replay it.

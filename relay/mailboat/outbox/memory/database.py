@@ -150,6 +150,15 @@ class MemoryOutbox:
         mine = (row for row in self.parked.values() if row.cursor == key and row.event.key == of and of is not None)
         return sorted(mine, key=ParkedRow.order)
 
+    def line_up(self, key: CursorKey, keys: Collection[str]) -> None:
+        """Of each of these keys the first has a time at which it is tried, and nobody else has."""
+        for of in keys:
+            for place, row in enumerate(self.queue(key, of)):
+                if place > 0:
+                    row.next_attempt_at = None
+                elif row.next_attempt_at is None and not row.blocked:
+                    row.next_attempt_at = self.now()
+
     # -- people ------------------------------------------------------------------------------------------------------
 
     def pause(self, number: int, paused: bool) -> None:
@@ -166,7 +175,7 @@ class MemoryOutbox:
             self.dead.remove(dead)
             row = ParkedRow(self.number("parked"), dead.cursor, dead.event, dead.sequence, 0, rank=0, replay=True)
             self.parked[row.ordinal] = row
-            for waiting in self.queue(dead.cursor, dead.event.key):
-                waiting.next_attempt_at = None
-            head = next(iter(self.queue(dead.cursor, dead.event.key)), row)
-            head.next_attempt_at = None if head.blocked else self.now()
+            if dead.event.key is None:
+                row.next_attempt_at = self.now()
+            else:
+                self.line_up(dead.cursor, [dead.event.key])

@@ -150,8 +150,8 @@ class ParkedRow:
         )
 
     def order(self) -> tuple[int, int, int]:
-        """Replayed ones go first, then as they were first taken."""
-        return self.rank, self.sequence, self.ordinal
+        """Replayed ones go first, in their old order, then as they were parked."""
+        return self.rank, self.event.id if self.rank == 0 else 0, self.ordinal
 
     def is_due(self, now: datetime) -> bool:
         return self.next_attempt_at is not None and self.next_attempt_at <= now

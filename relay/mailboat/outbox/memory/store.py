@@ -240,22 +240,22 @@ class MemoryStore:
     # -- parked events -----------------------------------------------------------------------------------------------
 
     def _set_aside(self, settlement: Settlement) -> None:
-        """In the order that matters: what leaves, then who is the head now, then what comes."""
+        """In the order that matters: what leaves, what failed again, what comes; then who is the head now."""
         outbox, here, now = self._outbox, settlement.lease.key, self._outbox.now()
         for death in settlement.dead:
             outbox.dead.append(DeadRow(here, death.event, death.sequence, death.attempts, death.failure))
         gone = [*settlement.unpark, *(death.ordinal for death in settlement.dead if death.ordinal is not None)]
-        keys = {row.event.key for ordinal in gone if (row := outbox.parked.pop(ordinal, None)) is not None}
-        for key in keys:
-            for head in outbox.queue(here, key)[:1]:
-                if head.next_attempt_at is None and not head.blocked:
-                    head.next_attempt_at = now
+        touched = [row for ordinal in gone if (row := outbox.parked.pop(ordinal, None)) is not None]
         for repark in settlement.repark:
             if (row := outbox.parked.get(repark.ordinal)) is not None:
                 row.fail_again(repark, now)
+                touched.append(row)
         for park in settlement.park:
             row = ParkedRow.of(outbox.number("parked"), here, park, now)
             outbox.parked[row.ordinal] = row
+            touched.append(row)
+        if settlement.ordered:
+            outbox.line_up(here, {row.event.key for row in touched if row.event.key is not None})
 
     async def parked_keys(self, lease: Lease) -> tuple[set[str], int]:
         return await self._step(partial(self._parked_keys, lease.key))
