@@ -45,7 +45,6 @@ class Form:
 
 _LABEL: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _HOST_AND_PORT: Final = r"([A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}"
-_IDENTIFIER: Final = r'([a-z_][a-z0-9_$]{0,62}|"[^"\x00]{1,63}")'
 _DOTS: Final = frozenset({".", ".."})
 
 NonEmpty = Annotated[str, Form(r"[^\x00]+", "must not be empty (or hold the NUL character)", max_length=4096)]
@@ -113,9 +112,9 @@ HostAndPort = Annotated[
 TableName = Annotated[
     str,
     Form(
-        rf"{_IDENTIFIER}\.{_IDENTIFIER}",
-        'must be schema.table, like "public.outbox"; a name with capital or other letters goes in double quotes',
-        max_length=131,
+        r"[a-z_][a-z0-9_]*\.[a-z_][a-z0-9_]*",
+        'must be schema.table, like "public.outbox", in lower-case letters, digits and _',
+        max_length=117,
     ),
 ]
 

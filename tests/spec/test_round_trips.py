@@ -62,7 +62,7 @@ relay_specs = st.fixed_dictionaries(
     optional={
         "outbox": sometimes(
             tracking=st.just("Log"),
-            table=st.sampled_from(["mailboat.outbox", 'public."My Outbox"']),
+            table=st.sampled_from(["mailboat.outbox", "public.my_outbox"]),
             columns=sometimes(preset=st.sampled_from(["mailboat", "debezium"]), payload=names),
             manageSchema=st.booleans(),
             retention=retention,
