@@ -118,8 +118,12 @@ class KafkaCollector(Collector):
             if message.error():  # a broker that is away: librdkafka goes on by itself
                 continue
             key = message.key()
-            headers = {name: (value or b"").decode() for name, value in message.headers() or []}
+            headers = {name: _text(value) for name, value in dict(message.headers() or []).items()}
             self._take(None if key is None else key.decode(), message.value(), headers)
+
+
+def _text(value: bytes | str | None) -> str:
+    return value.decode() if isinstance(value, bytes) else value or ""
 
 
 class PubSubCollector(Collector):

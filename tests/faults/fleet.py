@@ -251,7 +251,7 @@ def bookkeeping(url: str) -> str:
                 ),
                 ("parked", "subscription_id, partition, key, sequence, attempts, next_attempt_at, reason"),
             ):
-                rows = connection.execute(f"select {columns} from mailboat.{table} order by 1, 2").fetchall()  # type: ignore[arg-type]
+                rows = connection.execute(f"select {columns} from mailboat.{table} order by 1, 2").fetchall()
                 lines += [f"--- {table} ({columns})", *(" | ".join(map(str, row)) for row in rows[:40])]
     except psycopg.Error as error:
         lines.append(f"(it can't be asked: {error})")

@@ -64,7 +64,7 @@ def payload(key: str | None, number: int, **more: object) -> bytes:
 def in_the_table(url: str, table: str = "mailboat.outbox") -> dict[str, Written]:
     """What the outbox holds: the truth where a writer can't know whether its commit survived."""
     with psycopg.connect(url) as connection:
-        rows = connection.execute(f"select event_id::text, key, payload from {table}").fetchall()  # type: ignore[arg-type]
+        rows = connection.execute(f"select event_id::text, key, payload from {table}").fetchall()
     return {
         event_id: Written(event_id, key, json.loads(content)["number"], bytes(content))
         for event_id, key, content in rows

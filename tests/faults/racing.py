@@ -41,7 +41,7 @@ class Racers:
         self._failures: list[BaseException] = []
         self._threads = [threading.Thread(target=self._run, args=(n,), name=f"racer-{n}") for n in range(writers)]
         with psycopg.connect(url) as connection:
-            connection.execute(ACCOUNTS.format(keys=keys))  # type: ignore[arg-type]
+            connection.execute(ACCOUNTS.format(keys=keys))
 
     def _run(self, number: int) -> None:
         chance = random.Random(self.seed * 1000 + number)

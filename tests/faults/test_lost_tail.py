@@ -72,7 +72,7 @@ def _write(connection: psycopg.Connection[tuple[Any, ...]], key: str) -> Row:
 
 
 def _one(connection: psycopg.Connection[tuple[Any, ...]], statement: str, *values: object) -> tuple[Any, ...]:
-    row = connection.execute(statement, values).fetchone()  # type: ignore[arg-type]
+    row = connection.execute(statement, values).fetchone()
     assert row is not None
     return row
 
@@ -83,7 +83,7 @@ def primary(tmp_path: Path, or_skip: Callable[[Callable[[], PostgresServer]], Po
     server = or_skip(lambda: PostgresServer.start(find_postgres(), tmp_path / "primary", settings=NEVER_FLUSHED))
     asyncio.run(_migrate(server.url()))
     with psycopg.connect(server.url()) as connection:
-        connection.execute(ACCOUNTS.format(keys=KEYS))  # type: ignore[arg-type]
+        connection.execute(ACCOUNTS.format(keys=KEYS))
     return server
 
 

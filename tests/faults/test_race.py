@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ from faults.fleet import SWIFT, WALKING, Fleet, kafka_sink, outbox_relay, pubsub
 from faults.ledger import check_delivery
 from faults.racing import Racers
 from mailboat_harbor.kafka import KafkaServer
-from mailboat_harbor.postgres import Database
+from mailboat_harbor.postgres import Database, PostgresServer
 from mailboat_harbor.pubsub import PubSubServer
+from migrated import migrated_database
 from waiting import wait_until
 
 
@@ -40,9 +42,17 @@ def check(racers: Racers, fleet: Fleet, collectors: list[Collector]) -> None:
         print(f"{collector.name}: {found}")  # noqa: T201 - shown with -s, and when a check fails
 
 
+@pytest.fixture
+def outbox14(postgres14: PostgresServer) -> Iterator[Database]:
+    """The same on the oldest supported Postgres."""
+    yield from migrated_database(postgres14)
+
+
+@pytest.mark.parametrize("name", ["outbox", pytest.param("outbox14", marks=pytest.mark.faults)])
 def test_a_short_race_against_kfake(
-    outbox: Database, kfake: KafkaServer, kafka_topic: TopicFactory, tmp_path: Path
+    name: str, request: pytest.FixtureRequest, kfake: KafkaServer, kafka_topic: TopicFactory, tmp_path: Path
 ) -> None:
+    outbox: Database = request.getfixturevalue(name)
     topic = kafka_topic(kfake)
     manifests = [outbox_relay(outbox.url), subscription("kfake", kafka_sink(kfake.bootstrap, topic))]
     with (
