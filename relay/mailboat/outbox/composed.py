@@ -46,7 +46,7 @@ class Composed:
 
     @property
     def width(self) -> int:
-        """Columns of a row that is for somebody: the event and, where there are several, the subscriptions that want it."""
+        """Columns of a row that is for somebody: the event, then (where there are several) who wants it."""
         return EVENT_COLUMNS if len(self.subscriptions) == 1 else EVENT_COLUMNS + 1
 
     def fan_out(self, rows: Iterable[Sequence[Any]], members: frozenset[CursorKey]) -> dict[CursorKey, list[Event]]:

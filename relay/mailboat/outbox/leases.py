@@ -1,7 +1,7 @@
 """Leases in Postgres: one heartbeat row per relay, an owner and an epoch per cursor, one advisory lock per relay.
 
-Clocks: expiry is judged by the database's clock alone. A relay judges its *own* lease by its monotonic clock, counted from
-before the heartbeat was sent, so it always gives up earlier than others may take over.
+Clocks: expiry is judged by the database's clock alone. A relay judges its *own* lease by its monotonic clock, counted
+from before the heartbeat was sent, so it always gives up earlier than others may take over.
 
 What happens when…
 - a relay is killed: its session ends, the advisory lock is free, and once its heartbeat is a little overdue the next

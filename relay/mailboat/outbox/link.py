@@ -1,8 +1,8 @@
 """One connection to Postgres: how it is opened, what is checked about the server, and how its errors are told.
 
-Nothing here retries: a relay that loses its database drops what it has in memory and begins again (``mailboat.runtime``),
-because after a failover nothing in memory can be trusted. Every operation has a deadline, so that a server that went
-deaf is noticed like one that went away.
+Nothing here retries: a relay that loses its database drops what it has in memory and begins again
+(``mailboat.runtime``), because after a failover nothing in memory can be trusted. Every operation has a deadline, so
+that a server that went deaf is noticed like one that went away.
 
 The server is told to have the same patience with us: a relay whose machine vanishes without a word would leave its
 locks behind until TCP gives up, which by default takes hours.
@@ -114,18 +114,25 @@ class Link:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncCursor[Row]]:
         """A transaction with a cursor whose results are binary."""
-        async with self._turn, explained(self.connection, self._deadline):
-            async with self.connection.transaction(), self.connection.cursor(binary=True) as cursor:
-                if self.server.pooled:  # settings of a session would be somebody else's next
-                    await cursor.execute(_TRANSACTION_PATIENCE, _patience(self._deadline))
-                yield cursor
+        async with (
+            self._turn,
+            explained(self.connection, self._deadline),
+            self.connection.transaction(),
+            self.connection.cursor(binary=True) as cursor,
+        ):
+            if self.server.pooled:  # settings of a session would be somebody else's next
+                await cursor.execute(_TRANSACTION_PATIENCE, _patience(self._deadline))
+            yield cursor
 
     @asynccontextmanager
     async def autocommit(self) -> AsyncIterator[AsyncCursor[Row]]:
         """Single statements, each on its own."""
-        async with self._turn, explained(self.connection, self._deadline):
-            async with self.connection.cursor(binary=True) as cursor:
-                yield cursor
+        async with (
+            self._turn,
+            explained(self.connection, self._deadline),
+            self.connection.cursor(binary=True) as cursor,
+        ):
+            yield cursor
 
     async def close(self) -> None:
         """Closes the connection. Safe to call twice."""
@@ -180,7 +187,8 @@ async def _identify(connection: AsyncConnection[Row], pooler: str) -> Server:
     if version < 140000:
         raise ConfigError(f"Postgres {version // 10000} is too old: Mailboat needs 14 or newer.")
     cursor = await connection.execute(
-        "select (select system_identifier from pg_control_system()), left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)"
+        "select (select system_identifier from pg_control_system()),"
+        " left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)"
     )
     identifier, timeline = _only(await cursor.fetchone())
     pooled = pooler == "Transaction" or (pooler == "Auto" and pid != connection.info.backend_pid)

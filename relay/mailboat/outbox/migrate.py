@@ -2,7 +2,8 @@
 
 Owns the ledger ``mailboat.migrations`` and nothing else: what the schema looks like is in ``mailboat/migrations``, one
 numbered file per step, never changed once released. A run is one transaction under an advisory lock, so any number
-of relays may start at once, and one that dies in the middle leaves nothing behind. With nothing to do it writes nothing.
+of relays may start at once, and one that dies in the middle leaves nothing behind. With nothing to do it writes
+nothing.
 """
 
 from __future__ import annotations
@@ -100,16 +101,16 @@ def pending(known: Sequence[Migration], applied: Sequence[Applied]) -> tuple[Mig
 async def migrate(connection: psycopg.AsyncConnection[object], outbox_table: str) -> MigrationReport:
     """Apply what is missing and make ``outbox_table`` an outbox, in one transaction of its own.
 
-    Raises `SchemaMismatch` when the database is newer, was changed, or the user lacks a right; `DatabaseUnavailable` on a
-    standby and when the connection breaks.
+    Raises `SchemaMismatch` when the database is newer, was changed, or the user lacks a right; `DatabaseUnavailable`
+    on a standby and when the connection breaks.
     """
     try:
         async with connection.transaction(), connection.cursor(row_factory=tuple_row) as cursor:
             return await _migrate(connection, cursor, outbox_table)
     except psycopg.errors.InsufficientPrivilege as error:
         raise SchemaMismatch(
-            f"The database user may not migrate the schema: {_sentence(error)}. Run `mailboat migrate` as a user that may"
-            " create schemas in this database (grant create on database ... to ...), and let the relay use"
+            f"The database user may not migrate the schema: {_sentence(error)}. Run `mailboat migrate` as a user that"
+            " may create schemas in this database (grant create on database ... to ...), and let the relay use"
             " `manageSchema: false`."
         ) from error
     except psycopg.OperationalError as error:

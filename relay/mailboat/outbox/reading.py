@@ -1,7 +1,7 @@
 """Reading open windows, in a thread of its own.
 
-Two megabytes of rows arrive in hundreds of small reads of a socket. An event loop would wake up for each of them; a thread
-that waits inside libpq does not, and reads the next stretch while the loop encodes and publishes the last one.
+Two megabytes of rows arrive in hundreds of small reads of a socket. An event loop would wake up for each of them; a
+thread that waits inside libpq does not, and reads the next stretch while the loop encodes and publishes the last one.
 
 The thread can't be cancelled, but its socket can be cut: that is what happens when the database is deaf for too long or
 when the session ends in the middle of a read.

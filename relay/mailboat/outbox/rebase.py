@@ -1,8 +1,9 @@
 """``mailboat rebase``: going on in a copy of the database (a restored dump), when a person says that it is the one.
 
-Snapshots and transaction ids belong to the system they were taken in, so windows can't be continued elsewhere. What can be is
-the highest id that each cursor settled: events behind it are delivered, by id. An event with a lower id that had not been
-delivered in the old system, because its transaction committed late, is not: that is why it takes a person.
+Snapshots and transaction ids belong to the system they were taken in, so windows can't be continued elsewhere. What
+can be is the highest id that each cursor settled: events behind it are delivered, by id. An event with a lower id
+that had not been delivered in the old system, because its transaction committed late, is not: that is why it takes a
+person.
 """
 
 from __future__ import annotations

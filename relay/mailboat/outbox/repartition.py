@@ -2,8 +2,9 @@
 
 A drain would hang on a paused subscription or a dead sink. Instead, in one transaction, the old cursors are taken away,
 which makes whatever their owners still have in hand void, and new ones take their place. Each new cursor carries the
-vector of the old ones as its *debts*: its first window goes up to the present snapshot S, and of its events those are done
-that the old cursor of their old partition had settled. Within a key the order is that of ids, so nothing overtakes.
+vector of the old ones as its *debts*: its first window goes up to the present snapshot S, and of its events those are
+done that the old cursor of their old partition had settled. Within a key the order is that of ids, so nothing
+overtakes.
 """
 
 from __future__ import annotations

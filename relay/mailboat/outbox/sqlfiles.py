@@ -1,7 +1,7 @@
 """All SQL lives in ``mailboat/sql/*.sql``; this reads it.
 
-A file holds named statements, each introduced by ``-- name: <name>`` and a line of purpose. ``{braces}`` are filled in by
-`psycopg.sql` with identifiers and predicates, ``%(names)s`` are parameters.
+A file holds named statements, each introduced by ``-- name: <name>`` and a line of purpose. ``{braces}`` are filled
+in by `psycopg.sql` with identifiers and predicates, ``%(names)s`` are parameters.
 """
 
 from __future__ import annotations

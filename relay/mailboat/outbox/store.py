@@ -1,15 +1,16 @@
 """What the pump asks of an outbox: the protocol, and the values that cross it.
 
-The words are those of ``docs/windows.md``. A cursor is the progress of one partition of one subscription. It is *closed*
-when everything visible in its snapshot ``done`` is settled, and *open* while the window (``done``, ``upto``] is being
-worked on; ``position`` is the id up to which the window is settled. Snapshots are opaque text here: only a store can
-compare them with events.
+The words are those of ``docs/windows.md``. A cursor is the progress of one partition of one subscription. It is
+*closed* when everything visible in its snapshot ``done`` is settled, and *open* while the window (``done``, ``upto``]
+is being worked on; ``position`` is the id up to which the window is settled. Snapshots are opaque text here: only a
+store can compare them with events.
 
 Two rules make crashes and failovers harmless, and every store must keep them:
 
-- A window is written down (and made as durable as the outbox promises) before its first event is handed out by ``tick``.
-- Whatever changes progress names the epoch *and* the window it believes in; where either is no longer what is stored, the
-  change does not happen and the cursor comes back as lost.
+- A window is written down (and made as durable as the outbox promises) before its first event is handed out by
+  ``tick``.
+- Whatever changes progress names the epoch *and* the window it believes in; where either is no longer what is
+  stored, the change does not happen and the cursor comes back as lost.
 """
 
 from __future__ import annotations
@@ -264,7 +265,7 @@ class OutboxStore(Protocol):
     """One outbox, as one relay sees it. Every method may raise ``DatabaseUnavailable``."""
 
     async def beat(self) -> Roster:
-        """Renew all leases of this relay at once, and say who else is there. Raises ``LeaseLost`` if it was replaced."""
+        """Renew all leases of this relay, and say who else is there. Raises ``LeaseLost`` if it was replaced."""
         ...
 
     async def rung(self, timeout: float) -> bool:

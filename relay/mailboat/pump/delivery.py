@@ -59,7 +59,8 @@ class Courier:
     ) -> SinkUnavailable | None:
         """Until nothing is pending. ``patient`` waits for a sink that is away; otherwise that is the answer.
 
-        ``away`` and ``one_by_one`` say how the last round ended. Ends early, with items pending, only when it should stop.
+        ``away`` and ``one_by_one`` say how the last round ended. Ends early, with items pending, only when it should
+        stop.
         """
         outage = Outage(OUTAGE_BACKOFF)
         while pending := [item for item in items if item.fate is Fate.PENDING]:

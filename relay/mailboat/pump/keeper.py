@@ -1,8 +1,8 @@
 """The keeper: writes down everybody's progress, and looks for new events, in one transaction per tick.
 
-Pumps hand it settlements. Plain progress inside a window can wait a little and is merged; what closes a window or must not be
-lost is written at the next tick, which comes at once. The same tick looks for new events for every cursor that is closed
-by then, grouped by what they have done, so that all subscriptions at the tip are read for once.
+Pumps hand it settlements. Plain progress inside a window can wait a little and is merged; what closes a window or
+must not be lost is written at the next tick, which comes at once. The same tick looks for new events for every cursor
+that is closed by then, grouped by what they have done, so that all subscriptions at the tip are read for once.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Every relay computes the same target from the same roster (`mailboat_spec.assignment.balance`) and acts only on its own
 part of it: it lets go of what should be another's, and takes what should be its own once nobody holds it. An assignment
-from outside goes first, as long as the relay it names is alive. What nobody holds for longer than the grace time is taken
-by whoever sees it, so that a disagreement or a missing operator never stops delivery.
+from outside goes first, as long as the relay it names is alive. What nobody holds for longer than the grace time is
+taken by whoever sees it, so that a disagreement or a missing operator never stops delivery.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The parked keys of one partition: who is parked and for how long, retries, and the end of it.
 
-What is parked lives in the store; here is only the set of its keys, so that the pump lets nothing pass them, and the time
-of the next attempt. A key leaves the set when its queue in the store is empty.
+What is parked lives in the store; here is only the set of its keys, so that the pump lets nothing pass them, and the
+time of the next attempt. A key leaves the set when its queue in the store is empty.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ class ParkedKeys:
         return gone
 
     async def _announce(self, item: Item, attempts: int, failure: Failure) -> bool:
-        """Tells the dead-letter topic, if there is one. False: it could not be reached, so the event is not dead yet."""
+        """Tells the dead-letter topic, if there is one. False: it was out of reach, so the event is not dead yet."""
         if self._stream.announce is None:
             return True
         notice = DeathNotice(

@@ -60,7 +60,7 @@ class Flight:
     closes: bool
     bytes: int = 0
     refused: Item | None = None
-    """The event at which the batch was cut because it can't be sent at all: nothing behind it goes before it is settled."""
+    """The event at which the batch was cut because it can't be sent at all: it is settled before anything behind it."""
 
     @property
     def landed(self) -> bool:
@@ -135,7 +135,7 @@ class PartitionPump:
         await self._room.wait()
 
     def offer(self, window: Window, events: Sequence[Event], reached: int, last: bool) -> None:
-        """The next events of its window. What it has seen before (other members of the window were behind) is dropped."""
+        """The next events of its window. What it has seen before (others of the window were behind) is dropped."""
         if events and events[0].id <= self.read_upto:
             events = [event for event in events if event.id > self.read_upto]
         self.read_upto = 0 if last else max(reached, self.read_upto)

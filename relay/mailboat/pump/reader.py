@@ -1,8 +1,8 @@
 """Readers walk large windows (and reopened ones) and feed the partitions that share them.
 
-One statement reads for all members at once. A member that can't keep up (a slow or failing sink, a paused subscription) is left
-behind with a reader of its own as soon as another one starves because of it, so nobody slows anybody else down. They meet
-again at the tip.
+One statement reads for all members at once. A member that can't keep up (a slow or failing sink, a paused
+subscription) is left behind with a reader of its own as soon as another one starves because of it, so nobody slows
+anybody else down. They meet again at the tip.
 """
 
 from __future__ import annotations

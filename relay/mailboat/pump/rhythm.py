@@ -4,8 +4,8 @@
     lingering nothing was found for a moment: look every few milliseconds, writers are not asked to ring
     asleep    nothing for longer: the doorbell hangs out, and the poll interval grows from ``poll`` to ``longest``
 
-The interval does not grow while a transaction that was open when the doorbell was hung out still is: its writer may have
-looked before, and only a poll will find its events.
+The interval does not grow while a transaction that was open when the doorbell was hung out still is: its writer may
+have looked before, and only a poll will find its events.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LINGER = 0.05
 LINGER_POLL = 0.004
 """Seconds between looks meanwhile: it bounds latency under a steady trickle, at the price of cheap empty reads."""
 SHARE = 0.5
-"""Pause after a tick, as a share of its duration, so that many cursors make ticks rarer instead of the database busier."""
+"""Pause after a tick, as a share of its duration: many cursors make ticks rarer, not the database busier."""
 LONGEST_PAUSE = 0.2
 
 

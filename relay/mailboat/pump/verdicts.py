@@ -1,7 +1,8 @@
 """What a sink's answers mean for the events of a run: the decision at the heart of order and attempts.
 
-A run is what was handed over and not yet settled, in order. After every round of answers each of its items is delivered,
-refused, set aside behind a refused one of its key, or still to be sent; the rules are here and nowhere else.
+A run is what was handed over and not yet settled, in order. After every round of answers each of its items is
+delivered, refused, set aside behind a refused one of its key, or still to be sent; the rules are here and nowhere
+else.
 """
 
 from __future__ import annotations

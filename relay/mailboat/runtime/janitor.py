@@ -1,7 +1,7 @@
 """Keeps the outbox in order: time partitions made ahead, old ones dropped once everybody is past them.
 
-Any relay may do it, and it takes a connection only while it does. A failure here never stops delivery: it is logged, and
-shown in the status.
+Any relay may do it, and it takes a connection only while it does. A failure here never stops delivery: it is logged,
+and shown in the status.
 """
 
 from __future__ import annotations

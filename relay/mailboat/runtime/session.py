@@ -1,7 +1,8 @@
 """One connected period of a relay: from joining the others to letting go in good order, or to the loss of the database.
 
-Everything in memory belongs to the session. When the database goes away or another server answers, the session ends with
-``DatabaseUnavailable``, all of it is dropped, and the relay begins a new one: nothing that was known before can be trusted.
+Everything in memory belongs to the session. When the database goes away or another server answers, the session ends
+with ``DatabaseUnavailable``, all of it is dropped, and the relay begins a new one: nothing that was known before can
+be trusted.
 
 Its tasks: the *watch* (heartbeats, rings, ownership), the *keeper* (ticks), one per *pump*, one per *reader*, one per
 *sink* that is not open yet, and the *probe* (lag). They share one event loop and no locks.
