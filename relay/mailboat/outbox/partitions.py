@@ -221,7 +221,9 @@ class _Sweep:
         return True
 
     async def _held(self, partition: Partition) -> bool:
-        holders = await self._rows("holders", outbox=self.outbox, lower=partition.lower, upper=partition.upper)
+        async with self.connection.transaction():
+            await self._rows("by_index")
+            holders = await self._rows("holders", outbox=self.outbox, lower=partition.lower, upper=partition.upper)
         self.found.blocked += [Blocked(partition.name, reason, subscription) for subscription, reason in holders]
         return bool(holders)
 

@@ -50,6 +50,11 @@ where c.relkind = 'r' and not c.relispartition
   and not exists (select from pg_inherits i where i.inhrelid = c.oid)
 order by 1
 
+-- name: by_index
+-- For this transaction only: whether there is a row at all is asked of an index, one entry at a time. A bitmap would be made
+-- of the whole day first.
+select set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true)
+
 -- name: holders
 -- Subscriptions that have not settled every event of a partition, and why. Exact where the end of a window is concerned:
 -- comparing the partition's last transaction with xmin alone would hold it for ever behind one transaction that was open

@@ -6,8 +6,10 @@
 
 -- name: guard
 -- First in every transaction: settings for this transaction only (a pooler may lie between), and which server this is.
+-- No bitmaps: they are made whole, a day's worth of index entries, before the first row comes and a limit can end it.
 select set_config('jit', 'off', true),
        set_config('enable_seqscan', 'off', true),
+       set_config('enable_bitmapscan', 'off', true),
        set_config('plan_cache_mode', 'force_generic_plan', true),
        set_config('synchronous_commit', 'off', true),
        pg_is_in_recovery(),
