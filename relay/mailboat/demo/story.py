@@ -30,7 +30,7 @@ class DemoFailed(Exception):
 class Length:
     """How long events flow between two incidents, and how many."""
 
-    scene_seconds: float = 4.0
+    scene_seconds: float = 3.0
     writers: int = 4
     per_second: float = 400.0
 
