@@ -31,8 +31,8 @@ Manifest = dict[str, Any]
 SWIFT = Timings(beat_every=0.25, lease_ttl=20.0, overdue_after=0.75, grace=3.0, probe_every=1.0, deadline=5.0)
 """A clockwork in which takeovers take a second, so that a minute has room for many."""
 
-WALKING = ReadLimits(small_rows=20, rows=40)
-"""So little at once that most windows count as large, and are walked in stretches."""
+WALKING = ReadLimits(small_rows=30, rows=200)
+"""So little at once that many windows count as large, and are walked in stretches."""
 
 
 # ---- manifests ----------------------------------------------------------------------------------------------------
