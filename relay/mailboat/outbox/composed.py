@@ -40,6 +40,7 @@ class Composed:
 
     tail: sql.Composed
     small_window: sql.Composed
+    late: sql.Composed
     large_window: sql.Composed
     indebted_window: sql.Composed
     subscriptions: Mapping[int, Subscription]
@@ -64,7 +65,7 @@ class Compositions:
         self._fixed = {"outbox": layout.outbox, "stored": layout.stored, "columns": COLUMNS}
         self._routes: Mapping[int, Route] = {}
         self._composed: dict[tuple[int, ...], Composed] = {}
-        self.span = sql.SQL(_SQL["span"]).format(outbox=layout.outbox)
+        self.span = sql.SQL(_SQL["span"]).format(**self._fixed)
         self.reach = sql.SQL(_SQL["reach"]).format(**self._fixed)
         self.reach_within = sql.SQL(_SQL["reach_within"]).format(**self._fixed)
 
@@ -93,6 +94,7 @@ class Compositions:
         return Composed(
             sql.SQL(_SQL["tail"]).format(**parts),
             sql.SQL(_SQL["small_window"]).format(**parts),
+            sql.SQL(_SQL["late"]).format(**parts),
             sql.SQL(_SQL["large_window"]).format(**parts, undone=_UNDONE),
             sql.SQL(_SQL["large_window"]).format(**parts, undone=_UNDONE_BEFORE),
             {number: self._routes[number].subscription for number in numbers},

@@ -119,6 +119,10 @@ class WindowReads:
         if window.highest is None:
             rows = cursor.execute(composed.small_window, where).fetchall()
             return Chunk(composed.fan_out(rows, keys), rows[-1][0] if rows else after, last=True)
+        walk_from = (window.lowest or 1) - 1
+        if after < walk_from:
+            rows = cursor.execute(composed.late, where).fetchall()
+            return Chunk(composed.fan_out(rows, keys), walk_from, last=False)
         reach, last = self._reach(cursor, where)
         if reach is None:
             return Chunk({}, after, last=True)

@@ -38,7 +38,11 @@ class Lease(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The events that became visible between two snapshots. ``lowest`` is None for a window of at most one read."""
+    """The events that became visible between two snapshots.
+
+    ``lowest`` is where the walk over a large window begins (a few late events may lie before it); None for a window of at
+    most one read.
+    """
 
     done: str
     upto: str

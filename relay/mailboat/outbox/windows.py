@@ -122,7 +122,7 @@ class Windows:
             events: Mapping[CursorKey, Sequence[Event]] | None = {}
             window = Window(group.done, upto)
         elif len(rows) > self._limits.small_rows or rows[0][-2]:
-            await cursor.execute(self._compositions.span, where)
+            await cursor.execute(self._compositions.span, {**where, **limits})
             row = await cursor.fetchone()
             assert row is not None
             window, events = Window(group.done, *row), None

@@ -34,8 +34,7 @@ class WindowReader:
         self._store = store
         self._split = split
         self._passing = passing
-        seen_by_all = min((pump.read_upto for pump in members.values()), default=0)
-        self._after = max(seen_by_all, (window.lowest or 1) - 1)
+        self._after = min((pump.read_upto for pump in members.values()), default=0)
 
     def leave(self, key: CursorKey) -> None:
         """A partition that is not ours any more."""

@@ -45,22 +45,30 @@ left join lateral (
 order by found.id
 
 -- name: span
--- The lowest and highest id of what became visible since the group's `done`. `offset 0` is a fence: without it the planner
--- walks the primary key from its beginning to find a minimum.
+-- Where to walk: from the lowest to the highest id of what became visible since the group's `done`. Late events, whose
+-- transactions were open at `done`, may lie far back, with all that was settled since in between; where they are few the walk
+-- begins behind them, and `late` reads them by transaction. `offset 0` is a fence: without it the planner walks the primary
+-- key from its beginning to find a minimum.
 with tip as materialized (
     select done
     from mailboat.cursors
     where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s and upto is null
 )
-select pg_current_snapshot()::text, min(fresh.id), max(fresh.id)
+select pg_current_snapshot()::text,
+       case when count(*) filter (where fresh.late) < %(limit)s
+             and coalesce(sum(fresh.bytes) filter (where fresh.late), 0) <= %(max_bytes)s
+            then coalesce(min(fresh.id) filter (where not fresh.late), max(fresh.id) + 1)
+            else min(fresh.id)
+       end,
+       max(fresh.id)
 from (
-    select e.id
-    from {outbox} as e
+    select e.id, true as late, octet_length(e.payload) as bytes
+    from (select {stored} from {outbox} as e) as e
     where e.xid = any (array(select pg_snapshot_xip(done) from tip))
       and pg_visible_in_snapshot(e.xid, pg_current_snapshot())
     union all
-    select e.id
-    from {outbox} as e
+    select e.id, false, 0
+    from (select {stored} from {outbox} as e) as e
     where e.xid >= (select pg_snapshot_xmax(done) from tip)
       and e.xid < pg_snapshot_xmax(pg_current_snapshot())
       and pg_visible_in_snapshot(e.xid, pg_current_snapshot())
@@ -114,6 +122,25 @@ from (
       and pg_visible_in_snapshot(e.xid, (select upto from w))
 ) as found
 where found.id > %(after)s and {wanted}
+order by found.id
+
+-- name: late
+-- The events of a large window that lie before its walk. By transaction and not by id, whatever the planner thinks of it.
+with w as materialized (
+    select done, upto, lowest
+    from mailboat.cursors
+    where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s
+      and upto::text = %(upto)s
+)
+select {columns}{also_routes}
+from (
+    select {stored}
+    from {outbox} as e
+    where e.xid = any (array(select pg_snapshot_xip(done) from w))
+      and pg_visible_in_snapshot(e.xid, (select upto from w))
+    offset 0
+) as found
+where found.id > %(after)s and found.id < (select lowest from w) and {wanted}
 order by found.id
 
 -- name: reach
