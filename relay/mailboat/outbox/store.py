@@ -159,6 +159,8 @@ class Settlement:
     dead: tuple[Dead, ...] = ()
     ordered: bool = True
     """Of a parked key only the first may be tried; False: parked events are tried each on its own."""
+    awaited: bool = False
+    """Nothing more is sent before it is written down."""
 
     @property
     def durable(self) -> bool:

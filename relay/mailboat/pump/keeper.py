@@ -92,7 +92,7 @@ class Keeper:
         self._pending[key] = merged(self._pending.get(key), settlement)
         committed = asyncio.get_running_loop().create_future()
         self._waiting.append(committed)
-        if settlement.closes or settlement.durable:
+        if settlement.closes or settlement.durable or settlement.awaited:
             self._urgent = True
             self._stir.set()
         return committed
@@ -222,6 +222,7 @@ def merged(first: Settlement | None, second: Settlement) -> Settlement:
     return replace(
         windowed,
         closes=first.closes or second.closes,
+        awaited=first.awaited or second.awaited,
         park=first.park + second.park,
         repark=first.repark + second.repark,
         unpark=first.unpark + second.unpark,

@@ -315,6 +315,7 @@ class PartitionPump:
             flight.closes,
             park=tuple(flight.asides),
             ordered=self.stream.settings.ordered,
+            awaited=watched,
         )
         committed = self._settle(settlement)
         self.parked.count += len(flight.asides)
