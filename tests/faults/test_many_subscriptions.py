@@ -81,7 +81,7 @@ async def test_the_tail_is_read_once_for_all_of_them(outbox: Database, stage: St
         outbox.execute("delete from mailboat.subscriptions")
         stage.clear()
     shown = ", ".join(f"{count} {when}: {rate:.0f}/s" for (count, when), rate in rates.items())
-    # Only lag probes grow with their number: one of each every ten seconds, so that two may fall into the time measured.
+    # Only lag probes grow with their number: one of each every ten seconds, of which two may fall into this time.
     assert rates[MANY, "at rest"] <= rates[1, "at rest"] + 2 * MANY / SECONDS + 20, shown
     assert rates[MANY, "under a trickle"] <= 3 * rates[1, "under a trickle"] + MANY, shown
 

@@ -17,6 +17,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from faults.fleet import subscription
 from mailboat.outbox.declaring import Declared
@@ -119,7 +120,12 @@ def outbox(request: pytest.FixtureRequest, filled: Database) -> Iterator[Databas
             filled.execute(_STATISTICS_OF_AN_EMPTY_TABLE)
     yield filled
     filled.execute("delete from mailboat.subscriptions")
-    filled.execute("delete from mailboat.outbox where id > 3000000")
+    today = filled.execute(
+        "select distinct tableoid::regclass::text from mailboat.outbox"
+        " where id > 3000000 and created_at > now() - interval '1 hour'"
+    )
+    for (partition,) in today:
+        filled.execute(sql.SQL("truncate {}").format(sql.Identifier(*partition.split("."))))
 
 
 @dataclass
@@ -140,7 +146,7 @@ class Look:
         self.cursor = replace(self.cursor, done=window.upto, window=None)
 
     async def read_whole(self, window: Window, after: int = 0) -> int:
-        """All events of a window from a position on; how many there are."""
+        """All events of a window from its beginning or from a position on; how many there are."""
         events, last = 0, False
         while not last:
             chunk = await self.store.read(window, [self.cursor.lease], after)
