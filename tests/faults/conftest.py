@@ -1,4 +1,4 @@
-"""What the fault tests share. The parts are in `fleet` (relays), `ledger` (truth and check), `collectors` and `racing`."""
+"""What the fault tests share: see `fleet` (relays), `ledger` (truth and check), `collectors`, `racing`, `inprocess`."""
 
 from __future__ import annotations
 

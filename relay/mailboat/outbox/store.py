@@ -40,8 +40,8 @@ class Lease(NamedTuple):
 class Window:
     """The events that became visible between two snapshots.
 
-    ``lowest`` is where the walk over a large window begins (a few late events may lie before it); None for a window of at
-    most one read.
+    ``lowest`` is where the walk over a large window begins (a few late events may lie before it); None for a window
+    of at most one read.
     """
 
     done: str
