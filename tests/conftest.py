@@ -64,7 +64,10 @@ def postgres14(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresSer
 
 
 def _postgres(major: int, places: pytest.TempPathFactory) -> PostgresServer:
-    return part_or_skip(lambda: PostgresServer.start(find_postgres(major), places.mktemp(f"postgres{major}")))
+    # Nobody may crash the shared servers, so nothing of theirs has to survive one: databases are copied much faster so.
+    in_a_hurry = {"fsync": "off", "full_page_writes": "off"}
+    places_for_data = places.mktemp(f"postgres{major}")
+    return part_or_skip(lambda: PostgresServer.start(find_postgres(major), places_for_data, settings=in_a_hurry))
 
 
 @pytest.fixture
