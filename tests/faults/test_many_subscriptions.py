@@ -35,7 +35,7 @@ def _transactions(outbox: Database) -> int:
 
 async def _rate(outbox: Database, seconds: float = SECONDS) -> float:
     """Transactions per second of everybody on the database."""
-    await _pass(2)  # sessions report with a delay
+    await _pass(11)  # a session that does little reports only then what it did before
     before, began = _transactions(outbox), time.monotonic()
     await _pass(seconds)
     return (_transactions(outbox) - before) / (time.monotonic() - began)
@@ -81,9 +81,9 @@ async def test_the_tail_is_read_once_for_all_of_them(outbox: Database, stage: St
         outbox.execute("delete from mailboat.subscriptions")
         stage.clear()
     shown = ", ".join(f"{count} {when}: {rate:.0f}/s" for (count, when), rate in rates.items())
-    # Only lag probes grow with their number: one of each every ten seconds, of which two may fall into this time.
-    assert rates[MANY, "at rest"] <= rates[1, "at rest"] + 2 * MANY / SECONDS + 20, shown
-    assert rates[MANY, "under a trickle"] <= 3 * rates[1, "under a trickle"] + MANY, shown
+    # Only lag probes grow with their number: one of each every ten seconds or more.
+    assert rates[MANY, "at rest"] <= rates[1, "at rest"] + MANY / SECONDS + 20, shown
+    assert rates[MANY, "under a trickle"] <= 2 * rates[1, "under a trickle"] + MANY / SECONDS + 20, shown
 
 
 async def test_one_that_fails_and_one_that_is_slow_hold_up_nobody(outbox: Database, stage: Stage) -> None:
