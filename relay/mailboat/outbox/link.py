@@ -103,7 +103,7 @@ class Link:
             async with explained(connection, deadline):
                 server = await _identify(connection, pooler)
                 if not server.pooled:
-                    await connection.execute(_SESSION_PATIENCE, _patience(deadline))
+                    await connection.execute(SESSION_PATIENCE, patience(deadline))
         except BaseException:
             await connection.close()
             raise
@@ -121,7 +121,7 @@ class Link:
             self.connection.cursor(binary=True) as cursor,
         ):
             if self.server.pooled:  # settings of a session would be somebody else's next
-                await cursor.execute(_TRANSACTION_PATIENCE, _patience(self._deadline))
+                await cursor.execute(_TRANSACTION_PATIENCE, patience(self._deadline))
             yield cursor
 
     @asynccontextmanager
@@ -139,7 +139,7 @@ class Link:
         await self.connection.close()
 
 
-_SESSION_PATIENCE = (
+SESSION_PATIENCE = (
     "select set_config('idle_in_transaction_session_timeout', %(patience)s, false),"
     " set_config('tcp_user_timeout', %(patience)s, false),"
     " set_config('tcp_keepalives_idle', '10', false),"
@@ -149,7 +149,7 @@ _SESSION_PATIENCE = (
 _TRANSACTION_PATIENCE = "select set_config('idle_in_transaction_session_timeout', %(patience)s, true)"
 
 
-def _patience(deadline: float) -> dict[str, str]:
+def patience(deadline: float) -> dict[str, str]:
     """How long the server is to wait for a relay that says nothing."""
     return {"patience": f"{deadline * 1000:.0f}ms"}
 

@@ -21,7 +21,16 @@ from psycopg import Connection, Cursor, IsolationLevel
 
 from mailboat.errors import DatabaseUnavailable
 from mailboat.outbox.composed import Compositions, asking, lease_arrays
-from mailboat.outbox.link import Row, Server, UrlProvider, explain, libpq_settings, refuse_other_server
+from mailboat.outbox.link import (
+    SESSION_PATIENCE,
+    Row,
+    Server,
+    UrlProvider,
+    explain,
+    libpq_settings,
+    patience,
+    refuse_other_server,
+)
 from mailboat.outbox.sqlfiles import statements
 from mailboat.outbox.store import Chunk, CursorKey, Lease, Window
 from mailboat.outbox.windows import ReadLimits
@@ -75,10 +84,13 @@ class ReadingThread:
                 url = self._url()
                 self._connection = psycopg.connect(
                     url,
+                    autocommit=True,
                     application_name="mailboat reader",
                     prepare_threshold=None if self._server.pooled else 5,
                     **libpq_settings(url),
                 )
+                if not self._server.pooled:
+                    self._connection.execute(SESSION_PATIENCE, patience(self._deadline))
                 self._connection.isolation_level = IsolationLevel.REPEATABLE_READ
             with self._connection.transaction(), self._connection.cursor(binary=True) as cursor:
                 refuse_other_server(cursor.execute(_SQL["guard"]).fetchone(), self._server)

@@ -40,6 +40,8 @@ _RECONNECT = Backoff(initial=0.2, factor=2, ceiling=10.0, jitter=0.2)
 _RATE_OVER = 10.0
 """Seconds over which rates are measured."""
 _STALLED_AFTER = 90.0
+_LONG_ENOUGH = 5.0
+"""Seconds of connection after which the next outage is a new one, and the back-off begins anew."""
 
 
 class Relay:
@@ -92,7 +94,7 @@ class Relay:
                 try:
                     await self._connected(stop)
                 except (DatabaseUnavailable, LeaseLost, SchemaMismatch, ForeignDatabase) as error:
-                    if self._clock() - began > 30.0:
+                    if self._clock() - began > _LONG_ENOUGH:
                         outage = outage.recovered()
                     outage = outage.failed()
                     self._note(error)
