@@ -99,7 +99,8 @@ def check_delivery(
     """Everything that was committed arrived, nothing else did, and every key's first arrivals are in commit order.
 
     Duplicates are allowed only where something was killed or the sink's answer was ``ambiguous``, and must be true
-    copies: same payload, same place in the sequence. ``gapless``: each partition's sequence numbers are 1 to n, one per event.
+    copies: same payload, same place in the sequence. ``gapless``: each partition's sequence numbers are 1 to n, one per
+    event.
     """
     first: dict[str, Arrival] = {}
     for arrival in arrivals:
