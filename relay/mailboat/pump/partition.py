@@ -19,7 +19,7 @@ from mailboat.errors import EventRefused, SinkUnavailable
 from mailboat.events import Event, Outgoing
 from mailboat.outbox.store import Cursor, Lease, OutboxStore, Park, Settlement, Window
 from mailboat.pump.delivery import Courier
-from mailboat.pump.parked import ParkedKeys
+from mailboat.pump.parked import RELAY_DIED, ParkedKeys
 from mailboat.pump.points import Point
 from mailboat.pump.stream import Stream
 from mailboat.pump.verdicts import Fate, Item, judge, set_aside, settled_prefix
@@ -271,7 +271,7 @@ class PartitionPump:
             index += 1
             try:
                 if self._deaths > CAUTIOUS_AFTER:
-                    raise EventRefused(f"{self._deaths} relays died while delivering it", reason="RelayDied")
+                    raise EventRefused(f"{self._deaths} relays died while delivering it", reason=RELAY_DIED)
                 message = encode(event, sequence=sequence, partition=partition, generation=generation, attempt=1)
                 if (refused := refusal(message)) is not None:
                     raise refused

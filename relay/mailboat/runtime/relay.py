@@ -28,7 +28,7 @@ from mailboat.pump.retry import Backoff, Outage
 from mailboat.pump.rhythm import WakeSettings
 from mailboat.pump.stream import Clock
 from mailboat.runtime.janitor import Janitor
-from mailboat.runtime.secrets import Secrets
+from mailboat.runtime.secrets import Secrets, database_url
 from mailboat.runtime.session import Session, Timings, Totals
 from mailboat.runtime.status import PartitionStatus, RelayState, RelayStatus, SubscriptionStatus
 from mailboat.runtime.streams import StreamParts, build
@@ -63,7 +63,7 @@ class Relay:
         self.resource = resource
         self.name = full_name(resource)
         self._identity = identity
-        self._secrets = secrets
+        self._url = database_url(resource, secrets)
         self._clock = clock
         self._random = random or Random()
         self._passing = passing
@@ -160,13 +160,6 @@ class Relay:
             self._session = self._store = None
             upkeep.cancel()
             await _quietly_close(store, leave=orderly)
-
-    def _url(self) -> str:
-        database = self.resource.spec.database
-        if database.url is not None:
-            return database.url
-        assert database.url_secret_ref is not None, "the model demands one of the two"
-        return self._secrets.read(database.url_secret_ref.name, database.url_secret_ref.key)
 
     async def _prepare_schema(self, url: UrlProvider) -> None:
         outbox = self.resource.spec.outbox
