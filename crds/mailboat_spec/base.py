@@ -10,8 +10,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, model_validator
 from pydantic.alias_generators import to_camel
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from mailboat_spec.admission import RULES, Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,18 @@ class Model(BaseModel):
     def wrong_combinations(self) -> Iterator[Refusal]:
         """Fields that are right each on its own and wrong together. Overridden where there are any."""
         yield from ()
+
+    @classmethod
+    def admission_rules(cls) -> Iterator[Rule]:
+        """The same for the API server, and what must not change in an update. Overridden where there are any."""
+        yield from ()
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        written = handler(schema)
+        if rules := [rule.as_schema() for rule in cls.admission_rules()]:
+            handler.resolve_ref_schema(written)[RULES] = rules
+        return written
 
     def manifest(self) -> dict[str, Any]:
         """The plain mapping to write as YAML or JSON, without what is absent. Reads back to an equal object."""

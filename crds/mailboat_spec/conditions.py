@@ -67,6 +67,8 @@ class Reason(StrEnum):
     """Every partition has a live owner."""
     RUNNING = "Running"
     """Not paused."""
+    NOTHING_BLOCKED = "NothingBlocked"
+    """No key stands still; old events are removed in time."""
 
     INVALID_SPEC = "InvalidSpec"
     """The spec can't be used; nothing was changed in the cluster. The message names the field."""
@@ -74,6 +76,8 @@ class Reason(StrEnum):
     """``relayRef`` names no OutboxRelay in the namespace."""
     NAME_TAKEN = "NameTaken"
     """An object that is not Mailboat's has the name of a child: rename the resource or remove that object."""
+    CONFIGURATION_HELD = "ConfigurationHeld"
+    """Relays get no new configuration, since it would make them forget a subscription whose spec is invalid."""
     SECRET_NOT_FOUND = "SecretNotFound"
     """A Secret, or a key of one, that the spec refers to is not there."""
     SINK_NOT_SUPPORTED = "SinkNotSupported"
@@ -88,6 +92,10 @@ class Reason(StrEnum):
     PARTITIONS_WITHOUT_OWNER = "PartitionsWithoutOwner"
     """Some partitions are held by nobody."""
 
+    FORBIDDEN = "Forbidden"
+    """The API server does not let the operator do its work: a quota, a policy, a missing right. The message says which;
+    it is tried again."""
+
     DATABASE_UNREACHABLE = "DatabaseUnreachable"
     """No session on the database: the network, the password or the server itself."""
     DATABASE_IN_RECOVERY = "DatabaseInRecovery"
@@ -100,21 +108,17 @@ class Reason(StrEnum):
     """Less than seven days of time partitions lie ahead: writes would fail once they are used up."""
 
     SINK_UNAVAILABLE = "SinkUnavailable"
-    """The destination is away or refuses everybody. No event pays for it; delivery resumes by itself."""
-    EVENTS_PARKED = "EventsParked"
-    """Events were refused and wait for their next attempt, their keys behind them."""
+    """The destination is away or refuses everybody. No attempt is counted; delivery resumes by itself."""
     ATTEMPTS_EXHAUSTED = "AttemptsExhausted"
     """Events used up their attempts: dead letters, or blocked keys."""
     PAUSED_BY_SPEC = "PausedBySpec"
     """``state: Paused``."""
     PAUSED_BY_COMMAND = "PausedByCommand"
     """``mailboat pause``, or an update of ``mailboat.subscriptions``."""
-    PAUSED_BY_SINK = "PausedBySink"
-    """The destination said that it is gone for good (HTTP 410)."""
     UNDELIVERED_EVENTS = "UndeliveredEvents"
     """Retention waits for a subscription that has not delivered old events."""
     SIDECAR_MISSING = "SidecarMissing"
-    """Pods were created while the webhook was away: restart them."""
+    """Pods were created while the webhook was away, or could not be given one: restart them."""
     RESTART_NEEDED = "RestartNeeded"
     """Running pods can't get what changed (a new volume): restart them."""
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from pydantic import Field, field_validator
 
-from mailboat_spec.base import Model, Refusal
-from mailboat_spec.references import SecretKeyRef
-from mailboat_spec.secrecy import holds_password
+from mailboat_spec.admission import Because, Rule, text, unless_given
+from mailboat_spec.base import Refusal
+from mailboat_spec.references import SecretKeyRef, UsesSecrets
+from mailboat_spec.secrecy import PASSWORD_IN_URL, holds_password
 from mailboat_spec.strings import NonEmpty
 
+_NEITHER: Final = "needs urlSecretRef: {name: ..., key: ...} (or url, if it holds no password)"
+_BOTH: Final = "has both url and urlSecretRef: remove one of them"
+_PASSWORD: Final = "holds a password: put the URL in a Secret and refer to it by urlSecretRef"
 
-class Connection(Model):
+
+class Connection(UsesSecrets):
     """Exactly one of ``url`` and ``urlSecretRef``. Subclasses say which schemes they take."""
 
     schemes: ClassVar[tuple[str, ...]]
@@ -26,15 +31,28 @@ class Connection(Model):
     url_secret_ref: SecretKeyRef | None = Field(
         default=None,
         description="Key of a Secret that holds the URL of the server, password included. Default: none; either this "
-        "or "
-        "url is needed.",
+        "or url is needed.",
     )
 
     def wrong_combinations(self) -> Iterator[Refusal]:
         if self.url is None and self.url_secret_ref is None:
-            yield Refusal((), "needs urlSecretRef: {name: ..., key: ...} (or url, if it holds no password)")
+            yield Refusal((), _NEITHER)
         elif self.url is not None and self.url_secret_ref is not None:
-            yield Refusal((), "has both url and urlSecretRef: remove one of them")
+            yield Refusal((), _BOTH)
+
+    @classmethod
+    def admission_rules(cls) -> Iterator[Rule]:
+        yield Rule("has(self.url) || has(self.urlSecretRef)", _NEITHER, because=Because.REQUIRED)
+        yield Rule("!has(self.url) || !has(self.urlSecretRef)", _BOTH)
+        begins = " || ".join(f"self.url.startsWith('{scheme}://')" for scheme in cls.schemes)
+        yield Rule(unless_given("url", begins), cls._begins_wrongly(), field="url")
+        # At the object, not at the field: a refusal of the field itself would repeat the URL, password included.
+        harmless = f"!self.url.matches({text(PASSWORD_IN_URL)})"
+        yield Rule(unless_given("url", harmless), _PASSWORD, field="url", because=Because.FORBIDDEN)
+
+    @classmethod
+    def _begins_wrongly(cls) -> str:
+        return f"must begin with {' or '.join(f'{scheme}://' for scheme in cls.schemes)}"
 
     @field_validator("url")
     @classmethod
@@ -42,7 +60,7 @@ class Connection(Model):
         if url is None:
             return None
         if not url.startswith(tuple(f"{scheme}://" for scheme in cls.schemes)):
-            raise ValueError(f"must begin with {' or '.join(f'{scheme}://' for scheme in cls.schemes)}")
+            raise ValueError(cls._begins_wrongly())
         if holds_password(url):
-            raise ValueError("holds a password: put the URL in a Secret and refer to it by urlSecretRef")
+            raise ValueError(_PASSWORD)
         return url

@@ -8,8 +8,9 @@ from typing import Annotated
 
 from pydantic import Field
 
+from mailboat_spec.admission import Rule
 from mailboat_spec.base import Model, Refusal
-from mailboat_spec.durations import Duration, between
+from mailboat_spec.durations import Duration, between, not_longer
 from mailboat_spec.strings import NonEmpty
 
 
@@ -54,6 +55,16 @@ class Backoff(Model):
                 ("initial",), f"is {self.initial}, longer than max ({self.max}): make it shorter or raise max"
             )
 
+    @classmethod
+    def admission_rules(cls) -> Iterator[Rule]:
+        yield Rule(
+            not_longer("initial", than="max"),
+            "is longer than max: make it shorter or raise max",
+            field="initial",
+            message_expression="'is ' + self.initial + ', longer than max (' + self.max + '): "
+            "make it shorter or raise max'",
+        )
+
 
 class DeadLetter(Model):
     """Where dead letters are sent. They are kept in the table mailboat.dead_letters in any case."""
@@ -77,8 +88,7 @@ class Delivery(Model):
         ge=1,
         le=1000,
         description="Attempts before an event that is refused is given up, between 1 and 1000. A destination that is "
-        "away "
-        "costs none. Default: 25.",
+        "away costs none. Default: 25.",
     )
     backoff: Backoff = Field(default_factory=Backoff, description="Waits between attempts. Default: 1s to 60s.")
     timeout: Annotated[Duration, between("1s", "10m")] = Field(
@@ -88,8 +98,7 @@ class Delivery(Model):
     on_exhausted: OnExhausted = Field(
         default=OnExhausted.DEAD_LETTER,
         description="What happens when attempts are used up: DeadLetter (the key goes on) or Block (the key waits "
-        "for a "
-        "person). Default: DeadLetter.",
+        "for a person). Default: DeadLetter.",
     )
     dead_letter: DeadLetter | None = Field(
         default=None, description="Where dead letters are sent. Default: none, they are kept in the database only."

@@ -15,6 +15,8 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
+from mailboat_spec.admission import RULES, Rule, text
+
 _NANOSECONDS: Final = {
     "ns": 1,
     "us": 1_000,
@@ -132,6 +134,24 @@ class DurationBounds:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        within = (
+            f"{_is_duration('self')} && duration(self) >= duration('{self.minimum}') "
+            f"&& duration(self) <= duration('{self.maximum}')"
+        )
+        message = f"must be a duration between {self.minimum} and {self.maximum} (units: h, m, s, ms, us, ns)"
+        return {**handler(schema), RULES: [Rule(within, message).as_schema()]}
+
+
+def _is_duration(subject: str) -> str:
+    return f"{subject}.matches({text(SCHEMA_PATTERN)})"
+
+
+def not_longer(field: str, than: str) -> str:
+    """In CEL: one duration is at most another. Holds, too, where one is none: that has a refusal of its own."""
+    first, second = f"self.{field}", f"self.{than}"
+    return f"!{_is_duration(first)} || !{_is_duration(second)} || duration({first}) <= duration({second})"
 
 
 def between(minimum: str, maximum: str) -> DurationBounds:

@@ -1,7 +1,6 @@
 """Finding one's way around the models by YAML paths: what stands at a path, what could have stood there.
 
-Error messages are made of it ("did you mean ...", "it belongs in ..."), and it is the same walk that a generator of
-documentation needs.
+Error messages are made of it: "did you mean ...", "it belongs in ...".
 """
 
 from __future__ import annotations

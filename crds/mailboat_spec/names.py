@@ -30,11 +30,11 @@ DEFAULT_NAMESPACE: Final = "default"
 FIELD_MANAGER: Final = "mailboat-operator"
 """Who server-side apply says owns the fields that the operator writes."""
 
+MAX_RELAY_NAME: Final = 57
+"""Characters. The children of a relay are called ``NAME-relay``, and a Service's name has at most 63."""
+
 RELAY_LABEL: Final = f"{GROUP}/relay"
 """On a pod: the OutboxRelay whose sidecar it wants. On children of a relay: the relay they belong to."""
-
-SUBSCRIPTION_LABEL: Final = f"{GROUP}/subscription"
-"""On children that exist for one subscription only."""
 
 COMPONENT_LABEL: Final = "app.kubernetes.io/component"
 MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
@@ -48,3 +48,6 @@ INJECTED_ANNOTATION: Final = f"{GROUP}/injected"
 
 PORT_ANNOTATION: Final = f"{GROUP}/port"
 """On a pod: the port that its sidecar's HTTP side listens on, where the default one is taken."""
+
+CONFIG_VERSION_ANNOTATION: Final = f"{GROUP}/config-version"
+"""On the OutboxRelay in a relay's configuration: a number that rises with every change, so that none comes too late."""

@@ -15,7 +15,12 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
+from mailboat_spec.admission import RULES, Rule
+
 MAX_LENGTH: Final = 512
+_EMPTY: Final = 'an empty pattern matches nothing: remove it, or write "*" to match everything'
+_CLASSES: Final = "character classes ([...]) are not supported: use * and ?, or list several patterns"
+_NUL: Final = "a pattern can't contain the NUL character: Postgres has no such text"
 _WILDCARDS: Final = re.compile(r"[*?]")
 _LIKE: Final = str.maketrans({"*": "%", "?": "_", "%": r"\%", "_": r"\_", "\\": r"\\"})
 
@@ -29,13 +34,11 @@ class Pattern:
 
     def __post_init__(self) -> None:
         if not self.text:
-            raise ValueError('an empty pattern matches nothing: remove it, or write "*" to match everything')
+            raise ValueError(_EMPTY)
         if "[" in self.text:
-            raise ValueError(
-                f'"{self.text}": character classes ([...]) are not supported: use * and ?, or list several patterns'
-            )
+            raise ValueError(f'"{self.text}": {_CLASSES}')
         if "\0" in self.text:
-            raise ValueError("a pattern can't contain the NUL character: Postgres has no such text")
+            raise ValueError(_NUL)
         if len(self.text) > MAX_LENGTH:
             raise ValueError(f"a pattern has at most {MAX_LENGTH} characters")
         object.__setattr__(self, "_compiled", _compile(self.text))
@@ -72,7 +75,17 @@ class Pattern:
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return {"type": "string", "minLength": 1, "maxLength": MAX_LENGTH, "pattern": r"^[^\[]*$"}
+        rules = (
+            Rule("self != ''", _EMPTY),
+            Rule("!self.contains('[')", _CLASSES),
+            Rule(r"!self.contains('\x00')", _NUL),
+        )
+        return {
+            "type": "string",
+            "maxLength": MAX_LENGTH,
+            "pattern": r"^[^\[\x00]+$",
+            RULES: [rule.as_schema() for rule in rules],
+        }
 
 
 def _compile(text: str) -> re.Pattern[str]:

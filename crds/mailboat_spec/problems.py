@@ -96,7 +96,8 @@ def _message(model: type[Model], path: tuple[Step, ...], detail: ErrorDetails) -
             return _unknown_field(model, path)
         case "missing":
             field = field_at(model, path)
-            return f"is required: {field.description}" if field and field.description else "is required"
+            first = field.description.partition(". ")[0].rstrip(".") if field and field.description else ""
+            return f"is required: {first}." if first else "is required"
         case "enum":
             return choice_message(given, _values(type_at(model, path)))
         case "greater_than_equal":
@@ -109,10 +110,12 @@ def _message(model: type[Model], path: tuple[Step, ...], detail: ErrorDetails) -
             return f"needs at least {context['min_length']} item{'s' if context['min_length'] > 1 else ''}"
         case "too_long":
             return f"takes at most {context['max_length']} items"
+        case "string_too_long":
+            return f"is too long: at most {context['max_length']} characters"
         case "invalid_key":
             return "field names must be strings: put this one in quotes"
         case kind if kind in _WANTED:
-            return _wrong_type(_WANTED[kind], given)
+            return _wrong_type(_WANTED[kind], given) + _form(model_at(model, path))
         case _:
             return detail["msg"]
 
@@ -126,9 +129,19 @@ def _unknown_field(model: type[Model], path: tuple[Step, ...]) -> str:
     if meant := nearest(str(name), known):
         return f"unknown field, did you mean {meant}?"
     elsewhere = [found for found in paths_to(model, str(name)) if found[0] == "spec"]
+    if len(elsewhere) == 1 and path[: len(elsewhere[0])] == elsewhere[0]:
+        return f"stands inside {spelled(elsewhere[0])} itself: move what is in it up by one level"
     if len(elsewhere) == 1:
         return f"unknown field here, it belongs in {spelled(elsewhere[0])}"
     return f"unknown field, known here: {', '.join(known)}"
+
+
+def _form(wanted: type[Model] | None) -> str:
+    """What a mapping must have at least, as one would write it."""
+    if wanted is None:
+        return ""
+    required = [name for name, field in yaml_fields(wanted).items() if field.is_required()]
+    return f": write {{{', '.join(f'{name}: ...' for name in required)}}}" if required else ""
 
 
 def _wrong_type(wanted: str, given: object) -> str:

@@ -2,13 +2,16 @@
 
 All problems of all documents are found before anything is refused: nobody should have to mend a file line by line. A
 set is checked as a whole, too: names are unique, and every subscription's relay is there.
+
+Files are those that ``kubectl apply`` takes, so an application's own Deployment or Secret may stand beside our
+resources: it is somebody else's, and passed over. What was probably meant to be ours is not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeGuard
 
 from pydantic import ValidationError
 
@@ -53,19 +56,26 @@ def read_documents(documents: Iterable[tuple[str, object]]) -> Manifests:
     """Check every document and the set of them.
 
     Each document comes with a label that says where it is from (``orders.yaml, document 2``). Empty documents are
-    passed over; lists, as ``kubectl get -o yaml`` prints them, are opened. Raises ``SpecError`` with all problems.
+    passed over, and so are other people's resources beside ours; lists, as ``kubectl get -o yaml`` prints them, are
+    opened. Raises ``SpecError`` with all problems.
     """
     problems: list[Problem] = []
     read: list[_Document] = []
+    foreign: list[Problem] = []
     order: dict[str, int] = {}
     for source, body in _opened(documents):
         order.setdefault(source, len(order))
+        if _is_foreign(body):
+            foreign.append(Problem(source, "kind", _foreign_only(body["kind"])))
+            continue
         kind = _kind(source, body, problems)
         if kind is not None and isinstance(body, Mapping):
             read.append(_Document(source, kind, body, _resource(source, kind, body, problems)))
     problems.extend(_duplicates(read))
     problems.extend(_dangling_references(read))
     problems.extend(_shared_rows(read))
+    if not read and not problems:
+        problems.extend(foreign[:1])
     if problems:
         raise SpecError(tuple(sorted(problems, key=lambda problem: order[problem.source])))
     resources = [document.resource for document in read]
@@ -85,6 +95,20 @@ def _opened(documents: Iterable[tuple[str, object]]) -> Iterator[tuple[str, obje
             yield source, body
 
 
+def _is_foreign(body: object) -> TypeGuard[Mapping[str, Any]]:
+    """Whether it is a resource of another API group, and does not look like one of ours with a slip of the pen."""
+    if not isinstance(body, Mapping):
+        return False
+    kind, version = body.get("kind"), body.get("apiVersion")
+    if not (isinstance(kind, str) and kind and isinstance(version, str) and version):
+        return False
+    return version.partition("/")[0] != GROUP and kind not in _MODELS and nearest(kind, tuple(_MODELS)) is None
+
+
+def _foreign_only(kind: str) -> str:
+    return f'"{kind}" is not a resource of Mailboat, only {" and ".join(_MODELS)} are, and there is none of them here'
+
+
 def _kind(source: str, body: object, problems: list[Problem]) -> str | None:
     """Which of our kinds a document is, if any. A wrong version does not keep the rest from being checked."""
     if not isinstance(body, Mapping):
@@ -95,16 +119,8 @@ def _kind(source: str, body: object, problems: list[Problem]) -> str | None:
     kind, version = body.get("kind"), body.get("apiVersion")
     kinds = tuple(_MODELS)
     if kind not in kinds:
-        if kind is None:
-            message = f"is required: {' or '.join(kinds)}"
-        elif isinstance(kind, str) and not nearest(kind, kinds) and not str(version).startswith(f"{GROUP}/"):
-            message = (
-                f'"{kind}" is not a resource of Mailboat, only {" and ".join(kinds)} are: '
-                "keep other kinds in files of their own"
-            )
-        else:
-            message = choice_message(kind, kinds)
-        problems.append(Problem(source, "kind", message))
+        required = f"is required: {' or '.join(kinds)}"
+        problems.append(Problem(source, "kind", required if kind is None else choice_message(kind, kinds)))
         return None
     if version is None:
         problems.append(Problem(source, "apiVersion", f"is required: write apiVersion: {API_VERSION}"))

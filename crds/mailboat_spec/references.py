@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from mailboat_spec.base import Model
 from mailboat_spec.strings import DnsLabel, DnsSubdomain, SecretKey
@@ -24,6 +26,15 @@ class SecretRef(Model):
     name: DnsSubdomain = Field(description="Name of the Secret, in the namespace of this resource.")
 
 
+class UsesSecrets(Model):
+    """What may refer to Secrets by its fields."""
+
+    def secret_refs(self) -> tuple[SecretRef | SecretKeyRef, ...]:
+        """All that it refers to, in the order of its fields: what the operator mounts, and the relay reads."""
+        values = (getattr(self, name) for name in type(self).model_fields)
+        return tuple(value for value in values if isinstance(value, SecretRef | SecretKeyRef))
+
+
 class ConfigMapRef(Model):
     """A whole ConfigMap."""
 
@@ -40,5 +51,14 @@ def _empty_is_absent(value: object) -> object:
     return None if isinstance(value, Mapping) and not value else value
 
 
-OptionalSecretRef = Annotated[SecretRef | None, BeforeValidator(_empty_is_absent)]
+class _NothingRequired:
+    """An annotation for the CRD's side of it: ``{}`` lacks nothing."""
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        given, absent = handler(schema)["anyOf"]
+        fields = {name: value for name, value in handler.resolve_ref_schema(given).items() if name != "required"}
+        return {"anyOf": [fields, absent]}
+
+
+OptionalSecretRef = Annotated[SecretRef | None, BeforeValidator(_empty_is_absent), _NothingRequired()]
 """``configSecretRef: {}`` says as much as leaving it out."""

@@ -8,9 +8,11 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from mailboat_spec.base import Model, Refusal
+from mailboat_spec.admission import Because, Rule, unchangeable, unless_given
+from mailboat_spec.base import Model, Refusal, yaml_name
 from mailboat_spec.connections import Connection
-from mailboat_spec.durations import Duration, between
+from mailboat_spec.durations import Duration, between, not_longer
+from mailboat_spec.names import MAX_RELAY_NAME
 from mailboat_spec.resource import Resource
 from mailboat_spec.sizes import Size
 from mailboat_spec.status import OutboxRelayStatus
@@ -123,6 +125,11 @@ class Columns(Model):
     last_error: ColumnName | None = Field(default=None, description="Rows only: last failure. Default: the preset's.")
 
 
+_NO_LIMIT: Final = "Drop needs a limit: set maxAge or maxBytes, or use Hold"
+_NEEDLESS_LIMIT: Final = "has no effect with policy Hold: set policy: Drop or remove it"
+_ALL_REMOVED: Final = "must be more than 0: everything would be removed"
+
+
 class Retention(Model):
     """How long events stay in the outbox."""
 
@@ -133,8 +140,7 @@ class Retention(Model):
     policy: RetentionPolicy = Field(
         default=RetentionPolicy.HOLD,
         description="What happens to events that are older and not delivered: Hold (kept) or Drop (removed beyond "
-        "maxAge or "
-        "maxBytes). Default: Hold.",
+        "maxAge or maxBytes). Default: Hold.",
     )
     max_age: Annotated[Duration, between("1m", "87600h")] | None = Field(
         default=None,
@@ -149,14 +155,40 @@ class Retention(Model):
     def wrong_combinations(self) -> Iterator[Refusal]:
         limits = [name for name, limit in (("maxAge", self.max_age), ("maxBytes", self.max_bytes)) if limit is not None]
         if self.policy is RetentionPolicy.DROP and not limits:
-            yield Refusal(("policy",), "Drop needs a limit: set maxAge or maxBytes, or use Hold")
+            yield Refusal(("policy",), _NO_LIMIT)
         if self.policy is RetentionPolicy.HOLD:
             for limit in limits:
-                yield Refusal((limit,), "has no effect with policy Hold: set policy: Drop or remove it")
+                yield Refusal((limit,), _NEEDLESS_LIMIT)
         if self.max_age is not None and self.max_age < self.after:
             yield Refusal(("maxAge",), f"is {self.max_age}, shorter than after ({self.after}): raise it or lower after")
         if self.max_bytes is not None and self.max_bytes.bytes == 0:
-            yield Refusal(("maxBytes",), "must be more than 0: everything would be removed")
+            yield Refusal(("maxBytes",), _ALL_REMOVED)
+
+    @classmethod
+    def admission_rules(cls) -> Iterator[Rule]:
+        yield Rule(
+            "self.policy != 'Drop' || has(self.maxAge) || has(self.maxBytes)",
+            _NO_LIMIT,
+            field="policy",
+        )
+        for limit in ("maxAge", "maxBytes"):
+            yield Rule(unless_given(limit, "self.policy == 'Drop'"), _NEEDLESS_LIMIT, field=limit)
+        yield Rule(
+            unless_given("maxAge", not_longer("after", than="maxAge")),
+            "is shorter than after: raise it or lower after",
+            field="maxAge",
+            message_expression="'is ' + self.maxAge + ', shorter than after (' + self.after + '): "
+            "raise it or lower after'",
+        )
+        more_than_none = (
+            "(type(self.maxBytes) == int ? self.maxBytes > 0 : !isQuantity(self.maxBytes) || "
+            "quantity(self.maxBytes).isGreaterThan(quantity('0')))"
+        )
+        yield Rule(unless_given("maxBytes", more_than_none), _ALL_REMOVED, field="maxBytes")
+
+
+_MARKS: Final = ("published_at", "attempt_count", "last_error")
+_MARK_WITHOUT_ROWS: Final = "is for tracking Rows only: set tracking: Rows or remove it"
 
 
 class Outbox(Model):
@@ -164,8 +196,8 @@ class Outbox(Model):
 
     tracking: Tracking = Field(
         default=Tracking.LOG,
-        description="How progress is kept: Log (cursors beside an append-only table) or Rows (marks on the row). "
-        "Default: Log.",
+        description="How progress is kept: Log (cursors beside an append-only table) or Rows (marks on the row; not in "
+        "this release). Default: Log.",
     )
     table: TableName = Field(
         default="mailboat.outbox", description="The table, as schema.table. Default: mailboat.outbox."
@@ -178,27 +210,44 @@ class Outbox(Model):
         default=True,
         strict=True,
         description="true: tables are created and migrated; false: they are only verified, and what is missing is "
-        "said. "
-        "Default: true.",
+        "said. Default: true.",
     )
     retention: Retention = Field(default_factory=Retention, description="How long events stay. Default: 720h, Hold.")
     durability: Durability = Field(
         default=Durability.FLUSHED,
         description="How safe an event must be before it is published: Committed (visible), Flushed (on the "
-        "primary's disk) "
-        "or Replicated (on the synchronous standbys). Default: Flushed.",
+        "primary's disk) or Replicated (on the synchronous standbys). Default: Flushed.",
     )
 
     def wrong_combinations(self) -> Iterator[Refusal]:
         if self.tracking is Tracking.LOG:
-            for name in ("published_at", "attempt_count", "last_error"):
+            for name in _MARKS:
                 if getattr(self.columns, name) is not None:
-                    alias = Columns.model_fields[name].alias or name
-                    yield Refusal(("columns", alias), "is for tracking Rows only: set tracking: Rows or remove it")
+                    yield Refusal(("columns", yaml_name(name)), _MARK_WITHOUT_ROWS)
         wrong = ColumnsPreset.ROWS if self.tracking is Tracking.LOG else ColumnsPreset.MAILBOAT
         if self.columns.preset is wrong:
             right = Tracking.ROWS if wrong is ColumnsPreset.ROWS else Tracking.LOG
             yield Refusal(("columns", "preset"), f"{wrong} goes with tracking {right}: change one of them")
+
+    @classmethod
+    def admission_rules(cls) -> Iterator[Rule]:
+        for name in map(yaml_name, _MARKS):
+            yield Rule(
+                f"self.tracking == 'Rows' || !has(self.columns) || !has(self.columns.{name})",
+                _MARK_WITHOUT_ROWS,
+                field=f"columns.{name}",
+            )
+        for wrong, right in ((ColumnsPreset.ROWS, Tracking.ROWS), (ColumnsPreset.MAILBOAT, Tracking.LOG)):
+            yield Rule(
+                f"self.tracking == '{right}' || !has(self.columns) || !has(self.columns.preset) "
+                f"|| self.columns.preset != '{wrong}'",
+                f"{wrong} goes with tracking {right}: change one of them",
+                field="columns.preset",
+            )
+        for fixed in ("tracking", "table"):
+            yield unchangeable(
+                fixed, "progress is kept by it; create another OutboxRelay with subscriptions of its own"
+            )
 
 
 class Wake(Model):
@@ -232,9 +281,22 @@ class Wake(Model):
                 "raise maxIdleInterval",
             )
 
+    @classmethod
+    def admission_rules(cls) -> Iterator[Rule]:
+        yield Rule(
+            not_longer("pollInterval", than="maxIdleInterval"),
+            "is longer than maxIdleInterval: make it shorter or raise maxIdleInterval",
+            field="pollInterval",
+            message_expression="'is ' + self.pollInterval + ', longer than maxIdleInterval (' + self.maxIdleInterval "
+            "+ '): make it shorter or raise maxIdleInterval'",
+        )
+
 
 def _replicas(given: dict[str, Any]) -> int | None:
     return DEFAULT_REPLICAS if given["runtime"] is Runtime.DEPLOYMENT else None
+
+
+_REPLICAS_OF_A_SIDECAR: Final = "a Sidecar has no replicas of its own, it runs in the application's pods: remove it"
 
 
 class OutboxRelaySpec(Model):
@@ -259,13 +321,23 @@ class OutboxRelaySpec(Model):
 
     def wrong_combinations(self) -> Iterator[Refusal]:
         if self.runtime is Runtime.SIDECAR and self.replicas is not None:
-            yield Refusal(
-                ("replicas",), "a Sidecar has no replicas of its own, it runs in the application's pods: remove it"
-            )
+            yield Refusal(("replicas",), _REPLICAS_OF_A_SIDECAR)
+
+    @classmethod
+    def admission_rules(cls) -> Iterator[Rule]:
+        yield Rule(
+            "self.runtime != 'Sidecar' || !has(self.replicas)",
+            _REPLICAS_OF_A_SIDECAR,
+            field="replicas",
+            because=Because.FORBIDDEN,
+        )
 
 
 class OutboxRelay(Resource):
     """One outbox, and the relays that serve it."""
+
+    max_name: ClassVar[int] = MAX_RELAY_NAME
+    names_a_service: ClassVar[bool] = True
 
     kind: Literal["OutboxRelay"] = Field(default="OutboxRelay", description="Always OutboxRelay. Default: OutboxRelay.")
     spec: OutboxRelaySpec = Field(description="What the relay should be.")

@@ -2,21 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import ClassVar, Final, Literal
 
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field_validator
 
-from mailboat_spec.base import Model
+from mailboat_spec.admission import Rule
+from mailboat_spec.base import Model, Refusal
 from mailboat_spec.metadata import Metadata
+from mailboat_spec.strings import DNS_LABEL
+
+_NO_SERVICE: Final = "must begin with a letter: a Service is named after it, and its name may not begin with a digit"
 
 
 class Resource(Model):
     """An object with a name. Subclasses add ``kind``, ``spec`` and ``status``."""
 
+    max_name: ClassVar[int] = DNS_LABEL.max_length
+    names_a_service: ClassVar[bool] = False
+    """Whether a Service is named after it, whose name can't begin with a digit."""
+
     api_version: Literal["mailboat.dev/v1alpha1"] = Field(
         default="mailboat.dev/v1alpha1", description="Always mailboat.dev/v1alpha1. Default: mailboat.dev/v1alpha1."
     )
     metadata: Metadata = Field(description="Who the resource is: its name and namespace.")
+
+    def wrong_combinations(self) -> Iterator[Refusal]:
+        if len(self.metadata.name) > self.max_name:
+            yield Refusal(("metadata", "name"), self._too_long())
+        if self.names_a_service and self.metadata.name[0].isdigit():
+            yield Refusal(("metadata", "name"), _NO_SERVICE)
+
+    @classmethod
+    def admission_rules(cls) -> Iterator[Rule]:
+        yield Rule(f"self.metadata.name.size() <= {cls.max_name}", cls._too_long(), field="metadata.name")
+        yield Rule(DNS_LABEL.condition("self.metadata.name"), DNS_LABEL.message, field="metadata.name")
+        if cls.names_a_service:
+            yield Rule("!self.metadata.name.matches('^[0-9]')", _NO_SERVICE, field="metadata.name")
+
+    @classmethod
+    def _too_long(cls) -> str:
+        return f"is too long: at most {cls.max_name} characters"
 
     @field_validator("status", mode="wrap", check_fields=False)
     @classmethod

@@ -1,14 +1,14 @@
-"""What must not stand in a manifest: secrets in plain text.
+"""What must not stand in a manifest, nor in a log: secrets in plain text.
 
 Manifests are kept in Git, shown by ``kubectl get -o yaml`` and copied into annotations. A password goes into a
 Secret, and the manifest refers to it. This module only recognises; the models say what to do instead, and never
-repeat the value.
+repeat the value. Logs are read by many: operator and relay blot out whatever looks like a secret, by the same rules.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Final
 from urllib.parse import parse_qsl
@@ -36,6 +36,33 @@ _SECRET_PAIRS: Final = {
 }
 _NOT_THE_SECRET_ITSELF: Final = {"ref", "location", "path", "file", "url", "uri", "endpoint", "name", "id", "type"}
 _SECRET_PARAMETERS: Final = {"password", "sslpassword", "passwd"}
+
+# What follows says the same in RE2, for the CRDs: whatever it takes for a secret is one by the functions below. The
+# reverse does not hold: words are told apart by separators only, and one in camelCase may slip through to the operator.
+
+
+def _spelled_out(words: Iterable[str], end: str) -> str:
+    """Words in lower case, capitalised and in upper case, each with what must come after it."""
+    ordered = sorted(words)
+    small = "|".join((*ordered, *(word.capitalize() for word in ordered)))
+    return f"(?:(?:{small})(?:[^a-z]|{end})|(?:{'|'.join(word.upper() for word in ordered)})(?:[^A-Za-z]|{end}))"
+
+
+_PAIRS_IN_RE2: Final = "|".join(
+    "[-._]".join(map(spelling, pair))
+    for spelling in (str.lower, str.capitalize, str.upper)
+    for pair in sorted(_SECRET_PAIRS)
+)
+SECRET_NAME: Final = (
+    f"{_spelled_out(_SECRET_ENDINGS, '$')}|(?:^|[^A-Za-z])(?:(?:{_PAIRS_IN_RE2})(?:[^A-Za-z]|$)|(?:token|Token|TOKEN)$)"
+)
+"""Names of settings that hold a secret, unless they end in one of ``NOT_THE_SECRET_ITSELF``."""
+NOT_THE_SECRET_ITSELF: Final = f"(?i:{'|'.join(sorted(_NOT_THE_SECRET_ITSELF))})[^A-Za-z0-9]*$"
+PASSWORD_IN_URL: Final = (
+    r"^[a-z]*://(?:[^/]*:[^/]+@|[^?]*:[^?]+@|[^?]*[?](?:.*&)?"
+    rf"(?i:{'|'.join(sorted(_SECRET_PARAMETERS))})=[^&])"
+)
+"""URLs that carry a password."""
 
 
 def looks_secret(name: str, value: object = "") -> bool:
@@ -75,3 +102,24 @@ def holds_password(url: str) -> bool:
         if at and user.partition(":")[2]:
             return True
     return any(name.lower() in _SECRET_PARAMETERS and value for name, value in parse_qsl(parameters))
+
+
+BLOT: Final = "***"
+
+# Each keeps its first group. They rather blot out too much: `\S*` reaches for the last @ of a word, because a
+# password that should have been percent-encoded may hold one itself.
+_IN_TEXT: Final = (
+    re.compile(r"(\bbearer\s+)[\w.~+/-]{16,}=*", re.IGNORECASE),
+    re.compile(r"(\b)eyJ[\w-]{8,}\.[\w-]+\.[\w-]*"),  # a JWT, wherever it stands
+    re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL),
+    re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s:/@]*:)\S*(?=@)", re.IGNORECASE),
+    re.compile(r"(pass(?:word|wd|phrase)?\s*=\s*)(?:'[^']*'|\"[^\"]*\"|[^\s&;,'\"]+)", re.IGNORECASE),
+    re.compile(r"([\"']\S*(?:password|passphrase|secret|token)[\"']\s*:\s*)(?:\"[^\"]*\"|'[^']*')", re.IGNORECASE),
+)
+
+
+def redact(text: str) -> str:
+    """The text without what looks like a secret."""
+    for pattern in _IN_TEXT:
+        text = pattern.sub(rf"\g<1>{BLOT}", text)
+    return text

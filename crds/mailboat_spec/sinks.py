@@ -7,14 +7,18 @@ kind has a reference for them instead.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Final
 
-from pydantic import AfterValidator, Field
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
 
+from mailboat_spec.admission import AS_SET, FREE_FORM, RULES, Because, Rule, text
 from mailboat_spec.base import Model, Refusal, Refused
 from mailboat_spec.connections import Connection
-from mailboat_spec.references import OptionalSecretRef, SecretKeyRef
-from mailboat_spec.secrecy import secret_names
+from mailboat_spec.references import OptionalSecretRef, SecretKeyRef, UsesSecrets
+from mailboat_spec.secrecy import NOT_THE_SECRET_ITSELF, SECRET_NAME, secret_names
 from mailboat_spec.strings import (
     EntryPointName,
     HostAndPort,
@@ -25,25 +29,49 @@ from mailboat_spec.strings import (
     TableName,
 )
 
+_MAX_SETTINGS: Final = 256
 
-def _without_secrets(remedy: str) -> AfterValidator:
-    def check(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        message = f"is a secret and must not be written here: put it in a Secret and refer to it by {remedy}"
+
+@dataclass(frozen=True, slots=True)
+class WithoutSecrets:
+    """An annotation for a mapping of settings: none of them may be a secret, and where secrets go instead."""
+
+    remedy: str
+
+    def check(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The settings themselves, or a refusal of each that is a secret."""
         if secrets := tuple(secret_names(settings)):
-            raise Refused(*(Refusal((name,), message) for name in secrets))
+            raise Refused(*(Refusal((name,), self._message()) for name in secrets))
         return settings
 
-    return AfterValidator(check)
+    def _message(self) -> str:
+        return f"is a secret and must not be written here: put it in a Secret and refer to it by {self.remedy}"
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        is_secret = f"name.matches({text(SECRET_NAME)}) && !name.matches({text(NOT_THE_SECRET_ITSELF)})"
+        rule = Rule(
+            f"!self.exists(name, {is_secret})",
+            f"one of them {self._message()}",
+            because=Because.FORBIDDEN,
+            message_expression=f"self.filter(name, {is_secret})[0] + {text(f' {self._message()}')}",
+        )
+        return {**handler(schema), "maxProperties": _MAX_SETTINGS, RULES: [rule.as_schema()]}
 
 
-class KafkaSink(Model):
+class KafkaSink(UsesSecrets):
     """Apache Kafka, or anything that speaks its protocol."""
 
     bootstrap_servers: tuple[HostAndPort, ...] = Field(
-        min_length=1, max_length=64, description="Brokers to ask first, each as host:port."
+        min_length=1,
+        max_length=64,
+        description="Brokers to ask first, each as host:port.",
+        json_schema_extra=AS_SET,
     )
     topic: KafkaTopic = Field(description="Topic that events are produced to.")
-    config: Annotated[Mapping[str, str], _without_secrets("configSecretRef: {name: ...}")] = Field(
+    config: Annotated[Mapping[str, str], WithoutSecrets("configSecretRef: {name: ...}")] = Field(
         default_factory=dict,
         description="Settings of librdkafka, each value in quotes, for example security.protocol: SASL_SSL. Secrets go "
         "into configSecretRef. Default: none.",
@@ -54,7 +82,7 @@ class KafkaSink(Model):
     )
 
 
-class PubSubSink(Model):
+class PubSubSink(UsesSecrets):
     """Google Cloud Pub/Sub."""
 
     project: PubSubProject = Field(description="Id of the Google Cloud project.")
@@ -62,8 +90,7 @@ class PubSubSink(Model):
     endpoint: HostAndPort | None = Field(
         default=None,
         description="host:port of the service where it is not the global one (a region, an emulator). Default: none, "
-        "the "
-        "global one, or PUBSUB_EMULATOR_HOST where that is set.",
+        "the global one, or PUBSUB_EMULATOR_HOST where that is set.",
     )
     credentials_secret_ref: SecretKeyRef | None = Field(
         default=None,
@@ -77,7 +104,7 @@ class HttpSink(Connection):
 
     schemes: ClassVar[tuple[str, ...]] = ("https", "http")
 
-    headers: Annotated[Mapping[str, str], _without_secrets("headersSecretRef: {name: ...}")] = Field(
+    headers: Annotated[Mapping[str, str], WithoutSecrets("headersSecretRef: {name: ...}")] = Field(
         default_factory=dict,
         description="Headers sent with every request. Secrets (Authorization, ...) go into headersSecretRef. "
         "Default: none.",
@@ -114,7 +141,7 @@ class PostgresSink(Connection):
     table: TableName = Field(description="Table that events are inserted into, as schema.table.")
 
 
-class LogSink(Model):
+class LogSink(UsesSecrets):
     """JSON lines, for trying things out."""
 
     path: NonEmpty | None = Field(
@@ -122,19 +149,21 @@ class LogSink(Model):
     )
 
 
-class CustomSink(Model):
+class CustomSink(UsesSecrets):
     """A sink of a third party, found by its entry point."""
 
     type: EntryPointName = Field(description='Name that the sink\'s package registers under "mailboat.sinks".')
-    config: Annotated[Mapping[str, Any], _without_secrets("configSecretRef: {name: ...}")] = Field(
+    config: Annotated[Mapping[str, Any], WithoutSecrets("configSecretRef: {name: ...}")] = Field(
         default_factory=dict,
         description="Whatever that sink takes. Secrets go into configSecretRef. Default: none.",
-        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
+        json_schema_extra=FREE_FORM,
     )
     config_secret_ref: OptionalSecretRef = Field(
         default=None, description="Secret whose content is handed to the sink. Default: none."
     )
 
+
+_KEEP_ONE: Final = "keep one, and give each other one a subscription of its own"
 
 AnySink = KafkaSink | PubSubSink | HttpSink | RedisSink | PostgresSink | LogSink | CustomSink
 
@@ -142,23 +171,62 @@ AnySink = KafkaSink | PubSubSink | HttpSink | RedisSink | PostgresSink | LogSink
 class Sink(Model):
     """Exactly one destination."""
 
-    kafka: KafkaSink | None = Field(default=None, description="Apache Kafka or a compatible broker. Default: none.")
-    pubsub: PubSubSink | None = Field(default=None, description="Google Cloud Pub/Sub. Default: none.")
-    http: HttpSink | None = Field(default=None, description="A webhook. Default: none.")
-    redis: RedisSink | None = Field(default=None, description="A Redis stream. Default: none.")
-    postgres: PostgresSink | None = Field(default=None, description="A table in another database. Default: none.")
-    log: LogSink | None = Field(default=None, description="JSON lines on standard output or in a file. Default: none.")
+    kafka: KafkaSink | None = Field(
+        default=None,
+        description="A topic of Apache Kafka, or of anything that speaks its protocol (Redpanda, Event Hubs, ...). Key "
+        "order is kept by Kafka's own partitions: the event's key is the message's key. Default: none.",
+    )
+    pubsub: PubSubSink | None = Field(
+        default=None,
+        description="A topic of Google Cloud Pub/Sub. The event's key is the ordering key; subscriptions must have "
+        "message ordering enabled to make use of it. Default: none.",
+    )
+    http: HttpSink | None = Field(
+        default=None,
+        description="A webhook: one POST per event, signed where signingSecretRef says so. 2xx is success, Retry-After "
+        "is respected, 410 Gone pauses the subscription. Not in this release. Default: none.",
+    )
+    redis: RedisSink | None = Field(
+        default=None, description="A stream of Redis or Valkey: one XADD per event. Not in this release. Default: none."
+    )
+    postgres: PostgresSink | None = Field(
+        default=None,
+        description="A table in another Postgres database: one row per event. Not in this release. Default: none.",
+    )
+    log: LogSink | None = Field(
+        default=None,
+        description="JSON lines on the relay's standard output or in a file, for trying things out; written log: {}. "
+        "Default: none.",
+    )
     custom: CustomSink | None = Field(
-        default=None, description="A sink of a third party, by its entry point. Default: none."
+        default=None,
+        description="A sink of a third party, installed in the relay's image and found by its entry point. "
+        "Default: none.",
     )
 
     def wrong_combinations(self) -> Iterator[Refusal]:
         given = [name for name in type(self).model_fields if getattr(self, name) is not None]
         if not given:
-            kinds = ", ".join(type(self).model_fields)
-            yield Refusal((), f"needs exactly one of {kinds} (one without settings is written log: {{}})")
+            yield Refusal((), self._none_given())
         elif len(given) > 1:
-            yield Refusal((), f"has {' and '.join(given)}: keep one, and give each other one a subscription of its own")
+            yield Refusal((), f"has {' and '.join(given)}: {_KEEP_ONE}")
+
+    @classmethod
+    def _none_given(cls) -> str:
+        return f"needs exactly one of {', '.join(cls.model_fields)} (one without settings is written log: {{}})"
+
+    @classmethod
+    def admission_rules(cls) -> Iterator[Rule]:
+        yield Rule(
+            " || ".join(f"has(self.{kind})" for kind in cls.model_fields), cls._none_given(), because=Because.REQUIRED
+        )
+        count = " + ".join(f"(has(self.{kind}) ? 1 : 0)" for kind in cls.model_fields)
+        names = " + ".join(f"(has(self.{kind}) ? ' {kind},' : '')" for kind in cls.model_fields)
+        yield Rule(
+            f"{count} <= 1",
+            f"has more than one: {_KEEP_ONE}",
+            message_expression=f"'has' + {names} + ' more than one: {_KEEP_ONE}'",
+        )
 
     @property
     def kind(self) -> str:

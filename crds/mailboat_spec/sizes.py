@@ -11,11 +11,15 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
+from mailboat_spec.admission import RULES, Rule, text
+
 _BINARY: Final = {suffix: 1024**power for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)}
 _DECIMAL: Final = {suffix: 1000**power for power, suffix in enumerate(("k", "M", "G", "T", "P", "E"), start=1)}
 _FACTORS: Final = {"": 1, **_BINARY, **_DECIMAL}
 _SIZE: Final = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,9})?)([kMGTPE]|[KMGTPE]i)?")
 _LARGEST: Final = 2**63 - 1
+_MAX_TEXT: Final = 32
+_MESSAGE: Final = 'not a size: write it like "10Gi", "500M" or "1048576" (no B at the end)'
 
 SCHEMA_PATTERN: Final = r"^[0-9]{1,19}(\.[0-9]{1,9})?([kMGTPE]|[KMGTPE]i)?$"
 """The same grammar for the CRDs."""
@@ -36,7 +40,7 @@ class Size:
         """Read Kubernetes' notation, rounding a fraction of a byte up. Raises ``ValueError`` with the remedy."""
         match = _SIZE.fullmatch(text.strip())
         if not match:
-            raise ValueError('not a size: write it like "10Gi", "500M" or "1048576" (no B at the end)')
+            raise ValueError(_MESSAGE)
         exact = Fraction(match[1]) * _FACTORS[match[2] or ""]
         return cls(-(-exact.numerator // exact.denominator))
 
@@ -69,6 +73,8 @@ class Size:
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         return {
             "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "maxLength": _MAX_TEXT,
             "pattern": SCHEMA_PATTERN,
             "x-kubernetes-int-or-string": True,
+            RULES: [Rule(f"type(self) == int || self.matches({text(SCHEMA_PATTERN)})", _MESSAGE).as_schema()],
         }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from mailboat_spec.admission import keyed_by
 from mailboat_spec.base import StatusModel
 from mailboat_spec.conditions import Condition
 from mailboat_spec.durations import Duration
@@ -20,7 +21,9 @@ class ResourceStatus(StatusModel):
         default=0, description="Generation of the resource that this status describes. Default: 0, nothing seen yet."
     )
     conditions: tuple[Condition, ...] = Field(
-        default=(), description="Conditions, at most one of each type. Default: none."
+        default=(),
+        description="Conditions, at most one of each type. Default: none.",
+        json_schema_extra=keyed_by("type"),
     )
 
     def condition(self, type_: str) -> Condition | None:
@@ -33,6 +36,10 @@ class OutboxRelayStatus(ResourceStatus):
 
     replicas: int = Field(default=0, description="Relay pods that exist. Default: 0.")
     ready_replicas: int = Field(default=0, description="Relay pods that are ready. Default: 0.")
+    replicas_display: str = Field(
+        default="",
+        description='Relays that are ready out of those that are wanted, as kubectl prints it: "1/2". Default: empty.',
+    )
     selector: str = Field(
         default="", description="Label selector of the relay pods, for the scale subresource. Default: empty."
     )
@@ -66,6 +73,8 @@ class EventSubscriptionStatus(ResourceStatus):
     parked: int = Field(default=0, description="Events that wait for their next attempt or behind one. Default: 0.")
     dead: int = Field(default=0, description="Dead letters not yet replayed. Default: 0.")
     published: int = Field(default=0, description="Events published so far. Default: 0.")
-    rate: float = Field(default=0.0, description="Events published per second, over the last minute. Default: 0.")
+    rate: float = Field(default=0.0, description="Events published per second, over the last ten seconds. Default: 0.")
     last_error: str = Field(default="", description="The last failure, shortened, without payload. Default: empty.")
-    assignments: tuple[Assignment, ...] = Field(default=(), description="Who holds which partition. Default: none.")
+    assignments: tuple[Assignment, ...] = Field(
+        default=(), description="Who holds which partition. Default: none.", json_schema_extra=keyed_by("partition")
+    )

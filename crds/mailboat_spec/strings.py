@@ -14,6 +14,8 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
+from mailboat_spec.admission import RULES, Rule, listed, text
+
 
 @dataclass(frozen=True, slots=True)
 class Form:
@@ -39,8 +41,22 @@ class Form:
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_after_validator_function(self.check, handler(source))
 
+    def condition(self, subject: str = "self") -> str:
+        """The same check in CEL, but for the length, which is a limit of the schema."""
+        parts = [f"{subject}.matches({text(f'^(?:{self.pattern})$')})"]
+        if self.never:
+            parts.append(f"!({subject} in {listed(self.never)})")
+        if self.never_begins is not None:
+            parts.append(f"!{subject}.startsWith({text(self.never_begins)})")
+        return " && ".join(parts)
+
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return {**handler(schema), "pattern": f"^(?:{self.pattern})$", "maxLength": self.max_length}
+        return {
+            **handler(schema),
+            "pattern": f"^(?:{self.pattern})$",
+            "maxLength": self.max_length,
+            RULES: [Rule(self.condition(), self.message).as_schema()],
+        }
 
 
 _LABEL: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
@@ -49,14 +65,12 @@ _DOTS: Final = frozenset({".", ".."})
 
 NonEmpty = Annotated[str, Form(r"[^\x00]+", "must not be empty (or hold the NUL character)", max_length=4096)]
 
-DnsLabel = Annotated[
-    str,
-    Form(
-        _LABEL,
-        "is not a valid name: use lower-case letters, digits and -, beginning and ending with a letter or digit",
-        max_length=63,
-    ),
-]
+DNS_LABEL: Final = Form(
+    _LABEL,
+    "is not a valid name: use lower-case letters, digits and -, beginning and ending with a letter or digit",
+    max_length=63,
+)
+DnsLabel = Annotated[str, DNS_LABEL]
 """Names of our own resources and of namespaces: they become label values and parts of the names of children."""
 
 DnsSubdomain = Annotated[

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
+from mailboat_spec.admission import AS_SET, Because, Rule, unchangeable, unless_given
 from mailboat_spec.base import Model, Refusal
 from mailboat_spec.connections import Connection
 from mailboat_spec.delivery import Delivery
@@ -60,26 +61,53 @@ class Format(StrEnum):
     """The data as it is."""
 
 
+_NONE_OF_ANY: Final = "holds every tag of anyOf, so that nothing would match: remove one of them"
+
+
 class Tags(Model):
     """Conditions on an event's tags, all of which must hold. Tags are compared as a whole, case matters."""
 
     all_of: tuple[NonEmpty, ...] = Field(
-        default=(), max_length=64, description="Tags that an event must all have. Default: none."
+        default=(),
+        max_length=64,
+        description="Tags that an event must all have. Default: none.",
+        json_schema_extra=AS_SET,
     )
     any_of: tuple[NonEmpty, ...] = Field(
         default=(),
         max_length=64,
         description="Tags of which an event must have at least one. Default: none, no matter.",
+        json_schema_extra=AS_SET,
     )
     none_of: tuple[NonEmpty, ...] = Field(
-        default=(), max_length=64, description="Tags that an event must not have. Default: none."
+        default=(),
+        max_length=64,
+        description="Tags that an event must not have. Default: none.",
+        json_schema_extra=AS_SET,
     )
 
     def wrong_combinations(self) -> Iterator[Refusal]:
         for tag in sorted(set(self.all_of) & set(self.none_of)):
             yield Refusal(("noneOf",), f'"{tag}" is in allOf too, so that nothing would match: remove one of them')
         if self.any_of and set(self.any_of) <= set(self.none_of):
-            yield Refusal(("noneOf",), "holds every tag of anyOf, so that nothing would match: remove one of them")
+            yield Refusal(("noneOf",), _NONE_OF_ANY)
+
+    @classmethod
+    def admission_rules(cls) -> Iterator[Rule]:
+        common = "self.allOf.filter(tag, tag in self.noneOf)"
+        yield Rule(
+            f"!has(self.allOf) || !has(self.noneOf) || {common}.size() == 0",
+            "holds a tag of allOf, so that nothing would match: remove one of them",
+            field="noneOf",
+            message_expression=f"'\"' + {common}[0] + '\" is in allOf too, so that nothing would match: "
+            "remove one of them'",
+        )
+        yield Rule(
+            "!has(self.anyOf) || !has(self.noneOf) || self.anyOf.size() == 0 "
+            "|| !self.anyOf.all(tag, tag in self.noneOf)",
+            _NONE_OF_ANY,
+            field="noneOf",
+        )
 
 
 class Filter(Model):
@@ -89,15 +117,22 @@ class Filter(Model):
         default=(),
         max_length=256,
         description="Patterns (* any characters, ? exactly one) of which the event's type must match one. Default: "
-        "none, "
-        "all types.",
+        "none, all types.",
+        json_schema_extra=AS_SET,
     )
     aggregate_types: tuple[Pattern, ...] = Field(
         default=(),
         max_length=256,
         description="Patterns of which the aggregate's type must match one. Default: none, all aggregates.",
+        json_schema_extra=AS_SET,
     )
     tags: Tags = Field(default_factory=Tags, description="Conditions on tags. Default: none.")
+
+
+_BEGINNINGS: Final = {
+    "time": (StartFrom.TIME, '"2026-01-31T12:00:00Z"'),
+    "position": (StartFrom.POSITION, "12345"),
+}
 
 
 class Start(Model):
@@ -106,8 +141,7 @@ class Start(Model):
     from_: StartFrom = Field(
         default=StartFrom.EARLIEST,
         description="Earliest (all that the outbox still holds), Latest (only what comes from now on), Time or "
-        "Position. "
-        "Default: Earliest.",
+        "Position. Default: Earliest.",
     )
     time: Timestamp | None = Field(
         default=None, description="Time only: events written at or after this time, RFC 3339. Default: none."
@@ -121,14 +155,28 @@ class Start(Model):
     )
 
     def wrong_combinations(self) -> Iterator[Refusal]:
-        for choice, name, value, example in (
-            (StartFrom.TIME, "time", self.time, '"2026-01-31T12:00:00Z"'),
-            (StartFrom.POSITION, "position", self.position, "12345"),
-        ):
+        for name, (choice, example) in _BEGINNINGS.items():
+            value = getattr(self, name)
             if self.from_ is choice and value is None:
                 yield Refusal((name,), f"is required with from: {choice}: write {name}: {example}")
             if self.from_ is not choice and value is not None:
                 yield Refusal((name,), f"is for from: {choice} only, not {self.from_}: change from or remove it")
+
+    @classmethod
+    def admission_rules(cls) -> Iterator[Rule]:
+        for name, (choice, example) in _BEGINNINGS.items():
+            yield Rule(
+                f"self.from != '{choice}' || has(self.{name})",
+                f"is required with from: {choice}: write {name}: {example}",
+                field=name,
+                because=Because.REQUIRED,
+            )
+            yield Rule(
+                unless_given(name, f"self.from == '{choice}'"),
+                f"is for from: {choice} only: change from or remove it",
+                field=name,
+                message_expression=f"'is for from: {choice} only, not ' + self.from + ': change from or remove it'",
+            )
 
 
 class Schemas(Model):
@@ -153,6 +201,9 @@ class Idempotency(Model):
     )
 
 
+_OWN_TOPIC: Final = "is the sink's own topic: dead letters need another one"
+
+
 class EventSubscriptionSpec(Model):
     """What a subscription should be."""
 
@@ -171,18 +222,24 @@ class EventSubscriptionSpec(Model):
         default=Ordering.KEY, description="What order is kept: Key (per key) or None. Default: Key."
     )
     start: Start = Field(default_factory=Start, description="Where a new subscription begins. Default: Earliest.")
-    sink: Sink = Field(description="Where events go: exactly one kind of destination.")
+    sink: Sink = Field(
+        description="Where events go: exactly one kind of destination. Passwords and other secrets never stand here, "
+        "each kind refers to Secrets of the same namespace instead. The destination can be changed later: progress is "
+        "kept, and the next events go to the new one."
+    )
     format: Format = Field(
         default=Format.CLOUD_EVENTS,
         description="What messages look like: CloudEvents (binary mode), CloudEventsJson (structured mode) or Raw. "
         "Default: CloudEvents.",
     )
     schemas: Schemas | None = Field(
-        default=None, description="Registry of event types and their schemas. Default: none, nothing is validated."
+        default=None,
+        description="Registry of event types and their schemas. Not in this release. Default: none, nothing is "
+        "validated.",
     )
     delivery: Delivery = Field(default_factory=Delivery, description="How hard to try. Default: 25 attempts.")
     idempotency: Idempotency | None = Field(
-        default=None, description="How consumers recognise duplicates. Default: none."
+        default=None, description="How consumers recognise duplicates. Not in this release. Default: none."
     )
 
     def wrong_combinations(self) -> Iterator[Refusal]:
@@ -195,12 +252,42 @@ class EventSubscriptionSpec(Model):
                 f"a sink of kind {kind} has no topics: remove it (dead letters are kept in mailboat.dead_letters)",
             )
         if topic in (getattr(self.sink.chosen, "topic", None), getattr(self.sink.chosen, "stream", None)):
-            yield Refusal(field, "is the sink's own topic: dead letters need another one")
+            yield Refusal(field, _OWN_TOPIC)
         elif kind in _TOPIC_FORMS:
             try:
                 _TOPIC_FORMS[kind].check(topic)
             except ValueError as error:
                 yield Refusal(field, str(error))
+
+    @classmethod
+    def admission_rules(cls) -> Iterator[Rule]:
+        yield unchangeable(
+            "relayRef", "progress is kept in the database of that relay; create another EventSubscription instead"
+        )
+        yield unchangeable(
+            "start", "it has no effect on a subscription that exists; create another EventSubscription instead"
+        )
+        for kind in sorted(_WITHOUT_TOPICS):
+            yield Rule(
+                f"!has(self.sink.{kind}) || !has(self.delivery.deadLetter)",
+                f"a sink of kind {kind} has no topics: remove it (dead letters are kept in mailboat.dead_letters)",
+                field="delivery.deadLetter",
+            )
+        topic = "self.delivery.deadLetter.topic"
+        for own in ("kafka.topic", "pubsub.topic", "redis.stream"):
+            yield Rule(
+                f"!has(self.sink.{own.partition('.')[0]}) || !has(self.delivery.deadLetter) "
+                f"|| {topic} != self.sink.{own}",
+                _OWN_TOPIC,
+                field="delivery.deadLetter.topic",
+            )
+        for kind, form in _TOPIC_FORMS.items():
+            yield Rule(
+                f"!has(self.sink.{kind}) || !has(self.delivery.deadLetter) "
+                f"|| {topic}.size() <= {form.max_length} && {form.condition(topic)}",
+                form.message,
+                field="delivery.deadLetter.topic",
+            )
 
 
 class EventSubscription(Resource):

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
-from pydantic import BeforeValidator, Field
-from pydantic.config import JsonDict
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
+from mailboat_spec.admission import FREE_FORM, RULES, Because, Rule, keyed_by, text
 from mailboat_spec.base import Model, Refusal
 from mailboat_spec.references import SecretRef
-from mailboat_spec.secrecy import looks_secret
+from mailboat_spec.secrecy import NOT_THE_SECRET_ITSELF, SECRET_NAME, looks_secret
 from mailboat_spec.strings import DnsSubdomain, EnvName, Form
 
-_FREE_FORM: JsonDict = {"x-kubernetes-preserve-unknown-fields": True}
+_QUANTITY: Final = Form(
+    r"[0-9]+(\.[0-9]+)?([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?",
+    'is not a quantity: write it like "500m", "2" or "256Mi"',
+    max_length=32,
+)
 
 
 def _number_as_text(value: object) -> object:
@@ -25,10 +29,14 @@ def _number_as_text(value: object) -> object:
 Quantity = Annotated[
     str,
     BeforeValidator(_number_as_text),
-    Form(
-        r"[0-9]+(\.[0-9]+)?([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?",
-        'is not a quantity: write it like "500m", "2" or "256Mi"',
-        max_length=32,
+    _QUANTITY,
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "maxLength": _QUANTITY.max_length,
+            "x-kubernetes-int-or-string": True,
+            RULES: [Rule(f"type(self) == int || {_QUANTITY.condition()}", _QUANTITY.message).as_schema()],
+        }
     ),
 ]
 
@@ -36,30 +44,50 @@ Quantity = Annotated[
 class Resources(Model):
     """Compute resources of the relay's container."""
 
-    requests: Mapping[str, Quantity] = Field(default_factory=dict, description="What it is promised. Default: none.")
-    limits: Mapping[str, Quantity] = Field(default_factory=dict, description="What it may use at most. Default: none.")
+    requests: Mapping[str, Quantity] = Field(
+        default_factory=dict, max_length=32, description="What it is promised. Default: none."
+    )
+    limits: Mapping[str, Quantity] = Field(
+        default_factory=dict, max_length=32, description="What it may use at most. Default: none."
+    )
+
+
+_BOTH: Final = "has both value and valueFrom: remove one of them"
+_SECRET: Final = (
+    "is a secret and must not be written here: put it in a Secret and use "
+    "valueFrom: {secretKeyRef: {name: ..., key: ...}}"
+)
 
 
 class EnvVar(Model):
     """One environment variable of the relay's container."""
 
     name: EnvName = Field(description="Name of the variable.")
-    value: str | None = Field(default=None, description="Its value; secrets go into valueFrom. Default: empty.")
+    value: str | None = Field(
+        default=None, max_length=32_768, description="Its value; secrets go into valueFrom. Default: empty."
+    )
     value_from: Mapping[str, Any] | None = Field(
         default=None,
         description="Where its value comes from (secretKeyRef, configMapKeyRef, fieldRef, ...). Default: none.",
-        json_schema_extra=_FREE_FORM,
+        json_schema_extra=FREE_FORM,
     )
 
     def wrong_combinations(self) -> Iterator[Refusal]:
         if self.value is not None and self.value_from is not None:
-            yield Refusal((), "has both value and valueFrom: remove one of them")
+            yield Refusal((), _BOTH)
         if self.value and looks_secret(self.name, self.value):
-            yield Refusal(
-                ("value",),
-                "is a secret and must not be written here: put it in a Secret and use "
-                "valueFrom: {secretKeyRef: {name: ..., key: ...}}",
-            )
+            yield Refusal(("value",), _SECRET)
+
+    @classmethod
+    def admission_rules(cls) -> Iterator[Rule]:
+        yield Rule("!has(self.value) || !has(self.valueFrom)", _BOTH)
+        yield Rule(
+            "!has(self.value) || self.value == '' || !self.value.contains('PRIVATE KEY-----') && "
+            f"(!self.name.matches({text(SECRET_NAME)}) || self.name.matches({text(NOT_THE_SECRET_ITSELF)}))",
+            _SECRET,
+            field="value",
+            because=Because.FORBIDDEN,
+        )
 
 
 class TolerationOperator(StrEnum):
@@ -80,11 +108,11 @@ class TaintEffect(StrEnum):
 class Toleration(Model):
     """A taint that the relay's pods put up with."""
 
-    key: str | None = Field(default=None, description="Key of the taint. Default: none, every taint.")
+    key: str | None = Field(default=None, max_length=317, description="Key of the taint. Default: none, every taint.")
     operator: TolerationOperator = Field(
         default=TolerationOperator.EQUAL, description="Exists or Equal. Default: Equal."
     )
-    value: str | None = Field(default=None, description="Value of the taint, for Equal. Default: none.")
+    value: str | None = Field(default=None, max_length=63, description="Value of the taint, for Equal. Default: none.")
     effect: TaintEffect | None = Field(
         default=None, description="NoSchedule, PreferNoSchedule or NoExecute. Default: none, every effect."
     )
@@ -101,24 +129,34 @@ class PodTemplate(Model):
     resources: Resources = Field(
         default_factory=Resources, description="Compute resources of the relay's container. Default: the operator's."
     )
-    env: tuple[EnvVar, ...] = Field(default=(), description="Further environment variables. Default: none.")
+    env: tuple[EnvVar, ...] = Field(
+        default=(),
+        max_length=128,
+        description="Further environment variables. Default: none.",
+        json_schema_extra=keyed_by("name"),
+    )
     node_selector: Mapping[str, str] = Field(
         default_factory=dict, description="Labels of the nodes that pods may run on. Default: none, all nodes."
     )
-    tolerations: tuple[Toleration, ...] = Field(default=(), description="Taints that pods put up with. Default: none.")
+    tolerations: tuple[Toleration, ...] = Field(
+        default=(), max_length=64, description="Taints that pods put up with. Default: none."
+    )
     affinity: Mapping[str, Any] = Field(
         default_factory=dict,
         description="Kubernetes' affinity of a pod, passed on as it is. Default: none.",
-        json_schema_extra=_FREE_FORM,
+        json_schema_extra=FREE_FORM,
     )
     service_account_name: DnsSubdomain | None = Field(
         default=None, description="Service account of the pods. Default: none, one without a token is made."
     )
     image_pull_secrets: tuple[SecretRef, ...] = Field(
-        default=(), description="Secrets for pulling the relay's image. Default: none."
+        default=(),
+        max_length=32,
+        description="Secrets for pulling the relay's image. Default: none.",
+        json_schema_extra=keyed_by("name"),
     )
     security_context: Mapping[str, Any] = Field(
         default_factory=dict,
         description="Security context of the relay's container, merged over the restricted one. Default: none.",
-        json_schema_extra=_FREE_FORM,
+        json_schema_extra=FREE_FORM,
     )

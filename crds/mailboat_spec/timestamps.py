@@ -6,9 +6,16 @@ import re
 from datetime import UTC, datetime
 from typing import Annotated, Final
 
-from pydantic import AfterValidator, AwareDatetime, BeforeValidator
+from pydantic import AfterValidator, AwareDatetime, BeforeValidator, WithJsonSchema
+
+from mailboat_spec.admission import RULES, Rule, text
 
 _RFC3339: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
+_MESSAGE: Final = 'must be a date, a time and a zone: write it like "2026-01-31T12:00:00Z"'
+_MAX_TEXT: Final = 64
+
+SCHEMA_PATTERN: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?(Z|[+-][0-9]{2}:[0-9]{2})$"
+"""The spelling of RFC 3339 that the API server's own parser takes."""
 
 
 def _with_zone(value: object) -> object:
@@ -17,7 +24,7 @@ def _with_zone(value: object) -> object:
         return value
     if isinstance(value, str) and _RFC3339.fullmatch(value):
         return value
-    raise ValueError('must be a date, a time and a zone: write it like "2026-01-31T12:00:00Z"')
+    raise ValueError(_MESSAGE)
 
 
 def _in_utc(value: datetime) -> datetime:
@@ -28,4 +35,11 @@ def _in_utc(value: datetime) -> datetime:
         raise ValueError("must lie between the years 1 and 9999, in UTC") from None
 
 
-Timestamp = Annotated[AwareDatetime, BeforeValidator(_with_zone), AfterValidator(_in_utc)]
+_IN_CEL: Final = Rule(f"self.matches({text(SCHEMA_PATTERN)}) && timestamp(self).getFullYear() > 0", _MESSAGE)
+
+Timestamp = Annotated[
+    AwareDatetime,
+    BeforeValidator(_with_zone),
+    AfterValidator(_in_utc),
+    WithJsonSchema({"type": "string", "format": "date-time", "maxLength": _MAX_TEXT, RULES: [_IN_CEL.as_schema()]}),
+]

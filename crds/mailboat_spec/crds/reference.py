@@ -1,0 +1,99 @@
+"""The reference of both resources for people, in Markdown, from the same schemas that the CRDs are made of.
+
+One section per mapping, with its fields in the order of the models and with what is refused about their combinations.
+Rules on the form of a single text are left out: they say themselves what they want.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from mailboat_spec.admission import RULES
+from mailboat_spec.crds.definitions import Definition
+from mailboat_spec.crds.structural import Schema
+
+_INTRODUCTION: Final = """\
+# The resources
+
+Made from the models by `make crds`; `kubectl explain` shows the same. The same manifests are read by `mailboat run -f`.
+Ready ones are in [examples](../examples/kubernetes).
+
+Durations are written as Go writes them (`720h`, `1m30s`, `500ms`; there are no days), sizes as Kubernetes does
+(`10Gi`). Fields with a default are filled in by the API server, so that `kubectl get -o yaml` shows what holds; only
+`OutboxRelay.spec.replicas` is left to the operator, since a Sidecar must have none.
+
+What is wrong is refused by `kubectl apply` with the sentences below. What the API server can't see, the operator
+reports as `Ready: False` with the reason `InvalidSpec`, and changes nothing in the cluster:
+
+- a secret in `sink.custom.config`, whose form only that sink knows;
+- a secret whose name only a reader of camelCase recognises (`passwordHash`), a private key as the value of an innocent
+  setting, a URL whose parameter `password` is percent-encoded.
+
+The API server in turn refuses duplicates in lists (`bootstrapServers`, `eventTypes`, `aggregateTypes`, `tags`), and
+times that are not spelled like `2026-01-31T12:00:00Z`; a relay on a laptop takes both.
+"""
+
+
+def reference(definitions: tuple[Definition, ...]) -> str:
+    """The whole page."""
+    return "\n".join((_INTRODUCTION, *(line for definition in definitions for line in _of_kind(definition))))
+
+
+def _of_kind(definition: Definition) -> Iterator[str]:
+    schema = definition.schema()
+    names = ", ".join(f"`{name}`" for name in definition.short_names)
+    yield f"## {definition.kind}\n\n{schema['description']} Short name: {names}.\n"
+    yield from _rules(schema)
+    for part in ("spec", "status"):
+        yield from _section(definition.kind, part, schema["properties"][part])
+
+
+def _section(kind: str, path: str, schema: Schema) -> Iterator[str]:
+    yield f"### {kind}: `{path}`\n\n{schema['description']}\n\n| field | type | |\n|---|---|---|"
+    required = schema.get("required", ())
+    for name, field in schema["properties"].items():
+        marked = f"`{name}`" + (" (required)" if name in required else "")
+        kind_of_value = f"`{{{', '.join(field['properties'])}}}`" if _is_reference(name) else _type(field)
+        yield f"| {marked} | {kind_of_value} | {field['description'].replace('|', chr(92) + '|')} |"
+    yield ""
+    yield from _rules(schema)
+    for name, field in schema["properties"].items():
+        inside = field.get("items", field)
+        if "properties" in inside and not _is_reference(name):
+            below = f"{path}.{name}" + ("[]" if inside is not field else "")
+            yield from _section(kind, below, {**inside, "description": field["description"]})
+
+
+def _is_reference(name: str) -> bool:
+    """Pointers to other objects are shown in the row: a section each would say the same ten times."""
+    return name.endswith("Ref")
+
+
+def _rules(schema: Schema) -> Iterator[str]:
+    rules = schema.get(RULES, ())
+    if not rules:
+        return
+    yield "Refused:\n"
+    told = []
+    for rule in rules:
+        field = rule.get("fieldPath", "").removeprefix(".")
+        told.append(f"- `{field}`: {rule['message']}" if field else f"- {rule['message']}")
+    yield from dict.fromkeys(told)  # several rules may refuse the same, one for each sink, say
+    yield ""
+
+
+def _type(schema: Schema) -> str:
+    if "enum" in schema:
+        return " or ".join(f"`{choice}`" for choice in schema["enum"])
+    if "x-kubernetes-int-or-string" in schema:
+        return "quantity"
+    match schema["type"]:
+        case "array":
+            return f"list of {_type(schema['items'])}"
+        case "object" if "additionalProperties" in schema:
+            return f"mapping to {_type(schema['additionalProperties'])}"
+        case "object":
+            return "mapping" if "properties" in schema else "anything"
+        case other:
+            return str(other)
