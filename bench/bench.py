@@ -19,11 +19,14 @@ from draining import drain
 from latency import Latency
 from measured import Measured, in_own_process
 from pipe import bare_pipe, produce_alone, read_alone
-from stage import Stage, fill, stage
 
 from mailboat_harbor.missing import PartMissing, ServerFailed
+from stage import Stage, fill, stage
 
 MEBIBYTE = 1024 * 1024
+_PLAIN = 50
+_OTHER_PLAIN = (1, 500)
+"""Rows that the plain loop claims at once."""
 _BUSY = 0.5
 """Processes per core, waiting to run before we start, above which numbers mean little."""
 
@@ -33,7 +36,8 @@ class Extent:
     """How much is measured."""
 
     events: int
-    plain_events: int
+    plain_rounds: int
+    """Of the plain loop: its speed does not depend on how long it runs."""
     latency_seconds: float
     writer_seconds: int
 
@@ -49,9 +53,9 @@ class Goal:
 
 def main() -> int:
     options = _options()
-    extent = Extent(options.events or 500_000, 20_000, 20.0, 5)
+    extent = Extent(options.events or 500_000, 400, 20.0, 5)
     if options.quick:
-        extent = Extent(options.events or 50_000, 2_000, 5.0, 2)
+        extent = Extent(options.events or 50_000, 40, 5.0, 2)
     busy = _describe_machine(options.broker)
     try:
         with stage(options.broker) as servers:
@@ -62,7 +66,7 @@ def main() -> int:
         return 1
     print("\nGoals")
     for goal in goals:
-        print(f"  {'met     ' if goal.met else 'NOT MET '} {goal.text:<62} {goal.measured:>12}")
+        print(f"  {'met     ' if goal.met else 'NOT MET '} {goal.text:<48} {goal.measured}")
     if busy:
         print("The machine was busy with other things: measure again on an idle one before you believe this.")
     return 0
@@ -97,13 +101,24 @@ def _throughput(servers: Stage, extent: Extent) -> list[Goal]:
     drained = drain(servers, url, servers.new_topic("relay"), events)
     relay = drained.delivery
     _row("(d) the relay", relay)
-    plain = in_own_process(claim_loop, url, bootstrap, servers.new_topic("plain"), extent.plain_events)
-    _row(f"(e) SKIP LOCKED, 50 at a time ({plain.events:,} events)", plain)
+    loops = {}
+    for at_once in (_PLAIN, *_OTHER_PLAIN):
+        some = min(at_once * extent.plain_rounds, events)
+        topic = servers.new_topic(f"plain{at_once}")
+        loops[at_once] = in_own_process(claim_loop, url, bootstrap, topic, some, at_once)
+        name = "(e) a plain loop, SKIP LOCKED, " if at_once == _PLAIN else "    the same, "
+        _row(f"{name}{at_once} at a time ({loops[at_once].events:,})", loops[at_once])
+    plain, single = loops[_PLAIN], loops[1]
     if drained.received != events:
         print(f"  The broker got {drained.received - events:+,} messages more than there were events.")
     return [
         Goal("the relay reaches half of the bare pipe", f"{relay.rate / pipe.rate:.2f}", relay.rate >= pipe.rate / 2),
-        Goal("and ten times the plain loop", f"{relay.rate / plain.rate:.1f}", relay.rate >= plain.rate * 10),
+        Goal(
+            "and ten times the plain loop",
+            f"{relay.rate / plain.rate:.1f} (the bare pipe itself: {pipe.rate / plain.rate:.1f})",
+            relay.rate >= plain.rate * 10,
+        ),
+        Goal("ten times one that takes row by row", f"{relay.rate / single.rate:.1f}", relay.rate >= single.rate * 10),
         Goal("in less than 120 MiB", f"{(relay.memory or 0) / MEBIBYTE:.0f} MiB", (relay.memory or 0) < 120 * MEBIBYTE),
     ]
 

@@ -1,7 +1,8 @@
 """What many outboxes are served by: claim some rows with SKIP LOCKED, publish, wait, mark them, commit; and again.
 
 Correct, short, and the yardstick from below. It reads the same columns of the same rows, builds the same messages and
-uses the same producer; it differs in waiting for the broker and for a durable commit every fifty events.
+uses the same producer; it differs in waiting for the broker and for a durable commit every so many events. How many is
+what decides about its speed: each round costs a flush of the broker's and one of the database's, whatever is in it.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ from psycopg import sql
 from mailboat.events import Event
 from mailboat.outbox.layout import COLUMNS
 
-_AT_ONCE = 50
 _TABLE = "create table public.plain_outbox (like mailboat.outbox including defaults, published_at timestamptz)"
 _INDEX = "create index on public.plain_outbox (id) where published_at is null"
 _FILL = "insert into public.plain_outbox select e.*, null from mailboat.outbox as e order by e.id limit %s"
 _CLAIM = sql.SQL(
     "select {columns} from public.plain_outbox as found where found.published_at is null"
-    " order by found.id limit {limit} for update skip locked"
-).format(columns=COLUMNS, limit=_AT_ONCE)
+    " order by found.id limit %s for update skip locked"
+).format(columns=COLUMNS)
 _MARK = "update public.plain_outbox set published_at = clock_timestamp() where id = any (%s)"
 
 
-def claim_loop(url: str, bootstrap: str, topic: str, events: int) -> Measured:
+def claim_loop(url: str, bootstrap: str, topic: str, events: int, at_once: int) -> Measured:
     """Deliver so many rows of a table of its own."""
     producer = warm_producer(bootstrap, topic)
     with psycopg.connect(url) as connection:
+        connection.execute("drop table if exists public.plain_outbox")
         connection.execute(_TABLE)
         connection.execute("alter table public.plain_outbox add primary key (id)")
         connection.execute(_INDEX)
@@ -37,14 +38,14 @@ def claim_loop(url: str, bootstrap: str, topic: str, events: int) -> Measured:
         connection.commit()
         watch = Stopwatch()
         done = 0
-        while moved := _round(connection, producer, topic, done):
+        while moved := _round(connection, producer, topic, done, at_once):
             done += moved
         return watch.stop(done)
 
 
-def _round(connection: psycopg.Connection, producer: Producer, topic: str, done: int) -> int:
+def _round(connection: psycopg.Connection, producer: Producer, topic: str, done: int, at_once: int) -> int:
     with connection.transaction(), connection.cursor(binary=True) as cursor:
-        rows = cursor.execute(_CLAIM).fetchall()
+        rows = cursor.execute(_CLAIM, (at_once,)).fetchall()
         events = [Event._make(row) for row in rows]
         send(producer, topic, [encoded(event, done + number) for number, event in enumerate(events, start=1)])
         producer.flush()

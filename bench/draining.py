@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import psutil
 from measured import Measured
+
 from stage import Relay, Stage, Watermarks
 
 _PATIENCE = 600.0

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import psycopg
 from confluent_kafka import Consumer, Message
 from measured import in_own_process
-from stage import PAYLOAD_BYTES, Relay, Stage
 
 import mailboat
 from mailboat_harbor.missing import ServerFailed
+from stage import PAYLOAD_BYTES, Relay, Stage
 
 _WRITERS = 4
 _PATIENCE = 30.0

@@ -21,14 +21,13 @@ from psycopg import sql
 from mailboat.events import Event, Outgoing
 from mailboat.messages import Encoder
 from mailboat.outbox.layout import COLUMNS, Layout
-from mailboat.outbox.windows import ReadLimits
+from mailboat.outbox.settings import ReadLimits
 from mailboat.sinks.kafka.settings import producer_settings
 
-_LAYOUT = Layout()
 _READ = sql.SQL(
-    "select {columns} from (select {stored} from {outbox} as e where e.id > %s order by e.id limit %s) as found"
+    "select {columns} from (select e.* from {rows} as e where e.id > %s order by e.id limit %s) as found"
     " order by found.id"
-).format(columns=COLUMNS, stored=_LAYOUT.stored, outbox=_LAYOUT.outbox)
+).format(columns=COLUMNS, rows=Layout().rows)
 _ENCODER = Encoder("CloudEvents", source="mailboat/bench/orders", header_prefix="ce_")
 _AT_ONCE = ReadLimits().rows
 _READ_AHEAD = 2

@@ -17,7 +17,7 @@ from typing import NamedTuple, Self
 
 import psycopg
 import yaml
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from mailboat.demo.relays import RelayProcess
 from mailboat.outbox.migrate import migrate
@@ -38,6 +38,8 @@ from generate_series(%(first)s::bigint, %(last)s::bigint) as n
 """
 _ROWS_PER_TRANSACTION = 10_000
 _POLL = 0.02
+_NOT_YET = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
+"""What a broker says about a topic that was created a moment ago."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,12 @@ class Watermarks:
         self._partitions = [TopicPartition(topic, number) for number in range(TOPIC_PARTITIONS)]
 
     def total(self) -> int:
-        return sum(self._consumer.get_watermark_offsets(p, timeout=10)[1] for p in self._partitions)
+        try:
+            return sum(self._consumer.get_watermark_offsets(p, timeout=10)[1] for p in self._partitions)
+        except KafkaException as error:
+            if error.args[0].code() in _NOT_YET:
+                return 0
+            raise
 
     def wait_for(self, messages: int, timeout: float) -> Moment:
         """Until the topic holds that many."""

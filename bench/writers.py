@@ -11,6 +11,7 @@ import re
 import subprocess
 
 from measured import Measured
+
 from stage import Relay, Stage
 
 CONNECTIONS = 16

@@ -2,9 +2,13 @@
 
     MailboatError
     ├── ConfigError           a person wrote something wrong: file, field and remedy are in the message
+    │   ├── SecretMissing     a secret that is referred to is not where it should be
+    │   ├── NoSuchSink        no package that is installed here has the sink, or its client is missing
+    │   └── NotInThisRelease  it is right, and this version can't do it
     ├── SchemaMismatch        the database lacks something Mailboat needs: the message has the SQL that mends it
     ├── EmitRefused           an event that must not enter the outbox (also a ValueError)
     ├── DatabaseUnavailable   Postgres is away or changed under us: drop what is in memory, reconnect, read again
+    │   └── InRecovery        the server is a standby
     ├── LeaseLost             somebody else owns this partition now: stop, change nothing
     ├── ForeignDatabase       the cursors belong to another database system (a restored dump): a person must decide
     └── DeliveryError         why an event did not reach its sink
@@ -27,6 +31,18 @@ class ConfigError(MailboatError):
     """Something a person wrote is wrong. The message names the file, the field and what to do."""
 
 
+class SecretMissing(ConfigError):
+    """A secret, or a key of one, that is referred to is not there. The message says where it was looked for."""
+
+
+class NoSuchSink(ConfigError):
+    """A sink, or the client it needs, is not installed where the relay runs. The message says what to install."""
+
+
+class NotInThisRelease(ConfigError):
+    """A manifest asks for what a later version will have."""
+
+
 class SchemaMismatch(MailboatError):
     """The database is not laid out as Mailboat needs it. The message holds the SQL that mends it."""
 
@@ -37,6 +53,10 @@ class EmitRefused(MailboatError, ValueError):
 
 class DatabaseUnavailable(MailboatError):
     """Postgres is away, in recovery, or not the server that the cursors were read from."""
+
+
+class InRecovery(DatabaseUnavailable):
+    """The server is a standby: its snapshots leave out running transactions."""
 
 
 class LeaseLost(MailboatError):

@@ -40,7 +40,7 @@ class Outgoing(NamedTuple):
     event_id: str
     key: str | None
     value: bytes | None
-    headers: list[tuple[str, str]]
+    headers: dict[str, str]
     """In the naming that the sink asked for (``ce_id`` or ``ce-id``)."""
     topic: str | None = None
     """Where to, if not the sink's own destination."""

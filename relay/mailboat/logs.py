@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final, TextIO
 
-BLOT: Final = "***"
+from mailboat.terminals import safe
+from mailboat_spec.secrecy import redact
 
 
 class LogFormat(StrEnum):
@@ -28,24 +28,8 @@ class LogFormat(StrEnum):
     TEXT = "text"
 
 
-# Each keeps its first group. They rather blot out too much: `\S*` reaches for the last @ of a word, because a
-# password that should have been percent-encoded may hold one itself.
-_SECRETS: Final = (
-    re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s:/@]*:)\S*(?=@)", re.IGNORECASE),
-    re.compile(r"(pass(?:word|wd|phrase)?\s*=\s*)(?:'[^']*'|\"[^\"]*\"|[^\s&;,'\"]+)", re.IGNORECASE),
-    re.compile(r"([\"']\S*(?:password|passphrase|secret|token)[\"']\s*:\s*)(?:\"[^\"]*\"|'[^']*')", re.IGNORECASE),
-    re.compile(r"(\bbearer\s+)[\w.~+/-]{16,}=*", re.IGNORECASE),
-)
-
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _COLOURS: Final = {"DEBUG": "2", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICAL": "1;31"}
-
-
-def redact(text: str) -> str:
-    """The text without what looks like a secret."""
-    for pattern in _SECRETS:
-        text = pattern.sub(rf"\g<1>{BLOT}", text)
-    return text
 
 
 def _redacted(value: Any) -> Any:
@@ -98,7 +82,7 @@ class ReadableLines(logging.Formatter):
         time = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S.%f")[:-3]
         fields = " ".join(f"{name}={_short(value)}" for name, value in fields_of(record).items())
         level = self._painted(f"{record.levelname.lower():<8}", _COLOURS.get(record.levelname, "0"))
-        line = f"{self._painted(time, '2')} {level} {_harmless(redact(record.getMessage()))}"
+        line = f"{self._painted(time, '2')} {level} {safe(redact(record.getMessage()), lines=True)}"
         if fields:
             line += f"  {self._painted(fields, '2')}"
         if record.exc_info:
@@ -111,13 +95,8 @@ class ReadableLines(logging.Formatter):
 
 def _short(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    text = _harmless(text)
+    text = safe(text, lines=True)
     return json.dumps(text, ensure_ascii=False) if " " in text or not text else text
-
-
-def _harmless(text: str) -> str:
-    """Whatever a server or an event put into a message, it must not steer the terminal."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 class _Lines(logging.StreamHandler[TextIO]):

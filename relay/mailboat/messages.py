@@ -1,8 +1,9 @@
 """What an event looks like on the wire: CloudEvents in binary mode, CloudEvents as one JSON document, or raw.
 
-An :class:`Encoder` is made once per subscription and called once per event, so whatever is the same for many events is
-built beforehand, and what the application wrote is passed through unparsed: its payload always, its headers unless
-there are any. Headers that Mailboat writes come first and can't be overwritten by the application's.
+An :class:`Encoder` is made once per subscription and sees every event, so whatever is the same for many events is
+built beforehand. What the application wrote is passed through as it stands: its headers are parsed to be checked, its
+payload only for ``CloudEventsJson``, to see whether it is JSON. Headers that Mailboat writes come first and can't be
+overwritten by the application's.
 
 A tombstone (an event without payload) has no value in any format: a log that is compacted must see it as one.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
@@ -18,16 +20,16 @@ from mailboat.errors import EventRefused
 from mailboat.events import Event, Outgoing
 from mailboat_spec import Format
 
-Header = tuple[str, str]
+Headers = dict[str, str]
+"""A dictionary of texts is nothing that the cycle collector has to look at; a list of pairs is one thing per header."""
 
-_STRUCTURED_TYPE: Final = ("content-type", "application/cloudevents+json; charset=UTF-8")
+_STRUCTURED_TYPE: Final = "application/cloudevents+json; charset=UTF-8"
 _CLOUDEVENTS_ATTRIBUTES: Final = (
     "id", "source", "specversion", "type", "time", "subject", "partitionkey", "datacontenttype", "traceparent",
 )  # fmt: skip
 _OWN_NAMES: Final = ("event_id", "event_type", "aggregate_type", "aggregate_id", "created_at", "content-type")
 _OWN_PREFIX: Final = "mailboat-"
 _MAX_STAMPS: Final = 4096
-_MAX_CONTENT_TYPES: Final = 256
 _MAX_ERROR_BYTES: Final = 1024
 
 _new_outgoing: Final = tuple.__new__  # a third of what the named constructor costs, once per event
@@ -54,8 +56,6 @@ class Encoder:
         self.header_prefix = header_prefix
         self._binary = self.format is Format.CLOUD_EVENTS
         self._raw = self.format is Format.RAW
-        self._specversion: Header = (f"{header_prefix}specversion", "1.0")
-        self._source: Header = (f"{header_prefix}source", source)
         self._id = f"{header_prefix}id"
         self._type = f"{header_prefix}type"
         self._time = f"{header_prefix}time"
@@ -63,73 +63,71 @@ class Encoder:
         self._partitionkey = f"{header_prefix}partitionkey"
         self._traceparent = f"{header_prefix}traceparent"
         self._reserved = {*_OWN_NAMES, *(f"{header_prefix}{attribute}" for attribute in _CLOUDEVENTS_ATTRIBUTES)}
-        self._stamps: dict[tuple[int, int, int, bool], tuple[Header, ...]] = {}
-        self._content_types: dict[str, Header] = {}
+        self._stamps: dict[tuple[int, int, int, bool], Headers] = {}
 
     def encode(
         self, event: Event, *, sequence: int, partition: int, generation: int, attempt: int, replay: bool = False
     ) -> Outgoing:
         """One message. Raises ``EventRefused`` when the application's headers can't be sent."""
-        stamp = self._stamps.get((partition, generation, attempt, replay))
-        if stamp is None:
-            stamp = self._new_stamp(partition, generation, attempt, replay)
-        value = event.payload
-        if self._binary:
-            headers = self._binary_headers(event, sequence, stamp)
-        elif self._raw:
-            headers = [("event_id", event.event_id), ("mailboat-sequence", str(sequence)), *stamp]
-        else:
-            headers = self._structured_headers(event, sequence, stamp)
-            if value is not None:
-                value = self._document(event, value)
-        if event.headers is not None:
-            headers += self._application_headers(event, event.headers)
-        return _new_outgoing(Outgoing, (event.event_id, event.key, value, headers, None))
+        stamp = self._stamp(partition, generation, attempt, replay)
+        (message,) = self._encoded((event,), (sequence,), stamp)
+        return message
 
-    def _binary_headers(self, event: Event, sequence: int, stamp: tuple[Header, ...]) -> list[Header]:
-        # The hot path: unpacked once, and written out, since a loop over names costs more than the names.
-        (_, event_id, type_, aggregate_type, aggregate_id, key, _, content_type, _, _, traceparent, created_at, _) = (
-            event
-        )
-        headers = [
-            self._specversion,
-            self._source,
-            (self._id, event_id),
-            (self._type, type_),
-            (self._time, created_at),
-            self._content_types.get(content_type) or self._new_content_type(content_type),
-            ("event_id", event_id),
-            ("event_type", type_),
-            ("created_at", created_at),
-            ("mailboat-sequence", str(sequence)),
-            *stamp,
-        ]
-        if aggregate_id is not None:
-            headers += ((self._subject, aggregate_id), ("aggregate_id", aggregate_id))
-        if aggregate_type is not None:
-            headers.append(("aggregate_type", aggregate_type))
-        if key is not None:
-            headers.append((self._partitionkey, key))
-        if traceparent is not None:
-            headers += ((self._traceparent, traceparent), ("traceparent", traceparent))
-        return headers
+    def encode_all(
+        self, events: Iterable[Event], sequences: Iterable[int], *, partition: int, generation: int
+    ) -> Iterator[Outgoing]:
+        """The messages of first attempts, one by one; raises at an event for which :meth:`encode` would."""
+        return self._encoded(events, sequences, self._stamp(partition, generation, 1, False))
 
-    def _structured_headers(self, event: Event, sequence: int, stamp: tuple[Header, ...]) -> list[Header]:
-        headers = [
-            _STRUCTURED_TYPE,
-            ("event_id", event.event_id),
-            ("event_type", event.type),
-            ("created_at", event.created_at),
-            ("mailboat-sequence", str(sequence)),
-            *stamp,
-        ]
+    def _encoded(self, events: Iterable[Event], sequences: Iterable[int], stamp: Headers) -> Iterator[Outgoing]:
+        # The hot path: names looked up once, events unpacked once, and all written out, since a call or a loop over
+        # names costs more than what it would do.
+        binary, copy_of_stamp = self._binary, stamp.copy
+        ce_id, ce_type, ce_time, ce_subject = self._id, self._type, self._time, self._subject
+        ce_partitionkey, ce_traceparent = self._partitionkey, self._traceparent
+        for event, sequence in zip(events, sequences, strict=True):
+            (_, event_id, type_, aggregate_type, aggregate_id, key, value, content_type, application, _, traceparent,
+             created_at, _) = event  # fmt: skip
+            headers = copy_of_stamp()
+            if binary:
+                headers[ce_id] = headers["event_id"] = event_id
+                headers[ce_type] = headers["event_type"] = type_
+                headers[ce_time] = headers["created_at"] = created_at
+                headers["content-type"] = content_type
+                if aggregate_id is not None:
+                    headers[ce_subject] = headers["aggregate_id"] = aggregate_id
+                else:
+                    del headers[ce_subject], headers["aggregate_id"]
+                if aggregate_type is not None:
+                    headers["aggregate_type"] = aggregate_type
+                else:
+                    del headers["aggregate_type"]
+                if key is not None:
+                    headers[ce_partitionkey] = key
+                else:
+                    del headers[ce_partitionkey]
+                if traceparent is not None:
+                    headers[ce_traceparent] = headers["traceparent"] = traceparent
+            else:
+                headers["event_id"] = event_id
+                if not self._raw:
+                    self._set_structured(headers, event)
+                    if value is not None:
+                        value = self._document(event, value)
+            headers["mailboat-sequence"] = str(sequence)
+            if application is not None:
+                headers |= self._application_headers(event, application)
+            yield _new_outgoing(Outgoing, (event_id, key, value, headers, None))
+
+    def _set_structured(self, headers: Headers, event: Event) -> None:
+        headers["event_type"] = event.type
+        headers["created_at"] = event.created_at
         if event.aggregate_id is not None:
-            headers.append(("aggregate_id", event.aggregate_id))
+            headers["aggregate_id"] = event.aggregate_id
         if event.aggregate_type is not None:
-            headers.append(("aggregate_type", event.aggregate_type))
+            headers["aggregate_type"] = event.aggregate_type
         if event.traceparent is not None:
-            headers.append(("traceparent", event.traceparent))
-        return headers
+            headers["traceparent"] = event.traceparent
 
     def _document(self, event: Event, payload: bytes) -> bytes:
         attributes = {
@@ -152,21 +150,23 @@ class Encoder:
             return head[:-1] + b',"data":' + payload + b"}"
         return head[:-1] + b',"data_base64":"' + base64.b64encode(payload) + b'"}'
 
-    def _application_headers(self, event: Event, text: str) -> list[Header]:
+    def _application_headers(self, event: Event, text: str) -> Headers:
         try:
             headers = json.loads(text)
         except ValueError:
             _refuse_headers(event, "they are not JSON")
+        except RecursionError:  # Postgres takes any depth
+            _refuse_headers(event, "they are nested too deep")
         if not isinstance(headers, dict):
             _refuse_headers(event, "they are not a JSON object")
-        accepted = []
+        accepted: Headers = {}
         for name, value in headers.items():
             if not isinstance(value, str):
                 _refuse_headers(event, f"{name!r} is not a string")
             if not name or "\0" in name or "\0" in value or not _is_unicode(name) or not _is_unicode(value):
                 _refuse_headers(event, f"{name!r} is empty, or holds a NUL or half a character")
             if not self._is_reserved(name.lower(), event):
-                accepted.append((name, value))
+                accepted[name] = value
         return accepted
 
     def _is_reserved(self, name: str, event: Event) -> bool:
@@ -174,23 +174,34 @@ class Encoder:
             return event.traceparent is not None
         return name in self._reserved or name.startswith(_OWN_PREFIX)
 
-    def _new_stamp(self, partition: int, generation: int, attempt: int, replay: bool) -> tuple[Header, ...]:
+    def _stamp(self, partition: int, generation: int, attempt: int, replay: bool) -> Headers:
+        """What to begin with: a copy of it has all names, in their order, and the values that many events share."""
+        known = self._stamps.get((partition, generation, attempt, replay))
+        if known is not None:
+            return known
         if len(self._stamps) >= _MAX_STAMPS:
             self._stamps.clear()
-        stamp: tuple[Header, ...] = (
-            ("mailboat-partition", str(partition)),
-            ("mailboat-generation", str(generation)),
-            ("mailboat-attempt", str(attempt)),
-        )
+        stamp: Headers = {}
+        if self._binary:
+            stamp[f"{self.header_prefix}specversion"] = "1.0"
+            stamp[f"{self.header_prefix}source"] = self.source
+            per_event = (
+                self._id, self._type, self._time, "content-type", self._subject, self._partitionkey,
+                "event_id", "event_type", "created_at", "aggregate_id", "aggregate_type",
+            )  # fmt: skip
+            stamp |= dict.fromkeys(per_event, "")
+        elif not self._raw:
+            stamp["content-type"] = _STRUCTURED_TYPE
+        stamp |= {
+            "mailboat-sequence": "",
+            "mailboat-partition": str(partition),
+            "mailboat-generation": str(generation),
+            "mailboat-attempt": str(attempt),
+        }
         if replay:
-            stamp += (("mailboat-replay", "true"),)
+            stamp["mailboat-replay"] = "true"
         self._stamps[partition, generation, attempt, replay] = stamp
         return stamp
-
-    def _new_content_type(self, content_type: str) -> Header:
-        if len(self._content_types) >= _MAX_CONTENT_TYPES:
-            self._content_types.clear()
-        return self._content_types.setdefault(content_type, ("content-type", content_type))
 
 
 def dead_letter_message(
@@ -218,15 +229,15 @@ def dead_letter_message(
         message = encoder.encode(
             event._replace(headers=None), sequence=sequence, partition=partition, generation=generation, attempt=attempt
         )
-    why = [
-        ("mailboat-dead-reason", death.reason),
-        ("mailboat-dead-error", _truncated(death.error)),
-        ("mailboat-dead-attempts", str(death.attempts)),
-        ("mailboat-dead-first-failed", death.first_failed_at),
-        ("mailboat-dead-last-failed", death.last_failed_at),
-        ("mailboat-dead-subscription", subscription),
-    ]
-    return message._replace(headers=message.headers + why, topic=topic)
+    why = {
+        "mailboat-dead-reason": death.reason,
+        "mailboat-dead-error": _truncated(death.error),
+        "mailboat-dead-attempts": str(death.attempts),
+        "mailboat-dead-first-failed": death.first_failed_at,
+        "mailboat-dead-last-failed": death.last_failed_at,
+        "mailboat-dead-subscription": subscription,
+    }
+    return message._replace(headers=message.headers | why, topic=topic)
 
 
 def _refuse_headers(event: Event, why: str) -> NoReturn:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from mailboat.cli.options import Outbox, outboxes, seconds, with_manifests
-from mailboat.cli.printing import columns, counted, moment, payload_text, safe, shortened
-from mailboat.cli.selecting import Selection, with_selection
+from mailboat.cli.printing import columns, counted, moment, payload_text, shortened
+from mailboat.cli.selecting import Selection, found_in, with_selection
 from mailboat.errors import ConfigError
 from mailboat.outbox import deadletters
-from mailboat.outbox.deadletters import Candidate, DeadLetter, WholeDeadLetter
-
-Command = TypeVar("Command", bound=Callable[..., Any])
+from mailboat.outbox.deadletters import Candidate, DeadLetter
+from mailboat.terminals import safe
 
 _HEADER = ("ID", "SUBSCRIPTION", "TYPE", "KEY", "ATTEMPTS", "DIED", "REPLAYED", "REASON", "ERROR")
 
@@ -37,15 +38,8 @@ def list_(
 ) -> None:
     """List dead letters, the newest last."""
 
-    async def found() -> list[DeadLetter]:
-        letters: list[DeadLetter] = []
-        for outbox in outboxes(files, secrets_dir):
-            async with outbox.link("dlq list") as link:
-                match = selection.match(outbox.table)
-                letters += await deadletters.list_dead(link, match, replayed=replayed, limit=selection.limit)
-        return letters
-
-    letters = asyncio.run(found())
+    look = partial(deadletters.list_dead, replayed=replayed, limit=selection.limit)
+    letters = asyncio.run(found_in(outboxes(files, secrets_dir), "dlq list", selection, look))
     if as_json:
         for letter in letters:
             click.echo(json.dumps(letter._asdict(), default=_plain, ensure_ascii=False))
@@ -74,7 +68,7 @@ def _cells(letter: DeadLetter) -> tuple[str, ...]:
 
 
 def _plain(value: object) -> str:
-    return moment(value) if hasattr(value, "astimezone") else str(value)  # type: ignore[arg-type]
+    return moment(value) if isinstance(value, datetime) else str(value)
 
 
 @dlq.command()
@@ -82,19 +76,15 @@ def _plain(value: object) -> str:
 @with_manifests
 def show(id: str, files: tuple[Path, ...], secrets_dir: Path | None) -> None:
     """Show everything about the dead letter ID (its number, or the event's id): failure, headers, payload."""
-    selection = Selection.of_id(id)
-
-    async def found() -> list[WholeDeadLetter]:
-        letters: list[WholeDeadLetter] = []
-        for outbox in outboxes(files, secrets_dir):
-            async with outbox.link("dlq show") as link:
-                letters += await deadletters.show_dead(link, selection.match(outbox.table), limit=10)
-        return letters
-
-    letters = asyncio.run(found())
+    look = partial(deadletters.show_dead, limit=10)
+    letters = asyncio.run(found_in(outboxes(files, secrets_dir), "dlq show", Selection.of_id(id), look))
     if not letters:
-        raise ConfigError(f"there is no dead letter {id}. `mailboat dlq list --replayed` shows which there are.")
+        raise _no_such(id)
     click.echo("\n\n".join(describe(letter, letter.payload, letter.content_type) for letter in letters))
+
+
+def _no_such(id: str) -> ConfigError:
+    return ConfigError(f"there is no dead letter {id}. `mailboat dlq list --replayed` shows which there are.")
 
 
 def describe(row: Any, payload: bytes | None, content_type: str) -> str:
@@ -112,7 +102,7 @@ def _field(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, list):
         return safe(", ".join(map(str, value)))
-    return moment(value) if hasattr(value, "astimezone") else safe(str(value))  # type: ignore[arg-type]
+    return moment(value) if isinstance(value, datetime) else safe(str(value))
 
 
 @dlq.command()
@@ -135,22 +125,24 @@ def replay(
     relay that owns the partition sends them. What was sent before stays before. One that fails again becomes a new dead
     letter. Needs a filter, or --all.
     """
-    if not selection.narrows and not selection.all:
-        raise click.UsageError("say which ones (--id, --key, --type, --since, ...), or --all")
+    selection.must_be_meant()
     asyncio.run(_replay(outboxes(files, secrets_dir), selection, dry_run, rate, again))
 
 
 async def _replay(
     chosen: Sequence[Outbox], selection: Selection, dry_run: bool, rate: float | None, again: bool
 ) -> None:
-    replayed = 0
+    await selection.must_exist(chosen)
+    replayed = matched = 0
     for outbox in chosen:
         async with outbox.link("dlq replay") as link:
             match = selection.match(outbox.table)
             found = await deadletters.candidates(link, match, replayed=again or selection.by_id, limit=selection.limit)
+            matched += len(found)
             if not again:
                 _refuse_replayed(found)
             plan = deadletters.plan(found)
+            _refuse_orphaned(plan)
             for each in plan.waiting:
                 click.echo(f"{each.dead_id} {_named(each)}: waits to be sent already")
             if dry_run:
@@ -161,7 +153,22 @@ async def _replay(
             for batch, pause in paced(plan.replay, rate):
                 await asyncio.sleep(pause)
                 replayed += await deadletters.replay(link, outbox.table, batch, again=again, unordered=outbox.unordered)
+    if selection.by_id and not matched:
+        raise _no_such(selection.id)
     click.echo(f"{counted(replayed, 'dead letter')} {'would be replayed' if dry_run else 'replayed'}")
+
+
+def _refuse_orphaned(plan: deadletters.ReplayPlan) -> None:
+    """What is left to do is done; where nothing is, that is a failure."""
+    sentences = [
+        f"{each.dead_id} {_named(each)}: its subscription was deleted, and nobody would send it. It stays: create a"
+        f" subscription {each.subscription} again, and replay it then."
+        for each in plan.orphaned
+    ]
+    if sentences and not (plan.replay or plan.waiting):
+        raise ConfigError("\n".join(sentences))
+    for sentence in sentences:
+        click.echo(sentence)
 
 
 def _refuse_replayed(found: Sequence[Candidate]) -> None:
@@ -205,15 +212,27 @@ def paced(chosen: Sequence[Candidate], rate: float | None) -> list[tuple[Sequenc
 def purge(
     files: tuple[Path, ...], secrets_dir: Path | None, selection: Selection, older_than: float, yes: bool
 ) -> None:
-    """Delete dead letters that were replayed. Those that were not are never deleted."""
+    """Delete dead letters that were replayed, the oldest first. Those that were not are never deleted.
+
+    Needs a filter, or --all; --limit then says how many of them at most.
+    """
+    selection.must_be_meant()
     if not yes:
         raise ConfigError("this deletes dead letters for good: say --yes.")
 
     async def delete() -> int:
+        chosen = outboxes(files, secrets_dir)
+        if selection.by_id and not await found_in(
+            chosen, "dlq purge", selection, partial(deadletters.show_dead, limit=1)
+        ):
+            raise _no_such(selection.id)
+        await selection.must_exist(chosen)
         deleted = 0
-        for outbox in outboxes(files, secrets_dir):
+        for outbox in chosen:
+            left = None if selection.limit is None else selection.limit - deleted
             async with outbox.link("dlq purge") as link:
-                deleted += await deadletters.purge(link, selection.match(outbox.table), older_than=older_than)
+                match = selection.match(outbox.table)
+                deleted += await deadletters.purge(link, match, older_than=older_than, limit=left)
         return deleted
 
     click.echo(f"{counted(asyncio.run(delete()), 'dead letter')} deleted")

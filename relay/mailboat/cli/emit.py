@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
 import mailboat
 from mailboat.cli.options import outboxes, with_manifests
-from mailboat.errors import ConfigError
+from mailboat.errors import ConfigError, EmitRefused
 from mailboat_spec import full_name
+
+_FLAGS: Final = {
+    "type": "TYPE",
+    "payload": "PAYLOAD",
+    "key": "--key",
+    "aggregate_type": "--aggregate-type",
+    "aggregate_id": "--aggregate-id",
+    "headers": "--header",
+    "tags": "--tag",
+    "content_type": "--content-type",
+}
+_WORDS: Final = (
+    ("content_type='text/plain'", "--content-type text/plain"),
+    ("leave it out to keep the order of aggregate_id, or say ordered=False", "leave it out"),
+    ("contain the name", "can't have the name"),
+)
 
 
 @click.command(short_help="Write one event, for trying things out.")
@@ -47,8 +63,10 @@ def emit(
         names = [(full_name(each.relay), each.relay.metadata.name) for each in chosen]
         chosen = [each for each, name in zip(chosen, names, strict=True) if relay in name]
     if len(chosen) != 1:
-        names_there = ", ".join(full_name(each.relay) for each in outboxes(files, secrets_dir))
-        raise ConfigError(f"say which outbox with --relay; the manifests have: {names_there}.")
+        there = ", ".join(full_name(each.relay) for each in outboxes(files, secrets_dir))
+        if not chosen:
+            raise ConfigError(f"there is no OutboxRelay {relay}; the manifests have: {there}.")
+        raise ConfigError(f"say which outbox with --relay; the manifests have: {there}.")
     for header in headers:
         if "=" not in header:
             raise click.BadParameter(f"{header!r} is not NAME=VALUE", param_hint="--header")
@@ -67,4 +85,19 @@ def emit(
             )
         click.echo(str(event_id))
 
-    asyncio.run(write())
+    try:
+        asyncio.run(write())
+    except EmitRefused as refusal:
+        raise EmitRefused(by_flags(str(refusal))) from refusal
+
+
+def by_flags(refusal: str) -> str:
+    """A refusal that names arguments of ``mailboat.emit``, in the words of this command."""
+    argument, _, complaint = refusal.removeprefix("emit: ").partition(" ")
+    field, _, name = argument.partition(".")
+    flag = _FLAGS.get(field)
+    if flag is None:
+        return refusal
+    for python, here in _WORDS:
+        complaint = complaint.replace(python, here)
+    return f"{flag}{f' {name}' if name else ''}: {complaint}"

@@ -8,39 +8,30 @@ from pathlib import Path
 
 from mailboat.errors import ConfigError, MailboatError
 from mailboat.http.assignment import LARGEST, Assign, follow, parse
+from mailboat.runtime.watching import LOOK_EVERY, watch
 
 log = logging.getLogger("mailboat.assignment")
 
-_LOOK_EVERY = 1.0
 
-
-async def follow_file(path: Path, assign: Assign, *, every: float = _LOOK_EVERY) -> None:
+async def follow_file(path: Path, assign: Assign, *, every: float = LOOK_EVERY) -> None:
     """Until cancelled. A file that is missing or wrong is told about once, and looked at again when it changes."""
-    followed: object = ()
-    told = ""
-    while True:
-        version = _version(path)
-        if version != followed:
+
+    async def changed() -> None:
+        told = ""
+        while True:
             try:
                 await _follow(path, assign)
-                followed, told = version, ""
+                return
             except (ConfigError, OSError) as error:
                 log.error("The assignment file can't be used: %s", error, extra={"file": str(path)})
-                followed = version
+                return
             except MailboatError as error:  # the database is away: the same file, again, in a moment
                 if told != str(error):
                     log.warning("The assignment waits: %s", error, extra={"file": str(path)})
                 told = str(error)
-        await asyncio.sleep(every)
+            await asyncio.sleep(every)
 
-
-def _version(path: Path) -> object:
-    """What changes when the file does. The inode, too: one that is put in its place may have the same time and size."""
-    try:
-        stat = path.stat()  # follows links: in a pod the file is one
-    except OSError:
-        return None
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+    await watch([path], changed, every=every)
 
 
 async def _follow(path: Path, assign: Assign) -> None:

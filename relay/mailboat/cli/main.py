@@ -1,45 +1,53 @@
 """The entry point: the group of all commands, and what an error looks like to a person.
 
 Exit codes: 0 done; 1 it failed; 2 wrong usage; 3 something a person wrote is wrong (manifest, argument, secret); 4 the
-database's schema is not what it must be; 5 the database is away; 6 the database is a restored copy; 7 another process
-runs under this relay's name.
+database's schema is not what it must be; 5 the database can't be reached, or lets nobody in.
+
+A command's module is imported when the command is wanted: importing all of them costs seconds of processor time.
 """
 
 from __future__ import annotations
 
 import sys
 import traceback
+from importlib import import_module
 from typing import Any, Final
 
 import click
 
-from mailboat.cli.dlq import dlq
-from mailboat.cli.emit import emit
-from mailboat.cli.parked import parked
-from mailboat.cli.printing import safe
-from mailboat.cli.run import run
-from mailboat.cli.schema import maintain, migrate, rebase, verify
-from mailboat.cli.status import status
-from mailboat.cli.subscriptions import forget, pause, resume
 from mailboat.errors import (
     ConfigError,
     DatabaseUnavailable,
     EmitRefused,
-    ForeignDatabase,
-    LeaseLost,
     MailboatError,
     SchemaMismatch,
 )
-from mailboat.logs import redact
+from mailboat.terminals import safe
+from mailboat_spec.secrecy import redact
 
 _EXIT_CODES: Final[tuple[tuple[type[MailboatError], int], ...]] = (
     (ConfigError, 3),
     (EmitRefused, 3),
     (SchemaMismatch, 4),
     (DatabaseUnavailable, 5),
-    (ForeignDatabase, 6),
-    (LeaseLost, 7),
 )
+
+
+_COMMANDS: Final = {
+    "run": "run",
+    "status": "status",
+    "migrate": "schema",
+    "verify": "schema",
+    "maintain": "schema",
+    "rebase": "schema",
+    "pause": "subscriptions",
+    "resume": "subscriptions",
+    "forget": "subscriptions",
+    "dlq": "dlq",
+    "parked": "parked",
+    "emit": "emit",
+}
+"""Every command and the module it lives in, what is used most first."""
 
 
 def exit_code(error: MailboatError) -> int:
@@ -51,7 +59,14 @@ class Commands(click.Group):
     """Prints errors as sentences. A traceback is for those who ask for one."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)  # as they were added: what is used most comes first
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command = getattr(import_module(f"mailboat.cli.{_COMMANDS[cmd_name]}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -79,10 +94,6 @@ def main(debug: bool) -> None:
 
     Every command reads the manifests that say what there is: -f takes a file or a folder, and may be given again.
     """
-
-
-for command in (run, status, migrate, verify, maintain, rebase, pause, resume, forget, dlq, parked, emit):
-    main.add_command(command)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from mailboat.errors import ConfigError
+from mailboat.errors import ConfigError, DatabaseUnavailable, InRecovery
 from mailboat.outbox.layout import Layout, renamed
 from mailboat.outbox.link import Link
 from mailboat.outbox.overview import KnownSubscription, known_subscriptions
@@ -23,19 +23,23 @@ from mailboat_spec import Duration, EventSubscription, Manifests, Ordering, Outb
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _DEADLINE = 30.0
+_HINT = "\nCheck that the server runs and can be reached from here, and the host, port, user and password of the URL."
+
+PATH = click.Path(path_type=Path, readable=False)
+"""Whoever opens it says what is wrong with it, in one way and with one exit code; click has others."""
 
 manifest_option = click.option(
     "-f",
     "--file",
     "files",
-    type=click.Path(path_type=Path),
+    type=PATH,
     multiple=True,
     required=True,
     help="Manifest, or folder of manifests (*.yaml, *.yml, *.json). May be given again.",
 )
 secrets_option = click.option(
     "--secrets-dir",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(path_type=Path, file_okay=False, readable=False),
     help=f"Folder with secrets as <secret>/<key>. [default: ${DIRECTORY_VARIABLE}; then $MAILBOAT_SECRET_<NAME>_<KEY>]",
 )
 
@@ -68,9 +72,17 @@ class Outbox:
 
     @asynccontextmanager
     async def link(self, purpose: str) -> AsyncIterator[Link]:
-        """A connection to its database, for one command."""
-        url = database_url(self.relay, self.secrets)
-        link = await Link.open(url, purpose, deadline=_DEADLINE, pooler=self.relay.spec.database.pooler.value)
+        """A connection to its database, for one command. Errors name the relay, and where its URL stands."""
+        url = database_url(self.relay, self.secrets)()
+        try:
+            link = await Link.open(lambda: url, purpose, deadline=_DEADLINE, pooler=self.relay.spec.database.pooler)
+        except (ConfigError, DatabaseUnavailable) as error:
+            reference = self.relay.spec.database.url_secret_ref
+            where = "spec.database.url" if reference is None else f"Secret {reference.name}, key {reference.key}"
+            away = isinstance(error, DatabaseUnavailable) and not isinstance(error, InRecovery)
+            raise type(error)(
+                f"OutboxRelay {full_name(self.relay)} ({where}): {error}{_HINT if away else ''}"
+            ) from error
         try:
             yield link
         finally:
@@ -101,19 +113,39 @@ def outboxes_of(manifests: Manifests, secrets: Secrets) -> list[Outbox]:
 
 async def find_subscription(choices: Sequence[Outbox], name: str) -> tuple[Outbox, KnownSubscription]:
     """The one subscription of that name (with or without its namespace), in whichever outbox it is."""
-    found: list[tuple[Outbox, KnownSubscription]] = []
-    there: list[str] = []
-    for outbox in choices:
-        async with outbox.link("look up") as link:
-            known = await known_subscriptions(link, outbox.table)
-        there += [each.name for each in known]
-        found += [(outbox, each) for each in known if name in (each.name, each.name.partition("/")[2])]
+    known = await _known(choices)
+    found = [(outbox, each) for outbox, each in known if _is_called(each.name, name)]
     if len(found) == 1:
         return found[0]
     if found:
         raise ConfigError(f"{name} is the name of several: {', '.join(each.name for _, each in found)}. Say which one.")
-    known_ones = ", ".join(there) or "none; a relay makes them when it first runs"
-    raise ConfigError(f"the database knows no subscription {name}. It knows: {known_ones}.")
+    raise _nobody_knows(name, known)
+
+
+async def refuse_unknown(choices: Sequence[Outbox], name: str) -> None:
+    """Raises where neither a database nor a manifest has a subscription of that name: it is a slip of the pen."""
+    if any(_is_called(full_name(each), name) for outbox in choices for each in outbox.subscriptions):
+        return
+    known = await _known(choices)
+    if not any(_is_called(each.name, name) for _, each in known):
+        raise _nobody_knows(name, known)
+
+
+async def _known(choices: Sequence[Outbox]) -> list[tuple[Outbox, KnownSubscription]]:
+    known: list[tuple[Outbox, KnownSubscription]] = []
+    for outbox in choices:
+        async with outbox.link("look up") as link:
+            known += [(outbox, each) for each in await known_subscriptions(link, outbox.table)]
+    return known
+
+
+def _is_called(full: str, name: str) -> bool:
+    return name in (full, full.partition("/")[2])
+
+
+def _nobody_knows(name: str, known: Sequence[tuple[Outbox, KnownSubscription]]) -> ConfigError:
+    names = ", ".join(each.name for _, each in known) or "none; a relay makes them when it first runs"
+    return ConfigError(f"the database knows no subscription {name}. It knows: {names}.")
 
 
 def point_in_time(text: str) -> datetime:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import astuple
+from functools import partial
 from pathlib import Path
 
 import click
 
 from mailboat.cli.dlq import describe
-from mailboat.cli.options import Outbox, outboxes, with_manifests
+from mailboat.cli.options import outboxes, with_manifests
 from mailboat.cli.printing import columns, counted, moment, shortened
-from mailboat.cli.selecting import Selection, with_selection
+from mailboat.cli.selecting import Selection, found_in, with_selection
 from mailboat.errors import ConfigError
 from mailboat.outbox import parkinglot
-from mailboat.outbox.parkinglot import ParkedEvent, WholeParkedEvent
+from mailboat.outbox.parkinglot import ParkedEvent
 
 _HEADER = ("ID", "SUBSCRIPTION", "TYPE", "KEY", "ATTEMPTS", "NEXT ATTEMPT", "BEHIND", "REASON", "ERROR")
 
@@ -31,7 +31,8 @@ def parked() -> None:
 @click.option("--behind", is_flag=True, help="Show those that wait behind their key's head, too.")
 def list_(files: tuple[Path, ...], secrets_dir: Path | None, selection: Selection, behind: bool) -> None:
     """List the heads of parked keys; BEHIND counts the later events of the same key."""
-    events = asyncio.run(_find(outboxes(files, secrets_dir), selection, behind))
+    look = partial(parkinglot.list_parked, behind=behind, limit=selection.limit)
+    events = asyncio.run(found_in(outboxes(files, secrets_dir), "parked list", selection, look))
     if not events:
         click.echo("nothing is parked" + (" that matches" if selection.narrows else ""))
         return
@@ -39,15 +40,6 @@ def list_(files: tuple[Path, ...], secrets_dir: Path | None, selection: Selectio
         click.echo(line)
     if selection.limit is not None and len(events) >= selection.limit:
         click.echo(f"(the first {selection.limit}; --all shows all of them)", err=True)
-
-
-async def _find(chosen: Sequence[Outbox], selection: Selection, behind: bool) -> list[ParkedEvent]:
-    events: list[ParkedEvent] = []
-    for outbox in chosen:
-        async with outbox.link("parked list") as link:
-            match = selection.match(outbox.table)
-            events += await parkinglot.list_parked(link, match, behind=behind, limit=selection.limit)
-    return events
 
 
 def _cells(event: ParkedEvent) -> tuple[str, ...]:
@@ -67,7 +59,7 @@ def _cells(event: ParkedEvent) -> tuple[str, ...]:
 def _next_attempt(event: ParkedEvent) -> str:
     if event.blocked:
         return "blocked"
-    if event.place > 1:
+    if event.place > 1 and event.next_attempt_at is None:
         return "behind its head"
     when = moment(event.next_attempt_at)
     return f"{when} (dead-letter topic)" if event.doomed else when
@@ -78,19 +70,15 @@ def _next_attempt(event: ParkedEvent) -> str:
 @with_manifests
 def show(id: str, files: tuple[Path, ...], secrets_dir: Path | None) -> None:
     """Show everything about the parked event ID (its number, or the event's id): failure, headers, payload."""
-    selection = Selection.of_id(id)
-
-    async def found() -> list[WholeParkedEvent]:
-        events: list[WholeParkedEvent] = []
-        for outbox in outboxes(files, secrets_dir):
-            async with outbox.link("parked show") as link:
-                events += await parkinglot.show_parked(link, selection.match(outbox.table), limit=10)
-        return events
-
-    events = asyncio.run(found())
+    look = partial(parkinglot.show_parked, limit=10)
+    events = asyncio.run(found_in(outboxes(files, secrets_dir), "parked show", Selection.of_id(id), look))
     if not events:
-        raise ConfigError(f"no event {id} is parked. It may have been delivered meanwhile, or be a dead letter.")
+        raise _no_such(id)
     click.echo("\n\n".join(describe(event, event.payload, event.content_type) for event in events))
+
+
+def _no_such(id: str) -> ConfigError:
+    return ConfigError(f"no event {id} is parked. It may have been delivered meanwhile, or be a dead letter.")
 
 
 @parked.command()
@@ -102,16 +90,23 @@ def retry(files: tuple[Path, ...], secrets_dir: Path | None, selection: Selectio
     Tried is the head of each key; the others follow it. An event that used up its attempts (onExhausted: Block) gets a
     new count, from 0. Needs a filter, or --all.
     """
-    _needs_a_filter(selection)
+    selection.must_be_meant()
 
     async def try_now() -> parkinglot.Retried:
-        heads = unblocked = 0
-        for outbox in outboxes(files, secrets_dir):
+        chosen = outboxes(files, secrets_dir)
+        await selection.must_exist(chosen)
+        heads = unblocked = matched = 0
+        for outbox in chosen:
             async with outbox.link("parked retry") as link:
                 match = selection.match(outbox.table)
                 events = await parkinglot.list_parked(link, match, behind=True, limit=selection.limit)
-                some_heads, some_unblocked = astuple(await parkinglot.retry(link, outbox.table, events))
+                matched += len(events)
+                some_heads, some_unblocked = astuple(
+                    await parkinglot.retry(link, outbox.table, events, unordered=outbox.unordered)
+                )
             heads, unblocked = heads + some_heads, unblocked + some_unblocked
+        if selection.by_id and not matched:
+            raise _no_such(selection.id)
         return parkinglot.Retried(heads, unblocked)
 
     done = asyncio.run(try_now())
@@ -129,22 +124,22 @@ def drop(files: tuple[Path, ...], secrets_dir: Path | None, selection: Selection
 
     They are not sent to the dead-letter topic. `mailboat dlq replay` brings them back. Needs a filter, or --all.
     """
-    _needs_a_filter(selection)
+    selection.must_be_meant()
 
     async def give_up() -> int:
-        dropped = 0
-        for outbox in outboxes(files, secrets_dir):
+        chosen = outboxes(files, secrets_dir)
+        await selection.must_exist(chosen)
+        dropped = matched = 0
+        for outbox in chosen:
             async with outbox.link("parked drop") as link:
                 match = selection.match(outbox.table)
                 events = await parkinglot.list_parked(link, match, behind=True, limit=selection.limit)
+                matched += len(events)
                 if events and not yes:
                     raise ConfigError(f"this gives up on {counted(len(events), 'parked event')}: say --yes.")
-                dropped += await parkinglot.drop(link, outbox.table, events)
+                dropped += await parkinglot.drop(link, outbox.table, events, unordered=outbox.unordered)
+        if selection.by_id and not matched:
+            raise _no_such(selection.id)
         return dropped
 
     click.echo(f"{counted(asyncio.run(give_up()), 'event')} given up on, kept as dead letters")
-
-
-def _needs_a_filter(selection: Selection) -> None:
-    if not selection.narrows and not selection.all:
-        raise click.UsageError("say which ones (--id, --key, --type, --error, ...), or --all")

@@ -8,20 +8,10 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
+from mailboat.terminals import safe
+
 _TOKENS: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+')
 _BINARY_SHOWN: Final = 256
-
-
-def safe(text: str, *, lines: bool = False) -> str:
-    """The text with every character spelled out that could steer a terminal: escape sequences, but also those that turn
-    the direction of text around. ``lines`` keeps line ends and tabs."""
-    kept = "\n\t" if lines else ""
-    return "".join(char if char.isprintable() or char in kept else _spelled(char) for char in text)
-
-
-def _spelled(char: str) -> str:
-    code = ord(char)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def shortened(text: str, width: int) -> str:

@@ -4,33 +4,45 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 
 from mailboat.cli.options import Outbox, outboxes, with_manifests
-from mailboat.cli.printing import counted, safe
+from mailboat.cli.printing import counted
 from mailboat.errors import ConfigError
+from mailboat.outbox.handover import Handover
 from mailboat.outbox.migrate import migrate as apply_migrations
 from mailboat.outbox.overview import pending_migrations
-from mailboat.outbox.partitions import drop_expired, ensure_partitions
+from mailboat.outbox.partitions import Supply, drop_expired, ensure_partitions, server_time
 from mailboat.outbox.rebase import rebase as rebase_cursors
 from mailboat.outbox.verify import verify_or_refuse
 from mailboat.runtime.janitor import limits
+from mailboat.terminals import safe
 from mailboat_spec import full_name
 
 
 @click.command()
 @with_manifests
 @click.option("--dry-run", is_flag=True, help="Say what would be applied, and change nothing.")
-def migrate(files: tuple[Path, ...], secrets_dir: Path | None, dry_run: bool) -> None:
+@click.option("--sql", is_flag=True, help="Print what would be applied, for psql, and change nothing.")
+def migrate(files: tuple[Path, ...], secrets_dir: Path | None, dry_run: bool, sql: bool) -> None:
     """Create or upgrade the outbox and Mailboat's tables.
 
     May be run any number of times, and by several at once. Where the manifest says manageSchema: false it verifies
-    instead.
+    instead; --sql is for whoever looks after the schema.
     """
-    asyncio.run(_migrate(outboxes(files, secrets_dir), dry_run))
+    chosen = outboxes(files, secrets_dir)
+    asyncio.run(_print_sql(chosen) if sql else _migrate(chosen, dry_run))
+
+
+async def _print_sql(chosen: Sequence[Outbox]) -> None:
+    handover = Handover()
+    for outbox in chosen:
+        async with outbox.link("migrate") as link:
+            script = await handover.script(link, outbox.table)
+        about = f"-- {full_name(outbox.relay)}, outbox {outbox.table}"
+        click.echo(f"{about}\n\n{script}\n" if script else f"{about}: nothing to apply")
 
 
 async def _migrate(chosen: Sequence[Outbox], dry_run: bool) -> None:
@@ -42,9 +54,17 @@ async def _migrate(chosen: Sequence[Outbox], dry_run: bool) -> None:
         async with outbox.link("migrate") as link:
             if dry_run:
                 steps = await pending_migrations(link)
-                _say(name, f"would apply {', '.join(steps)}" if steps else "nothing to apply")
+                names = ", ".join(step.name for step in steps)
+                _say(name, f"would apply {names}" if steps else "nothing to apply")
                 continue
-            report = await apply_migrations(link.connection, outbox.table)
+            told: set[str] = set()
+
+            def waits(why: str, name: str = name, told: set[str] = told) -> None:
+                if why not in told:
+                    told.add(why)
+                    _say(name, why)
+
+            report = await apply_migrations(link.connection, outbox.table, waits=waits)
         _say(name, f"applied {', '.join(report.applied)}" if report.applied else "the schema was up to date")
         _say(name, f"outbox {report.outbox} is ready")
         if report.sql_for_an_administrator:
@@ -81,13 +101,19 @@ def maintain(files: tuple[Path, ...], secrets_dir: Path | None) -> None:
 
 
 async def _maintain(chosen: Sequence[Outbox]) -> None:
-    now = datetime.now(UTC)
     for outbox in chosen:
         name = full_name(outbox.relay)
-        after, limit = limits(outbox.relay.spec.outbox.retention, now)
         async with outbox.link("maintain") as link:
             supply = await ensure_partitions(link.connection, outbox.table)
-            report = await drop_expired(link.connection, outbox.table, after, now=now, limit=limit)
+            now = await server_time(link.connection)
+            after, limit = limits(outbox.relay.spec.outbox.retention, now)
+            report = await drop_expired(link.connection, outbox.layout, after, now=now, limit=limit)
+            if report.dropped:
+                again = await ensure_partitions(link.connection, outbox.table)
+                supply = Supply(supply.made + again.made, again.days_ahead)
+        if supply.days_ahead is None:
+            _say(name, f"{outbox.table} is not partitioned by time: what is old in it is its owner's to delete")
+            continue
         _say(name, f"{counted(supply.made, 'partition')} made; there are some for {int(supply.days_ahead)} days ahead")
         _say(name, f"{counted(len(report.dropped), 'partition')} dropped{_listed(report.dropped)}")
         for blocked in report.blocked:
@@ -112,8 +138,9 @@ def rebase(files: tuple[Path, ...], secrets_dir: Path | None, yes: bool) -> None
     """
     if not yes:
         raise ConfigError(
-            "rebase gives up what was not delivered behind a late transaction. If this copy is the one to go on with,"
-            " and no relay works on the original any more, say --yes."
+            "rebase skips events below the highest settled position that were never delivered: those of transactions"
+            " that committed late. If this copy is the one to go on with, and no relay works on the original any more,"
+            " say --yes."
         )
     asyncio.run(_rebase(outboxes(files, secrets_dir)))
 

@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
-from mailboat.cli.options import like_pattern, point_in_time
-from mailboat.outbox.deadletters import Match
+from mailboat.cli.options import Outbox, like_pattern, point_in_time, refuse_unknown
+from mailboat.outbox.interventions import Match
+from mailboat.outbox.link import Link
+
+Found = TypeVar("Found")
 
 _DEFAULT_LIMIT = 100
+_ANY = Match(outbox="")
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
     """The filters that were given."""
 
-    subscription: str | None = None
-    number: int | None = None
-    event_id: str | None = None
-    key: str | None = None
-    type: str | None = None
-    since: datetime | None = None
-    until: datetime | None = None
-    error: str | None = None
+    wanted: Match = _ANY
+    """In whichever outbox."""
     limit: int | None = None
     all: bool = False
 
@@ -36,28 +34,45 @@ class Selection:
     def of_id(cls, text: str) -> Selection:
         """By the number in the list, or by the event's id."""
         number, event_id = _id(text)
-        return cls(number=number, event_id=event_id)
+        return cls(Match("", number=number, event_id=event_id))
 
     @property
     def by_id(self) -> bool:
-        return self.number is not None or self.event_id is not None
+        return self.wanted.number is not None or self.wanted.event_id is not None
 
     @property
     def narrows(self) -> bool:
-        return self.match("").narrows
+        return self.wanted.narrows
 
     def match(self, outbox: str) -> Match:
-        return Match(
-            outbox,
-            subscription=self.subscription,
-            number=self.number,
-            event_id=self.event_id,
-            key=self.key,
-            type=self.type,
-            since=self.since,
-            until=self.until,
-            error=self.error,
-        )
+        return replace(self.wanted, outbox=outbox)
+
+    def must_be_meant(self) -> None:
+        """Raises unless there is a filter, or --all."""
+        if not self.narrows and not self.all:
+            raise click.UsageError("say which ones (--id, --key, --type, --error, ...), or --all")
+
+    async def must_exist(self, chosen: Sequence[Outbox]) -> None:
+        """Raises where a subscription is named that nobody knows: nothing would match, and all would seem well."""
+        if self.wanted.subscription is not None:
+            await refuse_unknown(chosen, self.wanted.subscription)
+
+    @property
+    def id(self) -> str:
+        """What was given as --id, for messages."""
+        return str(self.wanted.event_id if self.wanted.number is None else self.wanted.number)
+
+
+async def found_in(
+    chosen: Sequence[Outbox], purpose: str, selection: Selection, look: Callable[[Link, Match], Awaitable[list[Found]]]
+) -> list[Found]:
+    """What a look brings, from all outboxes."""
+    await selection.must_exist(chosen)
+    found: list[Found] = []
+    for outbox in chosen:
+        async with outbox.link(purpose) as link:
+            found += await look(link, selection.match(outbox.table))
+    return found
 
 
 def _id(text: str) -> tuple[int | None, str | None]:
@@ -103,7 +118,8 @@ def with_selection(command: Callable[..., None]) -> Callable[..., None]:
         **others: Any,
     ) -> None:
         number, event_id = _id(id_) if id_ is not None else (None, None)
-        selection = Selection(subscription, number, event_id, key, type_, since, until, error, limit, all_)
+        wanted = Match("", subscription, number, event_id, key, type_, since, until, error)
+        selection = Selection(wanted, limit, all_)
         if limit is None and not all_ and not selection.narrows:
             selection = Selection(limit=_DEFAULT_LIMIT)
         command(selection=selection, **others)

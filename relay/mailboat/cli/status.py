@@ -15,16 +15,17 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from mailboat.cli.options import Outbox, outboxes, secrets_option
-from mailboat.cli.printing import columns, safe
+from mailboat.cli.options import PATH, Outbox, outboxes, secrets_option
+from mailboat.cli.printing import columns, counted
 from mailboat.cli.statuslines import HEADER, StatusLine, enriched, from_database, from_relays, not_started
 from mailboat.errors import DatabaseUnavailable
 from mailboat.http.client import Answer, ask
 from mailboat.outbox.overview import known_relays, known_subscriptions, waiting
+from mailboat.terminals import safe
 from mailboat_spec import full_name
 
 _RIGHT = {"PARTITIONS", "LAG", "OLDEST", "PARKED", "DEAD", "RATE"}
-_COLOURS = {"True": "green", "Paused": "yellow", "False": "red"}
+_COLOURS = {"True": "green", "Paused": "yellow", "False": "red", "Failed": "red", "Deleted": "yellow"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class Overview:
     remarks: tuple[str, ...]
     """Relays that are in trouble, or did not answer."""
     relays: tuple[dict[str, Any], ...]
+    away: int = 0
+    """Databases that could not be asked."""
 
 
 @click.command(short_help="Show subscriptions at a glance, once or live.")
@@ -42,7 +45,7 @@ class Overview:
     "-f",
     "--file",
     "files",
-    type=click.Path(path_type=Path),
+    type=PATH,
     multiple=True,
     help="Manifest or folder: asks the database, and the relays it knows.",
 )
@@ -94,6 +97,8 @@ async def _show(chosen: Sequence[Outbox], urls: Sequence[str], every: float | No
         else:
             click.echo("\n".join([*columns(HEADER, (line.cells() for line in overview.lines)), *overview.remarks]))
         if every is None:
+            if overview.away:
+                raise DatabaseUnavailable(f"{overview.away} of {counted(len(chosen), 'database')} could not be asked.")
             return
         await asyncio.sleep(every)
 
@@ -116,12 +121,20 @@ async def _overview(chosen: Sequence[Outbox], urls: Sequence[str]) -> Overview:
     lines: list[StatusLine] = []
     remarks: list[str] = []
     documents: list[dict[str, Any]] = []
+    away: list[str] = []
     for outbox in chosen:
-        own_lines, answers = await _look(outbox)
+        try:
+            own_lines, answers = await _look(outbox)
+        except DatabaseUnavailable as error:  # the others have something to say nevertheless
+            away.append(str(error))
+            continue
         lines += own_lines
         remarks += _remarks(answers)
         documents += [relay for answer in answers for relay in answer.relays]
-    return Overview(tuple(lines), tuple(dict.fromkeys(remarks)), tuple(documents))
+    if away and len(away) == len(chosen):
+        raise DatabaseUnavailable("\n".join(away))
+    remarks += [safe(" ".join(each.split())) for each in away]
+    return Overview(tuple(lines), tuple(dict.fromkeys(remarks)), tuple(documents), len(away))
 
 
 async def _look(outbox: Outbox) -> tuple[list[StatusLine], list[Answer]]:
@@ -136,7 +149,8 @@ async def _look(outbox: Outbox) -> tuple[list[StatusLine], list[Answer]]:
     told = from_relays(relay for answer in answers for relay in answer.relays)
     names = {each.name for each in known}
     lines = [enriched(line, told) for line in lines]
-    lines += [not_started(each) for each in outbox.subscriptions if full_name(each) not in names]
+    fresh = [not_started(each) for each in outbox.subscriptions if full_name(each) not in names]
+    lines += [enriched(line, told) for line in fresh]
     return sorted(lines, key=lambda line: line.name), answers
 
 
@@ -146,9 +160,14 @@ def _remarks(answers: Sequence[Answer]) -> list[str]:
         safe(f"relay {relay.get('relay')} ({relay.get('name')}): {relay.get('state')}: {relay.get('message')}")
         for answer in answers
         for relay in answer.relays
-        if relay.get("state") != "Running"
+        if relay.get("state") != "Running" or relay.get("message")
     ]
-    return silent + troubled
+    refusing = [
+        safe(f"the relay at {answer.url} goes on with its old configuration: {answer.config_error}")
+        for answer in answers
+        if answer.config_error
+    ]
+    return silent + troubled + refusing
 
 
 def _silence(answer: Answer) -> str:
@@ -163,8 +182,10 @@ def as_table(overview: Overview) -> Table:
         caption=Text("\n".join(overview.remarks)) if overview.remarks else None,
         caption_justify="left",
     )
-    for name in HEADER:
-        table.add_column(name, justify="right" if name in _RIGHT else "left", overflow="fold")
+    *narrow, error = HEADER
+    for name in narrow:  # what people copy must stay in one piece; where it gets tight, errors are folded
+        table.add_column(name, justify="right" if name in _RIGHT else "left", overflow="fold", no_wrap=True)
+    table.add_column(error, overflow="fold", min_width=len(error))
     for line in overview.lines:
         ready, *rest = line.cells()
         table.add_row(Text(ready, style=_COLOURS[ready]), *(Text(safe(cell)) for cell in rest))

@@ -44,7 +44,7 @@ class StatusLine:
 
     @property
     def ready_text(self) -> str:
-        return "Paused" if self.state == "Paused" else str(self.ready)
+        return str(self.ready) if self.state == "Running" else self.state
 
     def cells(self) -> tuple[str, ...]:
         """In the order of the header."""
@@ -94,7 +94,7 @@ def _added_up(name: str, parts: Sequence[Mapping[str, Any]]) -> StatusLine:
     return StatusLine(
         name=name,
         sink=str(parts[0]["sink"]),
-        state="Paused" if any(part["state"] == "Paused" for part in parts) else "Running",
+        state=_state([str(part["state"]) for part in parts]),
         owned=sum(len(part["owned"]) for part in parts),
         partitions=max(part["partitions"] for part in parts),
         lag=sum(part["lag"] for part in parts),
@@ -107,6 +107,13 @@ def _added_up(name: str, parts: Sequence[Mapping[str, Any]]) -> StatusLine:
         sink_reachable=all(part["sinkReachable"] for part in parts if part["owned"]),
         last_error=next((part["lastError"] for part in parts if part["lastError"]), None),
     )
+
+
+def _state(states: Sequence[str]) -> str:
+    """Paused for one means paused for all. Failed only where nobody can run it: others may have what one lacks."""
+    if "Paused" in states:
+        return "Paused"
+    return "Failed" if all(state == "Failed" for state in states) else "Running"
 
 
 def from_database(known: KnownSubscription, waiting: Waiting, manifests: Iterable[EventSubscription]) -> StatusLine:
@@ -155,6 +162,7 @@ def enriched(line: StatusLine, told: Iterable[StatusLine]) -> StatusLine:
             return replace(
                 line,
                 sink=line.sink or relay.sink,
+                state="Failed" if relay.state == "Failed" else line.state,
                 rate=relay.rate,
                 sink_reachable=relay.sink_reachable,
                 last_error=relay.last_error or line.last_error,

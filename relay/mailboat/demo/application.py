@@ -13,16 +13,10 @@ from typing import Final
 
 import psycopg
 
-import mailboat
+from mailboat.demo import orders
+from mailboat.demo.orders import ChangedMind
 from mailboat.demo.proof import Written
 
-_SCHEMA: Final = """
-create schema shop;
-create table shop.orders (id text primary key, version integer not null default 0);
-create table shop.changes (
-    event_id uuid primary key, order_id text not null references shop.orders, version integer not null
-);
-"""
 _ORDERS: Final = 60
 _CHANGES_ITS_MIND: Final = 0.1
 _DAWDLES: Final = 0.05
@@ -31,10 +25,6 @@ _LARGE: Final = 60_000
 SLOW_ORDER: Final = "order-slow"
 LARGE_ORDER: Final = "order-large"
 LARGE_TYPE: Final = "order.exported"
-
-
-class ChangedMind(Exception):
-    """The application rolls back."""
 
 
 class Shop:
@@ -56,19 +46,16 @@ class Shop:
 
     def open(self) -> None:
         """Lay out the business tables, begin the slow transaction, start to trade."""
-        with psycopg.connect(self._url, autocommit=True) as connection:
-            connection.execute(_SCHEMA)
-            names = [*(f"order-{number}" for number in range(_ORDERS)), SLOW_ORDER, LARGE_ORDER]
-            connection.cursor().executemany("insert into shop.orders (id) values (%s)", [(name,) for name in names])
+        orders.lay_out(self._url, [*(f"order-{number}" for number in range(_ORDERS)), SLOW_ORDER, LARGE_ORDER])
         self._slow = psycopg.connect(self._url)
-        _change(self._slow, SLOW_ORDER)
+        orders.change(self._slow, SLOW_ORDER)
         for thread in self._threads:
             thread.start()
 
     def change(self, order: str, *, type: str = "order.changed", filler: int = 0) -> None:
         """One change, committed."""
         with psycopg.connect(self._url) as connection:
-            _change(connection, order, type, filler)
+            orders.change(connection, order, type=type, filler=filler)
         self._count()
 
     def export(self) -> None:
@@ -93,9 +80,7 @@ class Shop:
 
     def book(self) -> dict[str, Written]:
         """What is committed, by event id, from the application's own table."""
-        with psycopg.connect(self._url) as connection:
-            rows = connection.execute("select event_id::text, order_id, version from shop.changes").fetchall()
-        return {event_id: Written(order, version) for event_id, order, version in rows}
+        return orders.book(self._url)
 
     def _trade(self, random: Random) -> None:
         try:
@@ -108,7 +93,7 @@ class Shop:
     def _change_some_order(self, connection: psycopg.Connection, random: Random) -> None:
         try:
             with connection.transaction():
-                _change(connection, f"order-{random.randrange(_ORDERS)}")
+                orders.change(connection, f"order-{random.randrange(_ORDERS)}")
                 if random.random() < _DAWDLES:
                     self._closed.wait(_DAWDLING)
                 if random.random() < _CHANGES_ITS_MIND:
@@ -122,14 +107,3 @@ class Shop:
     def _count(self) -> None:
         with self._counting:
             self.committed += 1
-
-
-def _change(connection: psycopg.Connection, order: str, type: str = "order.changed", filler: int = 0) -> None:
-    """The business transaction: lock the order, change it, emit, keep a record."""
-    row = connection.execute(
-        "update shop.orders set version = version + 1 where id = %s returning version", (order,)
-    ).fetchone()
-    assert row is not None, f"order {order} is there from the beginning"
-    payload = {"order": order, "version": row[0], "export": "x" * filler}
-    event_id = mailboat.emit(connection, type, payload, aggregate_type="order", aggregate_id=order)
-    connection.execute("insert into shop.changes values (%s, %s, %s)", (event_id, order, row[0]))

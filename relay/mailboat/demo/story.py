@@ -17,7 +17,7 @@ from mailboat.demo.relays import MAILBOAT, Glance, RelayProcess
 from mailboat.demo.scene import LARGE_LIMIT, PARTITIONS, TOPIC, Scene
 from mailboat.demo.screen import Screen, Seen, View
 
-_PATIENCE: Final = 60.0
+_PATIENCE: Final = 120.0
 _POLL: Final = 0.02
 _VIEW_EVERY: Final = 0.25
 

@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 
 _LARGEST = 16 * 1024 * 1024
+_NO_ADDRESS = "that is no address: write http://host:port"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,8 @@ class Answer:
     url: str
     relays: tuple[dict[str, Any], ...] = ()
     error: str | None = None
+    config_error: str | None = None
+    """Why it does not use the last configuration that it was offered."""
 
 
 async def ask(urls: Sequence[str], *, timeout: float = 3.0) -> list[Answer]:
@@ -30,6 +33,8 @@ async def ask(urls: Sequence[str], *, timeout: float = 3.0) -> list[Answer]:
 
 async def _ask(session: aiohttp.ClientSession, url: str) -> Answer:
     base = url if "://" in url else f"http://{url}"
+    if not base.lower().startswith(("http://", "https://")):
+        return Answer(url, error=_NO_ADDRESS)
     try:
         async with session.get(f"{base.rstrip('/')}/status") as response:
             if response.status != 200:
@@ -40,10 +45,12 @@ async def _ask(session: aiohttp.ClientSession, url: str) -> Answer:
                 if len(body) > _LARGEST:
                     return Answer(url, error="answered more than a status can have")
         document = json.loads(body)
-        return Answer(url, tuple(relay for relay in document["relays"] if isinstance(relay, dict)))
+        relays = tuple(relay for relay in document["relays"] if isinstance(relay, dict))
+        complaint = document.get("config", {}).get("error")
+        return Answer(url, relays, config_error=None if complaint is None else str(complaint))
     except aiohttp.InvalidURL:
-        return Answer(url, error="that is no address: write http://host:port")
+        return Answer(url, error=_NO_ADDRESS)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         return Answer(url, error=str(error) or "did not answer in time")
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return Answer(url, error="answered something that is no status of a relay")

@@ -1,34 +1,48 @@
-"""The relay's HTTP server: /livez, /readyz, /status, /metrics and PUT /assignment.
+"""The relay's HTTP server: /livez, /readyz, /status, /metrics, PUT /assignment and PUT /config.
 
 What health means here, since people will restart relays by it:
 
 - ``/livez`` fails only when a relay's own loop stands still. A destination or a database that is away is no reason to
   restart: it would cure nothing, and throw away what is known.
-- ``/readyz`` fails until every relay was connected once, and while it stops. Not later, whatever goes away: nothing
-  routes traffic to a relay, and a rollout must not hang on a broker's bad day.
+- ``/readyz`` fails until there is a configuration and every relay was connected once, and while it stops. Not later,
+  whatever goes away: nothing routes traffic to a relay, and a rollout must not hang on a broker's bad day.
 """
 
 from __future__ import annotations
 
-import hmac
+import errno
 import json
 import logging
 import socket
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
 
 from mailboat.errors import ConfigError, DatabaseUnavailable, MailboatError
 from mailboat.http.assignment import LARGEST, Assign, follow, parse
+from mailboat.http.callers import Callers
 from mailboat.http.metrics import Metrics
+from mailboat.runtime.followed import ConfigReport, OlderConfig
 from mailboat.runtime.status import RelayState, RelayStatus, as_json
 
 log = logging.getLogger(__name__)
 
+Configure = Callable[[bytes], Awaitable[int | None]]
+"""Takes a configuration and says its version. Raises ``ConfigError``; ``OlderConfig`` where a newer one is in use."""
+
 _CLOSE_WITHIN = 2.0
 """Seconds that an answer under way gets when the server stops."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What ``/status`` says beside the relays."""
+
+    config: ConfigReport = field(default_factory=ConfigReport)
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    """By secret: the version of it that is in use."""
 
 
 class Surface:
@@ -38,13 +52,19 @@ class Surface:
         self,
         statuses: Callable[[], Sequence[RelayStatus]],
         assign: Assign,
-        token_file: Path | None = None,
+        callers: Callers | None = None,
+        *,
         stopping: Callable[[], bool] = lambda: False,
+        told: Callable[[], Told] = Told,
+        configure: Configure | None = None,
     ) -> None:
+        """``configure`` takes a configuration that is pushed; None: it is not followed, and no call changes it."""
         self._statuses = statuses
         self._assign = assign
-        self._token_file = token_file
+        self._callers = callers or Callers()
         self._stopping = stopping
+        self._told = told
+        self._configure = configure
         self._metrics = Metrics(statuses)
         self._connected_once: set[str] = set()
 
@@ -55,6 +75,7 @@ class Surface:
         application.router.add_get("/status", self._status)
         application.router.add_get("/metrics", self._render_metrics)
         application.router.add_put("/assignment", self._assignment)
+        application.router.add_put("/config", self._config)
         return application
 
     async def _livez(self, _: web.Request) -> web.Response:
@@ -68,6 +89,8 @@ class Surface:
         self._connected_once |= {status.name for status in statuses if status.state is RelayState.RUNNING}
         if self._stopping() or any(status.state is RelayState.STOPPING for status in statuses):
             return _text("stopping", 503)
+        if not statuses:
+            return _text(f"no configuration yet: {self._told().config.error or 'waiting for it'}", 503)
         waiting = [status for status in statuses if status.name not in self._connected_once]
         if waiting:
             lines = (f"{status.name}: {status.state}: {status.message or 'not connected yet'}" for status in waiting)
@@ -75,16 +98,14 @@ class Surface:
         return _text("ok")
 
     async def _status(self, _: web.Request) -> web.Response:
-        return web.json_response({"relays": as_json(list(self._statuses()))})
+        return web.json_response({"relays": as_json(list(self._statuses())), **as_json(self._told())})
 
     async def _render_metrics(self, request: web.Request) -> web.Response:
         body, content_type = self._metrics.render(request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _assignment(self, request: web.Request) -> web.Response:
-        if refusal := self._refusal(request):
-            return refusal
-        body = await request.read()  # aiohttp answers 413 beyond the limit
+        body = await self._callers.body_of(request)
         try:
             assignment = parse(body, "the request's body")
             outcome = await follow(assignment, self._assign)
@@ -103,24 +124,17 @@ class Surface:
         log.info("An assignment came in.", extra=answer)
         return web.json_response(answer, status=409 if outcome.stale else 404 if outcome.unknown else 200)
 
-    def _refusal(self, request: web.Request) -> web.Response | None:
-        if self._token_file is None:
-            return _text("Assignments are not taken here: start the relay with --control-token-file.", 403)
+    async def _config(self, request: web.Request) -> web.Response:
+        body = await self._callers.body_of(request)
+        if self._configure is None:
+            return _text("Configurations are not taken here: start the relay with --follow.", 403)
         try:
-            expected = self._token_file.read_text(encoding="utf-8").strip()  # read anew: tokens are rotated
-        except (OSError, UnicodeDecodeError):
-            log.error("The control token can't be read.", extra={"file": str(self._token_file)})
-            return _text("Assignments are not taken here: the relay can't read its control token file.", 403)
-        if not expected:
-            return _text("Assignments are not taken here: the relay's control token file is empty.", 403)
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), expected.encode()):
-            return web.Response(
-                text="The token is missing or wrong: send Authorization: Bearer <token>.\n",
-                status=401,
-                headers={"WWW-Authenticate": "Bearer"},
-            )
-        return None
+            version = await self._configure(body)
+        except OlderConfig as error:
+            return _text(str(error), 409)
+        except ConfigError as error:
+            return _text(str(error), 400)
+        return web.json_response({"version": version})
 
 
 def _text(text: str, status: int = 200) -> web.Response:
@@ -136,10 +150,12 @@ class HttpServer:
 
     @classmethod
     def bind(cls, host: str, port: int) -> HttpServer:
-        """Raises ``ConfigError`` when nobody can listen there."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        """Everywhere (``::``) means IPv4 as well, and IPv4 alone where there is no IPv6.
+
+        Raises ``ConfigError`` when nobody can listen there.
+        """
         try:
-            return cls(socket.create_server((host, port), family=family, reuse_port=False))
+            return cls(_everywhere(port) if host == "::" else _at(host, port))
         except OSError as error:
             raise ConfigError(
                 f"can't listen on {host}:{port}: {error.strerror or error}. Choose another address with --listen"
@@ -167,6 +183,21 @@ class HttpServer:
         if self._runner is not None:
             await self._runner.cleanup()
         self._socket.close()
+
+
+def _at(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, reuse_port=False)
+
+
+def _everywhere(port: int) -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, reuse_port=False)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:  # IPv6 is known, and turned off
+                raise
+    return _at("0.0.0.0", port)
 
 
 def parse_address(text: str) -> tuple[str, int]:

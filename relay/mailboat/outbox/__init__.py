@@ -1,5 +1,5 @@
 """Outboxes: where events come from and where progress is kept.
 
-`store.py` is the protocol that the pump knows; `memory.py` fulfils it in a dictionary, for simulations; the other
-modules fulfil it in Postgres. This is the only package that imports psycopg.
+`store.py` is the protocol that the pump knows; `memory/` fulfils it in dictionaries, for simulations; the other modules
+fulfil it in Postgres. Of all that a relay runs this is the only package that imports psycopg.
 """

@@ -1,7 +1,8 @@
 """The statements that read events, composed for a table and a set of subscriptions.
 
 Filters are part of a statement's text, so each set of subscriptions that is read for together has its own; it is
-composed once, and the server plans it once.
+composed once, and the server plans it once. Two hundred subscriptions can be together in more ways than fit into any
+memory, so only some sets have their own: all others read what is for anybody, and drop what is for none of them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from mailboat.outbox.store import CursorKey, Lease, Subscription
 
 _SQL = statements("windows")
 
+_MOST_SETS = 32
+"""Sets of several subscriptions that have statements of their own."""
+
 _UNDONE = sql.SQL("not pg_visible_in_snapshot(e.xid, (select done from w))")
 _UNDONE_BEFORE = sql.SQL("not mailboat.settled_before((select debts from w), e.slot, e.xid, e.id)")
 
@@ -38,11 +42,11 @@ class Route:
 class Composed:
     """The statements for one set of subscriptions, and what to do with the rows they return."""
 
-    tail: sql.Composed
-    small_window: sql.Composed
-    late: sql.Composed
-    large_window: sql.Composed
-    indebted_window: sql.Composed
+    tail: bytes
+    small_window: bytes
+    late: bytes
+    large_window: bytes
+    indebted_window: bytes
     subscriptions: Mapping[int, Subscription]
 
     @property
@@ -62,12 +66,12 @@ class Compositions:
     """All statements that depend on the outbox's layout or on subscriptions' filters."""
 
     def __init__(self, layout: Layout) -> None:
-        self._fixed = {"outbox": layout.outbox, "stored": layout.stored, "columns": COLUMNS}
+        self._fixed = {"rows": layout.rows, "columns": COLUMNS}
         self._routes: Mapping[int, Route] = {}
         self._composed: dict[tuple[int, ...], Composed] = {}
-        self.span = sql.SQL(_SQL["span"]).format(**self._fixed)
-        self.reach = sql.SQL(_SQL["reach"]).format(**self._fixed)
-        self.reach_within = sql.SQL(_SQL["reach_within"]).format(**self._fixed)
+        self.span = sql.SQL(_SQL["span"]).format(**self._fixed).as_bytes()
+        self.reach = sql.SQL(_SQL["reach"]).format(**self._fixed).as_bytes()
+        self.reach_within = sql.SQL(_SQL["reach_within"]).format(**self._fixed).as_bytes()
 
     def route(self, routes_by_number: Mapping[int, Route]) -> None:
         """Which subscriptions there are, from now on."""
@@ -78,8 +82,16 @@ class Compositions:
         """The statements that read for these cursors."""
         numbers = tuple(sorted({lease.key.subscription for lease in members}))
         if numbers not in self._composed:
+            if len(numbers) > 1 and len(self._composed) >= _MOST_SETS + len(self._routes):
+                return self._for_all()
             self._composed[numbers] = self._compose(numbers)
         return self._composed[numbers]
+
+    def _for_all(self) -> Composed:
+        everybody = tuple(sorted(self._routes))
+        if everybody not in self._composed:
+            self._composed[everybody] = self._compose(everybody)
+        return self._composed[everybody]
 
     def _compose(self, numbers: tuple[int, ...]) -> Composed:
         wanted = {number: self._routes[number].wanted for number in numbers}
@@ -92,11 +104,11 @@ class Compositions:
             "wanted": any_of(wanted),
         }
         return Composed(
-            sql.SQL(_SQL["tail"]).format(**parts),
-            sql.SQL(_SQL["small_window"]).format(**parts),
-            sql.SQL(_SQL["late"]).format(**parts),
-            sql.SQL(_SQL["large_window"]).format(**parts, undone=_UNDONE),
-            sql.SQL(_SQL["large_window"]).format(**parts, undone=_UNDONE_BEFORE),
+            sql.SQL(_SQL["tail"]).format(**parts).as_bytes(),
+            sql.SQL(_SQL["small_window"]).format(**parts).as_bytes(),
+            sql.SQL(_SQL["late"]).format(**parts).as_bytes(),
+            sql.SQL(_SQL["large_window"]).format(**parts, undone=_UNDONE).as_bytes(),
+            sql.SQL(_SQL["large_window"]).format(**parts, undone=_UNDONE_BEFORE).as_bytes(),
             {number: self._routes[number].subscription for number in numbers},
         )
 

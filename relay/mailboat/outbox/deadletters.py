@@ -7,44 +7,20 @@ letter stays, with the time of the replay: history is not rewritten, and the sam
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from itertools import groupby
-from typing import Any, LiteralString, NamedTuple
+from typing import NamedTuple
 
-from psycopg import AsyncCursor, sql
+from psycopg import sql
 
-from mailboat.outbox.link import Link, Row
+from mailboat.outbox.interventions import Match, by_partition, holding_cursor, line_up, matching, wake
+from mailboat.outbox.link import Link
 from mailboat.outbox.sqlfiles import statements
 
 _SQL = statements("deadletters")
 _PURGED_AT_ONCE = 5_000
 _REPLAYED_AT_ONCE = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """Which events a person means. What is None does not matter."""
-
-    outbox: str
-    subscription: str | None = None
-    """``namespace/name``, or the name alone."""
-    number: int | None = None
-    """Of the dead letter, or of the parked event."""
-    event_id: str | None = None
-    key: str | None = None
-    type: str | None = None
-    """A pattern for LIKE."""
-    since: datetime | None = None
-    until: datetime | None = None
-    error: str | None = None
-    """A part of the reason or of the error, in capitals or not."""
-
-    @property
-    def narrows(self) -> bool:
-        """Whether anything but the outbox was given."""
-        return any(value is not None for name, value in asdict(self).items() if name != "outbox")
 
 
 class DeadLetter(NamedTuple):
@@ -104,6 +80,8 @@ class Candidate(NamedTuple):
     replayed_at: datetime | None
     waits: bool
     """The event is parked already, by an earlier replay."""
+    deleted: bool = False
+    """Its subscription was: nobody would send it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,23 +93,20 @@ class ReplayPlan:
     """Parked already: sent anyway, once their turn comes."""
     superseded: tuple[Candidate, ...]
     """The same event died again later; that later one is replayed."""
+    orphaned: tuple[Candidate, ...] = ()
+    """Of deleted subscriptions. They stay as they are, for a subscription of the same name that may come."""
 
 
 def plan(candidates: Sequence[Candidate]) -> ReplayPlan:
     """Sorts out what must not be replayed twice. Keeps the order."""
     last = {(each.subscription_id, each.event_id): each.dead_id for each in sorted(candidates)}
-    fresh = [each for each in candidates if not each.waits]
+    fresh = [each for each in candidates if not each.waits and not each.deleted]
     return ReplayPlan(
         tuple(each for each in fresh if last[each.subscription_id, each.event_id] == each.dead_id),
-        tuple(each for each in candidates if each.waits),
+        tuple(each for each in candidates if each.waits and not each.deleted),
         tuple(each for each in fresh if last[each.subscription_id, each.event_id] != each.dead_id),
+        tuple(each for each in candidates if each.deleted),
     )
-
-
-def matching(statement: LiteralString, number: str, time: str) -> sql.Composed:
-    """A statement with what a person asked for put in; ``number`` and ``time`` are the columns they mean."""
-    condition = sql.SQL(_SQL["matching"]).format(number=sql.Identifier("r", number), time=sql.Identifier("r", time))
-    return sql.SQL(statement).format(matching=condition)
 
 
 def _dead(name: str) -> sql.Composed:
@@ -168,56 +143,27 @@ async def replay(
     transaction of its own. A dead letter that somebody else replayed meanwhile is left alone.
     """
     done = 0
-    for (subscription_id, partition), group in _by_partition(chosen):
+    for where, group in by_partition(chosen, at_once=_REPLAYED_AT_ONCE):
         ordered = group[0].subscription not in unordered
-        where: dict[str, Any] = {"subscription_id": subscription_id, "partition": partition}
-        async with link.transaction() as cursor:
-            await hold_cursor(cursor, where)
+        async with holding_cursor(link, where) as cursor:
             dead_ids = [each.dead_id for each in group]
             await cursor.execute(_SQL["replay"], {**where, "dead_ids": dead_ids, "again": again, "ordered": ordered})
             parked = await cursor.fetchall()
             if ordered:
-                await order_heads(cursor, where, {key for _, key in parked if key is not None})
-            await cursor.execute(_SQL["wake"], {"outbox": outbox})
+                await line_up(cursor, where, (key for _, key in parked))
+        await wake(link, outbox)
         done += len(parked)
     return done
 
 
-def _by_partition(chosen: Sequence[Candidate]) -> Iterator[tuple[tuple[int, int], list[Candidate]]]:
-    """One partition at a time, some at a time, each in the given order."""
-
-    def partition(each: Candidate) -> tuple[int, int]:
-        return each.subscription_id, each.partition
-
-    for key, group in groupby(sorted(chosen, key=partition), key=partition):
-        letters = list(group)
-        for start in range(0, len(letters), _REPLAYED_AT_ONCE):
-            yield key, letters[start : start + _REPLAYED_AT_ONCE]
-
-
-async def hold_cursor(cursor: AsyncCursor[Row], where: dict[str, Any]) -> None:
-    """Nobody else changes parked events of the partition until the transaction ends."""
-    await cursor.execute(_SQL["hold_cursor"], where)
-
-
-async def order_heads(cursor: AsyncCursor[Row], where: dict[str, Any], keys: Collection[str]) -> None:
-    """Make the first of each key's queue its only head."""
-    if keys:
-        await cursor.execute(_SQL["order_heads"], {**where, "keys": list(keys)})
-
-
-async def wake(link: Link, outbox: str) -> None:
-    """Let sleeping relays look at once."""
-    async with link.autocommit() as cursor:
-        await cursor.execute(_SQL["wake"], {"outbox": outbox})
-
-
-async def purge(link: Link, match: Match, *, older_than: float) -> int:
-    """Delete dead letters that were replayed more than so many seconds ago; returns how many."""
+async def purge(link: Link, match: Match, *, older_than: float, limit: int | None) -> int:
+    """Delete dead letters that were replayed more than so many seconds ago, the oldest first; returns how many."""
     deleted = 0
-    while True:
+    while limit is None or deleted < limit:
+        at_once = _PURGED_AT_ONCE if limit is None else min(_PURGED_AT_ONCE, limit - deleted)
         async with link.transaction() as cursor:
-            await cursor.execute(_dead("purge"), {**asdict(match), "older_than": older_than, "limit": _PURGED_AT_ONCE})
+            await cursor.execute(_dead("purge"), {**asdict(match), "older_than": older_than, "limit": at_once})
             deleted += cursor.rowcount
-            if cursor.rowcount < _PURGED_AT_ONCE:
-                return deleted
+            if cursor.rowcount < at_once:
+                break
+    return deleted

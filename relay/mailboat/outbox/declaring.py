@@ -1,10 +1,13 @@
-"""Subscriptions enter the store: rows for them and their cursors, made once, found again by every relay.
+"""Subscriptions enter the store, and leave it: rows for them and their cursors, made once, found by every relay.
 
 Everything about one subscription happens in one transaction that holds its row, so relays that start together agree.
+Relays that follow a changing configuration get it one after the other: the row remembers the newest edition that spoke
+of it, and an older one changes nothing, brings nothing back and deletes nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +18,25 @@ from mailboat.outbox.composed import Route
 from mailboat.outbox.filters import Since, predicate
 from mailboat.outbox.layout import Layout
 from mailboat.outbox.link import Link, Row
-from mailboat.outbox.repartition import repartition
+from mailboat.outbox.repartition import repartition, undone
 from mailboat.outbox.sqlfiles import statements
 from mailboat.outbox.store import Subscription
 from mailboat_spec import EventSubscription, full_name
 
 _SQL = statements("subscriptions")
+
+
+@dataclass(frozen=True, slots=True)
+class Edition:
+    """Which configuration speaks."""
+
+    version: int = 0
+    """Rises with every change; 0 where nobody counts."""
+    relay_uid: str = ""
+    """Of the OutboxRelay resource; empty outside Kubernetes."""
+
+
+UNCOUNTED = Edition()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +51,14 @@ class Declared:
         return cls(full_name(resource), resource)
 
 
-async def declare(link: Link, layout: Layout, declared: Declared, *, may_lay_out: bool) -> Route:
+async def declare(
+    link: Link, layout: Layout, declared: Declared, *, may_lay_out: bool, edition: Edition = UNCOUNTED
+) -> Route | None:
     """The subscription's row and cursors, made if they are missing; changed where the manifest changed.
 
-    ``may_lay_out``: a relay that just started brings another number of partitions with it; one that has been running
-    follows what it finds, so that two relays with two versions of a manifest do not undo each other's work for ever.
+    ``may_lay_out``: a relay that just started, or just got a new configuration, brings another number of partitions
+    with it; one that has been running follows what it finds, so that two relays with two versions of a manifest do not
+    undo each other's work for ever. None: a newer edition has deleted this subscription, or replaced it.
     """
     spec = declared.resource.spec
     wanted: dict[str, Any] = {
@@ -50,20 +69,28 @@ async def declare(link: Link, layout: Layout, declared: Declared, *, may_lay_out
         "partitions": spec.partitions,
         "since_time": spec.start.time.isoformat() if spec.start.time else None,
         "since_id": spec.start.position,
+        "version": edition.version,
+        "relay_uid": edition.relay_uid,
     }
+    before = await undone(link, layout, wanted) if may_lay_out else None
     async with link.transaction() as cursor:
         found = await _find(cursor, wanted)
-        if found is not None and found[1] and wanted["uid"] and found[1] != wanted["uid"]:
-            await cursor.execute(_SQL["forget"], wanted)  # a resource of the same name, made anew: it starts anew
-            found = None
         if found is None:
             await cursor.execute(_SQL["declare"], wanted)
             found = await _find(cursor, wanted)
             assert found is not None
-        number, uid, partitions, generation, state, since_time, since_id = found
-        await cursor.execute(_SQL["redeclare"], {**wanted, "id": number, "uid": wanted["uid"] or uid})
+        number, uid, partitions, generation, state, since_time, since_id, known_version, retired = found
+        outdated = edition.version < known_version
+        if retired or (uid and wanted["uid"] and uid != wanted["uid"]):
+            if outdated:
+                return None
+            await cursor.execute(_SQL["renew"], {**wanted, "id": number})
+            number, uid, partitions, generation, state, since_time, since_id, *_ = await _find(cursor, wanted) or found
+        elif not outdated:
+            await cursor.execute(_SQL["redeclare"], {**wanted, "id": number, "uid": wanted["uid"] or uid})
+            (state,) = await cursor.fetchone() or (state,)
         await cursor.execute(
-            sql.SQL(_SQL["create_cursors"]).format(stored=layout.stored, outbox=layout.outbox),
+            sql.SQL(_SQL["create_cursors"]).format(rows=layout.rows),
             {
                 "id": number,
                 "partitions": partitions,
@@ -72,8 +99,9 @@ async def declare(link: Link, layout: Layout, declared: Declared, *, may_lay_out
                 "timeline": link.server.timeline,
             },
         )
-        if partitions != spec.partitions and may_lay_out:
-            generation = await repartition(cursor, layout, number, spec.partitions)
+        if partitions != spec.partitions and may_lay_out and not outdated:
+            link.take_time()  # as many parked events as there are move along
+            generation = await repartition(cursor, layout, link.server, number, spec.partitions, before)
             partitions = spec.partitions
     subscription = Subscription(number, declared.name, partitions, generation, state == "Paused")
     return Route(subscription, predicate(spec.filter, Since(since_time, since_id)))
@@ -97,3 +125,54 @@ async def refuse_strangers(link: Link, numbers: list[int]) -> None:
             " copy. If this copy is the one to go on with, run `mailboat rebase`: it continues behind the highest"
             " position that was settled."
         )
+
+
+async def in_other_hands(link: Link, outbox: str, relay: str, declared: Sequence[Declared], edition: Edition) -> bool:
+    """Whether laying out anew would now take partitions away from relays that have batches on their way."""
+    where = {"outbox": outbox, "relay": relay, "version": edition.version}
+    async with link.autocommit() as cursor:
+        for each in declared:
+            named = {"name": each.name, "partitions": each.resource.spec.partitions}
+            await cursor.execute(_SQL["in_other_hands"], where | named)
+            row = await cursor.fetchone()
+            if row is not None and row[0]:
+                return True
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Farewell:
+    """What became of subscriptions that a configuration does not name any more."""
+
+    retired: tuple[str, ...]
+    awaited: tuple[str, ...]
+    """Another relay, which has an older configuration, still moves these."""
+
+
+async def retire_gone(link: Link, outbox: str, relay: str, named: Collection[str], edition: Edition) -> Farewell:
+    """Deletes cursors and parked events of subscriptions whose resource was deleted; their dead letters stay.
+
+    Only those that the very same OutboxRelay (by its uid) declared, by an edition that is not newer, and that nobody
+    moves any more: somebody who does would lose its place, and at its next start deliver everything again.
+    """
+    if not edition.relay_uid:
+        return Farewell((), ())
+    where: dict[str, Any] = {
+        "outbox": outbox,
+        "relay": relay,
+        "names": list(named),
+        "version": edition.version,
+        "relay_uid": edition.relay_uid,
+    }
+    retired: list[str] = []
+    awaited: list[str] = []
+    async with link.autocommit() as cursor:
+        await cursor.execute(_SQL["gone"], where)
+        for number, name, served in await cursor.fetchall():
+            if served:
+                awaited.append(name)
+                continue
+            await cursor.execute(_SQL["retire"], {**where, "id": number})
+            if await cursor.fetchone() is not None:
+                retired.append(name)
+    return Farewell(tuple(retired), tuple(awaited))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import LiteralString
 
 from psycopg import sql
 
@@ -26,6 +27,17 @@ _STORED = (
     "traceparent",
 )
 """The columns of an outbox by the names that Mailboat uses for them."""
+
+_OF_ANY_KIND: Mapping[str, LiteralString] = {
+    "event_type": "{}::text",
+    "aggregate_type": "{}::text",
+    "aggregate_id": "{}::text",
+    "key": "{}::text",
+    "content_type": "coalesce({}::text, 'application/json')",
+    "tags": "coalesce({}::text[], '{{}}')",
+    "traceparent": "{}::text",
+}
+"""Columns that a table of somebody's own may have as varchar or uuid, or leave empty, and what is read instead."""
 
 _AS_TEXT = sql.SQL(
     "found.id, found.event_id::text, found.event_type, found.aggregate_type, found.aggregate_id, found.key, {payload},"
@@ -74,11 +86,16 @@ class Layout:
         return sql.Identifier(*self.table.split("."))
 
     @property
-    def stored(self) -> sql.Composable:
-        """All columns of a row ``e`` of the table, under Mailboat's names."""
-        return sql.SQL(", ").join(
-            sql.SQL("e.{} as {}").format(sql.Identifier(self.columns.get(name, name)), sql.Identifier(name))
-            if name in self.columns
-            else sql.SQL("e.{}").format(sql.Identifier(name))
+    def rows(self) -> sql.Composable:
+        """The table as something to select from, under Mailboat's names: whatever reads events reads from here.
+
+        Planned as if it were the table itself.
+        """
+        columns = sql.SQL(", ").join(
+            sql.SQL("{} as {}").format(
+                sql.SQL(_OF_ANY_KIND.get(name, "{}")).format(sql.Identifier("e", self.columns.get(name, name))),
+                sql.Identifier(name),
+            )
             for name in _STORED
         )
+        return sql.SQL("(select {} from {} as e)").format(columns, self.outbox)

@@ -8,30 +8,24 @@ What happens when…
   relay buries it and claims what it held (``claim`` counts a resume).
 - a relay is cut off from the database but lives: the same; whatever it still settles later finds another epoch.
 - there is a pooler between: no session lock can be held, so only expiry counts.
-- the database restarts: all locks are free for a moment, but heartbeats are not overdue, so nobody is buried.
+- the database restarts: all locks are free for a moment, and after a while heartbeats are overdue, but a relay counts
+  another's silence from its own joining at the earliest, so whoever comes back as soon as itself is not buried.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from mailboat.errors import LeaseLost
+from mailboat.outbox.composed import lease_arrays
 from mailboat.outbox.link import Link
+from mailboat.outbox.settings import RelayIdentity
 from mailboat.outbox.sqlfiles import statements
 from mailboat.outbox.store import Cursor, CursorKey, Holding, Lease, RelayPeer, Window
 
 _SQL = statements("leases")
-
-
-@dataclass(frozen=True, slots=True)
-class RelayIdentity:
-    """Who a relay is. The incarnation is new with every process."""
-
-    id: str
-    incarnation: str
-    address: str = ""
+_SYNC = statements("windows")["sync"]
 
 
 def lock_key(relay: str) -> tuple[int, int]:
@@ -43,11 +37,12 @@ def lock_key(relay: str) -> tuple[int, int]:
 class Leases:
     """The leases of one relay on one outbox."""
 
-    def __init__(self, me: RelayIdentity, outbox: str, ttl: float, overdue_after: float) -> None:
+    def __init__(self, me: RelayIdentity, outbox: str, ttl: float, overdue_after: float, sync_level: str) -> None:
         self._me = me
         self._outbox = outbox
         self._ttl = ttl
         self._overdue_after = overdue_after
+        self._sync_level = sync_level
 
     @property
     def _who(self) -> dict[str, object]:
@@ -66,7 +61,9 @@ class Leases:
                     " another name with --relay-id."
                 )
         async with link.transaction() as cursor:
+            await cursor.execute(_SQL["sweep"], self._who)
             await cursor.execute(_SQL["inherit"], self._who)
+            await cursor.execute(_SQL["disown"], {**self._who, "serves": list(serves)})
             await cursor.execute(
                 _SQL["join"],
                 {**self._who, "address": self._me.address, "serves": list(serves), "session_lock": session_lock},
@@ -82,19 +79,24 @@ class Leases:
             await cursor.execute(_SQL["peers"], self._who)
             rows = await cursor.fetchall()
             peers: list[RelayPeer] = []
-            for relay, incarnation, served, address, session_lock, alive, silent_for in rows:
+            for relay, incarnation, served, session_lock, alive, silent_for in rows:
                 if relay != self._me.id and session_lock and silent_for > self._overdue_after:
                     high, low = lock_key(relay)
                     corpse = {"relay": relay, "incarnation": incarnation, "high": high, "low": low}
                     await cursor.execute(_SQL["bury"], corpse)
                     alive = alive and await cursor.fetchone() is None
-                peers.append(RelayPeer(relay, frozenset(served), address, alive))
+                peers.append(RelayPeer(relay, frozenset(served), alive))
         return tuple(peers)
 
     async def leave(self, link: Link) -> None:
         """Say good-bye, so that nobody waits for this relay."""
         async with link.autocommit() as cursor:
             await cursor.execute(_SQL["leave"], self._who)
+
+    async def disown(self, link: Link, keep: Collection[int]) -> None:
+        """Let go of everything, whichever session of this relay took it, but for these subscriptions."""
+        async with link.autocommit() as cursor:
+            await cursor.execute(_SQL["disown"], {**self._who, "serves": list(keep)})
 
     async def holdings(self, link: Link, serves: Collection[int]) -> tuple[Holding, ...]:
         """Who owns what, and who should."""
@@ -104,8 +106,13 @@ class Leases:
         return tuple(Holding(CursorKey(s, p), owner, assigned_to) for s, p, owner, assigned_to in rows)
 
     async def claim(self, link: Link, keys: Collection[CursorKey]) -> list[Cursor]:
-        """Take those that nobody alive holds."""
-        async with link.autocommit() as cursor:
+        """Take those that nobody alive holds.
+
+        A window that is open already is published without another commit before it, so this one waits, at the outbox's
+        durability: whoever opened the window may have died, or given up, before its own commit was as safe as promised.
+        """
+        async with link.transaction() as cursor:
+            await cursor.execute(_SYNC, {"level": self._sync_level})
             await cursor.execute(
                 _SQL["claim"],
                 {
@@ -128,12 +135,11 @@ class Leases:
             sequence,
             generation,
             resumes,
-            hi,
             debts,
         ) in rows:
-            window = Window(done, upto, lowest, highest, debts) if upto is not None else None
+            window = Window(done, upto, lowest, highest, number if debts else 0) if upto is not None else None
             lease = Lease(CursorKey(number, part), epoch)
-            cursors.append(Cursor(lease, done, window, position, sequence, generation, resumes, hi))
+            cursors.append(Cursor(lease, done, window, position, sequence, generation, resumes))
         return cursors
 
     async def release(self, link: Link, leases: Collection[Lease]) -> None:
@@ -141,11 +147,7 @@ class Leases:
         async with link.autocommit() as cursor:
             await cursor.execute(
                 _SQL["release"],
-                {
-                    "subscriptions": [lease.key.subscription for lease in leases],
-                    "partitions": [lease.key.partition for lease in leases],
-                    "epochs": [lease.epoch for lease in leases],
-                },
+                lease_arrays(leases),
             )
 
     async def assign(self, link: Link, subscription: int, generation: int, owners: dict[int, str]) -> bool:

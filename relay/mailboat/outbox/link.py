@@ -11,16 +11,24 @@ locks behind until TCP gives up, which by default takes hours.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, LiteralString, TypeVar
 
 import psycopg
-from psycopg import AsyncConnection, AsyncCursor
+from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, sql
+from psycopg.generators import send
 
-from mailboat.errors import ConfigError, DatabaseUnavailable, MailboatError, SchemaMismatch
+from mailboat.errors import ConfigError, DatabaseUnavailable, InRecovery, MailboatError, SchemaMismatch
+from mailboat.outbox.blocking import BlockingWork
+from mailboat_spec import Pooler
 
+# A pipeline that ends because its connection did is told by the error that ended it.
+logging.getLogger("psycopg").addFilter(lambda record: not record.getMessage().startswith("error ignored"))
+
+T = TypeVar("T")
 Row = tuple[Any, ...]
 UrlProvider = Callable[[], str]
 """Asked anew for every connection, so that a rotated password is picked up."""
@@ -39,6 +47,14 @@ class Server:
     """Two-phase commit is enabled, and NOTIFY would forbid it."""
 
 
+_USE_THE_PRIMARY = (
+    "This Postgres is a standby, and its snapshots leave out running transactions: use the primary, or name all servers"
+    " in the database URL, as in postgresql://user@one:5432,two:5432/dbname."
+)
+_ANSWERS_OF_A_STANDBY = ("session is read-only", "server is in hot standby mode")
+"""What libpq says where it was to find a server that takes writes."""
+
+
 def explain(error: psycopg.Error) -> MailboatError:
     """The error of ours that says what a person should do about this one."""
     message = str(error).strip() or type(error).__name__
@@ -53,15 +69,17 @@ def explain(error: psycopg.Error) -> MailboatError:
             )
         case psycopg.errors.InvalidPassword() | psycopg.errors.InvalidAuthorizationSpecification():
             return DatabaseUnavailable(f"Postgres refused the log-in: {message}. Check the database Secret.")
+        case psycopg.OperationalError() if message.endswith(_ANSWERS_OF_A_STANDBY):  # none of the hosts takes writes
+            return InRecovery(f"{message}. {_USE_THE_PRIMARY}")
     return DatabaseUnavailable(message)
 
 
 @asynccontextmanager
-async def explained(connection: AsyncConnection[Any] | None, deadline: float) -> AsyncIterator[None]:
+async def explained(connection: AsyncConnection[Any] | None, deadline: float) -> AsyncIterator[asyncio.Timeout]:
     """Turns psycopg's errors into ours; past the deadline the connection is given up."""
     try:
-        async with asyncio.timeout(deadline):
-            yield
+        async with asyncio.timeout(deadline) as timeout:
+            yield timeout
     except psycopg.Error as error:
         raise explain(error) from error
     except TimeoutError as error:
@@ -70,18 +88,84 @@ async def explained(connection: AsyncConnection[Any] | None, deadline: float) ->
         raise DatabaseUnavailable(f"Postgres did not answer within {deadline:.0f} s") from error
 
 
+class Pipeline:
+    """A transaction whose statements do not wait for each other's answers, only for those that are looked at."""
+
+    def __init__(self, connection: Connection[Row], statements: psycopg.Pipeline | None) -> None:
+        self._connection = connection
+        self._statements = statements
+
+    def wait(self) -> None:
+        """Until all that was sent is answered. To be called before anything is fetched.
+
+        The server then knows that it waits for us. Without it a transaction whose relay has vanished counts as busy for
+        as long as the connection lasts, and ``idle_in_transaction_session_timeout`` never ends it.
+
+        All is sent before: psycopg's sync only reads, and where a large event fills the socket's buffer the rest of it
+        would lie here while both sides wait for the other to speak.
+        """
+        if self._statements is not None:
+            self._connection.wait(send(self._connection.pgconn))
+            self._statements.sync()
+
+    def send(self, statement: str | bytes | sql.Composed, parameters: Any = None) -> Cursor[Row]:
+        """Whoever fetches from the cursor (its results are binary) waits for the answer."""
+        return self.cursor().execute(statement, parameters)
+
+    def cursor(self) -> Cursor[Row]:
+        return self._connection.cursor(binary=True)
+
+
+@contextmanager
+def begun(
+    connection: Connection[Row], server: Server, deadline: float, begin: LiteralString = "begin"
+) -> Iterator[Pipeline]:
+    """A transaction as a pipeline. What is left unfetched in it is still waited for, and must be well."""
+    try:
+        # Behind a pooler one after the other: not every version of every pooler keeps a pipeline together.
+        with nullcontext() if server.pooled else connection.pipeline() as statements:
+            pipeline = Pipeline(connection, statements)
+            pipeline.send(begin)
+            if server.pooled:  # settings of a session would be somebody else's next
+                pipeline.send(_TRANSACTION_PATIENCE, patience(deadline))
+            yield pipeline
+            pipeline.send("commit")
+    except BaseException:
+        if not connection.closed:
+            connection.rollback()
+        raise
+
+
 class Link:
     """A connection with a purpose. Closed for good after any failure."""
 
-    def __init__(self, connection: AsyncConnection[Row], server: Server, deadline: float) -> None:
+    def __init__(
+        self, connection: AsyncConnection[Row], server: Server, deadline: float, *, waits_for_standbys: bool
+    ) -> None:
         self.connection = connection
         self.server = server
         self._deadline = deadline
+        self._waits_for_standbys = waits_for_standbys
         self._turn = asyncio.Lock()
+        self._timeout: asyncio.Timeout | None = None
+        self._blocking: Connection[Row] | None = None
+        self._work = BlockingWork("ticks", deadline, lambda: connection.pgconn)
 
     @classmethod
-    async def open(cls, url: UrlProvider, purpose: str, *, deadline: float = 30.0, pooler: str = "Auto") -> Link:
-        """Connects, and refuses a server that must not be read from."""
+    async def open(
+        cls,
+        url: UrlProvider,
+        purpose: str,
+        *,
+        deadline: float = 30.0,
+        pooler: Pooler = Pooler.AUTO,
+        waits_for_standbys: bool = True,
+    ) -> Link:
+        """Connects, and refuses a server that must not be read from.
+
+        Commits are as durable as the server says, for a person's word. One that does not wait for standbys is for a
+        relay's own books, which a failover makes void anyhow: a standby that hangs must not stop its heartbeats.
+        """
         conninfo = url()
         try:
             async with asyncio.timeout(deadline):
@@ -89,11 +173,7 @@ class Link:
                     conninfo, autocommit=True, application_name=f"mailboat {purpose}", **libpq_settings(conninfo)
                 )
         except psycopg.ProgrammingError as error:
-            # The text of a malformed URL may hold a password, so libpq's message is not repeated.
-            raise ConfigError(
-                "the database URL is not one that libpq understands. It looks like"
-                " postgresql://user:password@host:5432/dbname; special characters are percent-encoded."
-            ) from error
+            raise malformed_url() from error
         except psycopg.Error as error:
             raise explain(error) from error
         except TimeoutError as error:
@@ -103,25 +183,58 @@ class Link:
                 server = await _identify(connection, pooler)
                 if not server.pooled:
                     await connection.execute(SESSION_PATIENCE, patience(deadline))
+                    if not waits_for_standbys:
+                        await connection.execute("set synchronous_commit = local")
         except BaseException:
             await connection.close()
             raise
-        if server.pooled:
-            connection.prepare_threshold = None
-        return cls(connection, server, deadline)
+        # Two of psycopg's interfaces speak over this connection (see ``pipeline``), and would give the same names to
+        # what they prepare: only the one that does the frequent things prepares.
+        connection.prepare_threshold = None
+        return cls(connection, server, deadline, waits_for_standbys=waits_for_standbys)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncCursor[Row]]:
         """A transaction with a cursor whose results are binary."""
         async with (
             self._turn,
-            explained(self.connection, self._deadline),
+            explained(self.connection, self._deadline) as self._timeout,
             self.connection.transaction(),
             self.connection.cursor(binary=True) as cursor,
         ):
-            if self.server.pooled:  # settings of a session would be somebody else's next
+            if self.server.pooled:
                 await cursor.execute(_TRANSACTION_PATIENCE, patience(self._deadline))
+                if not self._waits_for_standbys:
+                    await cursor.execute("set local synchronous_commit = local")
             yield cursor
+
+    def take_time(self) -> None:
+        """The transaction that is open has no deadline from here on: what it does takes longer the more there is.
+
+        A server that goes away is still noticed, by TCP's keepalives; one that lives and is deaf is not.
+        """
+        if self._timeout is not None:
+            self._timeout.reschedule(None)
+
+    async def pipeline(self, work: Callable[[Pipeline], T]) -> T:
+        """Runs ``work`` in a transaction, in a thread.
+
+        The thread speaks over the same connection, by psycopg's other interface to it, while nobody else does.
+        """
+        async with self._turn:
+            return await self._work.run(lambda: self._in_thread(work))
+
+    def _in_thread(self, work: Callable[[Pipeline], T]) -> T:
+        try:
+            if self._blocking is None:
+                self._blocking = Connection(self.connection.pgconn)
+                self._blocking.autocommit = True
+                if self.server.pooled:
+                    self._blocking.prepare_threshold = None
+            with begun(self._blocking, self.server, self._deadline) as pipeline:
+                return work(pipeline)
+        except psycopg.Error as error:
+            raise explain(error) from error
 
     @asynccontextmanager
     async def autocommit(self) -> AsyncIterator[AsyncCursor[Row]]:
@@ -134,8 +247,10 @@ class Link:
             yield cursor
 
     async def close(self) -> None:
-        """Closes the connection. Safe to call twice."""
-        await self.connection.close()
+        """Closes the connection, after whoever speaks over it. Safe to call twice."""
+        async with self._turn:  # libpq frees what a thread may be reading from
+            await self.connection.close()
+        self._work.close()
 
 
 SESSION_PATIENCE = (
@@ -167,10 +282,21 @@ def libpq_settings(conninfo: str) -> dict[str, Any]:
     return {name: value for name, value in wanted.items() if name not in given}
 
 
+def malformed_url() -> ConfigError:
+    """What is said of it. Its text may hold a password, so libpq's message is not repeated."""
+    return ConfigError(
+        "the database URL is not one that libpq understands. It looks like"
+        " postgresql://user:password@host:5432/dbname; special characters are percent-encoded."
+    )
+
+
 def refuse_other_server(guard: Row | None, expected: Server) -> None:
     """Looks at what the ``guard`` statement of a transaction says: a pooler or proxy may hide a change of server."""
-    if guard is None or guard[-2] or int(guard[-1], 16) != expected.timeline:
-        raise DatabaseUnavailable("another server answers now (a failover): what was in memory is dropped")
+    standby, timeline, system_identifier = guard[-3:] if guard is not None else (True, None, None)
+    if standby or (int(timeline, 16), system_identifier) != (expected.timeline, expected.system_identifier):
+        raise DatabaseUnavailable(
+            "another server answers now (a failover, or a restored copy): what was in memory is dropped"
+        )
 
 
 async def _identify(connection: AsyncConnection[Row], pooler: str) -> Server:
@@ -180,9 +306,7 @@ async def _identify(connection: AsyncConnection[Row], pooler: str) -> Server:
     )
     pid, in_recovery, version, prepared = _only(await cursor.fetchone())
     if in_recovery:
-        raise DatabaseUnavailable(
-            "this Postgres is a standby. Its snapshots leave out running transactions: use the primary."
-        )
+        raise InRecovery(_USE_THE_PRIMARY)
     if version < 140000:
         raise ConfigError(f"Postgres {version // 10000} is too old: Mailboat needs 14 or newer.")
     cursor = await connection.execute(
@@ -190,7 +314,7 @@ async def _identify(connection: AsyncConnection[Row], pooler: str) -> Server:
         " left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)"
     )
     identifier, timeline = _only(await cursor.fetchone())
-    pooled = pooler == "Transaction" or (pooler == "Auto" and pid != connection.info.backend_pid)
+    pooled = pooler is Pooler.TRANSACTION or (pooler is Pooler.AUTO and pid != connection.info.backend_pid)
     return Server(identifier, int(timeline, 16), version, pooled, prepared > 0)
 
 

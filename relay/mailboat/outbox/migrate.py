@@ -3,23 +3,32 @@
 Owns the ledger ``mailboat.migrations`` and nothing else: what the schema looks like is in ``mailboat/migrations``, one
 numbered file per step, never changed once released. A run is one transaction under an advisory lock, so any number
 of relays may start at once, and one that dies in the middle leaves nothing behind. With nothing to do it writes
-nothing.
+nothing. The lock is asked for again and again rather than waited for: who waits can say so, and be told to stop.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import Final
 
 import psycopg
 from psycopg.rows import dict_row, tuple_row
 
 from mailboat.errors import DatabaseUnavailable, SchemaMismatch
 from mailboat.outbox.sqlfiles import statements
+
+RESERVED: Final = "an outbox's name must be lower case and no reserved word of SQL"
+
+_ASK_AGAIN = 0.2
+"""Seconds between two questions for the lock."""
+_NOT_WORTH_A_WORD = 1.0
+"""Seconds for which another migration is waited for in silence: relays that start together all look what is missing."""
 
 _FILE = re.compile(r"^(\d{4})_\w+\.sql$")
 
@@ -98,20 +107,48 @@ def pending(known: Sequence[Migration], applied: Sequence[Applied]) -> tuple[Mig
     return tuple(migration for migration in known if migration.version not in done)
 
 
-async def migrate(connection: psycopg.AsyncConnection[object], outbox_table: str) -> MigrationReport:
+def _unheard(_: str) -> None:
+    """Nobody listens."""
+
+
+async def migrate(
+    connection: psycopg.AsyncConnection[object],
+    outbox_table: str,
+    *,
+    deadline: float | None = None,
+    waits: Callable[[str], None] = _unheard,
+    begins: Callable[[str], None] = _unheard,
+) -> MigrationReport:
     """Apply what is missing and make ``outbox_table`` an outbox, in one transaction of its own.
 
+    While another migration goes on and on ``waits`` is told so, again and again. ``begins`` is told of each step that
+    is about to be applied; from the first one on there is no ``deadline``, since how long it takes nobody knows.
+
     Raises `SchemaMismatch` when the database is newer, was changed, or the user lacks a right; `DatabaseUnavailable`
-    on a standby and when the connection breaks.
+    on a standby, when the connection breaks, and past the deadline.
     """
+    began = asyncio.get_running_loop().time()
     try:
-        async with connection.transaction(), connection.cursor(row_factory=tuple_row) as cursor:
-            return await _migrate(connection, cursor, outbox_table)
+        while True:
+            async with (
+                asyncio.timeout(deadline) as patience,
+                connection.transaction(),
+                connection.cursor(row_factory=tuple_row) as cursor,
+            ):
+                holder = await _lock_or_holder(connection, cursor)
+                if holder is None:
+                    return await _migrate(connection, cursor, outbox_table, _Steps(patience, begins))
+            if asyncio.get_running_loop().time() - began > _NOT_WORTH_A_WORD:
+                waits(f"another migration is under way (lock held by {holder}): waiting for its end")
+            await asyncio.sleep(_ASK_AGAIN)
+    except TimeoutError as error:
+        await connection.close()
+        raise DatabaseUnavailable(f"Postgres did not answer within {deadline or 0:.0f} s of the migration") from error
     except psycopg.errors.InsufficientPrivilege as error:
         raise SchemaMismatch(
             f"The database user may not migrate the schema: {_sentence(error)}. Run `mailboat migrate` as a user that"
-            " may create schemas in this database (grant create on database ... to ...), and let the relay use"
-            " `manageSchema: false`."
+            " may create schemas in this database (grant create on database ... to ...), or hand what `mailboat migrate"
+            " --sql` prints to one, and let the relay use `manageSchema: false`."
         ) from error
     except psycopg.OperationalError as error:
         raise DatabaseUnavailable(f"The database went away during the migration: {_sentence(error)}.") from error
@@ -119,17 +156,43 @@ async def migrate(connection: psycopg.AsyncConnection[object], outbox_table: str
         raise SchemaMismatch(f"The migration failed and was rolled back: {_sentence(error)}.") from error
 
 
-async def _migrate(
-    connection: psycopg.AsyncConnection[object], cursor: psycopg.AsyncCursor[tuple[object, ...]], outbox_table: str
-) -> MigrationReport:
-    sql = statements("schema")
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """What is to happen when one begins."""
+
+    patience: asyncio.Timeout
+    begins: Callable[[str], None]
+
+    def begin(self, step: Migration) -> None:
+        self.patience.reschedule(None)
+        self.begins(step.name)
+
+
+async def _lock_or_holder(
+    connection: psycopg.AsyncConnection[object], cursor: psycopg.AsyncCursor[tuple[object, ...]]
+) -> str | None:
+    """None: the lock is ours, until the end of the transaction. Else who has it."""
     facts = await _facts(connection)
     if facts["standby"]:
         raise DatabaseUnavailable(
             f"Database {facts['database']} is a standby (in recovery): it can't be migrated, nor read for events."
             " Connect to the primary (target_session_attrs=read-write)."
         )
-    await cursor.execute(sql["lock"])
+    await cursor.execute(statements("schema")["lock"])
+    if await cursor.fetchone() == (True,):
+        return None
+    await cursor.execute(statements("schema")["lock_holder"])
+    pid, user, application = await cursor.fetchone() or ("?", "?", "?")
+    return f"process {pid}, user {user}, application {application}"
+
+
+async def _migrate(
+    connection: psycopg.AsyncConnection[object],
+    cursor: psycopg.AsyncCursor[tuple[object, ...]],
+    outbox_table: str,
+    taking: _Steps,
+) -> MigrationReport:
+    sql = statements("schema")
     if not (await _facts(connection))["ledger"]:
         await cursor.execute(sql["create_ledger"])
     async with connection.cursor(row_factory=tuple_row) as ledger:
@@ -137,12 +200,15 @@ async def _migrate(
         applied = [Applied(*row) for row in await ledger.fetchall()]
     steps = pending(known_migrations(), applied)
     for step in steps:
+        taking.begin(step)
         await cursor.execute(step.script.encode())
         await cursor.execute(sql["record"], {"version": step.version, "name": step.name, "checksum": step.checksum})
     if steps:
         await cursor.execute(sql["grant_roles"])
     await cursor.execute(sql["create_outbox"], {"outbox": outbox_table})
     (outbox,) = await cursor.fetchone() or (outbox_table,)
+    if outbox != outbox_table:
+        raise SchemaMismatch(f"spec.outbox.table: {outbox}: {RESERVED}. Nothing was changed: choose another name.")
     await cursor.execute(sql["missing_roles"])
     missing = tuple(str(role) for (role,) in await cursor.fetchall())
     return MigrationReport(str(outbox), tuple(step.name for step in steps), missing)

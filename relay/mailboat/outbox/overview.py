@@ -11,7 +11,7 @@ from psycopg import sql
 from mailboat.outbox.filters import TRUE, Predicate, Since, predicate
 from mailboat.outbox.layout import Layout
 from mailboat.outbox.link import Link
-from mailboat.outbox.migrate import Applied, known_migrations, pending
+from mailboat.outbox.migrate import Applied, Migration, known_migrations, pending
 from mailboat.outbox.sqlfiles import statements
 from mailboat_spec import EventSubscription, full_name
 
@@ -90,11 +90,9 @@ async def waiting(
 ) -> Waiting:
     """A bounded probe, never a full count. Without a manifest the filter is not known, and all events count."""
     asking: dict[str, Any] = {"subscription": known.number, "partitions": known.partitions, "bound": bound}
-    statement = sql.SQL(_SUBSCRIPTIONS["backlog"]).format(
-        stored=layout.stored, outbox=layout.outbox, wanted=_wanted(known, manifests)
-    )
+    statement = sql.SQL(_SUBSCRIPTIONS["backlog"]).format(rows=layout.rows, wanted=_wanted(known, manifests))
     async with link.transaction() as cursor:
-        await cursor.execute("select set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true)")
+        await cursor.execute(_SQL["frugally"])
         await cursor.execute(statement, asking)
         lags = await cursor.fetchall()
         await cursor.execute(_SUBSCRIPTIONS["parked"], asking)
@@ -132,7 +130,7 @@ async def forget(link: Link, outbox: str, name: str) -> bool:
         return await cursor.fetchone() is not None
 
 
-async def pending_migrations(link: Link) -> list[str]:
+async def pending_migrations(link: Link) -> tuple[Migration, ...]:
     """What ``mailboat migrate`` would apply. Raises ``SchemaMismatch`` where the database's history is not ours."""
     async with link.autocommit() as cursor:
         await cursor.execute(_SCHEMA["facts"])
@@ -141,4 +139,4 @@ async def pending_migrations(link: Link) -> list[str]:
         if ledger:
             await cursor.execute(_SCHEMA["applied"])
             applied = [Applied(*row) for row in await cursor.fetchall()]
-    return [step.name for step in pending(known_migrations(), applied)]
+    return pending(known_migrations(), applied)

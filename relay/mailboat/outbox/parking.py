@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from psycopg import AsyncCursor, sql
+from psycopg import Cursor, sql
 
 from mailboat.events import Event
 from mailboat.outbox.layout import COLUMNS
-from mailboat.outbox.link import Link, Row
+from mailboat.outbox.link import Link, Pipeline, Row
 from mailboat.outbox.routing import EVENT_COLUMNS
 from mailboat.outbox.sqlfiles import statements
-from mailboat.outbox.store import Failure, Lease, Parked, Settlement
+from mailboat.outbox.store import Failure, Lease, Parked, Series, Settlement
 
 _SQL = statements("parked")
-_DUE = sql.SQL(_SQL["due"]).format(columns=COLUMNS)
-_QUEUE = sql.SQL(_SQL["queue"]).format(columns=COLUMNS)
+QUEUE_ORDER = sql.SQL(_SQL["queue_order"])
+"""The order in which a key's parked events must be sent, for whoever has to find the head of a queue."""
+LINE_UP = sql.SQL(_SQL["line_up"]).format(queue_order=QUEUE_ORDER)
+"""Makes the first of each key's queue its only head."""
+SERIES = sql.SQL(_SQL["series"])
+"""Two columns: partition and generation whose sequence number a parked event has."""
+_DUE = sql.SQL(_SQL["due"]).format(columns=COLUMNS, series=SERIES)
+_QUEUE = sql.SQL(_SQL["queue"]).format(columns=COLUMNS, series=SERIES, queue_order=QUEUE_ORDER)
 
 _ERROR_LIMIT = 4000
 """Characters of an error that are kept: enough to understand it, too few to fill a disk."""
@@ -24,61 +30,61 @@ _ERROR_LIMIT = 4000
 class Parking:
     """The events that one relay's partitions have set aside."""
 
-    async def apply(self, cursor: AsyncCursor[Row], settlement: Settlement) -> None:
+    def apply(self, pipeline: Pipeline, settlement: Settlement) -> None:
         """Everything about parked and dead events that a settlement asks for."""
+        # A cursor per statement: in a pipeline one that is used again may show the answer to its earlier use.
+        # And no `executemany`, which makes a pipeline of its own where there is none on purpose, behind a pooler.
         key = settlement.lease.key
         where = {"subscription": key.subscription, "partition": key.partition}
-        if settlement.dead:
-            await cursor.executemany(
+        for dead in settlement.dead:
+            pipeline.send(
                 _SQL["die"],
-                [
-                    where
-                    | _event(d.event)
-                    | _failure(d.failure)
-                    | {"attempts": d.attempts, "sequence": d.sequence, "ordinal": d.ordinal}
-                    for d in settlement.dead
-                ],
+                where
+                | _event(dead.event)
+                | _failure(dead.failure)
+                | {"attempts": dead.attempts, "sequence": dead.sequence, "ordinal": dead.ordinal},
             )
-        keys: set[str | None] = {park.event.key for park in settlement.park}
+        touched: list[Cursor[Row]] = []
         gone = [*settlement.unpark, *(d.ordinal for d in settlement.dead if d.ordinal is not None)]
         if gone:
-            await cursor.execute(_SQL["unpark"], {"subscription": key.subscription, "ordinals": gone})
-            keys.update(row[0] for row in await cursor.fetchall())
+            touched.append(pipeline.send(_SQL["unpark"], {"subscription": key.subscription, "ordinals": gone}))
         for repark in settlement.repark:
-            await cursor.execute(
-                _SQL["repark"],
-                where
-                | _failure(repark.failure)
-                | {
-                    "attempts": repark.attempts,
-                    "retry_in": repark.retry_in,
-                    "blocked": repark.blocked,
-                    "doomed": repark.doomed,
-                    "ordinal": repark.ordinal,
-                },
-            )
-            keys.update(row[0] for row in await cursor.fetchall())
-        if settlement.park:
-            await cursor.executemany(
-                _SQL["park"],
-                [
+            touched.append(
+                pipeline.send(
+                    _SQL["repark"],
                     where
-                    | _event(p.event)
-                    | _failure(p.failure)
+                    | _failure(repark.failure)
                     | {
-                        "attempts": p.attempts,
-                        "retry_in": p.retry_in,
-                        "blocked": p.blocked,
-                        "suspect": p.suspect,
-                        "doomed": p.doomed,
-                        "sequence": p.sequence,
-                    }
-                    for p in settlement.park
-                ],
+                        "attempts": repark.attempts,
+                        "retry_in": repark.retry_in,
+                        "blocked": repark.blocked,
+                        "doomed": repark.doomed,
+                        "ordinal": repark.ordinal,
+                    },
+                )
+            )
+        keys = {park.event.key for park in settlement.park}
+        if touched:
+            pipeline.wait()
+            keys.update(row[0] for each in touched for row in each.fetchall())
+        for park in settlement.park:
+            pipeline.send(
+                _SQL["park"],
+                where
+                | _event(park.event)
+                | _failure(park.failure)
+                | {
+                    "attempts": park.attempts,
+                    "retry_in": park.retry_in,
+                    "blocked": park.blocked,
+                    "suspect": park.suspect,
+                    "doomed": park.doomed,
+                    "sequence": park.sequence,
+                },
             )
         keys.discard(None)
         if keys and settlement.ordered:
-            await cursor.execute(_SQL["line_up"], {**where, "keys": list(keys)})
+            pipeline.send(LINE_UP, {**where, "keys": list(keys)})
 
     async def keys(self, link: Link, lease: Lease) -> tuple[set[str], int]:
         """The keys that nothing may pass, and the number of all parked events."""
@@ -89,29 +95,31 @@ class Parking:
             row = await cursor.fetchone()
         return keys, row[0] if row else 0
 
-    async def due(self, link: Link, lease: Lease, limit: int) -> tuple[list[Parked], float | None]:
+    async def due(self, link: Link, lease: Lease, limit: int, max_bytes: int) -> tuple[list[Parked], float | None]:
         """Heads whose time has come, and the seconds until the next."""
         async with link.autocommit() as cursor:
-            await cursor.execute(_DUE, {**lease.key._asdict(), "limit": limit})
+            await cursor.execute(_DUE, {**lease.key._asdict(), "limit": limit, "max_bytes": max_bytes})
             heads = [_parked(row) for row in await cursor.fetchall()]
             await cursor.execute(_SQL["next_due"], lease.key._asdict())
             row = await cursor.fetchone()
         return heads, row[0] if row else None
 
-    async def queue(self, link: Link, lease: Lease, key: str, limit: int) -> list[Parked]:
+    async def queue(self, link: Link, lease: Lease, key: str, limit: int, max_bytes: int) -> list[Parked]:
         """A key's parked events in the order of sending."""
+        wanted = {**lease.key._asdict(), "key": key, "limit": limit, "max_bytes": max_bytes}
         async with link.autocommit() as cursor:
-            await cursor.execute(_QUEUE, {**lease.key._asdict(), "key": key, "limit": limit})
+            await cursor.execute(_QUEUE, wanted)
             return [_parked(row) for row in await cursor.fetchall()]
 
 
 def _parked(row: Row) -> Parked:
     *counted, reason, error, first_failed_at = row[EVENT_COLUMNS:]
-    ordinal, sequence, attempts, replay, suspect, blocked, doomed = counted
+    ordinal, sequence, partition, generation, attempts, replay, suspect, blocked, doomed = counted
     return Parked(
         ordinal,
         Event._make(row[:EVENT_COLUMNS]),
         sequence,
+        Series(partition, generation),
         attempts,
         replay,
         suspect,

@@ -6,19 +6,22 @@ of the head of a key, whichever of its events was meant.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from psycopg import sql
 
-from mailboat.outbox.deadletters import Match, hold_cursor, matching, order_heads, wake
+from mailboat.outbox.interventions import Match, by_partition, holding_cursor, line_up, matching, wake
 from mailboat.outbox.link import Link
+from mailboat.outbox.parking import QUEUE_ORDER, SERIES
 from mailboat.outbox.sqlfiles import statements
 
 _SQL = statements("parkinglot")
+_DROP = sql.SQL(_SQL["drop"]).format(series=SERIES)
+_RETRY = sql.SQL(_SQL["retry"]).format(queue_order=QUEUE_ORDER)
+_AT_ONCE = 5_000
 
 
 class ParkedEvent(NamedTuple):
@@ -97,15 +100,18 @@ async def show_parked(link: Link, match: Match, *, limit: int) -> list[WholePark
         return [WholeParkedEvent._make(row) for row in await cursor.fetchall()]
 
 
-async def retry(link: Link, outbox: str, chosen: Sequence[ParkedEvent]) -> Retried:
-    """The heads of these events' keys are due now; blocked ones are unblocked and counted anew."""
+async def retry(link: Link, outbox: str, chosen: Sequence[ParkedEvent], *, unordered: Collection[str] = ()) -> Retried:
+    """The heads of these events' keys are due now; blocked ones are unblocked and counted anew.
+
+    ``unordered`` names subscriptions that keep no order: there each event is its own head.
+    """
     heads = unblocked = 0
-    for where, group in _by_partition(chosen):
-        keys = list({each.key for each in group if each.key is not None})
-        ordinals = [each.ordinal for each in group if each.key is None]
-        async with link.transaction() as cursor:
-            await hold_cursor(cursor, where)
-            await cursor.execute(_SQL["retry"], {**where, "keys": keys, "ordinals": ordinals})
+    for where, group in by_partition(chosen, at_once=_AT_ONCE):
+        ordered = group[0].subscription not in unordered
+        keys = list({each.key for each in group if each.key is not None}) if ordered else []
+        ordinals = [each.ordinal for each in group if each.key is None or not ordered]
+        async with holding_cursor(link, where) as cursor:
+            await cursor.execute(_RETRY, {**where, "keys": keys, "ordinals": ordinals, "ordered": ordered})
             rows = await cursor.fetchall()
         heads += len(rows)
         unblocked += sum(1 for _, was_blocked in rows if was_blocked)
@@ -113,27 +119,19 @@ async def retry(link: Link, outbox: str, chosen: Sequence[ParkedEvent]) -> Retri
     return Retried(heads, unblocked)
 
 
-async def drop(link: Link, outbox: str, chosen: Sequence[ParkedEvent]) -> int:
+async def drop(link: Link, outbox: str, chosen: Sequence[ParkedEvent], *, unordered: Collection[str] = ()) -> int:
     """Make dead letters of these events; what waited behind them goes on. Returns how many."""
     dropped = 0
-    for where, group in _by_partition(chosen):
-        async with link.transaction() as cursor:
-            await hold_cursor(cursor, where)
-            await cursor.execute(_SQL["drop"], {**where, "ordinals": [each.ordinal for each in group]})
+    for where, group in by_partition(chosen, at_once=_AT_ONCE):
+        async with holding_cursor(link, where) as cursor:
+            await cursor.execute(_DROP, {**where, "ordinals": [each.ordinal for each in group]})
             rows = await cursor.fetchall()
-            await order_heads(cursor, where, {key for _, key in rows if key is not None})
+            if group[0].subscription not in unordered:
+                await line_up(cursor, where, (key for _, key in rows))
         dropped += len(rows)
     await wake(link, outbox)
     return dropped
 
 
 def _parked(name: str) -> sql.Composed:
-    return matching(_SQL[name], "ordinal", "parked_at")
-
-
-def _by_partition(chosen: Sequence[ParkedEvent]) -> Iterator[tuple[dict[str, Any], list[ParkedEvent]]]:
-    def partition(each: ParkedEvent) -> tuple[int, int]:
-        return each.subscription_id, each.partition
-
-    for (subscription_id, number), group in groupby(sorted(chosen, key=partition), key=partition):
-        yield {"subscription_id": subscription_id, "partition": number}, list(group)
+    return matching(_SQL[name], "ordinal", "parked_at", queue_order=QUEUE_ORDER)

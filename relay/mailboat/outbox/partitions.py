@@ -11,6 +11,9 @@ of which may be the last one a relay lives to see; the next relay picks up there
     drop        of what is by then a table like any other, which no statement on the outbox touches
 
 A bare DROP of a partition would queue for a lock on the outbox behind any reader, and every insert behind that.
+
+What time it is, the server says: by its clock events are sorted into partitions. A relay whose own clock is ahead would
+take the day that is being written to for one of the past.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from mailboat.errors import SchemaMismatch
+from mailboat.errors import DatabaseUnavailable, SchemaMismatch
+from mailboat.outbox.layout import Layout
 from mailboat.outbox.link import explain
 from mailboat.outbox.sqlfiles import statements
 
@@ -41,8 +45,11 @@ class Supply:
     """How well an outbox is supplied with partitions."""
 
     made: int
-    days_ahead: float
-    """Without a gap from now on. A writer without a partition fails: below 7 somebody should look."""
+    days_ahead: float | None
+    """Without a gap from now on. A writer without a partition fails: below 7 somebody should look.
+
+    None: a plain table, which can't run out of them.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +114,37 @@ class _Findings:
     lost: list[Lost] = field(default_factory=list)
 
 
+async def server_time(connection: Connection) -> datetime:
+    """What time it is where events get theirs."""
+    try:
+        cursor = connection.cursor(row_factory=psycopg.rows.tuple_row)
+        await cursor.execute(_SQL["now"])
+        (now,) = await cursor.fetchone() or (None,)
+    except psycopg.Error as error:
+        raise explain(error) from error
+    if not isinstance(now, datetime):
+        raise DatabaseUnavailable("Postgres did not say what time it is")
+    return now
+
+
 async def ensure_partitions(connection: Connection, outbox: str) -> Supply:
     """Make what is missing of the next 30 days. Writes nothing when nothing is."""
     try:
         cursor = await connection.execute(_SQL["ensure"], {"outbox": outbox})
         (made,) = await cursor.fetchone() or (0,)
+    except psycopg.Error as error:
+        raise explain(error) from error
+    return Supply(int(made or 0), await days_ahead(connection, outbox))
+
+
+async def days_ahead(connection: Connection, outbox: str) -> float | None:
+    """How far the partitions that are there reach, whether or not more can be made: see `Supply`."""
+    try:
         cursor = await connection.execute(_SQL["ahead"], {"outbox": outbox})
         (days,) = await cursor.fetchone() or (0.0,)
     except psycopg.Error as error:
         raise explain(error) from error
-    return Supply(int(made), float(days))
+    return None if days is None else float(days)
 
 
 def beyond(limit: HardLimit | None, partitions: Sequence[Partition], now: datetime) -> frozenset[str]:
@@ -138,7 +166,7 @@ def beyond(limit: HardLimit | None, partitions: Sequence[Partition], now: dateti
 
 async def drop_expired(
     connection: Connection,
-    outbox: str,
+    layout: Layout,
     older_than: datetime,
     *,
     now: datetime,
@@ -149,6 +177,8 @@ async def drop_expired(
 ) -> RetentionReport:
     """Drop partitions that end before ``older_than`` and that every subscription is past; and those beyond ``limit``.
 
+    A ``now`` that the server has not reached yet counts as its own: nothing goes that may still be written to.
+
     The connection must be in autocommit mode and in no transaction, and its user the owner of the outbox. No wait is
     longer than the given seconds; what could not be done now is in the report, and the next call tries it again.
     """
@@ -156,12 +186,15 @@ async def drop_expired(
         raise ValueError("drop_expired needs a connection in autocommit mode and outside of a transaction")
     found = _Findings()
     try:
-        name = await _registered(connection, outbox)
-        await _Sweep(connection, name, older_than, now, limit, lock_wait, detach_wait, count_up_to, found).run()
+        name = await _registered(connection, layout.table)
+        await _Sweep(
+            connection, name, layout.rows, older_than, now, limit, lock_wait, detach_wait, count_up_to, found
+        ).run()
     except psycopg.errors.InsufficientPrivilege as error:
         found.blocked.append(
             Blocked(
-                outbox, f"the relay's user is not its owner ({error.diag.message_primary}): grant it the owner's role"
+                layout.table,
+                f"the relay's user is not its owner ({error.diag.message_primary}): grant it the owner's role",
             )
         )
     except psycopg.Error as error:
@@ -175,6 +208,7 @@ class _Sweep:
 
     connection: Connection
     outbox: str
+    rows: sql.Composable
     older_than: datetime
     now: datetime
     limit: HardLimit | None
@@ -190,8 +224,9 @@ class _Sweep:
                 return  # Postgres allows one pending detach at a time
         for (leftover,) in await self._rows("leftovers", outbox=self.outbox, mark=_MARK):
             await self._drop(leftover)
-        given_up = beyond(self.limit, partitions, self.now)
-        deadline = min(self.older_than, self.now)
+        now = min(self.now, await server_time(self.connection))
+        given_up = beyond(self.limit, partitions, now)
+        deadline = min(self.older_than, now)
         for partition in partitions:
             if partition.pending or not (partition.name in given_up or partition.upper <= deadline):
                 continue
@@ -208,6 +243,8 @@ class _Sweep:
         try:
             async with self._briefly():
                 await self._execute("lock", partition=partition.name)
+                if await self._rows("over", upper=partition.upper) != [(True,)]:
+                    return False  # its clock was set back since, or another server answers now
                 if regardless:
                     await self._count_losses(partition)
                 elif await self._held(partition):
@@ -287,7 +324,7 @@ class _Sweep:
 
     async def _rows(self, name: str, **values: object) -> list[Any]:
         cursor = self.connection.cursor(row_factory=psycopg.rows.tuple_row)
-        await cursor.execute(sql.SQL(_SQL[name]).format(outbox=_quoted(self.outbox)), values)
+        await cursor.execute(sql.SQL(_SQL[name]).format(outbox=_quoted(self.outbox), rows=self.rows), values)
         return await cursor.fetchall()
 
     async def _execute(self, name: str, *, partition: str) -> None:

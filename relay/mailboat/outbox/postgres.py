@@ -3,30 +3,40 @@
 | connection | does                                                    | exists                          |
 |------------|---------------------------------------------------------|---------------------------------|
 | sentry     | the relay's liveness lock, LISTEN, heartbeats            | always                          |
-| desk       | ticks, claims, releases, parked events, doorbell         | while partitions are owned      |
-| reader     | large windows, backlog probes, in a thread              | from the first one on           |
+| desk       | ticks (in a thread), claims, parked events, doorbell     | while partitions are owned      |
+| reader     | large windows, in a thread                              | from the first one on           |
+| prober     | backlog probes, in a thread                             | from the first one on           |
+| surveyor   | the bounds of a large window, in a thread               | while it is measured            |
 
 So a relay that owns nothing holds one connection, and reading a large window never delays a settle or a heartbeat.
+A probe looks at tables that people lock and clear out; it delays nobody, and what it fails at is its own affair.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
 from typing import Self
 
-import psycopg
 from psycopg import sql
 
-from mailboat.errors import DatabaseUnavailable
+from mailboat.errors import DatabaseUnavailable, MailboatError
 from mailboat.outbox.composed import Compositions, Route
-from mailboat.outbox.declaring import Declared, declare, refuse_strangers
-from mailboat.outbox.layout import Layout
-from mailboat.outbox.leases import Leases, RelayIdentity
-from mailboat.outbox.link import Link, Row, UrlProvider, explained
+from mailboat.outbox.declaring import (
+    UNCOUNTED,
+    Declared,
+    Edition,
+    Farewell,
+    declare,
+    in_other_hands,
+    refuse_strangers,
+    retire_gone,
+)
+from mailboat.outbox.leases import Leases
+from mailboat.outbox.link import Link, Pipeline, UrlProvider, explained
 from mailboat.outbox.parking import Parking
-from mailboat.outbox.reading import ReadingThread, WindowReads
+from mailboat.outbox.reading import ReadingThread, Survey, WindowReads
+from mailboat.outbox.settings import RelayIdentity, StoreSettings
 from mailboat.outbox.sqlfiles import statements
 from mailboat.outbox.store import (
     Backlog,
@@ -35,6 +45,7 @@ from mailboat.outbox.store import (
     CursorKey,
     Lag,
     Lease,
+    Measured,
     Parked,
     Roster,
     Settlement,
@@ -43,26 +54,10 @@ from mailboat.outbox.store import (
     TipGroup,
     Window,
 )
-from mailboat.outbox.windows import ReadLimits, Windows
+from mailboat.outbox.windows import Windows
+from mailboat_spec import Notify
 
 _SQL = statements("subscriptions")
-
-
-@dataclass(frozen=True, slots=True)
-class StoreSettings:
-    """How a relay uses its outbox."""
-
-    layout: Layout = field(default_factory=Layout)
-    durability: str = "Flushed"
-    notify: str = "Auto"
-    pooler: str = "Auto"
-    lease_ttl: float = 60.0
-    overdue_after: float = 3.0
-    """Seconds without a heartbeat after which a relay whose liveness lock is free counts as dead."""
-    deadline: float = 30.0
-    """Seconds after which a statement without an answer means that the database is away."""
-    limits: ReadLimits = field(default_factory=ReadLimits)
-    lag_bound: int = 100_000
 
 
 class PostgresStore:
@@ -70,40 +65,65 @@ class PostgresStore:
 
     def __init__(self, url: UrlProvider, me: RelayIdentity, settings: StoreSettings, sentry: Link) -> None:
         self._url = url
+        self._me = me
         self._settings = settings
         self._sentry = sentry
         self._desk: Link | None = None
         self._thread = ReadingThread(url, sentry.server, settings.deadline)
         self._opening = asyncio.Lock()
-        self._leases = Leases(me, settings.layout.table, settings.lease_ttl, settings.overdue_after)
+        self._leases = Leases(
+            me, settings.layout.table, settings.lease_ttl, settings.overdue_after, settings.sync_level
+        )
         self._parking = Parking()
         self._compositions = Compositions(settings.layout)
-        self._windows = Windows(self._compositions, settings.durability, settings.limits, self._parking)
+        self._windows = Windows(self._compositions, settings.sync_level, settings.limits, self._parking)
         self._reads = WindowReads(self._thread, self._compositions, settings.limits)
+        surveyor = ReadingThread(url, sentry.server, settings.deadline)
+        self._survey = Survey(surveyor, self._compositions, settings.limits)
+        self._prober = ReadingThread(url, sentry.server, settings.deadline, "prober")
         self._routes: dict[int, Route] = {}
         self._horizon = "3"
         self._listens = False
+        self._bell_is_out = False
 
     @classmethod
     async def open(cls, url: UrlProvider, me: RelayIdentity, settings: StoreSettings) -> Self:
         """Connects one session. ``declare`` and ``join`` follow."""
-        sentry = await Link.open(url, "sentry", deadline=settings.deadline, pooler=settings.pooler)
-        return cls(url, me, settings, sentry)
+        return cls(url, me, settings, await _open(url, "sentry", settings))
 
     @property
     def rings(self) -> bool:
         """Whether writers may be asked to ring at all, on this server and with these settings."""
         server, notify = self._sentry.server, self._settings.notify
-        return not server.pooled and (notify == "Always" or (notify == "Auto" and not server.prepared_transactions))
+        return not server.pooled and (
+            notify is Notify.ALWAYS or (notify is Notify.AUTO and not server.prepared_transactions)
+        )
 
-    async def declare(self, subscriptions: Sequence[Declared], *, may_lay_out: bool = True) -> dict[int, Subscription]:
+    async def declare(
+        self, subscriptions: Sequence[Declared], *, may_lay_out: bool = True, edition: Edition = UNCOUNTED
+    ) -> dict[int, Subscription]:
         """Make the subscriptions known, and refuse cursors of another database system."""
         layout = self._settings.layout
-        routes = [await declare(self._sentry, layout, d, may_lay_out=may_lay_out) for d in subscriptions]
-        self._routes = {route.subscription.number: route for route in routes}
+        routes = [
+            await declare(self._sentry, layout, each, may_lay_out=may_lay_out, edition=edition)
+            for each in subscriptions
+        ]
+        self._routes = {route.subscription.number: route for route in routes if route is not None}
         self._compositions.route(self._routes)
         await refuse_strangers(self._sentry, list(self._routes))
         return {number: route.subscription for number, route in self._routes.items()}
+
+    async def in_other_hands(self, subscriptions: Sequence[Declared], edition: Edition) -> bool:
+        """Whether declaring them would lay out anew what other relays hold just now."""
+        return await in_other_hands(self._sentry, self._settings.layout.table, self._me.id, subscriptions, edition)
+
+    async def retire_gone(self, named: Collection[str], edition: Edition) -> Farewell:
+        """Forget subscriptions of this OutboxRelay that its configuration does not name any more."""
+        return await retire_gone(self._sentry, self._settings.layout.table, self._me.id, named, edition)
+
+    async def disown(self, keep: Collection[int]) -> None:
+        """No session runs: let go of what an earlier one may have left, but for these subscriptions."""
+        await self._leases.disown(self._sentry, keep)
 
     async def join(self) -> None:
         """Introduce this relay to the others."""
@@ -112,7 +132,8 @@ class PostgresStore:
             async with self._sentry.autocommit() as cursor:
                 await cursor.execute("listen mailboat")
             self._listens = True
-            await self._leases.ring(self._sentry, self._settings.notify == "Always")
+        # Whatever an earlier process of this name left hanging out.
+        await self._leases.ring(self._sentry, self._listens and self._settings.notify is Notify.ALWAYS)
 
     async def beat(self) -> Roster:
         numbers = list(self._routes)
@@ -130,8 +151,8 @@ class PostgresStore:
             await asyncio.sleep(timeout)
             return False
         async with explained(self._sentry.connection, timeout + self._settings.deadline):
-            async for _ in self._sentry.connection.notifies(timeout=timeout, stop_after=1):
-                return True
+            async for ring in self._sentry.connection.notifies(timeout=timeout, stop_after=1):
+                return ring.payload == self._settings.layout.table  # others may ring in this database
         return False
 
     async def claim(self, keys: Collection[CursorKey]) -> list[Cursor]:
@@ -142,15 +163,24 @@ class PostgresStore:
             await self._leases.release(await self._at_desk(), leases)
 
     async def rest(self) -> None:
-        """Nothing is owned: only the sentry stays connected."""
+        """Nothing is owned: only the sentry stays connected, and nobody needs to ring."""
         async with self._opening:
             desk, self._desk = self._desk, None
         if desk is not None:
             await desk.close()
         await self._thread.close()
+        await self._survey.close()
+        await self._prober.close(at_once=True)
+        if self._bell_is_out:
+            await self._ring(self._sentry, False)
 
-    async def tick(self, settlements: Sequence[Settlement], tips: Sequence[TipGroup]) -> TickResult:
-        return await self._windows.tick(await self._at_desk(), settlements, tips)
+    async def tick(
+        self, settlements: Sequence[Settlement], tips: Sequence[TipGroup], measured: Sequence[Measured] = ()
+    ) -> TickResult:
+        return await self._windows.tick(await self._at_desk(), settlements, tips, measured)
+
+    async def measure(self, group: TipGroup) -> Window | None:
+        return await self._survey.measure(group)
 
     async def read(self, window: Window, members: Sequence[Lease], after: int) -> Chunk:
         return await self._reads.read(window, members, after)
@@ -158,21 +188,25 @@ class PostgresStore:
     async def parked_keys(self, lease: Lease) -> tuple[set[str], int]:
         return await self._parking.keys(await self._at_desk(), lease)
 
-    async def due(self, lease: Lease, limit: int) -> tuple[list[Parked], float | None]:
-        return await self._parking.due(await self._at_desk(), lease, limit)
+    async def due(self, lease: Lease, limit: int, max_bytes: int) -> tuple[list[Parked], float | None]:
+        return await self._parking.due(await self._at_desk(), lease, limit, max_bytes)
 
-    async def queue(self, lease: Lease, key: str, limit: int) -> list[Parked]:
-        return await self._parking.queue(await self._at_desk(), lease, key, limit)
+    async def queue(self, lease: Lease, key: str, limit: int, max_bytes: int) -> list[Parked]:
+        return await self._parking.queue(await self._at_desk(), lease, key, limit, max_bytes)
 
     async def sleep(self) -> None:
         desk = await self._at_desk()
-        if self._listens and self._settings.notify == "Auto":
-            await self._leases.ring(desk, True)
+        if self._listens and self._settings.notify is Notify.AUTO:
+            await self._ring(desk, True)
         self._horizon = await self._leases.horizon(desk)
 
     async def awake(self) -> None:
-        if self._listens and self._settings.notify == "Auto":
-            await self._leases.ring(await self._at_desk(), False)
+        if self._bell_is_out:
+            await self._ring(await self._at_desk(), False)
+
+    async def _ring(self, link: Link, rings: bool) -> None:
+        await self._leases.ring(link, rings)
+        self._bell_is_out = rings
 
     async def undecided_writers(self) -> bool:
         return await self._leases.undecided(await self._at_desk(), self._horizon)
@@ -183,22 +217,35 @@ class PostgresStore:
 
     async def backlog(self, subscription: int) -> Backlog:
         route, layout, bound = self._routes[subscription], self._settings.layout, self._settings.lag_bound
-        statement = sql.SQL(_SQL["backlog"]).format(stored=layout.stored, outbox=layout.outbox, wanted=route.wanted)
+        statement = sql.SQL(_SQL["backlog"]).format(rows=layout.rows, wanted=route.wanted)
         where = {"subscription": subscription, "partitions": route.subscription.partitions, "bound": bound}
+        patience = {"patience": f"{self._settings.deadline * 500:.0f}ms"}  # the server gives up before we do
 
-        def probe(cursor: psycopg.Cursor[Row]) -> Backlog:
-            lags = {partition: Lag(*rest) for partition, *rest in cursor.execute(statement, where).fetchall()}
-            parked: dict[int, int] = dict(cursor.execute(_SQL["parked"], where).fetchall())
-            (dead,) = cursor.execute(_SQL["dead"], where).fetchone() or (0,)
-            return Backlog(lags, parked, dead)
+        def probe(pipeline: Pipeline) -> Callable[[], Backlog]:
+            pipeline.send(_SQL["probe_at_most"], patience)
+            lags = pipeline.send(statement, where)
+            parked, dead, blocked = (pipeline.send(_SQL[name], where) for name in ("parked", "dead", "blocked"))
 
-        return await self._thread.transaction(probe)
+            def backlog() -> Backlog:
+                by_partition = {partition: Lag(*rest) for partition, *rest in lags.fetchall()}
+                (given_up,) = dead.fetchone() or (0,)
+                (held_up,) = blocked.fetchone() or (0,)
+                return Backlog(by_partition, dict(parked.fetchall()), given_up, held_up)
+
+            return backlog
+
+        try:
+            return await self._prober.transaction(probe)
+        except MailboatError:
+            await self._prober.close()  # the next one begins anew
+            raise
 
     async def close(self, *, leave: bool) -> None:
         try:
             if leave:
                 await self._leases.leave(self._sentry)
         finally:
+            self._bell_is_out = False  # gone with its relay
             await self.rest()
             await self._sentry.close()
 
@@ -209,10 +256,14 @@ class PostgresStore:
             return self._desk
 
     async def _connect(self, purpose: str) -> Link:
-        link = await Link.open(self._url, purpose, deadline=self._settings.deadline, pooler=self._settings.pooler)
+        link = await _open(self._url, purpose, self._settings)
         if link.server.system_identifier != self._sentry.server.system_identifier or (
             link.server.timeline != self._sentry.server.timeline
         ):
             await link.close()
             raise DatabaseUnavailable("two connections reached two different servers: a failover is under way")
         return link
+
+
+async def _open(url: UrlProvider, purpose: str, settings: StoreSettings) -> Link:
+    return await Link.open(url, purpose, deadline=settings.deadline, pooler=settings.pooler, waits_for_standbys=False)

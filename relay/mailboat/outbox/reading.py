@@ -3,39 +3,43 @@
 Two megabytes of rows arrive in hundreds of small reads of a socket. An event loop would wake up for each of them; a
 thread that waits inside libpq does not, and reads the next stretch while the loop encodes and publishes the last one.
 
-The thread can't be cancelled, but its socket can be cut: that is what happens when the database is deaf for too long or
-when the session ends in the middle of a read.
+A loop that encodes and publishes hardly lets go of the interpreter, so whenever the thread has waited for an answer it
+waits again, for its turn, some milliseconds each time. With a wait per statement that came to more than the reading,
+and the loop ran dry. So a stretch has two: for how far it reaches, and for its events.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from typing import TypeVar
+from typing import Final, LiteralString, TypeVar
 
 import psycopg
-from psycopg import Connection, Cursor, IsolationLevel
+from psycopg import Connection, Cursor
 
 from mailboat.errors import DatabaseUnavailable
+from mailboat.outbox.blocking import BlockingWork
 from mailboat.outbox.composed import Compositions, asking, lease_arrays
 from mailboat.outbox.link import (
     SESSION_PATIENCE,
+    Pipeline,
     Row,
     Server,
     UrlProvider,
+    begun,
     explain,
     libpq_settings,
+    malformed_url,
     patience,
     refuse_other_server,
 )
+from mailboat.outbox.settings import ReadLimits
 from mailboat.outbox.sqlfiles import statements
-from mailboat.outbox.store import Chunk, CursorKey, Lease, Window
-from mailboat.outbox.windows import ReadLimits
+from mailboat.outbox.store import Chunk, CursorKey, Lease, TipGroup, Window
 
 _SQL = statements("windows")
+
+_BEGIN: Final[LiteralString] = "begin isolation level repeatable read"
 
 T = TypeVar("T")
 
@@ -43,68 +47,61 @@ T = TypeVar("T")
 class ReadingThread:
     """A connection that reads, one request at a time."""
 
-    def __init__(self, url: UrlProvider, server: Server, deadline: float) -> None:
+    def __init__(self, url: UrlProvider, server: Server, deadline: float, purpose: str = "reader") -> None:
         self._url = url
         self._server = server
         self._deadline = deadline
+        self._purpose = purpose
         self._connection: Connection[Row] | None = None
         self._turn = asyncio.Lock()
-        self._thread: ThreadPoolExecutor | None = None
+        self._work = BlockingWork(purpose, deadline, lambda: self._connection.pgconn if self._connection else None)
 
-    async def transaction(self, work: Callable[[Cursor[Row]], T]) -> T:
-        """Runs ``work`` with a cursor (binary results) in a transaction, in the thread."""
-        async with self._turn:
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="mailboat-reader")
-            done = asyncio.get_running_loop().run_in_executor(self._thread, self._run, work)
-            try:
-                async with asyncio.timeout(self._deadline):
-                    return await asyncio.shield(done)
-            except (TimeoutError, asyncio.CancelledError) as error:
-                self._cut()
-                with suppress(DatabaseUnavailable):
-                    await done
-                if isinstance(error, TimeoutError):
-                    raise DatabaseUnavailable(f"Postgres did not answer within {self._deadline:.0f} s") from error
-                raise
+    async def transaction(self, work: Callable[[Pipeline], Callable[[], T]], *, patient: bool = False) -> T:
+        """Runs ``work`` in a transaction, and what it returns after it, both in the thread.
 
-    async def close(self) -> None:
-        """Lets go of thread and connection. Safe to call twice."""
+        All statements see the same snapshot. ``patient``: however long it takes; a server that went away meanwhile is
+        noticed by keepalives here and by the heartbeats elsewhere.
+        """
         async with self._turn:
-            thread, self._thread = self._thread, None
+            return await self._work.run(lambda: self._run(work), patient=patient)
+
+    async def close(self, *, at_once: bool = False) -> None:
+        """Lets go of thread and connection. Safe to call twice.
+
+        ``at_once``: whoever is served just now gets no answer.
+        """
+        if at_once:
+            self._work.cut()
+        async with self._turn:
             connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-        if thread is not None:
-            thread.shutdown()
+        self._work.close()
 
-    def _run(self, work: Callable[[Cursor[Row]], T]) -> T:
+    def _run(self, work: Callable[[Pipeline], Callable[[], T]]) -> T:
         try:
             if self._connection is None:
                 url = self._url()
                 self._connection = psycopg.connect(
                     url,
                     autocommit=True,
-                    application_name="mailboat reader",
+                    application_name=f"mailboat {self._purpose}",
                     prepare_threshold=None if self._server.pooled else 5,
                     **libpq_settings(url),
                 )
+                if self._work.given_up:
+                    raise DatabaseUnavailable("given up while a connection was being made")
                 if not self._server.pooled:
                     self._connection.execute(SESSION_PATIENCE, patience(self._deadline))
-                self._connection.isolation_level = IsolationLevel.REPEATABLE_READ
-            with self._connection.transaction(), self._connection.cursor(binary=True) as cursor:
-                refuse_other_server(cursor.execute(_SQL["guard"]).fetchone(), self._server)
-                return work(cursor)
+            with begun(self._connection, self._server, self._deadline, _BEGIN) as pipeline:
+                guard = pipeline.send(_SQL["guard"])
+                answer = work(pipeline)
+            refuse_other_server(guard.fetchone(), self._server)
+            return answer()
         except psycopg.Error as error:
+            if self._connection is None and isinstance(error, psycopg.ProgrammingError):
+                raise malformed_url() from error
             raise explain(error) from error
-
-    def _cut(self) -> None:
-        if self._connection is not None and not self._connection.closed:
-            with suppress(OSError), socket.socket(fileno=self._connection.fileno()) as peer:
-                try:
-                    peer.shutdown(socket.SHUT_RDWR)
-                finally:
-                    peer.detach()  # the descriptor stays libpq's
 
 
 class WindowReads:
@@ -117,36 +114,97 @@ class WindowReads:
 
     async def read(self, window: Window, members: Sequence[Lease], after: int) -> Chunk:
         """Where all leases were lost it reads as the end of the window; settling will say so."""
-        return await self._thread.transaction(lambda cursor: self._read(cursor, window, members, after))
+        return await self._thread.transaction(lambda pipeline: self._read(pipeline, window, members, after))
 
-    def _read(self, cursor: Cursor[Row], window: Window, members: Sequence[Lease], after: int) -> Chunk:
+    def _read(self, pipeline: Pipeline, window: Window, members: Sequence[Lease], after: int) -> Callable[[], Chunk]:
         composed = self._compositions.for_members(members)
         keys = frozenset(lease.key for lease in members)
-        cursor.execute(_SQL["standing"], {**lease_arrays(members), "upto": window.upto})
-        standing = {CursorKey(*row) for row in cursor.fetchall()}
-        reader = next((lease for lease in members if lease.key in standing), None)
-        if reader is None:
-            return Chunk({}, after, last=True)
-        where = {**asking(reader), "upto": window.upto, "after": after}
-        if window.highest is None:
-            rows = cursor.execute(composed.small_window, where).fetchall()
-            return Chunk(composed.fan_out(rows, keys), rows[-1][0] if rows else after, last=True)
-        walk_from = (window.lowest or 1) - 1
-        if after < walk_from:
-            rows = cursor.execute(composed.late, where).fetchall()
-            return Chunk(composed.fan_out(rows, keys), walk_from, last=False)
-        reach, last = self._reach(cursor, where)
-        if reach is None:
-            return Chunk({}, after, last=True)
-        statement = composed.indebted_window if window.indebted else composed.large_window
-        rows = cursor.execute(statement, {**where, "reach": reach}).fetchall()
-        return Chunk(composed.fan_out(rows, keys), reach, last)
 
-    def _reach(self, cursor: Cursor[Row], where: dict[str, object]) -> tuple[int | None, bool]:
+        def chunk(rows: Sequence[Row], reached: int, *, last: bool) -> Chunk:
+            return Chunk(composed.fan_out(rows, keys), reached, last)
+
+        def whole(rows: Sequence[Row]) -> Chunk:
+            return chunk(rows, rows[-1][0] if rows else after, last=True)
+
+        where = {"upto": window.upto, "after": after, "limit": self._limits.rows, "max_bytes": self._limits.bytes}
+        walk_from = (window.lowest or 1) - 1
+        if window.highest is None:
+            question = composed.small_window
+        elif after < walk_from:
+            question = composed.late
+        else:
+            question = self._compositions.reach
+        reader, found = _ask(pipeline, question, members, where)
+        if reader is None:
+            return lambda: whole(())
+        if window.highest is None:
+            return lambda: whole(found.fetchall())
+        if after < walk_from:
+            return lambda: chunk(found.fetchall(), walk_from, last=False)
+        where |= asking(reader)
+        reach, last = self._reach(pipeline, found, where)
+        if reach is None:
+            return lambda: whole(())
+        statement = composed.indebted_window if window.indebted else composed.large_window
+        stretch = pipeline.send(statement, {**where, "reach": reach})
+        return lambda: chunk(stretch.fetchall(), reach, last=last)
+
+    def _reach(self, pipeline: Pipeline, found: Cursor[Row], where: dict[str, object]) -> tuple[int | None, bool]:
         """Up to which id to read, and whether the window ends there."""
-        where = {**where, "limit": self._limits.rows, "max_bytes": self._limits.bytes}
-        reach, looked_at, size = cursor.execute(self._compositions.reach, where).fetchone() or (None, 0, 0)
+        reach, looked_at, size = found.fetchone() or (None, 0, 0)
         if size <= self._limits.bytes:
             return reach, looked_at < self._limits.rows
-        (within,) = cursor.execute(self._compositions.reach_within, where).fetchone() or (reach,)
+        found = pipeline.send(self._compositions.reach_within, where)
+        pipeline.wait()
+        (within,) = found.fetchone() or (reach,)
         return within, within == reach and looked_at < self._limits.rows
+
+
+class Survey:
+    """Finds the bounds of what is too large for one read.
+
+    It reads each of its events, so that it has a connection of its own, for as long as it takes: a subscription that
+    comes back after days must not keep the others from reading, or from settling.
+    """
+
+    def __init__(self, thread: ReadingThread, compositions: Compositions, limits: ReadLimits) -> None:
+        self._thread = thread
+        self._compositions = compositions
+        self._limits = limits
+
+    async def measure(self, group: TipGroup) -> Window | None:
+        """None: nobody of the group is where it was."""
+        try:
+            return await self._thread.transaction(lambda pipeline: self._measure(pipeline, group), patient=True)
+        finally:
+            await self._thread.close()
+
+    async def close(self) -> None:
+        """Lets go of thread and connection. Safe to call twice."""
+        await self._thread.close()
+
+    def _measure(self, pipeline: Pipeline, group: TipGroup) -> Callable[[], Window | None]:
+        bounds = {"done": group.done, "limit": self._limits.small_rows + 1, "max_bytes": self._limits.bytes}
+        for lease in group.members:  # one asks for all; the next, if it was lost
+            spans = pipeline.send(self._compositions.span, {**asking(lease), **bounds})
+            pipeline.wait()
+            upto, lowest, highest = spans.fetchone() or (None, None, None)
+            if highest is not None:
+                window = Window(group.done, upto, lowest, highest)
+                return lambda: window
+        return lambda: None
+
+
+def _ask(
+    pipeline: Pipeline, question: bytes, members: Sequence[Lease], where: dict[str, object]
+) -> tuple[Lease | None, Cursor[Row]]:
+    """The answer that one of the members gets to ``question``, and which one; None when nobody stands any more."""
+    followed = pipeline.send(_SQL["standing"], {**lease_arrays(members), **where})
+    answer = pipeline.send(question, {**asking(members[0]), **where})
+    pipeline.wait()
+    standing = {CursorKey(*row) for row in followed.fetchall()}
+    reader = next((lease for lease in members if lease.key in standing), None)
+    if reader is not None and reader is not members[0]:  # the first was lost: its silence says nothing about events
+        answer = pipeline.send(question, {**asking(reader), **where})
+        pipeline.wait()
+    return reader, answer

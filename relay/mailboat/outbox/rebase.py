@@ -18,15 +18,23 @@ _SQL = statements("rebase")
 
 
 async def rebase(link: Link, layout: Layout) -> int:
-    """Makes the cursors of another system this system's own. Returns how many there were."""
+    """Makes the cursors of another system this system's own. Returns how many there were.
+
+    Where there are none, nothing at all is touched: an event that is taken for a restored one counts as old, and
+    whoever has not delivered it yet would never do so.
+    """
     where = {
         "outbox": layout.table,
         "system_identifier": link.server.system_identifier,
         "timeline": link.server.timeline,
     }
     async with link.transaction() as cursor:
+        await cursor.execute(_SQL["cursors"], where)
+        if not any(foreign for (foreign,) in await cursor.fetchall()):
+            return 0
+        link.take_time()  # every restored event is touched
         await cursor.execute(sql.SQL(_SQL["readopt"]).format(outbox=layout.outbox))
-        await cursor.execute(sql.SQL(_SQL["span"]).format(outbox=layout.outbox))
+        await cursor.execute(sql.SQL(_SQL["span"]).format(rows=layout.rows))
         upto, highest = await cursor.fetchone() or (None, None)
         await cursor.execute(_SQL["rebase"], {**where, "upto": upto, "highest": highest or 0})
         rebased = len(await cursor.fetchall())

@@ -1,4 +1,4 @@
-"""All SQL lives in ``mailboat/sql/*.sql``; this reads it.
+"""SQL lives in ``mailboat/sql/*.sql``; this reads it. Beside the code stand only settings of a session and fragments.
 
 A file holds named statements, each introduced by ``-- name: <name>`` and a line of purpose. ``{braces}`` are filled
 in by `psycopg.sql` with identifiers and predicates, ``%(names)s`` are parameters.

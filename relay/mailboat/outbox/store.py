@@ -48,8 +48,9 @@ class Window:
     upto: str
     lowest: int | None = None
     highest: int | None = None
-    indebted: bool = False
-    """It finishes what the cursors of an earlier layout left (see ``repartition``)."""
+    indebted: int = 0
+    """The subscription whose cursors of an earlier layout left something to finish (see ``repartition``); 0: none did.
+    What they left is its own, so nobody else shares the window, even one with the same snapshots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,6 @@ class Cursor:
     generation: int
     resumes: int
     """How often a relay died at this very position."""
-    hi: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +101,13 @@ class Park:
     doomed: bool = False
 
 
+class Series(NamedTuple):
+    """What sequence numbers are numbers of: they are gapless within one."""
+
+    partition: int
+    generation: int
+
+
 @dataclass(frozen=True, slots=True)
 class Parked:
     """An event in the parking lot, as read for its next attempt."""
@@ -108,6 +115,8 @@ class Parked:
     ordinal: int
     event: Event
     sequence: int
+    series: Series
+    """That of the partition in which it was first taken, however many there are now."""
     attempts: int
     replay: bool
     suspect: bool
@@ -177,6 +186,14 @@ class TipGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """A window that is too large for one read, with its bounds: a tick opens it."""
+
+    window: Window
+    members: tuple[Lease, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Opened:
     """A window that was opened for some members of a group. ``events`` is None when it is too large for one read."""
 
@@ -200,11 +217,13 @@ class TickResult:
     lost: frozenset[CursorKey]
     opened: tuple[Opened, ...]
     advanced: tuple[Advanced, ...]
+    overflowing: tuple[TipGroup, ...] = ()
+    """For them more became visible than one read holds: it has to be measured before it can be opened."""
 
     @property
     def quiet(self) -> bool:
         """Whether there was nothing new for anybody."""
-        return not self.opened and not self.advanced
+        return not self.opened and not self.advanced and not self.overflowing
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +243,6 @@ class RelayPeer:
 
     id: str
     serves: frozenset[int]
-    address: str
     alive: bool
 
 
@@ -250,12 +268,13 @@ class Roster:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far one partition is behind. ``pending`` stops counting at a bound."""
+    """How far one partition is behind. ``pending`` stops counting at a bound of events, those for others included."""
 
     pending: int
     oldest_age: float | None
     """Seconds since the oldest pending event was written."""
     bounded: bool = False
+    """There are at least so many. At least none, where all that was looked at is for others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +284,8 @@ class Backlog:
     partitions: Mapping[int, Lag] = field(default_factory=dict)
     parked: Mapping[int, int] = field(default_factory=dict)
     dead: int = 0
+    blocked: int = 0
+    """Events that used up their attempts and hold their keys up until a person decides."""
 
 
 class OutboxStore(Protocol):
@@ -286,8 +307,20 @@ class OutboxStore(Protocol):
         """Let go, so that another relay can take over at once."""
         ...
 
-    async def tick(self, settlements: Sequence[Settlement], tips: Sequence[TipGroup]) -> TickResult:
-        """In one transaction: settle, then look for new events for the closed cursors and open their windows."""
+    async def tick(
+        self, settlements: Sequence[Settlement], tips: Sequence[TipGroup], measured: Sequence[Measured] = ()
+    ) -> TickResult:
+        """In one transaction: settle, then look for new events for the closed cursors and open their windows.
+
+        Nobody is in ``tips`` and in ``measured``.
+        """
+        ...
+
+    async def measure(self, group: TipGroup) -> Window | None:
+        """The bounds of what a tick found to be too much for one read; None: nobody of the group is there any more.
+
+        A backlog of a hundred million events takes its time; nobody but the group waits for it.
+        """
         ...
 
     async def read(self, window: Window, members: Sequence[Lease], after: int) -> Chunk:
@@ -298,12 +331,15 @@ class OutboxStore(Protocol):
         """The keys that have parked events (to send nothing past them), and the number of all parked events."""
         ...
 
-    async def due(self, lease: Lease, limit: int) -> tuple[list[Parked], float | None]:
-        """Heads of parked keys whose time has come, and the seconds until the next one's (None: none waits)."""
+    async def due(self, lease: Lease, limit: int, max_bytes: int) -> tuple[list[Parked], float | None]:
+        """Heads of parked keys whose time has come, and the seconds until the next one's (None: none waits).
+
+        At least one, and then no more once they have so many bytes of payload: they must not fill the memory.
+        """
         ...
 
-    async def queue(self, lease: Lease, key: str, limit: int) -> list[Parked]:
-        """The first of a key's parked events, in the order in which they must be sent."""
+    async def queue(self, lease: Lease, key: str, limit: int, max_bytes: int) -> list[Parked]:
+        """The first of a key's parked events, in the order in which they must be sent; as many at a time as above."""
         ...
 
     async def sleep(self) -> None:

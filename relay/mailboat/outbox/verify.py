@@ -16,7 +16,7 @@ from psycopg.rows import dict_row, tuple_row
 
 from mailboat.errors import DatabaseUnavailable, SchemaMismatch
 from mailboat.outbox.link import explain
-from mailboat.outbox.migrate import Applied, known_migrations, pending
+from mailboat.outbox.migrate import RESERVED, Applied, known_migrations, pending
 from mailboat.outbox.sqlfiles import statements
 
 _SQL = statements("verify")
@@ -37,14 +37,25 @@ class Column:
 
     types: tuple[str, ...]
     addition: str
+    conversion: str = ""
+    """What makes it one, where that can be said."""
+    always: bool = False
+    """Whether no event can be without it."""
 
 
 _COLUMNS: Mapping[str, Column] = {
-    "id": Column(("bigint", "integer"), "add column {} bigint generated always as identity"),
+    "id": Column(("bigint", "integer"), "add column {} bigint generated always as identity", always=True),
     "xid": Column(("xid8",), "add column {0} xid8, alter column {0} set default pg_current_xact_id()"),
-    "created_at": Column(("timestamp with time zone",), "add column {} timestamptz not null default now()"),
-    "event_id": Column(("uuid", *_TEXT), "add column {} uuid not null default gen_random_uuid()"),
-    "event_type": Column(_TEXT, "add column {} text"),
+    "created_at": Column(
+        ("timestamp with time zone",), "add column {} timestamptz not null default now()", always=True
+    ),
+    "event_id": Column(
+        ("uuid",),
+        "add column {} uuid not null default gen_random_uuid()",
+        "type uuid using {}::uuid;  -- or, where it holds something else, name a new column in columns.eventId",
+        always=True,
+    ),
+    "event_type": Column(_TEXT, "add column {} text not null default 'event'", always=True),
     "aggregate_type": Column(_TEXT, "add column {} text"),
     "aggregate_id": Column((*_TEXT, "uuid"), "add column {} text"),
     "key": Column(_TEXT, "add column {} text"),
@@ -126,14 +137,18 @@ class _Inspection:
             yield Finding(f"user {server['user']} may not use it", f"schema {name}", _grant(server))
         if hidden:
             return
-        if server["missing_tables"]:
-            yield Finding("tables are missing: " + ", ".join(server["missing_tables"]), "schema mailboat", _MIGRATE)
-            return
         async for finding in self._about_history(server):
             yield finding
+        if server["missing_tables"]:
+            return
         relation = await self._row("relation", outbox=self._outbox, xid=self._names["xid"], id=self._names["id"])
         if relation is None:
             yield Finding("the table does not exist", self._outbox, f"select mailboat.create_outbox('{self._outbox}');")
+            return
+        name = relation["name"]
+        if name != self._outbox:
+            plain = f"{self._outbox.partition('.')[2]}_outbox"
+            yield Finding(RESERVED, name, f"alter table {name} rename to {plain};")
             return
         async for finding in self._about_table(relation):
             yield finding
@@ -144,7 +159,9 @@ class _Inspection:
         try:
             async with self._connection.transaction():
                 applied = [Applied(*row) for row in await self._rows("steps")]
-        except (psycopg.errors.UndefinedTable, psycopg.errors.InsufficientPrivilege):
+        except psycopg.errors.UndefinedTable:
+            applied = []
+        except psycopg.errors.InsufficientPrivilege:
             yield Finding(
                 f"user {server['user']} can't read which migrations were applied",
                 "mailboat.migrations",
@@ -155,12 +172,12 @@ class _Inspection:
         if missing:
             names = ", ".join(step.name for step in missing)
             yield Finding(f"migrations were not applied: {names}", "mailboat.migrations", _MIGRATE)
+        elif server["missing_tables"]:
+            yield Finding("tables are missing: " + ", ".join(server["missing_tables"]), "schema mailboat", _GONE)
 
     async def _about_table(self, relation: Mapping[str, Any]) -> AsyncIterator[Finding]:
         name = relation["name"]
-        present = {
-            column: (kind, default) for column, kind, default in await self._rows("columns", outbox=self._outbox)
-        }
+        present = {column: _Present(*facts) for column, *facts in await self._rows("columns", outbox=self._outbox)}
         for finding in _about_columns(name, self._names, present):
             yield finding
         xid, position = self._names["xid"], self._names["id"]
@@ -223,7 +240,8 @@ class _Inspection:
         return await cursor.fetchall()
 
 
-_MIGRATE = "-- run `mailboat migrate` as a user that may create schemas in this database"
+_MIGRATE = "-- `mailboat migrate --sql` prints it, for a user that may create schemas in this database"
+_GONE = "-- the migrations that made them were applied, so they were dropped since: bring them back from a backup"
 
 
 def _grant(server: Mapping[str, Any], right: str = "usage on schema mailboat") -> str:
@@ -243,7 +261,16 @@ def _about_server(server: Mapping[str, Any]) -> Iterator[Finding]:
         )
 
 
-def _about_columns(table: str, names: Mapping[str, str], present: Mapping[str, tuple[str, str]]) -> Iterator[Finding]:
+@dataclass(frozen=True, slots=True)
+class _Present:
+    """A column that is there."""
+
+    kind: str
+    default: str
+    always: bool
+
+
+def _about_columns(table: str, names: Mapping[str, str], present: Mapping[str, _Present]) -> Iterator[Finding]:
     for name, column in _COLUMNS.items():
         theirs = names[name]
         where = f"{table}.{theirs}"
@@ -252,16 +279,18 @@ def _about_columns(table: str, names: Mapping[str, str], present: Mapping[str, t
             addition = column.addition.format(quoted[name], **quoted)
             yield Finding("the column does not exist", where, f"alter table {table} {addition};")
             continue
-        kind, default = present[theirs]
-        if kind not in column.types:
+        found = present[theirs]
+        alter = f'alter table {table} alter column "{theirs}"'
+        if found.kind not in column.types:
+            conversion = column.conversion.format(f'"{theirs}"')
             yield Finding(
-                f"the column is {kind}, and must be {' or '.join(column.types)}",
+                f"the column is {found.kind}, and must be {' or '.join(column.types)}",
                 where,
-                f'-- alter table {table} alter column "{theirs}" type {column.types[0]} using ...;',
+                f"{alter} {conversion}" if conversion else f"-- {alter} type {column.types[0]} using ...;",
             )
-        elif name == "xid" and "pg_current_xact_id()" not in default:
+        elif column.always and not found.always:
+            yield Finding("it may be null, and no event can be without it", where, f"{alter} set not null;")
+        elif name == "xid" and "pg_current_xact_id()" not in found.default:
             yield Finding(
-                "its default must be the transaction's id",
-                where,
-                f'alter table {table} alter column "{theirs}" set default pg_current_xact_id();',
+                "its default must be the transaction's id", where, f"{alter} set default pg_current_xact_id();"
             )

@@ -8,6 +8,11 @@ statements, and this module keeps them in the only order in which they are right
    those that have events. Its commit waits for the WAL (``durability``) exactly when a window was opened: everything
    visible in C comes before that commit in the WAL, so whoever survives a crash with this cursor has those events too.
 2. Events are handed out only after that commit.
+3. What is too much for one read is measured first, elsewhere, since it may take minutes and everybody's settlements
+   share the tick. A later tick opens it, with the C of the measuring: that too comes before its commit.
+
+The statements of a tick go out as a pipeline with two waits in it: for what was found, and for the commit. What the
+second half does depends on the answers of the first, so a member that turned out to be lost opens nothing.
 """
 
 from __future__ import annotations
@@ -15,18 +20,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from psycopg import AsyncCursor
+from psycopg import Cursor
 
 from mailboat.events import Event
 from mailboat.outbox.composed import Compositions, asking, lease_arrays
-from mailboat.outbox.link import Link, Row, refuse_other_server
+from mailboat.outbox.link import Link, Pipeline, Row, Server, refuse_other_server
 from mailboat.outbox.parking import Parking
 from mailboat.outbox.routing import EVENT_COLUMNS
+from mailboat.outbox.settings import ReadLimits
 from mailboat.outbox.sqlfiles import statements
 from mailboat.outbox.store import (
     Advanced,
     CursorKey,
     Lease,
+    Measured,
     Opened,
     Settlement,
     TickResult,
@@ -36,131 +43,179 @@ from mailboat.outbox.store import (
 
 _SQL = statements("windows")
 
-_SYNC_LEVEL = {"Committed": "off", "Flushed": "local", "Replicated": "on"}
-
-
-@dataclass(frozen=True, slots=True)
-class ReadLimits:
-    """How much is read at once. A window beyond ``small_rows`` or ``bytes`` is walked in stretches of ``rows``."""
-
-    small_rows: int = 2000
-    rows: int = 4000
-    bytes: int = 8 * 1024 * 1024
-
 
 class Windows:
     """The windows of one outbox, for one relay."""
 
-    def __init__(self, compositions: Compositions, durability: str, limits: ReadLimits, parking: Parking) -> None:
+    def __init__(self, compositions: Compositions, sync_level: str, limits: ReadLimits, parking: Parking) -> None:
         self._compositions = compositions
-        self._sync_level = _SYNC_LEVEL[durability]
+        self._sync_level = sync_level
         self._limits = limits
+        self._bounds = {"limit": limits.small_rows + 1, "max_bytes": limits.bytes}
         self._parking = parking
 
-    async def tick(self, link: Link, settlements: Sequence[Settlement], tips: Sequence[TipGroup]) -> TickResult:
+    async def tick(
+        self,
+        link: Link,
+        settlements: Sequence[Settlement],
+        tips: Sequence[TipGroup],
+        measured: Sequence[Measured],
+    ) -> TickResult:
         """Settle, look, open; see the module's docstring."""
-        async with link.transaction() as cursor:
-            await cursor.execute(_SQL["guard"])
-            refuse_other_server(await cursor.fetchone(), link.server)
-            lost = await self._settle(cursor, settlements) if settlements else set()
-            opened: list[Opened] = []
-            advanced: list[Advanced] = []
-            for group in tips:
-                for outcome in await self._look(cursor, link, group, lost, merge=len(tips) > 1):
-                    (opened if isinstance(outcome, Opened) else advanced).append(outcome)  # type: ignore[arg-type]
-            level = self._sync_level if opened else "off"
-            if level == "off" and any(s.durable for s in settlements):
-                level = "local"
-            if level != "off":
-                await cursor.execute(_SQL["sync"], {"level": level})
-        return TickResult(frozenset(lost), tuple(opened), tuple(advanced))
+        lost, opening, overflowing = await link.pipeline(
+            lambda pipeline: self._tick(pipeline, link.server, settlements, tips, measured)
+        )
+        outcomes = [found.outcome(_keys(followed)) for found, followed in opening]
+        return TickResult(
+            frozenset(lost.union(*(outcome.lost for outcome in outcomes))),
+            tuple(outcome.opened for outcome in outcomes if outcome.opened is not None),
+            tuple(outcome.advanced for outcome in outcomes if outcome.advanced is not None),
+            tuple(overflowing),
+        )
 
-    async def _settle(self, cursor: AsyncCursor[Row], settlements: Sequence[Settlement]) -> set[CursorKey]:
-        windowed = [s for s in settlements if s.upto is not None]
-        parked_only = [s for s in settlements if s.upto is None]
-        kept: set[CursorKey] = set()
-        if windowed:
-            await cursor.execute(
-                _SQL["settle"],
-                {
-                    **lease_arrays(s.lease for s in windowed),
-                    "uptos": [s.upto for s in windowed],
-                    "positions": [s.position for s in windowed],
-                    "sequences": [s.sequence for s in windowed],
-                    "closes": [s.closes for s in windowed],
-                },
-            )
-            kept.update(CursorKey(*row) for row in await cursor.fetchall())
-        if parked_only:
-            await cursor.execute(_SQL["fence"], lease_arrays(s.lease for s in parked_only))
-            kept.update(CursorKey(*row) for row in await cursor.fetchall())
-        for settlement in settlements:
-            if settlement.durable and settlement.lease.key in kept:
-                await self._parking.apply(cursor, settlement)
-        return {s.lease.key for s in settlements} - kept
+    def _tick(
+        self,
+        pipeline: Pipeline,
+        server: Server,
+        settlements: Sequence[Settlement],
+        tips: Sequence[TipGroup],
+        measured: Sequence[Measured],
+    ) -> tuple[set[CursorKey], list[tuple[_Found, Cursor[Row]]], list[TipGroup]]:
+        guard = pipeline.send(_SQL["guard"])
+        settled = _settle(pipeline, settlements)
+        durable = [settlement for settlement in settlements if settlement.durable]
+        if durable:
+            pipeline.wait()
+            lost = _not_settled(settlements, settled)
+            for settlement in durable:
+                if settlement.lease.key not in lost:
+                    self._parking.apply(pipeline, settlement)
+        asked = [self._ask(pipeline, group.members, group.done) for group in tips]
+        pipeline.wait()
+        refuse_other_server(guard.fetchone(), server)
+        if not durable:
+            lost = _not_settled(settlements, settled)
+        looks = [self._look(pipeline, group, tail, lost) for group, tail in zip(tips, asked, strict=True)]
+        # Where nothing happened nothing is written, unless that brings groups together.
+        windows = [found for found in looks if isinstance(found, _Found) and (found.anything or len(tips) > 1)]
+        windows += [_Found(each.window, each.members, None) for each in measured]
+        opening = [(found, _open(pipeline, found, server.timeline)) for found in windows]
+        level = self._sync_level if any(found.has_events for found in windows) else "off"
+        if level == "off" and durable:
+            level = "local"
+        if level != "off":
+            pipeline.send(_SQL["sync"], {"level": level})
+        return lost, opening, [overflow for overflow in looks if isinstance(overflow, TipGroup)]
 
-    async def _look(
-        self, cursor: AsyncCursor[Row], link: Link, group: TipGroup, lost: set[CursorKey], *, merge: bool
-    ) -> list[Opened | Advanced]:
-        members = [lease for lease in group.members if lease.key not in lost]
-        limits = {"limit": self._limits.small_rows + 1, "max_bytes": self._limits.bytes}
-        rows: list[Row] = []
-        while members and not rows:
-            # One member asks for all. If it was lost, its silence says nothing about events: the next one asks.
-            where = {**asking(members[0]), "done": group.done}
-            composed = self._compositions.for_members(members)
-            await cursor.execute(composed.tail, {**where, **limits})
-            rows = await cursor.fetchall()
-            if not rows:
-                lost.add(members.pop(0).key)
-        if not members:
-            return []
+    def _ask(self, pipeline: Pipeline, members: Sequence[Lease], done: str) -> Cursor[Row]:
+        """What became visible since ``done``. One member asks for all."""
+        tail = self._compositions.for_members(members).tail
+        return pipeline.send(tail, {**asking(members[0]), "done": done, **self._bounds})
+
+    def _look(
+        self, pipeline: Pipeline, group: TipGroup, tail: Cursor[Row], lost: set[CursorKey]
+    ) -> _Found | TipGroup | None:
+        """What a group's window would be; the group, when it is too large; None when nobody of it is ours any more."""
+        asked = members = list(group.members)
+        rows = tail.fetchall()
+        while not rows or asked[0].key in lost:
+            # If the one who asked was lost, its silence says nothing about events: the next one asks.
+            lost.add(asked[0].key)
+            asked = members = [lease for lease in members if lease.key not in lost]
+            if not members:
+                return None
+            tail = self._ask(pipeline, asked, group.done)
+            pipeline.wait()
+            rows = tail.fetchall()
+        members = [lease for lease in members if lease.key not in lost]
         upto: str = rows[0][-1]
         if rows[0][0] is None:
-            if not merge:
-                return []
-            events: Mapping[CursorKey, Sequence[Event]] | None = {}
-            window = Window(group.done, upto)
-        elif len(rows) > self._limits.small_rows or rows[0][-2]:
-            await cursor.execute(self._compositions.span, {**where, **limits})
-            row = await cursor.fetchone()
-            assert row is not None
-            window, events = Window(group.done, *row), None
-        else:
-            window = Window(group.done, upto)
-            hits = [row[: composed.width] for row in rows if row[EVENT_COLUMNS]]
-            events = composed.fan_out(hits, frozenset(lease.key for lease in members))
-        outcome = await self._open(cursor, link, window, members, events)
-        lost.update(m.key for m in members if not any(m in o.members for o in outcome))
-        return outcome
+            return _Found(Window(group.done, upto), members, {}, anything=False)
+        composed = self._compositions.for_members(asked)
+        if len(rows) > self._limits.small_rows or rows[0][-2]:
+            return TipGroup(group.done, tuple(members))
+        hits = [row[: composed.width] for row in rows if row[EVENT_COLUMNS]]
+        events = composed.fan_out(hits, frozenset(lease.key for lease in members))
+        return _Found(Window(group.done, upto), members, events)
 
-    async def _open(
-        self,
-        cursor: AsyncCursor[Row],
-        link: Link,
-        window: Window,
-        members: Sequence[Lease],
-        events: Mapping[CursorKey, Sequence[Event]] | None,
-    ) -> list[Opened | Advanced]:
-        has_events = [events is None or lease.key in events for lease in members]
-        await cursor.execute(
-            _SQL["open"],
-            {
-                **lease_arrays(members),
-                "has_events": has_events,
-                "done": window.done,
-                "upto": window.upto,
-                "lowest": window.lowest,
-                "highest": window.highest,
-                "timeline": link.server.timeline,
-            },
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What came of a group."""
+
+    opened: Opened | None
+    advanced: Advanced | None
+    lost: tuple[CursorKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A window and what is in it; None: too much for one read."""
+
+    window: Window
+    members: Sequence[Lease]
+    events: Mapping[CursorKey, Sequence[Event]] | None
+    anything: bool = True
+    """Whether anything became visible, be it for nobody."""
+
+    @property
+    def has_events(self) -> bool:
+        """Whether anybody's are in it."""
+        return self.events is None or bool(self.events)
+
+    def has_for(self, lease: Lease) -> bool:
+        return self.events is None or lease.key in self.events
+
+    def outcome(self, kept: set[CursorKey]) -> _Outcome:
+        """``kept``: whose cursor followed."""
+        members = [lease for lease in self.members if lease.key in kept]
+        opened = tuple(lease for lease in members if self.has_for(lease))
+        moved = tuple(lease for lease in members if not self.has_for(lease))
+        return _Outcome(
+            Opened(self.window, opened, self.events) if opened else None,
+            Advanced(self.window.upto, moved) if moved else None,
+            tuple(lease.key for lease in self.members if lease.key not in kept),
         )
-        kept = {CursorKey(*row) for row in await cursor.fetchall()}
-        opened = tuple(m for m, has in zip(members, has_events, strict=True) if has and m.key in kept)
-        moved = tuple(m for m, has in zip(members, has_events, strict=True) if not has and m.key in kept)
-        outcome: list[Opened | Advanced] = []
-        if opened:
-            outcome.append(Opened(window, opened, events))
-        if moved:
-            outcome.append(Advanced(window.upto, moved))
-        return outcome
+
+
+def _settle(pipeline: Pipeline, settlements: Sequence[Settlement]) -> list[Cursor[Row]]:
+    windowed = [s for s in settlements if s.upto is not None]
+    parked_only = [s for s in settlements if s.upto is None]
+    settled = []
+    if windowed:
+        progress = {
+            "uptos": [s.upto for s in windowed],
+            "positions": [s.position for s in windowed],
+            "sequences": [s.sequence for s in windowed],
+            "closes": [s.closes for s in windowed],
+        }
+        settled.append(pipeline.send(_SQL["settle"], lease_arrays(s.lease for s in windowed) | progress))
+    if parked_only:
+        settled.append(pipeline.send(_SQL["fence"], lease_arrays(s.lease for s in parked_only)))
+    return settled
+
+
+def _not_settled(settlements: Sequence[Settlement], settled: Sequence[Cursor[Row]]) -> set[CursorKey]:
+    lost = {s.lease.key for s in settlements}
+    for cursor in settled:
+        lost -= _keys(cursor)
+    return lost
+
+
+def _open(pipeline: Pipeline, found: _Found, timeline: int) -> Cursor[Row]:
+    return pipeline.send(
+        _SQL["open"],
+        {
+            **lease_arrays(found.members),
+            "has_events": [found.has_for(lease) for lease in found.members],
+            "done": found.window.done,
+            "upto": found.window.upto,
+            "lowest": found.window.lowest,
+            "highest": found.window.highest,
+            "timeline": timeline,
+        },
+    )
+
+
+def _keys(cursor: Cursor[Row]) -> set[CursorKey]:
+    return {CursorKey(*row) for row in cursor.fetchall()}

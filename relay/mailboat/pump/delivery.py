@@ -12,9 +12,12 @@ from typing import Protocol
 
 from mailboat.errors import EventRefused, SinkUnavailable
 from mailboat.events import Outgoing
+from mailboat.outbox.store import Series
+from mailboat.pump.handing import hand_over
 from mailboat.pump.points import Point
 from mailboat.pump.retry import OUTAGE_BACKOFF, Outage
 from mailboat.pump.stream import Stream
+from mailboat.pump.unexpected import cant_encode
 from mailboat.pump.verdicts import Fate, Item, judge, set_aside
 
 
@@ -38,15 +41,29 @@ class Courier:
         stopping: Callable[[], bool],
     ) -> None:
         self._stream = stream
-        self._partition = partition
+        self._series = Series(partition, stream.generation)
         self._troubles = troubles
         self._lease_left = lease_left
-        self._stopping = stopping
+        self.stopping = stopping
         self._hurry = asyncio.Event()
+        self._flowing = asyncio.Event()
+        self._flowing.set()
 
     def hurry(self) -> None:
         """Wait for nothing any more."""
         self._hurry.set()
+        self._flowing.set()
+
+    def pause(self, paused: bool) -> None:
+        """Begin no further round, or do so again."""
+        if paused and not self._hurry.is_set():
+            self._flowing.clear()
+        else:
+            self._flowing.set()
+
+    @property
+    def paused(self) -> bool:
+        return not self._flowing.is_set()
 
     async def deliver(
         self,
@@ -60,7 +77,7 @@ class Courier:
         """Until nothing is pending. ``patient`` waits for a sink that is away; otherwise that is the answer.
 
         ``away`` and ``one_by_one`` say how the last round ended. Ends early, with items pending, only when it should
-        stop.
+        stop, or is paused and not patient: people may change what is parked meanwhile.
         """
         outage = Outage(OUTAGE_BACKOFF)
         while pending := [item for item in items if item.fate is Fate.PENDING]:
@@ -70,16 +87,19 @@ class Courier:
                     return away
                 outage = outage.failed()
                 await self._pause(outage.delay(self._stream.random))
-            if self._stopping():
+            if self.paused and not patient:
+                return away
+            await self._flowing.wait()
+            if self.stopping():
                 return away
             batch = self._batch(pending, one_by_one)
             messages = self._encode(batch)
             if len(messages) < len(batch):  # refused here: nothing behind them may go first
                 set_aside(items, parked, ordered=self._stream.settings.ordered)
                 continue
-            if not await self._lease_holds():
+            if not await self.lease_holds():
                 return away
-            verdict = judge(batch, await self._stream.sink.publish(messages))
+            verdict = judge(batch, await hand_over(self._stream, messages))
             self._stream.passing(Point.ANSWERED)
             set_aside(items, parked, ordered=self._stream.settings.ordered)
             away = verdict.away
@@ -91,12 +111,12 @@ class Courier:
         return None
 
     def _batch(self, pending: Sequence[Item], one_by_one: bool) -> list[Item]:
-        traits = self._stream.sink.traits
+        settings, traits = self._stream.settings, self._stream.sink.traits
         if one_by_one:
             return [pending[0]]
-        limit = min(self._stream.settings.batch_size, traits.max_batch_messages)
-        room = traits.max_batch_bytes
-        careful = self._stream.settings.ordered and not traits.stops_behind_failure
+        limit = min(settings.batch_size, traits.max_batch_messages)
+        room = min(settings.batch_bytes, traits.max_batch_bytes)
+        careful = settings.ordered and not traits.stops_behind_failure
         keys: set[str] = set()
         batch: list[Item] = []
         for item in pending[:limit]:
@@ -121,23 +141,30 @@ class Courier:
                 messages.append(message)
             except EventRefused as error:
                 item.fate, item.refusal = Fate.REFUSED, error
+            except Exception as error:
+                item.fate, item.refusal = Fate.REFUSED, cant_encode(item.event, error, self._stream.name)
         return messages
 
     def encode(self, item: Item) -> Outgoing:
         """The item's message, which says how often it was tried."""
+        partition, generation = self.series_of(item)
         return self._stream.encoder.encode(
             item.event,
             sequence=item.sequence,
-            partition=self._partition,
-            generation=self._stream.generation,
+            partition=partition,
+            generation=generation,
             attempt=item.attempts + 1,
             replay=item.replay,
         )
 
-    async def _lease_holds(self) -> bool:
+    def series_of(self, item: Item) -> Series:
+        """What the item's sequence is a number of."""
+        return item.series or self._series
+
+    async def lease_holds(self) -> bool:
         """Waits until the lease covers a whole delivery; False when told to stop before."""
         while self._lease_left() <= self._stream.settings.timeout:
-            if self._stopping():
+            if self.stopping():
                 return False
             await self._pause(0.1)
         return True

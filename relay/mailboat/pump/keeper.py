@@ -3,22 +3,31 @@
 Pumps hand it settlements. Plain progress inside a window can wait a little and is merged; what closes a window or
 must not be lost is written at the next tick, which comes at once. The same tick looks for new events for every cursor
 that is closed by then, grouped by what they have done, so that all subscriptions at the tip are read for once.
+
+A group for which there is more than one read holds steps aside until its window has been measured, which may take
+minutes; a tick then opens it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
-from mailboat.outbox.store import CursorKey, Lease, Opened, OutboxStore, Settlement, TickResult, TipGroup
+from mailboat.outbox.store import CursorKey, Lease, Measured, Opened, OutboxStore, Settlement, TickResult, TipGroup
 from mailboat.pump.points import Passing, Point, unheard
 from mailboat.pump.rhythm import Rhythm, WakeSettings, pause
 from mailboat.pump.stream import Clock
 
+LANDING = 0.004
+"""Seconds that a tick waits for what the last one brought to land: then one look serves all that landed, where else it
+would come a moment too early, and each partition would be looked at apart from the others, every other time."""
 SETTLE_WITHIN = 0.1
 """Seconds that plain progress may wait to be written together."""
+TURN_OVER = 5.0
+"""Seconds after which a sleeping keeper turns over, so that its sleep can be told from its death."""
 
 
 @dataclass(slots=True)
@@ -29,10 +38,19 @@ class _Entry:
     done: str | None
     """What it has settled, when closed; None while a window is open."""
     paused: bool = False
+    measuring: bool = False
+    """Its next window is being measured."""
+
+    @property
+    def looks(self) -> bool:
+        """Whether a tick looks for new events for it."""
+        return self.done is not None and not self.paused and not self.measuring
 
 
 Handover = Callable[[Opened], None]
 """Takes a window that was just opened."""
+Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+"""Starts a task whose failure somebody hears of."""
 
 
 class Keeper:
@@ -45,12 +63,14 @@ class Keeper:
         clock: Clock,
         handover: Handover,
         lost: Callable[[CursorKey], None],
+        spawn: Spawn,
         passing: Passing = unheard,
     ) -> None:
         self._store = store
         self._clock = clock
         self._handover = handover
         self._lost = lost
+        self._spawn = spawn
         self._passing = passing
         self._rhythm = Rhythm(wake)
         self._bell_is_out = False
@@ -59,8 +79,14 @@ class Keeper:
         self._waiting: list[asyncio.Future[None]] = []
         self._urgent = False
         self._stir = asyncio.Event()
+        self._ticking = asyncio.Lock()
         self._last_tick = 0.0
-        self.ticked_at = clock()
+        self._in_the_air: set[CursorKey] = set()
+        """Whose windows, of those that the last tick opened, have not landed yet."""
+        self._surveys: dict[TipGroup, asyncio.Task[None]] = {}
+        self._measured: list[Measured] = []
+        self.stirred_at = clock()
+        """When it was last seen to be alive."""
 
     # -- the book ----------------------------------------------------------------------------------------------------
 
@@ -73,6 +99,10 @@ class Keeper:
         """A cursor that is not ours any more."""
         self._book.pop(key, None)
         self._pending.pop(key, None)
+        self._in_the_air.discard(key)
+        for group, survey in self._surveys.items():
+            if not any(lease.key in self._book for lease in group.members):
+                survey.cancel()
 
     def pause(self, key: CursorKey, paused: bool) -> None:
         """Open no new windows for it, or do so again."""
@@ -84,12 +114,14 @@ class Keeper:
     def at_tip(self, key: CursorKey) -> bool:
         """Whether everything that was there at the last look is settled."""
         entry = self._book.get(key)
-        return entry is not None and entry.done is not None and not entry.paused
+        return entry is not None and entry.looks
 
     def settle(self, settlement: Settlement) -> asyncio.Future[None]:
         """Note progress. The future is done once it is committed; plain progress need not be waited for."""
         key = settlement.lease.key
         self._pending[key] = merged(self._pending.get(key), settlement)
+        if settlement.closes:
+            self._in_the_air.discard(key)
         committed = asyncio.get_running_loop().create_future()
         self._waiting.append(committed)
         if settlement.closes or settlement.durable or settlement.awaited:
@@ -109,10 +141,11 @@ class Keeper:
         while True:
             await self._until_needed()
             if self._book or self._waiting:
-                await self._tick()
+                async with self._ticking:
+                    await self._tick()
             else:
                 self._urgent = False
-            self.ticked_at = self._clock()
+            self.stirred_at = self._clock()
 
     async def settled(self) -> None:
         """Waits until all progress noted so far is committed."""
@@ -120,34 +153,47 @@ class Keeper:
             self._urgent = True
             self._stir.set()
             await asyncio.wait(set(self._waiting))
+        async with self._ticking:  # what a tick has taken up already is not waiting any more, and not written yet
+            pass
 
     async def _until_needed(self) -> None:
         began = self._clock()
         await asyncio.sleep(pause(self._last_tick))
-        while not self._urgent:
-            polls = any(entry.done is not None and not entry.paused for entry in self._book.values())
-            until = [began + self._rhythm.wait(self._last_tick)] if polls else []
-            if self._pending:
-                until.append(began + SETTLE_WITHIN)
-            left = min(until, default=began + 1.0) - self._clock()
+        while True:
+            left = self._due(began) - self._clock()
             if left <= 0:
                 return
             self._stir.clear()
             try:
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(min(left, TURN_OVER)):
                     await self._stir.wait()
             except TimeoutError:
-                return
+                if left <= TURN_OVER:
+                    return
+            self.stirred_at = self._clock()
+
+    def _due(self, began: float) -> float:
+        """When the next tick should come, as far as can be told now."""
+        if self._in_the_air:
+            began += LANDING
+        if self._urgent:
+            return began
+        until = [began + SETTLE_WITHIN] if self._pending else []
+        if any(entry.looks for entry in self._book.values()):
+            until.append(began + self._rhythm.wait(self._last_tick))
+        return min(until, default=began + 1.0)
 
     async def _tick(self) -> None:
+        self._in_the_air.clear()
         settlements, self._pending = list(self._pending.values()), {}
         waiting, self._waiting = self._waiting, []
+        measured = self._take_measured()
         self._urgent = False
         try:
             self._passing(Point.SETTLING)
             began = self._clock()
             tips = self._tips(settlements)
-            result = await self._store.tick(settlements, tips)
+            result = await self._store.tick(settlements, tips, measured)
             self._last_tick = self._clock() - began
             self._passing(Point.SETTLED)
         except BaseException as error:
@@ -156,12 +202,14 @@ class Keeper:
                     future.cancel() if isinstance(error, asyncio.CancelledError) else future.set_exception(error)
                     future.add_done_callback(_retrieved)
             raise
-        spoke_for = {s.lease for s in settlements} | {lease for group in tips for lease in group.members}
-        self._record(settlements, result, spoke_for)
+        for each in measured:
+            self._note_measuring(each.members, False)
+        asked = [*(lease for tip in tips for lease in tip.members), *(m for each in measured for m in each.members)]
+        self._record(settlements, result, {s.lease for s in settlements}.union(asked))
         for future in waiting:
             if not future.done():
                 future.set_result(None)
-        await self._find_rhythm(result)
+        await self._find_rhythm(result, looked=bool(tips))
 
     def _tips(self, settlements: list[Settlement]) -> list[TipGroup]:
         """Closed cursors, those that the same tick closes included, by what they have done."""
@@ -169,7 +217,7 @@ class Keeper:
         groups: dict[str, list[Lease]] = defaultdict(list)
         for key, entry in self._book.items():
             done = closing.get(key, entry.done)
-            if done is not None and not entry.paused:
+            if done is not None and not entry.paused and not entry.measuring:
                 groups[done].append(entry.lease)
         return [TipGroup(done, tuple(members)) for done, members in groups.items()]
 
@@ -186,8 +234,13 @@ class Keeper:
             for lease in opened.members:
                 if (entry := self._entry(lease)) is not None:
                     entry.done = None
+                    if opened.events is not None:  # a large window takes its time
+                        self._in_the_air.add(lease.key)
             self._passing(Point.WINDOW_OPENED)
             self._handover(opened)
+        for group in result.overflowing:
+            self._note_measuring(group.members, True)
+            self._surveys[group] = self._spawn(self._measure(group))
         for lease in spoke_for:
             if lease.key in result.lost and self._entry(lease) is not None:
                 self._lost(lease.key)
@@ -196,9 +249,42 @@ class Keeper:
         entry = self._book.get(lease.key)
         return entry if entry is not None and entry.lease == lease else None
 
-    async def _find_rhythm(self, result: TickResult) -> None:
+    async def _measure(self, group: TipGroup) -> None:
+        try:
+            window = await self._store.measure(group)
+        finally:
+            del self._surveys[group]
+        if window is not None:
+            self._measured.append(Measured(window, group.members))
+        else:  # nobody is where it was: the next look will tell whose they are
+            self._note_measuring(group.members, False)
+        self._urgent = True
+        self._stir.set()
+
+    def _take_measured(self) -> list[Measured]:
+        """Windows to open now. Whoever was paused meanwhile will look anew when it goes on."""
+        measured, self._measured = self._measured, []
+        for each in measured:
+            paused = [lease for lease in each.members if (entry := self._entry(lease)) is not None and entry.paused]
+            self._note_measuring(paused, False)
+        return [
+            Measured(each.window, members)
+            for each in measured
+            if (members := tuple(lease for lease in each.members if self._is_measuring(lease)))
+        ]
+
+    def _note_measuring(self, leases: Iterable[Lease], measuring: bool) -> None:
+        for lease in leases:
+            if (entry := self._entry(lease)) is not None:
+                entry.measuring = measuring
+
+    def _is_measuring(self, lease: Lease) -> bool:
+        entry = self._entry(lease)
+        return entry is not None and entry.measuring
+
+    async def _find_rhythm(self, result: TickResult, *, looked: bool) -> None:
         now = self._clock()
-        if not result.quiet:
+        if not result.quiet or not looked:  # where nobody waits for events nobody has to be told of them
             self._rhythm = self._rhythm.found()
             if self._bell_is_out:
                 await self._store.awake()

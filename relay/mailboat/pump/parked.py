@@ -7,30 +7,44 @@ time of the next attempt. A key leaves the set when its queue in the store is em
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from mailboat.errors import EventRefused
 from mailboat.outbox.store import Dead, Failure, Lease, OutboxStore, Park, Parked, Repark, Settlement
+from mailboat.pump.announcing import Announcer
 from mailboat.pump.delivery import Courier
 from mailboat.pump.points import Point
 from mailboat.pump.retry import OUTAGE_BACKOFF, Outage
 from mailboat.pump.stream import DeathNotice, Stream
 from mailboat.pump.verdicts import Fate, Item, set_aside
 
+log = logging.getLogger(__name__)
+
 RETRIES_AT_ONCE = 200
+RECOUNT_EVERY = 5.0
+"""Seconds between looks whether a parking lot that was full still is."""
+MOMENT = 0.001
+"""Seconds that are slept at least: a shorter sleep may end before the time that it was meant for."""
 
 RELAY_DIED = "RelayDied"
 """The reason given to an event with which in hand several relays died."""
 
 
 @dataclass(frozen=True, slots=True)
-class Exhausted:
-    """An event that gets no further attempt, and why."""
+class Outcome:
+    """What becomes of an event that was refused: it is dead, or it is parked in one of these ways."""
 
-    item: Item
     attempts: int
     failure: Failure
+    retry_in: float | None = None
+    dead: bool = False
+    doomed: bool = False
+
+    @property
+    def blocked(self) -> bool:
+        """Until a person decides."""
+        return self.retry_in is None and not self.dead
 
 
 class ParkedKeys:
@@ -51,23 +65,44 @@ class ParkedKeys:
         self._store = store
         self._settle = settle
         self._courier = courier
+        self._announcer = Announcer(stream, courier)
         self._due_at: float | None = None
         self._outage = Outage(OUTAGE_BACKOFF)
         self._prepaid: set[int] = set()
         """Suspects whose next attempt is counted already: the sink was away when it was to be made."""
         self._not_before = 0.0
+        self._counted_at = 0.0
+        self._told_full = False
 
     @property
     def full(self) -> bool:
         """Whether so much is parked that nothing new should be taken."""
         return self.count >= self._stream.settings.max_parked
 
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing new is taken, for people to see."""
+        if not self.full:
+            return None
+        return (
+            f"Partition {self._lease.key.partition} has {self.count} parked events and takes nothing new: mend what "
+            "refuses them, or decide about them with `mailboat parked`"
+        )
+
     async def load(self) -> None:
         """What earlier owners parked."""
-        keys, self.count = await self._store.parked_keys(self._lease)
-        self.keys = keys if self._stream.settings.ordered else set()
+        await self._count()
         if self.count:
             self.nudge()
+
+    async def _count(self) -> None:
+        """People replay and drop parked events too: the store knows what is there."""
+        keys, self.count = await self._store.parked_keys(self._lease)
+        self.keys = keys if self._stream.settings.ordered else set()
+        self._counted_at = self._stream.clock()
+        if self.full and not self._told_full:
+            log.warning("%s", self.trouble, extra={"subscription": self._stream.name})
+        self._told_full = self.full
 
     def nudge(self) -> None:
         """Look now whether anything is due."""
@@ -75,13 +110,18 @@ class ParkedKeys:
 
     def due(self) -> bool:
         """Whether it is time to look."""
-        return self._due_at is not None and self._stream.clock() >= max(self._due_at, self._not_before)
+        return self.seconds_until_due() == 0.0
 
     def seconds_until_due(self) -> float | None:
         """How long the pump may sleep."""
-        if self._due_at is None:
+        # A full lot may have nothing that is ever due, and only a person who makes room: look whether somebody did.
+        times = [self._counted_at + RECOUNT_EVERY] if self.full else []
+        if self._due_at is not None:
+            times.append(self._due_at)
+        if not times:
             return None
-        return max(0.0, max(self._due_at, self._not_before) - self._stream.clock())
+        left = max(min(times), self._not_before) - self._stream.clock()
+        return max(left, MOMENT) if left > 0 else 0.0
 
     # -- parking -----------------------------------------------------------------------------------------------------
 
@@ -114,19 +154,48 @@ class ParkedKeys:
         return parks, dead
 
     async def _refused(self, item: Item) -> Park | Dead:
+        outcome = await self._outcome(item)
+        if outcome.dead:
+            return Dead(item.event, item.sequence, outcome.attempts, outcome.failure)
+        return Park(
+            item.event,
+            item.sequence,
+            outcome.attempts,
+            outcome.retry_in,
+            outcome.failure,
+            blocked=outcome.blocked,
+            suspect=outcome.failure.reason == RELAY_DIED and not outcome.blocked and not outcome.doomed,
+            doomed=outcome.doomed,
+        )
+
+    async def _outcome(self, item: Item) -> Outcome:
+        """Of one more refusal."""
         refusal = item.refusal
         assert refusal is not None
         policy, attempts = self._stream.settings.policy, item.attempts + 1
         failure = Failure(refusal.reason, str(refusal))
-        if not policy.exhausted(attempts, refusal.retryable):
-            retry_in = policy.backoff.delay(attempts, self._stream.random)
-            suspect = refusal.reason == RELAY_DIED
-            return Park(item.event, item.sequence, attempts, retry_in, failure, suspect=suspect)
+        if policy.exhausted(attempts, refusal.retryable):
+            return await self._end(item, attempts, failure)
+        return Outcome(attempts, failure, policy.backoff.delay(attempts, self._stream.random))
+
+    async def _end(self, item: Item, attempts: int, failure: Failure) -> Outcome:
+        """Of an event that gets no further attempt."""
+        policy = self._stream.settings.policy
         if not policy.dead_letters:
-            return Park(item.event, item.sequence, attempts, None, failure, blocked=True)
-        if await self._announce(item, attempts, failure):
-            return Dead(item.event, item.sequence, attempts, failure)
-        return Park(item.event, item.sequence, attempts, policy.backoff.ceiling, failure, doomed=True)
+            return Outcome(attempts, failure)
+        notice = DeathNotice(
+            item.event,
+            item.sequence,
+            *self._courier.series_of(item),
+            attempts,
+            failure.reason,
+            failure.error,
+            item.first_failed_at,
+        )
+        if await self._announcer.told(notice):
+            return Outcome(attempts, failure, dead=True)
+        # Who stops leaves it to its heir, who need not wait.
+        return Outcome(attempts, failure, 0.0 if self._courier.stopping() else policy.backoff.ceiling, doomed=True)
 
     def _wake_in(self, seconds: float | None) -> None:
         if seconds is not None:
@@ -137,14 +206,17 @@ class ParkedKeys:
 
     async def retry(self) -> None:
         """Tries the heads whose time has come, then what waits behind those that made it."""
-        heads, next_in = await self._store.due(self._lease, RETRIES_AT_ONCE)
+        settings = self._stream.settings
+        heads, next_in = await self._store.due(self._lease, RETRIES_AT_ONCE, settings.batch_bytes)
         self._due_at = None
         self._wake_in(next_in if not heads else 0.0)
         if not heads:
+            if self.full:
+                await self._count()
             return
-        ordered = self._stream.settings.ordered
+        ordered = settings.ordered
         self.keys.update(head.event.key for head in heads if head.event.key is not None and ordered)
-        limit = self._stream.settings.policy.max_attempts
+        limit = settings.policy.max_attempts
         hopeful = [head for head in heads if not head.doomed and self._used(head) < limit]
         hopeless = [head for head in heads if head not in hopeful]
         await self._count_suspects(hopeful)
@@ -158,12 +230,10 @@ class ParkedKeys:
                 self._prepaid.discard(head.ordinal)
         self._outage = self._outage.recovered() if away is None else self._outage.failed()
         self._not_before = self._stream.clock() + self._outage.delay(self._stream.random)
-        gone = await self._settle_parked(items, [_hopeless(head) for head in hopeless])
+        gone = await self._settle_parked(items, hopeless)
         for key in sorted({item.event.key for item in gone if item.event.key is not None and ordered}):
             await self._drain(key)
-        # People replay and drop parked events too: the store knows what is left.
-        keys, self.count = await self._store.parked_keys(self._lease)
-        self.keys = keys if ordered else set()
+        await self._count()
 
     async def _count_suspects(self, heads: Sequence[Parked]) -> None:
         """An event that may kill the relay is counted before it is tried, or it would never be given up on."""
@@ -182,8 +252,9 @@ class ParkedKeys:
 
     async def _drain(self, key: str) -> None:
         """Sends what waits behind a head that is gone, in order, until the queue is empty or fails again."""
+        settings = self._stream.settings
         while True:
-            queue = await self._store.queue(self._lease, key, self._stream.settings.batch_size)
+            queue = await self._store.queue(self._lease, key, settings.batch_size, settings.batch_bytes)
             if not queue:
                 self.keys.discard(key)
                 return
@@ -196,32 +267,25 @@ class ParkedKeys:
             if len(gone) < len(queue):
                 return
 
-    async def _settle_parked(self, items: Sequence[Item], hopeless: Sequence[Exhausted]) -> list[Item]:
+    async def _settle_parked(self, items: Sequence[Item], hopeless: Sequence[Parked]) -> list[Item]:
         """Writes down how parked events fared; returns those that are gone from the parking lot."""
-        reparks: list[Repark] = []
-        dead: list[Dead] = []
         gone = [item for item in items if item.fate is Fate.DELIVERED]
         unpark = tuple(_ordinal(item) for item in gone)
-        exhausted = list(hopeless)
-        policy = self._stream.settings.policy
-        for item in items:
-            if item.fate is not Fate.REFUSED or item.refusal is None:
-                continue
-            attempts, failure = item.attempts + 1, Failure(item.refusal.reason, str(item.refusal))
-            if policy.exhausted(attempts, item.refusal.retryable):
-                exhausted.append(Exhausted(item, attempts, failure))
+        outcomes = [(item, await self._outcome(item)) for item in items if item.fate is Fate.REFUSED]
+        for head in hopeless:
+            item, failure = _item(head), head.failure or Failure(RELAY_DIED, "relays died while delivering it")
+            outcomes.append((item, await self._end(item, head.attempts, failure)))
+        reparks: list[Repark] = []
+        dead: list[Dead] = []
+        for item, outcome in outcomes:
+            ordinal, attempts, failure = _ordinal(item), outcome.attempts, outcome.failure
+            if outcome.dead:
+                dead.append(Dead(item.event, item.sequence, attempts, failure, ordinal))
+                gone.append(item)
             else:
-                retry_in = policy.backoff.delay(attempts, self._stream.random)
-                reparks.append(Repark(_ordinal(item), attempts, retry_in, failure))
-        for end in exhausted:
-            ordinal = _ordinal(end.item)
-            if not policy.dead_letters:
-                reparks.append(Repark(ordinal, end.attempts, None, end.failure, blocked=True))
-            elif await self._announce(end.item, end.attempts, end.failure):
-                dead.append(Dead(end.item.event, end.item.sequence, end.attempts, end.failure, ordinal))
-                gone.append(end.item)
-            else:
-                reparks.append(Repark(ordinal, end.attempts, policy.backoff.ceiling, end.failure, doomed=True))
+                reparks.append(
+                    Repark(ordinal, attempts, outcome.retry_in, failure, blocked=outcome.blocked, doomed=outcome.doomed)
+                )
         if unpark or reparks or dead:
             await self._settle(
                 Settlement(
@@ -238,27 +302,6 @@ class ParkedKeys:
         self.count -= len(gone)
         return gone
 
-    async def _announce(self, item: Item, attempts: int, failure: Failure) -> bool:
-        """Tells the dead-letter topic, if there is one. False: it was out of reach, so the event is not dead yet."""
-        if self._stream.announce is None:
-            return True
-        notice = DeathNotice(
-            item.event,
-            item.sequence,
-            self._lease.key.partition,
-            self._stream.generation,
-            attempts,
-            failure.reason,
-            failure.error,
-            item.first_failed_at,
-        )
-        message = self._stream.announce(notice)
-        if self._stream.refusal(message) is not None:
-            return True  # too large for the topic as well: the table keeps it whole
-        failures = await self._stream.sink.publish([message])
-        self._stream.passing(Point.DEAD_ANNOUNCED)
-        return not failures or isinstance(failures[0], EventRefused)
-
 
 def _item(parked: Parked) -> Item:
     return Item(
@@ -267,13 +310,9 @@ def _item(parked: Parked) -> Item:
         attempts=parked.attempts,
         replay=parked.replay,
         ordinal=parked.ordinal,
+        series=parked.series,
         first_failed_at=parked.first_failed_at,
     )
-
-
-def _hopeless(parked: Parked) -> Exhausted:
-    failure = parked.failure or Failure(RELAY_DIED, "relays died while delivering it")
-    return Exhausted(_item(parked), parked.attempts, failure)
 
 
 def _ordinal(item: Item) -> int:

@@ -18,10 +18,13 @@ from itertools import chain
 from mailboat.errors import EventRefused, SinkUnavailable
 from mailboat.events import Event, Outgoing
 from mailboat.outbox.store import Cursor, Lease, OutboxStore, Park, Settlement, Window
+from mailboat.pump.choosing import Limits, choose, payload_bytes
 from mailboat.pump.delivery import Courier
+from mailboat.pump.handing import hand_over
 from mailboat.pump.parked import RELAY_DIED, ParkedKeys
 from mailboat.pump.points import Point
 from mailboat.pump.stream import Stream
+from mailboat.pump.unexpected import cant_encode
 from mailboat.pump.verdicts import Fate, Item, judge, set_aside, settled_prefix
 from mailboat.sinks.protocol import ALL_DELIVERED, Failures
 
@@ -58,7 +61,6 @@ class Flight:
     position: int
     sequence: int
     closes: bool
-    bytes: int = 0
     refused: Item | None = None
     """The event at which the batch was cut because it can't be sent at all: it is settled before anything behind it."""
 
@@ -73,8 +75,6 @@ class PumpCounters:
 
     delivered: int = 0
     refused: int = 0
-    dead: int = 0
-    bytes: int = 0
     last_error: str | None = None
     away: str | None = None
     """Why the sink is away, while it is."""
@@ -140,7 +140,7 @@ class PartitionPump:
             events = [event for event in events if event.id > self.read_upto]
         self.read_upto = 0 if last else max(reached, self.read_upto)
         if events or last:
-            size = sum(len(event.payload) for event in events if event.payload is not None)
+            size = payload_bytes(events)
             self._inbox.append(Stretch(window, events, reached, last, size))
             self._queued += len(events)
             self._queued_bytes += size
@@ -166,6 +166,7 @@ class PartitionPump:
     def pause(self, paused: bool) -> None:
         """Hand over nothing more, or do so again."""
         self._paused = paused
+        self._courier.pause(paused)
         self._work.set()
 
     def stop(self) -> None:
@@ -233,66 +234,66 @@ class PartitionPump:
         flight, messages = self._take()
         self.stream.passing(Point.BATCH_TAKEN)
         if messages:
-            flight.answer = asyncio.ensure_future(self.stream.sink.publish(messages))
+            flight.answer = hand_over(self.stream, messages)
             self.stream.passing(Point.HANDED_OVER)
         self._flights.append(flight)
 
     def _take(self) -> tuple[Flight, list[Outgoing]]:
         """A batch from the inbox: encoded, with what belongs to parked keys set aside."""
-        stretch = self._inbox[0]
-        stream, partition = self.stream, self.lease.key.partition
-        size = 1 if self._one_by_one_for > 0 else stream.settings.batch_size
-        traits = stream.sink.traits
-        limit = min(size, traits.max_batch_messages)
-        unique = None if traits.stops_behind_failure or not stream.settings.ordered else set[str]()
-        flight = Flight(stretch.window, [], [], None, [], 0, self._sequence, False)
-        messages: list[Outgoing] = []
-        parked, encode, refusal, generation = self.parked.keys, stream.encoder.encode, stream.refusal, stream.generation
-        max_bytes = min(traits.max_batch_bytes, stream.settings.batch_bytes)
-        sequence, room, index = self._sequence, max_bytes, stretch.taken
-        events = stretch.events
-        while index < len(events) and len(messages) < limit:
-            event = events[index]
-            key = event.key
-            if key is not None and key in parked:
-                sequence += 1
-                flight.asides.append(Park(event, sequence))
-                index += 1
-                continue
-            if unique is not None and key is not None:
-                if key in unique:
-                    break
-                unique.add(key)
-            if event.payload is not None:
-                if len(event.payload) > room and messages:
-                    break
-                room -= len(event.payload)
-            sequence += 1
-            index += 1
-            try:
-                if self._deaths > CAUTIOUS_AFTER:
-                    raise EventRefused(f"{self._deaths} relays died while delivering it", reason=RELAY_DIED)
-                message = encode(event, sequence=sequence, partition=partition, generation=generation, attempt=1)
-                if (refused := refusal(message)) is not None:
-                    raise refused
-            except EventRefused as error:
-                flight.refused = Item(event, sequence, Fate.REFUSED, error)
-                break
-            messages.append(message)
-            flight.events.append(event)
-            flight.sequences.append(sequence)
-        self._queued -= index - stretch.taken
-        stretch.taken = index
-        self._sequence = flight.sequence = sequence
-        flight.bytes = max_bytes - room
-        if index == len(events):
+        stretch, parked = self._inbox[0], self.parked.keys
+        events, start = stretch.events, stretch.taken
+        chosen = choose(events, start, self._limits(), parked)
+        first = self._sequence + 1 - start  # an event's sequence number is its index away from here
+        sent = [events[index] for index in chosen.sent]
+        sequences = [first + index for index in chosen.sent]
+        messages, refusal = self._encode(sent, sequences)
+        end, aside, refused = chosen.end, chosen.aside, None
+        if refusal is not None:
+            bad = chosen.sent[len(messages)]
+            refused = Item(events[bad], first + bad, Fate.REFUSED, refusal)
+            del sent[len(messages) :], sequences[len(messages) :]
+            end, aside = bad + 1, [index for index in aside if index < bad]
+        asides = [Park(events[index], first + index) for index in aside]
+        self._queued -= end - start
+        self._sequence += end - start
+        stretch.taken = end
+        closes = False
+        if end == len(events):
             self._inbox.popleft()
             self._queued_bytes -= stretch.bytes
-            flight.closes, flight.position = stretch.last, stretch.reached
+            closes, position = stretch.last, stretch.reached
         else:
-            flight.position = events[index - 1].id
+            position = events[end - 1].id
         self._note_room()
+        flight = Flight(stretch.window, sent, sequences, None, asides, position, self._sequence, closes, refused)
         return flight, messages
+
+    def _limits(self) -> Limits:
+        settings, traits = self.stream.settings, self.stream.sink.traits
+        return Limits(
+            messages=min(1 if self._one_by_one_for > 0 else settings.batch_size, traits.max_batch_messages),
+            bytes=min(settings.batch_bytes, traits.max_batch_bytes),
+            one_per_key=settings.ordered and not traits.stops_behind_failure,
+        )
+
+    def _encode(self, events: list[Event], sequences: list[int]) -> tuple[list[Outgoing], EventRefused | None]:
+        """Their messages, up to the first event that can't be sent, and why it can't."""
+        stream, messages = self.stream, list[Outgoing]()
+        refusal = stream.sink.refusal
+        try:
+            if self._deaths > CAUTIOUS_AFTER and events:
+                raise EventRefused(f"{self._deaths} relays died while delivering it", reason=RELAY_DIED)
+            for message in stream.encoder.encode_all(
+                events, sequences, partition=self.lease.key.partition, generation=stream.generation
+            ):
+                if (refused := refusal(message)) is not None:
+                    raise refused
+                messages.append(message)
+        except EventRefused as error:
+            return messages, error
+        except Exception as error:
+            return messages, cant_encode(events[len(messages)], error, stream.name)
+        return messages, None
 
     async def _land(self) -> None:
         """Judges the first flight's answers and settles it; with any failure, all flights are sorted out together."""
@@ -306,7 +307,6 @@ class PartitionPump:
         watched = self._watched_for > 0
         self._survived(len(flight.events))
         self.counters.delivered += len(flight.events)
-        self.counters.bytes += flight.bytes
         settlement = Settlement(
             self.lease,
             flight.window.upto,

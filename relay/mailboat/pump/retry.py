@@ -56,3 +56,5 @@ class Outage:
 
 OUTAGE_BACKOFF = Backoff(initial=0.25, factor=2, ceiling=5.0, jitter=0.2)
 """A sink that is away is asked again soon: it costs no event an attempt, and people wait for it to come back."""
+DEAD_TOPIC_BACKOFF = Backoff(initial=1.0, factor=2, ceiling=60.0, jitter=0.2)
+"""A dead-letter topic is asked seldom while it is away: to ask may take a delivery's time, and healthy keys wait."""

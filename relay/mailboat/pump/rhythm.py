@@ -16,8 +16,10 @@ LINGER = 0.05
 """Seconds without an event before the relay goes to sleep."""
 LINGER_POLL = 0.004
 """Seconds between looks meanwhile: it bounds latency under a steady trickle, at the price of cheap empty reads."""
+SHORT = 0.003
 SHARE = 0.5
-"""Pause after a tick, as a share of its duration: many cursors make ticks rarer, not the database busier."""
+"""Pause after a tick, as a share of what it took beyond ``SHORT`` seconds: many cursors make ticks rarer, not the
+database busier."""
 LONGEST_PAUSE = 0.2
 
 
@@ -71,4 +73,4 @@ class Rhythm:
 
 def pause(last_tick: float) -> float:
     """The least time between two ticks."""
-    return min(last_tick * SHARE, LONGEST_PAUSE)
+    return min(max(last_tick - SHORT, 0.0) * SHARE, LONGEST_PAUSE)

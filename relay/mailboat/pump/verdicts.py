@@ -13,6 +13,7 @@ from enum import Enum
 
 from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable
 from mailboat.events import Event
+from mailboat.outbox.store import Series
 
 
 class Fate(Enum):
@@ -38,6 +39,8 @@ class Item:
     replay: bool = False
     ordinal: int | None = None
     """Its row in the parking lot, if it comes from there."""
+    series: Series | None = None
+    """What its sequence is a number of; None: it was just taken, so that of its partition."""
     first_failed_at: str | None = None
 
 

@@ -35,38 +35,77 @@ _MOST_NODES: Final = 100_000
 _SINKS_TO_COME: Final = ("http", "redis", "postgres")
 
 
+Documents = list[tuple[str, object]]
+"""Each with a label that says where it is from."""
+
+
 def load(paths: Sequence[Path]) -> Manifests:
     """The resources in all files, and in all manifests of all folders. Raises ``ConfigError`` with all problems."""
-    files = [file for path in paths for file in _files(path)]
-    documents = [document for file in files for document in _documents(file)]
+    manifests = checked(documents_in(paths), ", ".join(str(path) for path in paths))
+    resources: list[OutboxRelay | EventSubscription] = [*manifests.relays, *manifests.subscriptions]
+    if problems := [problem for resource in resources for problem in not_in_this_release(resource)]:
+        raise ConfigError(str(SpecError(tuple(problems))))
+    return manifests
+
+
+def documents_in(paths: Sequence[Path]) -> Documents:
+    """What files and folders hold, parsed and not checked."""
+    return [document for path in paths for file in _files(path) for document in _documents(file)]
+
+
+def documents_of(body: bytes, source: str) -> Documents:
+    """What a request holds: YAML or JSON."""
+    return list(_labelled(_yaml(source, _decoded(source, body)), source))
+
+
+def checked(documents: Documents, source: str) -> Manifests:
+    """Raises ``ConfigError`` with all problems, also where there is nothing to work on."""
     try:
         manifests = read_documents(documents)
     except SpecError as error:
         raise ConfigError(str(error)) from error
     if not manifests.relays:
-        places = ", ".join(str(path) for path in paths)
-        raise ConfigError(f"there is no OutboxRelay in {places}: without one there is no outbox to work on.")
-    if problems := list(_not_in_this_release(manifests)):
-        raise ConfigError(str(SpecError(tuple(problems))))
+        raise ConfigError(f"there is no OutboxRelay in {source}: without one there is no outbox to work on.")
     return manifests
 
 
+def is_missing(path: Path) -> bool:
+    """Whether nothing is there. What may not be looked at is there: reading it says what is wrong with it."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def _files(path: Path) -> list[Path]:
-    if not path.exists():
+    if is_missing(path):
         raise ConfigError(f"{path} does not exist. Give -f the path of a manifest, or of a folder with manifests.")
-    if not path.is_dir():
-        return [path]
-    found = sorted(file for file in path.iterdir() if file.suffix.lower() in _SUFFIXES and file.is_file())
+    try:
+        if not path.is_dir():
+            return [path]
+        found = sorted(file for file in path.iterdir() if file.suffix.lower() in _SUFFIXES and file.is_file())
+    except OSError as error:
+        raise _unreadable(path, error) from error
     if not found:
         raise ConfigError(f"folder {path} holds no manifest ({', '.join('*' + suffix for suffix in _SUFFIXES)}).")
     return found
 
 
+def _unreadable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"{path} can't be read: {error.strerror}. Check what it is, and its rights.")
+
+
 def _documents(file: Path) -> Iterator[tuple[str, object]]:
-    text = _text(file)
-    documents = [_json(file, text)] if file.suffix.lower() == ".json" else _yaml(file, text)
+    text, source = _text(file), str(file)
+    return _labelled([_json(source, text)] if file.suffix.lower() == ".json" else _yaml(source, text), source)
+
+
+def _labelled(documents: list[object], source: str) -> Iterator[tuple[str, object]]:
     for number, document in enumerate(documents, start=1):
-        yield (str(file) if len(documents) == 1 else f"{file}, document {number}"), document
+        yield (source if len(documents) == 1 else f"{source}, document {number}"), document
 
 
 def _text(file: Path) -> str:
@@ -74,44 +113,53 @@ def _text(file: Path) -> str:
         with file.open("rb") as opened:
             content = opened.read(LARGEST_FILE + 1)
     except OSError as error:
-        raise ConfigError(f"{file} can't be read: {error.strerror}. Check what it is, and its rights.") from error
+        raise _unreadable(file, error) from error
     if len(content) > LARGEST_FILE:
         raise ConfigError(f"{file} is larger than 1 MiB: that is no manifest. Check the path given to -f.")
+    return _decoded(str(file), content)
+
+
+def _decoded(source: str, content: bytes) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{file} is not text in UTF-8 (byte {error.start}): save it as UTF-8.") from error
+        raise ConfigError(f"{source} is not text in UTF-8 (byte {error.start}): save it as UTF-8.") from error
 
 
-def _json(file: Path, text: str) -> object:
+def _json(source: str, text: str) -> object:
     try:
         return json.loads(text) if text.strip() else None
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{file}, line {error.lineno}, column {error.colno}: not JSON: {error.msg}.") from error
+        raise ConfigError(f"{source}, line {error.lineno}, column {error.colno}: not JSON: {error.msg}.") from error
     except RecursionError:
-        raise ConfigError(f"{file} is nested too deeply: that is no manifest.") from None
+        raise ConfigError(f"{source} is nested too deeply: that is no manifest.") from None
 
 
-def _yaml(file: Path, text: str) -> list[object]:
+def _yaml(source: str, text: str) -> list[object]:
+    if text.startswith("{"):  # JSON is YAML too, and read a hundred times as fast
+        try:
+            return [json.loads(text)]
+        except (json.JSONDecodeError, RecursionError):
+            pass  # YAML's own way to write it, or wrong: then it says where
     try:
-        return list(_parsed(file, text))
+        return list(_parsed(source, text))
     except yaml.MarkedYAMLError as error:
-        raise ConfigError(f"{file}{_at(error.problem_mark)}: not YAML: {_complaint(error)}.") from error
+        raise ConfigError(f"{source}{_at(error.problem_mark)}: not YAML: {_complaint(error)}.") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"{file}: not YAML: {' '.join(str(error).split())}.") from error
+        raise ConfigError(f"{source}: not YAML: {' '.join(str(error).split())}.") from error
     except RecursionError:
-        raise ConfigError(f"{file} is nested too deeply: that is no manifest.") from None
+        raise ConfigError(f"{source} is nested too deeply: that is no manifest.") from None
     except ValueError as error:  # a date that does not exist, for one
-        raise ConfigError(f"{file}: a value can't be read: {error}. Put it in quotes.") from error
+        raise ConfigError(f"{source}: a value can't be read: {error}. Put it in quotes.") from error
 
 
-def _parsed(file: Path, text: str) -> Iterator[object]:
+def _parsed(source: str, text: str) -> Iterator[object]:
     loader = yaml.SafeLoader(text)  # not the one in C: deep nesting crashes it, and with it the process
     try:
         while loader.check_node():
             node = loader.get_node()
             if node is not None:
-                _refuse_traps(file, node)
+                _refuse_traps(source, node)
             yield None if node is None else loader.construct_document(node)
     finally:
         loader.dispose()
@@ -129,23 +177,23 @@ def _at(mark: Any) -> str:
     return f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
 
 
-def _refuse_traps(file: Path, root: yaml.Node) -> None:
+def _refuse_traps(source: str, root: yaml.Node) -> None:
     """Two fields of one name, of which one would silently win; and aliases that grow beyond all bounds."""
     sizes: dict[int, int | None] = {}
 
     def size(node: yaml.Node) -> int:
         known = sizes.get(id(node), 0)
         if known is None:
-            raise ConfigError(f"{file}{_at(node.start_mark)}: an alias refers to itself: write the value out.")
+            raise ConfigError(f"{source}{_at(node.start_mark)}: an alias refers to itself: write the value out.")
         if known:
             return known
         sizes[id(node)] = None  # being counted
         total = 1
-        for child in _children(file, node):
+        for child in _children(source, node):
             total += size(child)
             if total > _MOST_NODES:
                 raise ConfigError(
-                    f"{file}{_at(node.start_mark)}: more than {_MOST_NODES} values, aliases written out: that is no"
+                    f"{source}{_at(node.start_mark)}: more than {_MOST_NODES} values, aliases written out: that is no"
                     " manifest."
                 )
         sizes[id(node)] = total
@@ -154,7 +202,7 @@ def _refuse_traps(file: Path, root: yaml.Node) -> None:
     size(root)
 
 
-def _children(file: Path, node: yaml.Node) -> Iterator[yaml.Node]:
+def _children(source: str, node: yaml.Node) -> Iterator[yaml.Node]:
     if isinstance(node, yaml.SequenceNode):
         yield from node.value
     elif isinstance(node, yaml.MappingNode):
@@ -162,19 +210,17 @@ def _children(file: Path, node: yaml.Node) -> Iterator[yaml.Node]:
         for key, value in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
-                    raise ConfigError(f"{file}{_at(key.start_mark)}: {key.value} is there twice: remove one of them.")
+                    raise ConfigError(f"{source}{_at(key.start_mark)}: {key.value} is there twice: remove one of them.")
                 seen.add(key.value)
             yield key
             yield value
 
 
-def _not_in_this_release(manifests: Manifests) -> Iterator[Problem]:
+def not_in_this_release(resource: OutboxRelay | EventSubscription) -> Iterator[Problem]:
     """What the resources can say already and this release can't do yet. Better refused than passed over."""
-    resources: list[OutboxRelay | EventSubscription] = [*manifests.relays, *manifests.subscriptions]
-    for resource in resources:
-        source = f"{resource.kind} {full_name(resource)}"
-        for field, message in _missing_features(resource):
-            yield Problem(source, field, f"{message} in this release")
+    source = f"{resource.kind} {full_name(resource)}"
+    for field, message in _missing_features(resource):
+        yield Problem(source, field, f"{message} in this release")
 
 
 def _missing_features(resource: OutboxRelay | EventSubscription) -> Iterator[tuple[str, str]]:
@@ -187,3 +233,5 @@ def _missing_features(resource: OutboxRelay | EventSubscription) -> Iterator[tup
         yield f"spec.sink.{kind}", "is not there yet: use kafka, pubsub, log or a custom sink"
     if resource.spec.schemas is not None:
         yield "spec.schemas", "schemas are not checked yet: remove it"
+    if resource.spec.idempotency is not None:
+        yield "spec.idempotency", "there are no consumers yet that would heed it: remove it"

@@ -9,18 +9,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from mailboat.errors import MailboatError
-from mailboat.outbox.link import Link, UrlProvider
-from mailboat.outbox.partitions import HardLimit, drop_expired, ensure_partitions
-from mailboat_spec import Retention, RetentionPolicy
+from mailboat.outbox.layout import Layout
+from mailboat.outbox.link import Link, UrlProvider, explained
+from mailboat.outbox.partitions import HardLimit, days_ahead, drop_expired, ensure_partitions, server_time
+from mailboat_spec import Pooler, Retention, RetentionPolicy
 
 log = logging.getLogger(__name__)
 
 EVERY = 3600.0
 """Seconds between rounds."""
 AFTER_TROUBLE = 60.0
+_WITHIN = 600.0
+"""Seconds after which a round that came to no end is given up: the server may have gone deaf in the middle of it."""
 
 
 @dataclass(slots=True)
@@ -29,15 +32,18 @@ class Upkeep:
 
     days_ahead: float | None = None
     blocked: str | None = None
+    error: str | None = None
+    """Why the last round came to no end; None when it did."""
 
 
 class Janitor:
     """The upkeep of one outbox."""
 
-    def __init__(self, url: UrlProvider, outbox: str, retention: Retention, pooler: str) -> None:
+    def __init__(self, url: UrlProvider, layout: Layout, retention: Retention, pooler: Pooler) -> None:
         self.upkeep = Upkeep()
         self._url = url
-        self._outbox = outbox
+        self._layout = layout
+        self._about = {"outbox": layout.table}
         self._retention = retention
         self._pooler = pooler
 
@@ -45,30 +51,36 @@ class Janitor:
         """Rounds until cancelled."""
         while True:
             try:
-                await self._round()
+                async with explained(None, _WITHIN):
+                    await self._round()
+                self.upkeep.error = None
                 pause = EVERY
             except MailboatError as error:
-                log.warning(
-                    "Upkeep of the outbox failed; it will be tried again: %s", error, extra={"outbox": self._outbox}
-                )
+                self.upkeep.error = str(error)
+                log.warning("Upkeep of the outbox failed; it will be tried again: %s", error, extra=self._about)
                 pause = AFTER_TROUBLE
             await asyncio.sleep(pause)
 
     async def _round(self) -> None:
         link = await Link.open(self._url, "janitor", pooler=self._pooler)
         try:
-            supply = await ensure_partitions(link.connection, self._outbox)
-            self.upkeep.days_ahead = supply.days_ahead
-            now = datetime.now(UTC)
+            # Asked before anything is tried: what is left counts most where no more can be made.
+            self.upkeep.days_ahead = await days_ahead(link.connection, self._layout.table)
+            await self._supply(link)
+            now = await server_time(link.connection)
             after, limit = limits(self._retention, now)
-            report = await drop_expired(link.connection, self._outbox, after, now=now, limit=limit)
+            report = await drop_expired(link.connection, self._layout, after, now=now, limit=limit)
             self.upkeep.blocked = "; ".join(map(str, report.blocked)) or None
             for lost in report.lost:
                 log.error("Undelivered events were dropped by the retention limit.", extra={"lost": str(lost)})
             if report.dropped:
-                log.info("Old partitions dropped.", extra={"outbox": self._outbox, "partitions": list(report.dropped)})
+                log.info("Old partitions dropped.", extra={**self._about, "partitions": list(report.dropped)})
+                await self._supply(link)  # whatever was taken away, writers have somewhere to go
         finally:
             await link.close()
+
+    async def _supply(self, link: Link) -> None:
+        self.upkeep.days_ahead = (await ensure_partitions(link.connection, self._layout.table)).days_ahead
 
 
 def limits(retention: Retention, now: datetime) -> tuple[datetime, HardLimit | None]:

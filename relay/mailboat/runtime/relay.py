@@ -1,47 +1,55 @@
 """A relay: the loop around its sessions, and what it tells about itself.
 
-It starts with nothing but its manifests, and keeps trying whatever is away: a database that is not there yet, one that
-goes, a schema somebody still has to migrate. Only a manifest that can never work ends it (``ConfigError``).
+It starts with nothing but its configuration, and keeps trying whatever is away: a database that is not there yet, one
+that goes, a schema somebody still has to migrate. Only a manifest that can never work ends it (``ConfigError``), and
+not even that where the configuration is *followed*: then somebody can mend it without a restart.
+
+One connection carries one session after the other. A new configuration or a changed secret ends the session in good
+order: batches in hand are finished and settled, and the next session begins at once with what is wanted then. It keeps
+the connection unless the way to the database changed, and its leases unless partitions are laid out anew.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from random import Random
 
-from mailboat.errors import DatabaseUnavailable, ForeignDatabase, LeaseLost, MailboatError, SchemaMismatch
-from mailboat.outbox.declaring import Declared
-from mailboat.outbox.layout import Layout, renamed
-from mailboat.outbox.leases import RelayIdentity
-from mailboat.outbox.link import Link, UrlProvider
-from mailboat.outbox.migrate import migrate
-from mailboat.outbox.postgres import PostgresStore, StoreSettings
-from mailboat.outbox.store import Lag
-from mailboat.outbox.verify import verify_or_refuse
-from mailboat.outbox.windows import ReadLimits
+from mailboat.errors import ConfigError, DatabaseUnavailable, ForeignDatabase, LeaseLost, MailboatError, SchemaMismatch
+from mailboat.outbox.declaring import UNCOUNTED, Declared, Edition
+from mailboat.outbox.postgres import PostgresStore
+from mailboat.outbox.settings import ReadLimits, RelayIdentity
+from mailboat.outbox.store import Subscription
 from mailboat.pump.points import Passing, unheard
 from mailboat.pump.retry import Backoff, Outage
 from mailboat.pump.rhythm import WakeSettings
 from mailboat.pump.stream import Clock
+from mailboat.runtime.beforehand import Schema, ToldToStop, unless
+from mailboat.runtime.connection import Connection
+from mailboat.runtime.followed import Configuration
 from mailboat.runtime.janitor import Janitor
+from mailboat.runtime.lineup import Lineup, line_up, line_up_again, needs_secrets_anew
+from mailboat.runtime.rates import Rates
+from mailboat.runtime.reasons import reason_for
+from mailboat.runtime.reporting import delivered, failed_status, stalled, subscription_status
 from mailboat.runtime.secrets import Secrets, database_url
 from mailboat.runtime.session import Session, Timings, Totals
-from mailboat.runtime.status import PartitionStatus, RelayState, RelayStatus, SubscriptionStatus
-from mailboat.runtime.streams import StreamParts, build
-from mailboat_spec import EventSubscription, OutboxRelay, full_name
+from mailboat.runtime.status import RelayState, RelayStatus, SubscriptionStatus
+from mailboat.sinks.protocol import Sink
+from mailboat_spec import EventSubscription, OutboxRelay, Reason, full_name
 
 log = logging.getLogger(__name__)
 
 _RECONNECT = Backoff(initial=0.2, factor=2, ceiling=10.0, jitter=0.2)
-_RATE_OVER = 10.0
-"""Seconds over which rates are measured."""
-_STALLED_AFTER = 90.0
 _LONG_ENOUGH = 5.0
 """Seconds of connection after which the next outage is a new one, and the back-off begins anew."""
+_COURTESY = 10.0
+"""Seconds for which other relays, which get the same configuration, may finish before partitions are laid out anew."""
+_LOOK_AGAIN = 0.05
+_FAREWELL_EVERY = 1.0
 
 
 class Relay:
@@ -54,33 +62,78 @@ class Relay:
         *,
         secrets: Secrets,
         identity: RelayIdentity,
+        version: int | None = None,
+        follows: bool = False,
         timings: Timings | None = None,
         limits: ReadLimits | None = None,
         clock: Clock = time.monotonic,
         random: Random | None = None,
         passing: Passing = unheard,
     ) -> None:
-        self.resource = resource
+        """``follows``: the configuration may change and be mended while it runs, so nothing in it ends the relay."""
         self.name = full_name(resource)
+        self._config = Configuration(resource, tuple(subscriptions), version)
+        self._next: Configuration | None = None
+        self._follows = follows
+        self._secrets = secrets
         self._identity = identity
-        self._url = database_url(resource, secrets)
         self._clock = clock
         self._random = random or Random()
         self._passing = passing
-        self._parts: dict[str, StreamParts] = {full_name(s): build(s, secrets) for s in subscriptions}
-        longest = max((parts.settings.timeout for parts in self._parts.values()), default=30.0)
-        # A lease must outlast a whole delivery, with room for a few heartbeats that come late.
-        self._timings = timings or Timings(lease_ttl=longest + 30.0)
+        self._lineup = line_up_again(subscriptions, secrets, Lineup()) if follows else line_up(subscriptions, secrets)
+        self._own_timings = timings
         self._limits = limits or ReadLimits()
         self._totals = Totals()
+        self._stir = asyncio.Event()
+        """Ends the session, or the wait for the next one: there is news, or it is time to stop."""
+        self._connection: Connection | None = None
         self._session: Session | None = None
+        self._serving = False
+        """Whether the session runs: between one and the next it is the last one that is told about."""
         self._store: PostgresStore | None = None
         self._janitor: Janitor | None = None
         self._state = RelayState.CONNECTING
         self._message = "has not connected yet"
-        self._schema_ready = False
+        self._reason: Reason | None = Reason.STARTING
+        self._schema = Schema(self.name, self._waits)
         self._was_connected = False
-        self._rates: dict[str, deque[tuple[float, int]]] = {name: deque() for name in self._parts}
+        self._may_lay_out = True
+        """Only who brings news changes the number of partitions (see ``declaring``)."""
+        self._rates = Rates()
+
+    # -- news --------------------------------------------------------------------------------------------------------
+
+    def reconfigure(self, config: Configuration) -> None:
+        """Another configuration for the same OutboxRelay: taken up as soon as the batches in hand are settled."""
+        if self._next is None and _effect(config) == _effect(self._config):
+            self._config = config  # it says something new about pods, and nothing about events
+            return
+        self._next = config
+        self._stir.set()
+
+    def refresh(self) -> None:
+        """Secrets may have changed: those in use are taken up anew."""
+        if self._session is None:
+            self._stir.set()  # try again now: perhaps it was the password
+        elif self._wanted_connection() != self._connection or needs_secrets_anew(self._lineup, self._secrets):
+            log.info("A secret has changed.", extra={"relay": self.name})
+            self._stir.set()
+
+    @property
+    def _wanted(self) -> Configuration:
+        return self._next or self._config
+
+    async def _take_up(self, stop: asyncio.Event) -> None:
+        """What is wanted by now becomes what is: no session is running."""
+        if not stop.is_set():
+            self._stir.clear()
+        before = self._lineup
+        if self._next is not None:
+            self._config, self._next = self._next, None
+            self._may_lay_out = True
+        if self._follows or self._was_connected:
+            self._lineup = line_up_again(self._config.subscriptions, self._secrets, before)
+        await _dismiss(before.replaced_by(self._lineup))
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -88,100 +141,182 @@ class Relay:
         """Until told to stop; then finish what is in hand, settle, release."""
         outage = Outage(_RECONNECT)
         sampling = asyncio.ensure_future(self._sample_rates())
+        stopping = asyncio.ensure_future(self._stir_on(stop))
         try:
             while not stop.is_set():
                 began = self._clock()
                 try:
+                    await self._take_up(stop)
                     await self._connected(stop)
-                except (DatabaseUnavailable, LeaseLost, SchemaMismatch, ForeignDatabase) as error:
+                    outage = outage.recovered()
+                except ToldToStop:
+                    break
+                except (DatabaseUnavailable, LeaseLost, SchemaMismatch, ForeignDatabase, ConfigError) as error:
+                    if isinstance(error, ConfigError) and not (self._follows or self._was_connected):
+                        raise
                     if self._clock() - began > _LONG_ENOUGH:
                         outage = outage.recovered()
                     outage = outage.failed()
                     self._note(error)
-                    await _sleep_unless(stop, outage.delay(self._random))
-            self._state, self._message = RelayState.STOPPING, "stopped"
+                    await _wait(self._stir, outage.delay(self._random))
+            self._state, self._message, self._reason = RelayState.STOPPING, "stopped", None
         finally:
             sampling.cancel()
-            for parts in self._parts.values():
-                await parts.sink.close()
+            stopping.cancel()
+            await _dismiss(parts.sink for parts in self._lineup.parts.values())
+
+    async def _stir_on(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self._stir.set()
 
     def _note(self, error: MailboatError) -> None:
-        needs_a_person = isinstance(error, SchemaMismatch | ForeignDatabase)
+        needs_a_person = isinstance(error, SchemaMismatch | ForeignDatabase | ConfigError)
         self._state = RelayState.FAILED if needs_a_person else RelayState.CONNECTING
         if str(error) != self._message:
             log.warning("Not connected: %s", error, extra={"relay": self.name})
-        self._message = str(error)
+        self._message, self._reason = str(error), reason_for(error)
 
     async def _connected(self, stop: asyncio.Event) -> None:
-        """One session, from the first connection to its end."""
-        url = self._url
-        await self._prepare_schema(url)
-        spec = self.resource.spec
-        settings = StoreSettings(
-            layout=Layout(spec.outbox.table, renamed(spec.outbox.columns)),
-            durability=spec.outbox.durability.value,
-            notify=spec.wake.notify.value,
-            pooler=spec.database.pooler.value,
-            lease_ttl=self._timings.lease_ttl,
-            overdue_after=self._timings.overdue_after,
-            deadline=self._timings.deadline,
-            limits=self._limits,
-        )
-        store = await PostgresStore.open(url, self._identity, settings)
+        """One connection, with the sessions that follow one another on it."""
+        wanted = self._wanted_connection()
+        read_url = database_url(self._config.relay, self._secrets)
+
+        def url() -> str:
+            try:
+                return read_url()
+            except ConfigError:  # the secret vanished: what is there goes on with what it has
+                return wanted.url
+
+        schema = self._schema
+        await unless(stop, schema.prepare(url, self._config.relay.spec, wanted.settings.deadline), schema.in_the_middle)
+        store = await unless(stop, PostgresStore.open(url, self._identity, wanted.settings))
         orderly = False
-        janitor = Janitor(url, settings.layout.table, spec.outbox.retention, settings.pooler)
+        janitor = Janitor(url, wanted.settings.layout, wanted.retention, wanted.settings.pooler)
         upkeep = asyncio.ensure_future(janitor.run())
         try:
-            declared = [Declared.of(parts.resource) for parts in self._parts.values()]
-            subscriptions = await store.declare(declared, may_lay_out=not self._was_connected)
-            streams = {
-                number: self._parts[subscription.name].stream(subscription, self._clock, self._random, self._passing)
-                for number, subscription in subscriptions.items()
-            }
-            await store.join()
-            session = Session(
-                store,
-                self._identity.id,
-                streams,
-                subscriptions,
-                self._wake(),
-                self._timings,
-                self._totals,
-                self._clock,
-                self._passing,
-            )
-            self._session, self._store, self._janitor = session, store, janitor
-            self._was_connected = True
-            self._state, self._message = RelayState.RUNNING, ""
-            log.info("Connected.", extra={"relay": self.name, "id": self._identity.id, "outbox": settings.layout.table})
-            await session.run(stop)
+            self._janitor, self._connection = janitor, wanted
+            for session in itertools.count():
+                await self._serve(store, stop, first=session == 0)
+                if stop.is_set():
+                    break
+                await self._take_up(stop)
+                if self._wanted_connection() != wanted:
+                    log.info("The way to the database has changed: connecting anew.", extra={"relay": self.name})
+                    break
+                await store.rest()  # the end of a session may have cut a read, and its connection with it
             orderly = True
-        finally:
-            self._session = self._store = None
-            upkeep.cancel()
-            await _quietly_close(store, leave=orderly)
-
-    async def _prepare_schema(self, url: UrlProvider) -> None:
-        outbox = self.resource.spec.outbox
-        link = await Link.open(
-            url, "schema", deadline=self._timings.deadline, pooler=self.resource.spec.database.pooler.value
-        )
-        try:
-            if outbox.manage_schema:
-                report = await migrate(link.connection, outbox.table)
-                if report.applied:
-                    log.info("Schema migrated.", extra={"relay": self.name, "applied": list(report.applied)})
-            else:
-                await verify_or_refuse(link.connection, outbox.table, renamed(outbox.columns))
-            self._schema_ready = True
-        except MailboatError:
-            self._schema_ready = False
+        except ToldToStop:
+            orderly = True
             raise
         finally:
-            await link.close()
+            self._session = self._store = self._connection = None
+            upkeep.cancel()
+            await _quietly_close(store, leave=orderly)
+            await asyncio.wait({upkeep}, timeout=_LONG_ENOUGH)
+
+    async def _serve(self, store: PostgresStore, stop: asyncio.Event, *, first: bool) -> None:
+        """One session, from its declaration to its end."""
+        config, parts = self._config, self._lineup.parts
+        timings = self._timings(config)
+        edition = Edition(config.version or 0, config.relay.metadata.uid) if self._follows else UNCOUNTED
+        subscriptions = await unless(stop, self._declare(store, edition))
+        streams = {
+            number: parts[subscription.name].stream(subscription, self._clock, self._random, self._passing)
+            for number, subscription in subscriptions.items()
+        }
+        await unless(stop, store.join())
+        session = Session(
+            store,
+            self._identity.id,
+            streams,
+            subscriptions,
+            self._wake(),
+            timings,
+            self._totals,
+            self._clock,
+            self._passing,
+        )
+        self._session, self._store = session, store
+        self._state, self._message, self._reason = RelayState.RUNNING, "", None
+        self._was_connected = True
+        log.info(
+            "Connected." if first else "The new configuration is in use.",
+            extra={"relay": self.name, "id": self._identity.id, "outbox": config.relay.spec.outbox.table},
+        )
+        farewell = asyncio.ensure_future(self._say_farewell(store, config, edition))
+        try:
+            self._serving = True
+            await session.run(self._stir, lambda: self._staying(stop, session))
+            # A session that was short may not have taken up yet what the one before it kept.
+            await store.disown(self._staying(stop, session))
+        finally:
+            self._serving = False
+            farewell.cancel()
+
+    async def _declare(self, store: PostgresStore, edition: Edition) -> dict[int, Subscription]:
+        declared = [Declared.of(each.resource) for each in self._lineup.parts.values()]
+        if self._may_lay_out and self._was_connected:
+            await self._let_others_finish(store, declared, edition)
+        subscriptions = await store.declare(declared, may_lay_out=self._may_lay_out, edition=edition)
+        self._may_lay_out = False
+        return subscriptions
+
+    def _staying(self, stop: asyncio.Event, session: Session) -> frozenset[int]:
+        """The subscriptions whose leases the next session takes up."""
+        if stop.is_set() or self._wanted_connection() != self._connection:
+            return frozenset()
+        partitions = {full_name(each): each.spec.partitions for each in self._wanted.subscriptions}
+        return frozenset(
+            number for number, each in session.subscriptions.items() if partitions.get(each.name) == each.partitions
+        )
+
+    async def _let_others_finish(self, store: PostgresStore, declared: Sequence[Declared], edition: Edition) -> None:
+        """They get the same news, and let go. What they have on its way would come twice if it were taken from them."""
+        deadline = self._clock() + _COURTESY
+        while self._clock() < deadline:
+            if not await store.in_other_hands(declared, edition):
+                return
+            await asyncio.sleep(_LOOK_AGAIN)
+
+    async def _say_farewell(self, store: PostgresStore, config: Configuration, edition: Edition) -> None:
+        """Deleted subscriptions are forgotten, once no relay with an older configuration moves them any more."""
+        named = [full_name(each) for each in config.subscriptions]
+        try:
+            while True:
+                farewell = await store.retire_gone(named, edition)
+                for name in farewell.retired:
+                    log.info("A deleted subscription was forgotten.", extra={"subscription": name})
+                if not farewell.awaited:
+                    return
+                await asyncio.sleep(_FAREWELL_EVERY)
+        except MailboatError as error:  # whoever works on this connection notices too, and begins again
+            log.debug("Deleted subscriptions were not forgotten: %s", error)
+
+    def _wanted_connection(self) -> Connection:
+        """Raises ``ConfigError`` where there is no URL, unless there is a connection: what is there goes on."""
+        config = self._wanted
+        try:
+            url = database_url(config.relay, self._secrets)()
+        except ConfigError:
+            if self._connection is None:
+                raise
+            url = self._connection.url
+        return Connection.wanted_by(config.relay.spec, self._timings(config), self._limits, url)
+
+    def _timings(self, config: Configuration) -> Timings:
+        if self._own_timings is not None:
+            return self._own_timings
+        longest = max((each.spec.delivery.timeout.seconds for each in config.subscriptions), default=30.0)
+        # A lease must outlast a whole delivery, with room for a few heartbeats that come late.
+        return Timings(lease_ttl=longest + 30.0)
+
+    def _waits(self, why: str) -> None:
+        if why != self._message:
+            log.info("Not connected yet: %s", why, extra={"relay": self.name})
+        self._state, self._message, self._reason = RelayState.CONNECTING, why, Reason.STARTING
 
     def _wake(self) -> WakeSettings:
-        wake = self.resource.spec.wake
+        wake = self._config.relay.spec.wake
         return WakeSettings(wake.poll_interval.seconds, wake.idle_after, wake.max_idle_interval.seconds)
 
     async def assign(self, name: str, generation: int, owners: dict[int, str]) -> bool:
@@ -204,96 +339,51 @@ class Relay:
             name=self.name,
             relay=self._identity.id,
             state=self._state,
-            message=self._message,
+            message=self._message or _trouble(janitor),
+            reason=self._reason or "",
             database_reachable=session is not None,
-            schema_ready=self._schema_ready,
-            outbox=self.resource.spec.outbox.table,
+            schema_ready=self._schema.ready,
+            outbox=self._config.relay.spec.outbox.table,
             partitions_ahead_days=janitor.upkeep.days_ahead if janitor else None,
             retention_blocked=janitor.upkeep.blocked if janitor else None,
             peers=tuple(p.id for p in session.roster.peers if p.alive) if session and session.roster else (),
-            subscriptions=tuple(self._subscription(name) for name in self._parts),
-            stalled=session is not None and self._clock() - session.keeper.ticked_at > _STALLED_AFTER,
+            subscriptions=tuple(
+                self._subscription(name) for name in sorted([*self._lineup.parts, *self._lineup.failed])
+            ),
+            stalled=self._serving and stalled(session, self._clock()),
         )
 
     def _subscription(self, name: str) -> SubscriptionStatus:
-        parts, session = self._parts[name], self._session
-        number = next((n for n, s in session.streams.items() if s.name == name), None) if session else None
-        pumps = (
-            {key.partition: owned.pump for key, owned in session.owned.items() if key.subscription == number}
-            if session
-            else {}
-        )
-        backlog = session.backlogs.get(number) if session and number is not None else None
-        at_rest = session is not None and number is not None and session.at_rest(number)
-        owned = []
-        for partition, pump in sorted(pumps.items()):
-            lag = backlog.partitions.get(partition, Lag(0, None)) if backlog and not at_rest else Lag(0, None)
-            pending = max(lag.pending, pump.pending)
-            owned.append(
-                PartitionStatus(
-                    partition,
-                    pending,
-                    lag.bounded,
-                    lag.oldest_age if pending else None,
-                    pump.parked.count,
-                    pump.counters.delivered,
-                    pump.counters.last_error,
-                )
-            )
-        known = session.subscriptions.get(number) if session and number is not None else None
-        stream = session.streams.get(number) if session and number is not None else None
-        away = next((p.counters.away for p in pumps.values() if p.counters.away), None)
-        trouble = away or (stream.trouble if stream else None)
-        errors = (p.counters.last_error for p in pumps.values() if p.counters.last_error)
-        return SubscriptionStatus(
-            name=name,
-            sink=parts.resource.spec.sink.kind,
-            state="Paused" if known and known.paused else "Running",
-            partitions=known.partitions if known else parts.resource.spec.partitions,
-            lag=sum(p.lag for p in owned),
-            lag_bounded=any(p.lag_bounded for p in owned),
-            oldest_age=max((p.oldest_age for p in owned if p.oldest_age is not None), default=None),
-            parked=sum(p.parked for p in owned),
-            dead=backlog.dead if backlog else 0,
-            published=self._delivered(name),
-            refused=self._totals.refused[name] + sum(p.counters.refused for p in pumps.values()),
-            rate=self._rate(name),
-            sink_reachable=trouble is None,
-            last_error=trouble or next(errors, self._totals.last_error.get(name)),
-            owned=tuple(owned),
-            owners={h.key.partition: h.owner for h in session.roster.holdings if h.key.subscription == number}
-            if session and session.roster
-            else {},
-        )
-
-    def _delivered(self, name: str) -> int:
-        live = (
-            (owned.pump for owned in self._session.owned.values() if owned.pump.stream.name == name)
-            if self._session
-            else ()
-        )
-        return self._totals.delivered[name] + sum(pump.counters.delivered for pump in live)
+        failed = self._lineup.failed.get(name)
+        if failed is not None:
+            return failed_status(failed, self._totals)
+        return subscription_status(self._lineup.parts[name].resource, self._session, self._totals, self._rates[name])
 
     async def _sample_rates(self) -> None:
         while True:
-            now = self._clock()
-            for name, samples in self._rates.items():
-                samples.append((now, self._delivered(name)))
-                while samples[0][0] < now - _RATE_OVER:
-                    samples.popleft()
+            now, names = self._clock(), set(self._lineup.parts)
+            for name in names:
+                self._rates.note(name, now, delivered(name, self._session, self._totals))
+            self._rates.forget_all_but(names)
             await asyncio.sleep(1.0)
 
-    def _rate(self, name: str) -> float:
-        samples = self._rates[name]
-        if len(samples) < 2 or samples[-1][0] == samples[0][0]:
-            return 0.0
-        return (samples[-1][1] - samples[0][1]) / (samples[-1][0] - samples[0][0])
+
+def _effect(config: Configuration) -> object:
+    """The part of a configuration that a running relay can feel."""
+    spec = config.relay.spec
+    subscriptions = [(full_name(each), each.metadata.uid, each.spec) for each in config.subscriptions]
+    return config.relay.metadata.uid, spec.database, spec.outbox, spec.wake, subscriptions
 
 
-async def _sleep_unless(stop: asyncio.Event, seconds: float) -> None:
+def _trouble(janitor: Janitor | None) -> str:
+    """What a relay that runs should still be asked about: without upkeep, writers run out of partitions."""
+    return f"Upkeep of the outbox failed: {janitor.upkeep.error}" if janitor and janitor.upkeep.error else ""
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
     try:
         async with asyncio.timeout(seconds):
-            await stop.wait()
+            await event.wait()
     except TimeoutError:
         return
 
@@ -303,3 +393,12 @@ async def _quietly_close(store: PostgresStore, *, leave: bool) -> None:
         await store.close(leave=leave)
     except MailboatError as error:
         log.debug("The connection ended badly: %s", error)
+
+
+async def _dismiss(sinks: Iterable[Sink]) -> None:
+    """A sink that can't even be closed, as a third party's may not, keeps nobody from going on."""
+    for sink in sinks:
+        try:
+            await sink.close()
+        except Exception:
+            log.exception("A sink could not be closed.")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
-from mailboat.errors import ConfigError
+from mailboat.errors import ConfigError, SecretMissing
 from mailboat_spec import OutboxRelay, full_name
 
 DIRECTORY_VARIABLE: Final = "MAILBOAT_SECRETS_DIR"
@@ -56,21 +56,26 @@ class SecretPlaces:
         for place in self._places:
             if (found := place.find(name, key)) is not None:
                 return found
-        raise ConfigError(
-            f"key {key} of secret {name} was not found. Looked for {self._where(name, key)}. Put the value into one of"
-            " them."
+        raise SecretMissing(
+            f"key {key} of secret {name} was not found. Looked for {self._where(name, key)}. Put the value into"
+            f" {self._there(f'{name}/{key}')}."
         )
 
     def all(self, name: str) -> dict[str, str]:
         for place in self._places:
             if (found := place.find_all(name)) is not None:
                 return found
-        raise ConfigError(
-            f"secret {name} was not found. Looked for {self._where(name, None)}. Put its keys into one of them."
+        raise SecretMissing(
+            f"secret {name} was not found. Looked for {self._where(name, None)}. Put its keys into"
+            f" {self._there(f'{name}/')}."
         )
 
     def _where(self, name: str, key: str | None) -> str:
         return " and ".join(place.where(name, key) for place in self._places)
+
+    def _there(self, path: str) -> str:
+        """Where it may be put: also where nobody looked, since no folder was named."""
+        return "one of them" if len(self._places) > 1 else f"it, or into {path} of a folder that --secrets-dir names"
 
 
 class SecretFolder:
@@ -103,7 +108,8 @@ class SecretFolder:
         except OSError as error:
             raise ConfigError(f"{folder} can't be read: {error.strerror}. Check its rights.") from error
         found = {key: self.find(name, key) for key in keys}
-        return {key: value for key, value in found.items() if value is not None}
+        # An optional Secret that is not there is mounted as an empty folder.
+        return {key: value for key, value in found.items() if value is not None} or None
 
     def where(self, name: str, key: str | None) -> str:
         return f"{self._path(name, key)}{'' if key else os.sep}"
@@ -144,9 +150,14 @@ def _variable(name: str, key: str) -> str:
     return re.sub(r"[^A-Z0-9]", "_", f"{VARIABLE_PREFIX}_{name}_{key}".upper())
 
 
+def secrets_folder(directory: Path | None, environment: Mapping[str, str]) -> Path | None:
+    """The folder of secrets, if one is named by argument or environment."""
+    return directory or (Path(named) if (named := environment.get(DIRECTORY_VARIABLE)) else None)
+
+
 def find_secrets(directory: Path | None, environment: Mapping[str, str]) -> Secrets:
-    """The usual places: the folder, if one is named by argument or environment, then the environment."""
-    folder = directory or (Path(named) if (named := environment.get(DIRECTORY_VARIABLE)) else None)
+    """The usual places: the folder, if there is one, then the environment."""
+    folder = secrets_folder(directory, environment)
     places: Sequence[Place] = [SecretFolder(folder)] if folder is not None else []
     return SecretPlaces(*places, SecretVariables(environment))
 
@@ -161,8 +172,15 @@ def database_url(relay: OutboxRelay, secrets: Secrets) -> Callable[[], str]:
         assert database.url_secret_ref is not None, "the spec demands one of the two"
         reference = database.url_secret_ref
         try:
-            return secrets.read(reference.name, reference.key).strip()
+            found = secrets.read(reference.name, reference.key).strip()
         except ConfigError as error:
-            raise ConfigError(f"OutboxRelay {full_name(relay)}: spec.database.urlSecretRef: {error}") from error
+            raise type(error)(f"OutboxRelay {full_name(relay)}: spec.database.urlSecretRef: {error}") from error
+        if not found:  # libpq would take it for "the server of this machine"
+            raise ConfigError(
+                f"OutboxRelay {full_name(relay)}: spec.database.urlSecretRef: key {reference.key} of secret"
+                f" {reference.name} is empty. Write the database's URL into it:"
+                " postgresql://user:password@host:5432/dbname"
+            )
+        return found
 
     return url

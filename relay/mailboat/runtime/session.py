@@ -13,11 +13,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from mailboat.errors import LeaseLost, MailboatError, SinkUnavailable
 from mailboat.outbox.store import Backlog, Cursor, CursorKey, Opened, OutboxStore, Roster, Subscription, Window
+from mailboat.pump.handing import away
 from mailboat.pump.keeper import Keeper
 from mailboat.pump.ownership import decide
 from mailboat.pump.partition import PartitionPump
@@ -81,7 +83,9 @@ class Session:
         self.subscriptions = dict(subscriptions)
         self.roster: Roster | None = None
         self.backlogs: dict[int, Backlog] = {}
-        self.keeper = Keeper(store, wake, clock, self._hand_over, self._lost, passing)
+        self.lag_errors: dict[int, str] = {}
+        """Subscriptions whose lag could not be asked for: what is in ``backlogs`` is from before."""
+        self.keeper = Keeper(store, wake, clock, self._hand_over, self._lost, self._spawn, passing)
         self.owned: dict[CursorKey, _Owned] = {}
         self._store = store
         self._me = me
@@ -97,8 +101,12 @@ class Session:
         self._probed_at: dict[int, float] = {}
         self._group: asyncio.TaskGroup
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Until told to stop, or the database is lost."""
+    async def run(self, stop: asyncio.Event, keep: Callable[[], Collection[int]] = tuple) -> None:
+        """Until told to stop, or the database is lost.
+
+        ``keep`` is asked in the end: of which subscriptions the leases stay with this relay, since its next session
+        begins at once and takes them up. All others are released for whoever should have them.
+        """
         try:
             async with asyncio.TaskGroup() as self._group:
                 watch = self._group.create_task(self._watch())
@@ -106,7 +114,7 @@ class Session:
                 background += [self._group.create_task(self._open_sink(stream)) for stream in self.streams.values()]
                 await stop.wait()
                 watch.cancel()  # or it would claim again what is let go; the lease outlasts the good-bye
-                await self._let_go(list(self.owned))
+                await self._let_go(list(self.owned), keep)
                 await asyncio.gather(*self._farewells)  # they need the keeper
                 for task in background:
                     task.cancel()
@@ -177,7 +185,7 @@ class Session:
                 cursor, self.streams[key.subscription], self._store, self.keeper.settle, self._lease_left
             )
             pump.pause(paused)
-            self.owned[key] = _Owned(pump, self._group.create_task(self._run(key, pump)))
+            self.owned[key] = _Owned(pump, self._group.create_task(self._run(pump)))
             self.keeper.enter(cursor.lease, None if cursor.window else cursor.done, paused=paused)
             if cursor.window is not None:
                 reopened[cursor.window][key] = pump
@@ -186,11 +194,9 @@ class Session:
         for window, members in reopened.items():
             self._read(WindowReader(self._store, window, members, self._read, self._passing))
 
-    async def _run(self, key: CursorKey, pump: PartitionPump) -> None:
+    async def _run(self, pump: PartitionPump) -> None:
         try:
             await pump.run()
-        except LeaseLost:
-            self._lost(key)
         finally:
             name = pump.stream.name
             self._totals.delivered[name] += pump.counters.delivered
@@ -202,7 +208,16 @@ class Session:
     def _lease_left(self) -> float:
         return self._lease_until - self._clock()
 
-    async def _let_go(self, keys: Iterable[CursorKey]) -> None:
+    async def _let_go(self, keys: Iterable[CursorKey], keep: Callable[[], Collection[int]] = tuple) -> None:
+        """Each subscription in its own time: a sink that does not answer must not hold up what others could move on."""
+        together: dict[int, list[CursorKey]] = defaultdict(list)
+        for key in keys:
+            together[key.subscription].append(key)
+        async with asyncio.TaskGroup() as farewells:
+            for partitions in together.values():
+                farewells.create_task(self._let_go_together(partitions, keep))
+
+    async def _let_go_together(self, keys: Iterable[CursorKey], keep: Callable[[], Collection[int]]) -> None:
         """Finishes the batches in hand, settles, releases."""
         leaving = {key: self.owned[key] for key in keys if key in self.owned and key not in self._leaving}
         if not leaving:
@@ -221,7 +236,8 @@ class Session:
         for key, owned in leaving.items():
             if self.owned.get(key) is owned:
                 self._forget(key)
-        await self._store.release([owned.pump.lease for owned in leaving.values()])
+        kept = keep()
+        await self._store.release([owned.pump.lease for key, owned in leaving.items() if key.subscription not in kept])
         self._leaving -= leaving.keys()
         self._passing(Point.RELEASED)
 
@@ -251,6 +267,9 @@ class Session:
             events = opened.events[key]
             pump.offer(opened.window, events, events[-1].id, last=True)
 
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self._group.create_task(work)
+
     def _read(self, reader: WindowReader) -> None:
         async def read() -> None:
             try:
@@ -269,10 +288,11 @@ class Session:
             try:
                 await stream.sink.open()
                 stream.ready, stream.trouble = True, None
-            except SinkUnavailable as error:
+            except Exception as error:  # what is not ``SinkUnavailable`` must not take the other subscriptions along
+                reason = error if isinstance(error, SinkUnavailable) else away(stream, error)
                 if stream.trouble is None:
-                    log.warning("The sink can't be reached: %s", error, extra={"subscription": stream.name})
-                stream.trouble, outage = str(error), outage.failed()
+                    log.warning("The sink can't be reached: %s", reason, extra={"subscription": stream.name})
+                stream.trouble, outage = str(reason), outage.failed()
                 await asyncio.sleep(outage.delay(stream.random))
         for key, owned in self.owned.items():
             if key.subscription == stream.number:
@@ -286,7 +306,14 @@ class Session:
                 seldom = self._timings.probe_every * 5
                 if self.at_rest(number) and self._clock() - self._probed_at.get(number, -seldom) < seldom:
                     continue
-                self.backlogs[number] = await self._store.backlog(number)
+                try:
+                    self.backlogs[number] = await self._store.backlog(number)
+                    self.lag_errors.pop(number, None)
+                except MailboatError as error:  # whether the database is away, others notice: delivery needs no lag
+                    if number not in self.lag_errors:
+                        about = {"subscription": self.subscriptions[number].name}
+                        log.warning("Lag is not known for now: %s", error, extra=about)
+                    self.lag_errors[number] = str(error)
                 self._probed_at[number] = self._clock()
 
     def at_rest(self, number: int) -> bool:
@@ -299,9 +326,22 @@ class Session:
 
 
 def _most_telling(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """One error for the loop around: one of ours if there is any."""
-    ours = errors.subgroup(MailboatError)
-    chosen: BaseException = ours if ours is not None else errors
-    while isinstance(chosen, BaseExceptionGroup):
-        chosen = chosen.exceptions[0]
+    """One error for the loop around: one of ours if there is any. The others are logged, or nobody would see them."""
+    found = list(_each(errors))
+    chosen = next((error for error in found if isinstance(error, MailboatError)), found[0])
+    told = {repr(chosen)}
+    for error in found:
+        if repr(error) not in told:  # many tasks notice the same thing
+            told.add(repr(error))
+            ours = isinstance(error, MailboatError)
+            what = error if ours else type(error).__name__
+            log.error("Something else went wrong as well: %s", what, exc_info=None if ours else error)
     return chosen
+
+
+def _each(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for part in error.exceptions:
+            yield from _each(part)
+    else:
+        yield error

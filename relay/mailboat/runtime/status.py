@@ -41,7 +41,7 @@ class SubscriptionStatus:
     name: str
     sink: str
     state: str
-    """Running or Paused."""
+    """Running or Paused; Failed where this relay could not even begin, for the reason in ``last_error``."""
     partitions: int
     """Of the subscription as a whole; ``owned`` lists this relay's."""
     lag: int
@@ -57,6 +57,10 @@ class SubscriptionStatus:
     """Events per second, over the last seconds."""
     sink_reachable: bool
     last_error: str | None
+    reason: str
+    """Failed only: one word for programs, of ``mailboat_spec.Reason``."""
+    blocked: int
+    """Keys that stand still behind an event that used up its attempts (``onExhausted: Block``)."""
     owned: tuple[PartitionStatus, ...]
     owners: dict[int, str | None]
     """Partition -> relay, as last seen in the store."""
@@ -72,6 +76,9 @@ class RelayStatus:
     """The id of this relay."""
     state: RelayState
     message: str
+    """What keeps it from running, and what to do; while it runs, why the upkeep of its outbox failed, if it did."""
+    reason: str
+    """Why it does not run, in one word for programs, of ``mailboat_spec.Reason``; empty while it does."""
     database_reachable: bool
     schema_ready: bool
     outbox: str

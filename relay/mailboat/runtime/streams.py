@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from random import Random
 
+from mailboat.errors import ConfigError
 from mailboat.events import Outgoing
 from mailboat.messages import Death, Encoder, dead_letter_message
 from mailboat.outbox.store import Subscription
@@ -19,7 +20,7 @@ from mailboat.pump.stream import Clock, DeathNotice, Stream, StreamSettings
 from mailboat.runtime.secrets import Secrets
 from mailboat.sinks.protocol import Sink, SinkContext
 from mailboat.sinks.registry import build_sink
-from mailboat_spec import Delivery, EventSubscription, OnExhausted, Ordering, full_name
+from mailboat_spec import Delivery, EventSubscription, OnExhausted, Ordering, SecretKeyRef, full_name
 
 Now = Callable[[], datetime]
 
@@ -30,6 +31,7 @@ class StreamParts:
 
     resource: EventSubscription
     sink: Sink
+    context: SinkContext
     encoder: Encoder
     settings: StreamSettings
     announce: Callable[[DeathNotice], Outgoing] | None
@@ -54,12 +56,23 @@ class StreamParts:
         )
 
 
-def build(resource: EventSubscription, secrets: Secrets, now: Now = lambda: datetime.now(UTC)) -> StreamParts:
-    """Raises ``ConfigError`` where the manifest asks for what can't be had."""
+def build(
+    resource: EventSubscription,
+    secrets: Secrets,
+    before: StreamParts | None = None,
+    now: Now = lambda: datetime.now(UTC),
+) -> StreamParts:
+    """Raises ``ConfigError`` where the manifest asks for what can't be had. ``before``: its sink is kept if it fits."""
     spec = resource.spec
-    name = full_name(resource)
-    context = SinkContext(name, spec.delivery.timeout.seconds, _sink_secrets(resource, secrets))
-    sink = build_sink(spec.sink, context)
+    try:
+        context = sink_context(resource, secrets)
+    except ConfigError:
+        if before is None or before.resource.spec.sink != spec.sink:
+            raise
+        # Its secret vanished: what runs goes on with what it has.
+        context = SinkContext(before.context.subscription, spec.delivery.timeout.seconds, before.context.secrets)
+    fits = before is not None and (before.resource.spec.sink, before.context) == (spec.sink, context)
+    sink = before.sink if before is not None and fits else build_sink(spec.sink, context)
     # The source of an event is the outbox it was written to, whichever subscription carries it.
     outbox = f"mailboat/{resource.metadata.namespace}/{spec.relay_ref.name}"
     encoder = Encoder(spec.format, source=outbox, header_prefix=sink.traits.header_prefix)
@@ -69,7 +82,13 @@ def build(resource: EventSubscription, secrets: Secrets, now: Now = lambda: date
         policy=policy(spec.delivery),
         ordered=spec.ordering is Ordering.KEY,
     )
-    return StreamParts(resource, sink, encoder, settings, _announcer(resource, encoder, now))
+    return StreamParts(resource, sink, context, encoder, settings, _announcer(resource, encoder, now))
+
+
+def sink_context(resource: EventSubscription, secrets: Secrets) -> SinkContext:
+    """What the sink is given beside its own part of the manifest. Raises ``ConfigError`` without its secret."""
+    timeout = resource.spec.delivery.timeout.seconds
+    return SinkContext(full_name(resource), timeout, _sink_secrets(resource, secrets))
 
 
 def policy(delivery: Delivery) -> Policy:
@@ -83,14 +102,13 @@ def policy(delivery: Delivery) -> Policy:
 
 
 def _sink_secrets(resource: EventSubscription, secrets: Secrets) -> dict[str, str]:
-    chosen = resource.spec.sink.chosen
-    whole = getattr(chosen, "config_secret_ref", None)
-    if whole is not None:
-        return secrets.all(whole.name)
-    single = getattr(chosen, "credentials_secret_ref", None)
-    if single is not None:
-        return {single.key: secrets.read(single.name, single.key)}
-    return {}
+    found: dict[str, str] = {}
+    for reference in resource.spec.sink.chosen.secret_refs():
+        if isinstance(reference, SecretKeyRef):
+            found[reference.key] = secrets.read(reference.name, reference.key)
+        else:
+            found |= secrets.all(reference.name)
+    return found
 
 
 def _announcer(resource: EventSubscription, encoder: Encoder, now: Now) -> Callable[[DeathNotice], Outgoing] | None:

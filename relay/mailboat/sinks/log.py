@@ -15,6 +15,7 @@ import stat
 import threading
 import time
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -22,6 +23,7 @@ from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable, Undeci
 from mailboat.events import Outgoing
 from mailboat.sinks.key_stops import CallHold, KeyStops
 from mailboat.sinks.protocol import ALL_DELIVERED, Failures, SinkContext, Traits
+from mailboat.sinks.threads import in_a_thread
 
 _STDOUT: Final = 1
 _PIPE_PIECE: Final = select.PIPE_BUF  # a pipe that is ready takes this much without blocking
@@ -105,9 +107,7 @@ class LogSink:
             return 0, SinkUnavailable("the sink is not open")
         lines = [_line(message) for message in batch]
         gave_up = threading.Event()
-        writing = asyncio.get_running_loop().run_in_executor(
-            None, self._write_pieces, descriptor, b"".join(lines), deadline, gave_up
-        )
+        writing = in_a_thread(partial(self._write_pieces, descriptor, b"".join(lines), deadline, gave_up), "log-sink")
         try:
             sent, error = await asyncio.shield(writing)
         except asyncio.CancelledError:
@@ -159,7 +159,7 @@ def _line(message: Outgoing) -> bytes:
     record: dict[str, Any] = {"event_id": message.event_id, "key": message.key}
     if message.topic is not None:
         record["topic"] = message.topic
-    record["headers"] = dict(message.headers)
+    record["headers"] = message.headers
     if message.value is None:
         record["value"] = None
     else:

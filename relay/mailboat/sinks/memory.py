@@ -83,8 +83,6 @@ class MemorySink:
             return EventRefused(
                 f"the value has {size} bytes, the sink takes {self.max_value_bytes}", reason="TooLarge", retryable=False
             )
-        if self.traits.needs_value and message.value is None:
-            return EventRefused("the sink takes no message without a value", reason="NoValue", retryable=False)
         return None
 
     def publish(self, batch: Sequence[Outgoing]) -> Coroutine[Any, Any, Failures]:

@@ -19,6 +19,8 @@ The contract, which ``tests/sinks`` holds every sink to:
   more. The pump overlaps batches only on such a sink; on others it has at most one message per key on the way.
 - Cancelling ``publish`` purges what has not been sent yet. Where the vendor's client can purge only everything, other
   calls on the way may come back ``Undecided``.
+- A sink that raises nevertheless counts as away, as does one whose ``publish`` is not back ten seconds after the
+  delivery timeout: that call is cancelled, and once it has ended, what was in it is sent again.
 - ``refusal`` decides without the network what can be decided so (size, characters, count). The pump asks before it
   hands over any message of the batch, so that a message is never sent ahead of its refused sibling.
 """
@@ -48,8 +50,6 @@ class Traits:
     """Whether a failed message keeps later ones of its key from arriving (see the module's contract)."""
     max_batch_messages: int = 10_000
     max_batch_bytes: int = 64 * 1024 * 1024
-    needs_value: bool = False
-    """Whether a message without a value (a tombstone) must be refused."""
 
 
 @dataclass(frozen=True, slots=True)

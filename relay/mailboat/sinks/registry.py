@@ -9,23 +9,20 @@ from __future__ import annotations
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, cast
 
-from mailboat.errors import ConfigError
+from mailboat.errors import NoSuchSink
 from mailboat.sinks.protocol import Sink, SinkContext
 from mailboat_spec import CustomSink
 from mailboat_spec import Sink as SinkSpec
 
 GROUP: Final = "mailboat.sinks"
-_LATER: Final = ("http", "redis", "postgres")
 _EXTRAS: Final = {"kafka": "confluent_kafka", "pubsub": "google"}
 """Sinks of ours whose client is an extra, and the module that tells whether it is installed."""
 
 
 def build_sink(spec: SinkSpec, context: SinkContext) -> Sink:
-    """Does not connect. Raises ``ConfigError``, which says what to do."""
+    """Does not connect. Raises ``ConfigError``, which says what to do; ``NoSuchSink`` where nobody offers it."""
     kind, where = spec.kind, f"{context.subscription}: spec.sink"
     chosen: Any = spec.chosen
-    if kind in _LATER:
-        raise ConfigError(f"{where}.{kind} is not in this release: use kafka, pubsub, log or custom")
     if isinstance(chosen, CustomSink):
         return _load(chosen.type, f"{where}.custom.type", context).build(dict(chosen.config), context)
     return _load(kind, f"{where}.{kind}", context).build(chosen, context)
@@ -35,7 +32,7 @@ def _load(name: str, where: str, context: SinkContext) -> type[Sink]:
     found = _find(name)
     if found is None:
         known = ", ".join(sorted({point.name for point in entry_points(group=GROUP)})) or "none"
-        raise ConfigError(
+        raise NoSuchSink(
             f'{where}: no installed package offers a sink "{name}" (there are: {known}); install the package that '
             f'registers it under the entry point group "{GROUP}", or mend the name'
         )
@@ -44,14 +41,12 @@ def _load(name: str, where: str, context: SinkContext) -> type[Sink]:
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing == _EXTRAS.get(name, ""):
-            raise ConfigError(
+            raise NoSuchSink(
                 f"{where}: the {name} sink's client is not installed: pip install 'mailboat[{name}]'"
             ) from error
-        raise ConfigError(
-            f'{where}: the sink "{name}" needs the module {error.name}, which is not installed'
-        ) from error
+        raise NoSuchSink(f'{where}: the sink "{name}" needs the module {error.name}, which is not installed') from error
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f'{where}: the sink "{name}" ({found.value}) can\'t be loaded: {error}') from error
+        raise NoSuchSink(f'{where}: the sink "{name}" ({found.value}) can\'t be loaded: {error}') from error
 
 
 def _find(name: str) -> EntryPoint | None:

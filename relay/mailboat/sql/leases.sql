@@ -9,6 +9,15 @@ on conflict (id) do update
 set incarnation = excluded.incarnation, outbox = excluded.outbox, address = excluded.address, serves = excluded.serves,
     session_lock = excluded.session_lock, beat_at = excluded.beat_at, expires_at = excluded.expires_at, started_at = now()
 
+-- name: sweep
+-- Relays that nobody could bury, since behind a pooler they held no lock: gone for an hour, and their doorbells with them.
+with gone as (
+    delete from mailboat.relays
+    where outbox = %(outbox)s and not session_lock and expires_at < clock_timestamp() - interval '1 hour'
+    returning id
+)
+delete from mailboat.doorbells where relay in (select id from gone)
+
 -- name: inherit
 -- What an earlier process of the same id held when it died is nobody's now (and counts as a resume when claimed).
 update mailboat.cursors as c
@@ -17,6 +26,12 @@ where c.owner = %(relay)s
   and not exists (
       select from mailboat.relays as r
       where r.id = %(relay)s and r.incarnation = %(incarnation)s)
+
+-- name: disown
+-- What an earlier session of this process held and this one does not serve any more, others may have at once.
+update mailboat.cursors
+set owner = null, epoch = null, released = true
+where owner = %(relay)s and subscription_id <> all (%(serves)s)
 
 -- name: beat
 -- One statement renews all leases of this relay.
@@ -31,12 +46,14 @@ with gone as (delete from mailboat.doorbells where relay = %(relay)s)
 delete from mailboat.relays where id = %(relay)s and incarnation = %(incarnation)s
 
 -- name: peers
--- All relays of this outbox; `silent_for` is the time since their last heartbeat.
-select id, incarnation::text, serves, address, session_lock, expires_at > clock_timestamp() as alive,
-       extract(epoch from clock_timestamp() - beat_at)::float8 as silent_for
-from mailboat.relays
-where outbox = %(outbox)s
-order by id
+-- All relays of this outbox; `silent_for` is the time since their last heartbeat, or since we came: before, the database itself
+-- may have been away, for everybody.
+select r.id, r.incarnation::text, r.serves, r.session_lock, r.expires_at > clock_timestamp() as alive,
+       extract(epoch from clock_timestamp() - greatest(r.beat_at, me.started_at))::float8 as silent_for
+from mailboat.relays as r
+left join mailboat.relays as me on me.id = %(relay)s
+where r.outbox = %(outbox)s
+order by r.id
 
 -- name: lock
 -- The liveness lock of a relay, for the life of a session.
@@ -88,7 +105,7 @@ set owner = %(relay)s,
 from free
 where c.subscription_id = free.subscription_id and c.partition = free.partition
 returning c.subscription_id, c.partition, c.epoch::text, c.done::text, c.upto::text, c.lowest, c.highest, c.position,
-          c.sequence, free.generation, c.resumes, c.hi, c.debts is not null
+          c.sequence, free.generation, c.resumes, c.debts is not null
 
 -- name: release
 -- Lets go in good order: the next owner takes over at once and counts no resume.
@@ -119,11 +136,11 @@ from valid
 where c.subscription_id = valid.id and c.partition = %(partition)s and c.assigned_to is distinct from %(relay)s
 
 -- name: doorbell
--- Writers ring while `rings` is true.
+-- Writers ring while `rings` is true and the relay is alive.
 insert into mailboat.doorbells (relay, outbox, rings)
 values (%(relay)s, %(outbox)s, %(rings)s)
-on conflict (relay) do update set rings = excluded.rings
-where mailboat.doorbells.rings is distinct from excluded.rings
+on conflict (relay) do update set outbox = excluded.outbox, rings = excluded.rings
+where (mailboat.doorbells.outbox, mailboat.doorbells.rings) is distinct from (excluded.outbox, excluded.rings)
 
 -- name: horizon
 -- The next transaction id: whoever is open below it may have looked at the doorbell before it was hung out.

@@ -1,8 +1,9 @@
 -- What an outbox's subscriptions and relays look like from the database alone (`mailboat status`, `pause`, `forget`).
 
 -- name: subscriptions
--- All of them, with how many partitions a living relay owns, and the last error of what is parked.
-select s.id, s.name, s.state, s.partitions, s.since_time::text, s.since_id, s.paused_reason,
+-- All of them, with how many partitions a living relay owns, and the last error of what is parked. A deleted one is listed as
+-- long as it has dead letters.
+select s.id, s.name, case when s.retired_at is null then s.state else 'Deleted' end, s.partitions, s.since_time::text, s.since_id, s.paused_reason,
        (select count(*) from mailboat.cursors as c join mailboat.relays as r on r.id = c.owner
         where c.subscription_id = s.id and r.expires_at > clock_timestamp()),
        (select p.last_error from mailboat.parked as p
@@ -10,6 +11,7 @@ select s.id, s.name, s.state, s.partitions, s.since_time::text, s.since_id, s.pa
         order by p.last_failed_at desc nulls last limit 1)
 from mailboat.subscriptions as s
 where s.outbox = %(outbox)s
+  and (s.retired_at is null or exists (select from mailboat.dead_letters as d where d.subscription_id = s.id))
 order by s.name
 
 -- name: relays
@@ -17,6 +19,10 @@ order by s.name
 select id, address from mailboat.relays
 where outbox = %(outbox)s and expires_at > clock_timestamp()
 order by id
+
+-- name: frugally
+-- For the bounded probes, as relays ask them: no bitmap, which is made whole before the first row comes and a limit can end it.
+select set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true)
 
 -- name: serving
 -- Relays that are alive and have a subscription in their manifests.

@@ -1,17 +1,18 @@
--- Parked events, as a person looks at them and decides about them (`mailboat parked`). `matching`, `hold_cursor` and
--- `order_heads` are in deadletters.sql, and so is what they are careful about.
+-- Parked events, as a person looks at them and decides about them (`mailboat parked`). `{matching}` is in
+-- interventions.sql, `{queue_order}` and `{series}` in parked.sql.
 
 -- name: parked
--- Parked events with their place in the queue of their key (1: the head) and how many wait behind them.
+-- Parked events with their place in the queue of their key (1: the head) and how many wait behind them. Where no order is
+-- kept, nobody waits behind anybody: each has a time of its own.
 select r.ordinal, s.name, r.subscription_id, r.partition, r.event_id::text, r.event_type, r.key, r.attempts,
        r.next_attempt_at, r.blocked, r.doomed, r.replay, r.reason, r.last_error, r.parked_at, r.place, r.length - r.place
 from (
-    select p.*, row_number() over (queue order by p.rank, p.sequence, p.ordinal) as place, count(*) over queue as length
+    select p.*, row_number() over (queue order by {queue_order}) as place, count(*) over queue as length
     from mailboat.parked as p
     window queue as (partition by p.subscription_id, p.partition, p.key, case when p.key is null then p.ordinal end)
 ) as r
 join mailboat.subscriptions as s on s.id = r.subscription_id
-where {matching} and (r.place = 1 or %(behind)s)
+where {matching} and (r.place = 1 or r.next_attempt_at is not null or %(behind)s)
 order by s.name, r.partition, r.key, r.place
 limit %(limit)s
 
@@ -23,39 +24,40 @@ select r.ordinal, s.name, r.partition, r.sequence, r.event_id::text, r.event_typ
 from mailboat.parked as r
 join mailboat.subscriptions as s on s.id = r.subscription_id
 where {matching}
-order by s.name, r.partition, r.key, r.rank, r.sequence, r.ordinal
+order by s.name, r.partition, r.key, r.rank, r.id, r.ordinal
 limit %(limit)s
 
 -- name: retry
 -- The heads among these events are due now. A blocked one gets a new count of attempts: its old one is used up.
 with heads as (
-    select distinct on (key, case when key is null then ordinal end) ordinal, blocked
+    select distinct on (key, case when key is null or not %(ordered)s then ordinal end) ordinal, blocked
     from mailboat.parked
-    where subscription_id = %(subscription_id)s and partition = %(partition)s
+    where subscription_id = %(subscription)s and partition = %(partition)s
       and (key = any (%(keys)s) or ordinal = any (%(ordinals)s))
-    order by key, case when key is null then ordinal end, rank, sequence, ordinal
+    order by key, case when key is null or not %(ordered)s then ordinal end, {queue_order}
 )
 update mailboat.parked as p
 set next_attempt_at = clock_timestamp(),
     attempts = case when p.blocked then 0 else p.attempts end,
     blocked = false
 from heads
-where p.subscription_id = %(subscription_id)s and p.ordinal = heads.ordinal
+where p.subscription_id = %(subscription)s and p.ordinal = heads.ordinal
 returning p.ordinal, heads.blocked
 
 -- name: drop
 -- Gives up on parked events: they become dead letters.
 with gone as (
     delete from mailboat.parked
-    where subscription_id = %(subscription_id)s and partition = %(partition)s and ordinal = any (%(ordinals)s)
+    where subscription_id = %(subscription)s and partition = %(partition)s and ordinal = any (%(ordinals)s)
     returning *
 )
 insert into mailboat.dead_letters (
-    subscription_id, partition, attempts, sequence, reason, last_error, first_failed_at, last_failed_at, id, event_id, event_type,
-    aggregate_type, aggregate_id, key, payload, content_type, headers, tags, traceparent, created_at, slot)
-select subscription_id, partition, attempts, sequence, 'Dropped', coalesce(last_error, 'it was never tried'),
+    subscription_id, partition, attempts, sequence, series_partition, series_generation, reason, last_error, first_failed_at,
+    last_failed_at, id, event_id, event_type, aggregate_type, aggregate_id, key, payload, content_type, headers, tags,
+    traceparent, created_at, slot)
+select subscription_id, partition, attempts, sequence, {series}, 'Dropped', coalesce(last_error, 'it was never tried'),
        coalesce(first_failed_at, clock_timestamp()), coalesce(last_failed_at, clock_timestamp()), id, event_id, event_type,
        aggregate_type, aggregate_id, key, payload, content_type, headers, tags, traceparent, created_at, slot
 from gone
-order by sequence, ordinal
+order by id, ordinal
 returning dead_id, key

@@ -4,13 +4,24 @@
 -- The outbox's name as it is kept, whatever way it was spelled.
 select o.name from mailboat.outboxes o where to_regclass(o.name) = to_regclass(%(outbox)s)
 
+-- name: now
+-- By this clock events are sorted into partitions, and by no other they are dropped.
+select clock_timestamp()
+
+-- name: over
+-- Whether nobody new is sorted into a partition any more; the last thing that is asked before it is condemned.
+select %(upper)s::timestamptz <= clock_timestamp()
+
 -- name: ensure
--- Makes what is missing; says how many.
-select mailboat.ensure_partitions(%(outbox)s) as made
+-- Makes what is missing; says how many. Null for a plain table, of somebody else's making: it has none, and needs none.
+select case when exists (select from mailboat.outboxes o join pg_class c on c.oid = to_regclass(o.name)
+                         where c.oid = to_regclass(%(outbox)s) and c.relkind = 'r') then null
+            else mailboat.ensure_partitions(%(outbox)s) end as made
 
 -- name: ahead
--- How many days from now the outbox has partitions for, without a gap from today on.
-select greatest(coalesce(extract(epoch from max(p.upper) - clock_timestamp()) / 86400, 0), 0)::float8
+-- How many days from now the outbox has partitions for, without a gap from today on. Null for a plain table.
+select case when exists (select from pg_class c where c.oid = to_regclass(%(outbox)s) and c.relkind = 'r') then null
+            else greatest(coalesce(extract(epoch from max(p.upper) - clock_timestamp()) / 86400, 0), 0)::float8 end
 from (
     select b.upper, bool_and(b.lower is not distinct from b.previous or b.lower <= clock_timestamp())
                         over (order by b.lower) as gapless
@@ -61,7 +72,7 @@ select set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan'
 -- when the last event was settled.
 with latest as materialized (
     select e.xid
-    from {outbox} e
+    from {rows} e
     where e.created_at >= %(lower)s and e.created_at < %(upper)s
     order by e.xid desc
     limit 1
@@ -80,7 +91,7 @@ where c.debts is not null
    or c.system_identifier <> v.system_identifier
    or c.timeline <> v.timeline
    or l.xid >= pg_snapshot_xmin(c.done) and exists (
-        select from {outbox} e
+        select from {rows} e
         where e.created_at >= %(lower)s and e.created_at < %(upper)s
           and e.xid >= pg_snapshot_xmin(c.done) and not pg_visible_in_snapshot(e.xid, c.done)
           and e.slot %% s.partitions = c.partition)
@@ -95,7 +106,7 @@ join mailboat.cursors c on c.subscription_id = s.id
 cross join lateral (
     select count(*) as events
     from (
-        select from {outbox} e
+        select from {rows} e
         where e.created_at >= %(lower)s and e.created_at < %(upper)s
           and not pg_visible_in_snapshot(e.xid, c.done)
           and e.slot %% s.partitions = c.partition

@@ -1,5 +1,17 @@
 -- Another number of partitions for a live subscription. One transaction does all of it.
 
+-- name: differs
+-- A subscription that has another number of partitions than is wanted.
+select id
+from mailboat.subscriptions
+where outbox = %(outbox)s and name = %(name)s and retired_at is null and partitions <> %(partitions)s
+
+-- name: server
+-- Which server this is: snapshots of another one mean nothing here.
+select pg_is_in_recovery(),
+       case when pg_is_in_recovery() then null else left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) end,
+       (select system_identifier from pg_control_system())
+
 -- name: fence
 -- The old cursors, held: whoever moves them now will find them gone.
 select done::text, upto::text, position, debts
@@ -9,7 +21,7 @@ order by partition
 for update
 
 -- name: span
--- S, and the ids between which the old cursors may have left something undone: the arms of the tail, from the oldest on.
+-- S, and the ids between which the cursors may have left something undone: the arms of the tail, from the oldest on.
 with old as materialized (
     select done from mailboat.cursors where subscription_id = %(subscription)s
 ),
@@ -19,12 +31,26 @@ edge as materialized (
 select pg_current_snapshot()::text, min(fresh.id), max(fresh.id)
 from (
     select e.id
-    from {outbox} as e
+    from {rows} as e
     where e.xid = any (array(select distinct pg_snapshot_xip(done) from old)) and e.xid < (select xmax from edge)
     union all
     select e.id
-    from {outbox} as e
+    from {rows} as e
     where e.xid >= (select xmax from edge)
+    offset 0
+) as fresh
+
+-- name: span_since
+-- S, and the ids of what became visible since an earlier look.
+select pg_current_snapshot()::text, min(fresh.id), max(fresh.id)
+from (
+    select e.id
+    from {rows} as e
+    where e.xid = any (array(select pg_snapshot_xip(%(since)s::pg_snapshot)))
+    union all
+    select e.id
+    from {rows} as e
+    where e.xid >= pg_snapshot_xmax(%(since)s::pg_snapshot)
     offset 0
 ) as fresh
 

@@ -1,8 +1,16 @@
 -- What `mailboat migrate` asks and does. The migrations themselves are in migrations/.
 
 -- name: lock
--- One migration at a time in a database, until the end of the transaction. The first number spells 'mbot'.
-select pg_advisory_xact_lock(1835167604, 0)
+-- One migration at a time in a database, until the end of the transaction: whether it is ours. The first number spells 'mbot'.
+select pg_try_advisory_xact_lock(1835167604, 0)
+
+-- name: lock_holder
+-- Who has it instead. (What it runs is not for everybody's eyes; who it is, is.)
+select l.pid, coalesce(a.usename, '?'), coalesce(nullif(a.application_name, ''), '?')
+from pg_locks l left join pg_stat_activity a on a.pid = l.pid
+where l.locktype = 'advisory' and l.classid = 1835167604 and l.objid = 0 and l.objsubid = 2 and l.granted
+  and l.database = (select oid from pg_database where datname = current_database())
+limit 1
 
 -- name: facts
 -- What a migration must know before it touches anything. (Not to_regclass: it answers from a cache, which may not have
@@ -12,6 +20,13 @@ select pg_is_in_recovery() as standby,
                where n.nspname = 'mailboat' and c.relname = 'migrations') as ledger,
        current_database() as database,
        current_user as "user"
+
+-- name: outbox
+-- The outbox's name as Postgres spells it, and whether there is such a table, whosever it is.
+select format('%%I.%%I', name[1], name[2]),
+       exists (select from pg_class c join pg_namespace n on n.oid = c.relnamespace
+               where n.nspname = name[1] and c.relname = name[2])
+from parse_ident(%(outbox)s) as name
 
 -- name: create_ledger
 -- The table that says which migrations were applied. (CREATE SCHEMA IF NOT EXISTS would ask for rights that are not

@@ -48,8 +48,8 @@ where c.oid = to_regclass(%(outbox)s)
 select seqcache from pg_sequence where seqrelid = to_regclass(%(sequence)s)
 
 -- name: columns
--- The outbox's columns with their types and defaults.
-select a.attname, format_type(a.atttypid, null), coalesce(pg_get_expr(d.adbin, d.adrelid), '')
+-- The outbox's columns with their types and defaults, and whether each is always filled.
+select a.attname, format_type(a.atttypid, null), coalesce(pg_get_expr(d.adbin, d.adrelid), ''), a.attnotnull
 from pg_attribute a
 left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
 where a.attrelid = to_regclass(%(outbox)s) and a.attnum > 0 and not a.attisdropped

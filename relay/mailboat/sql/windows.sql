@@ -13,7 +13,8 @@ select set_config('jit', 'off', true),
        set_config('plan_cache_mode', 'force_generic_plan', true),
        set_config('synchronous_commit', 'off', true),
        pg_is_in_recovery(),
-       case when pg_is_in_recovery() then null else left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) end
+       case when pg_is_in_recovery() then null else left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) end,
+       (select system_identifier from pg_control_system())
 
 -- name: tail
 -- What became visible since the group's `done`, by transaction id, up to a limit. At least one row, to carry the snapshot; no
@@ -29,13 +30,13 @@ from tip
 left join lateral (
     select found.*, {routes} as routes, sum(octet_length(found.payload)) over () > %(max_bytes)s as too_big
     from (
-        select {stored}
-        from {outbox} as e
+        select e.*
+        from {rows} as e
         where e.xid = any (array(select pg_snapshot_xip(done) from tip))
           and pg_visible_in_snapshot(e.xid, pg_current_snapshot())
         union all
-        select {stored}
-        from {outbox} as e
+        select e.*
+        from {rows} as e
         where e.xid >= (select pg_snapshot_xmax(done) from tip)
           and e.xid < pg_snapshot_xmax(pg_current_snapshot())
           and pg_visible_in_snapshot(e.xid, pg_current_snapshot())
@@ -53,6 +54,7 @@ with tip as materialized (
     select done
     from mailboat.cursors
     where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s and upto is null
+      and done::text = %(done)s
 )
 select pg_current_snapshot()::text,
        case when count(*) filter (where fresh.late) < %(limit)s
@@ -63,12 +65,12 @@ select pg_current_snapshot()::text,
        max(fresh.id)
 from (
     select e.id, true as late, octet_length(e.payload) as bytes
-    from (select {stored} from {outbox} as e) as e
+    from {rows} as e
     where e.xid = any (array(select pg_snapshot_xip(done) from tip))
       and pg_visible_in_snapshot(e.xid, pg_current_snapshot())
     union all
     select e.id, false, 0
-    from (select {stored} from {outbox} as e) as e
+    from {rows} as e
     where e.xid >= (select pg_snapshot_xmax(done) from tip)
       and e.xid < pg_snapshot_xmax(pg_current_snapshot())
       and pg_visible_in_snapshot(e.xid, pg_current_snapshot())
@@ -110,13 +112,13 @@ with w as materialized (
 )
 select {columns}{also_routes}
 from (
-    select {stored}
-    from {outbox} as e
+    select e.*
+    from {rows} as e
     where e.xid = any (array(select pg_snapshot_xip(done) from w))
       and pg_visible_in_snapshot(e.xid, (select upto from w))
     union all
-    select {stored}
-    from {outbox} as e
+    select e.*
+    from {rows} as e
     where e.xid >= (select pg_snapshot_xmax(done) from w)
       and e.xid < (select pg_snapshot_xmax(upto) from w)
       and pg_visible_in_snapshot(e.xid, (select upto from w))
@@ -134,8 +136,8 @@ with w as materialized (
 )
 select {columns}{also_routes}
 from (
-    select {stored}
-    from {outbox} as e
+    select e.*
+    from {rows} as e
     where e.xid = any (array(select pg_snapshot_xip(done) from w))
       and pg_visible_in_snapshot(e.xid, (select upto from w))
     offset 0
@@ -153,8 +155,8 @@ with w as materialized (
 )
 select max(ahead.id), count(*), coalesce(sum(octet_length(ahead.payload)), 0)::bigint
 from (
-    select {stored}
-    from {outbox} as e
+    select e.*
+    from {rows} as e
     where e.id > %(after)s and e.id <= (select highest from w)
     order by e.id
     limit %(limit)s
@@ -173,8 +175,8 @@ from (
     select e.id, coalesce(octet_length(e.payload), 0) as bytes,
            sum(coalesce(octet_length(e.payload), 0)) over (order by e.id rows unbounded preceding) as bytes_so_far
     from (
-        select {stored}
-        from {outbox} as e
+        select e.*
+        from {rows} as e
         where e.id > %(after)s and e.id <= (select highest from w)
         order by e.id
         limit %(limit)s
@@ -192,8 +194,8 @@ with w as materialized (
 )
 select {columns}{also_routes}
 from (
-    select {stored}
-    from {outbox} as e
+    select e.*
+    from {rows} as e
     where e.id > %(after)s and e.id <= %(reach)s
       and pg_visible_in_snapshot(e.xid, (select upto from w))
       and {undone}

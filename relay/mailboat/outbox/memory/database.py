@@ -28,10 +28,10 @@ class Subscribed:
 @dataclass(slots=True)
 class Relay:
     incarnation: str
-    address: str
     serves: frozenset[int]
     beat_at: datetime
     expires_at: datetime
+    started_at: datetime
     locked: bool = True
 
 
@@ -171,7 +171,7 @@ class MemoryOutbox:
 
     def replay(self, chosen: Collection[DeadRow]) -> None:
         """Puts dead letters at the head of their key's queue, in their own order; one head per key is due."""
-        for dead in sorted(chosen, key=lambda dead: dead.sequence):
+        for dead in sorted(chosen, key=lambda dead: dead.event.id):
             self.dead.remove(dead)
             row = ParkedRow(self.number("parked"), dead.cursor, dead.event, dead.sequence, 0, rank=0, replay=True)
             self.parked[row.ordinal] = row

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from mailboat.events import Event
-from mailboat.outbox.store import CursorKey, Failure, Park, Parked, Repark, Settlement, Window
+from mailboat.outbox.store import CursorKey, Failure, Park, Parked, Repark, Series, Settlement, Window
 from mailboat_spec import EventSubscriptionSpec
 
 _SLOTS = 2**31 - 1
+GENERATION = 1
+"""Of all sequence numbers: the number of partitions can't be changed in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,7 @@ class ParkedRow:
             self.ordinal,
             self.event,
             self.sequence,
+            Series(self.cursor.partition, GENERATION),
             self.attempts,
             self.replay,
             self.suspect,

@@ -12,14 +12,14 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from itertools import accumulate
 from typing import TypeVar
 
 from mailboat.errors import ConfigError, DatabaseUnavailable, LeaseLost
 from mailboat.outbox.declaring import Declared
-from mailboat.outbox.leases import RelayIdentity
 from mailboat.outbox.memory.database import MemoryOutbox, Relay, Subscribed
-from mailboat.outbox.memory.rows import CursorRow, DeadRow, ParkedRow, Row, Snapshot
-from mailboat.outbox.postgres import StoreSettings
+from mailboat.outbox.memory.rows import GENERATION, CursorRow, DeadRow, ParkedRow, Row, Snapshot
+from mailboat.outbox.settings import RelayIdentity, StoreSettings
 from mailboat.outbox.store import (
     Advanced,
     Backlog,
@@ -29,6 +29,7 @@ from mailboat.outbox.store import (
     Holding,
     Lag,
     Lease,
+    Measured,
     Opened,
     Parked,
     RelayPeer,
@@ -76,7 +77,7 @@ class MemoryStore:
             spec = declared.resource.spec
             number = known.get(declared.name) or self._outbox.number("subscription")
             paused = spec.state is State.PAUSED
-            fresh = Subscription(number, declared.name, spec.partitions, 1, paused)
+            fresh = Subscription(number, declared.name, spec.partitions, GENERATION, paused)
             found = self._outbox.subscriptions.setdefault(number, Subscribed(fresh, declared.resource))
             if found.subscription.partitions != spec.partitions:
                 raise ConfigError("the number of partitions can't be changed in memory")
@@ -102,9 +103,7 @@ class MemoryStore:
             if cursor.owner == self._me.id:
                 cursor.owner = None
         now = self._outbox.now()
-        self._outbox.relays[self._me.id] = Relay(
-            self._me.incarnation, self._me.address, self._serves, now, now + self._ttl
-        )
+        self._outbox.relays[self._me.id] = Relay(self._me.incarnation, self._serves, now, now + self._ttl, now)
 
     @property
     def _ttl(self) -> timedelta:
@@ -112,6 +111,7 @@ class MemoryStore:
 
     async def rest(self) -> None:
         """Nothing is owned."""
+        await self.awake()
 
     async def close(self, *, leave: bool) -> None:
         mine = self._outbox.relays.get(self._me.id)
@@ -133,12 +133,10 @@ class MemoryStore:
         if mine is None or mine.incarnation != self._me.incarnation:
             raise LeaseLost(f"relay {self._me.id!r} was declared dead or replaced by another process of that name")
         mine.beat_at, mine.expires_at, mine.serves = now, now + self._ttl, self._serves
-        peers = [
-            RelayPeer(relay, peer.serves, peer.address, outbox.living(relay))
-            for relay, peer in sorted(outbox.relays.items())
-        ]
+        peers = [RelayPeer(relay, peer.serves, outbox.living(relay)) for relay, peer in sorted(outbox.relays.items())]
         for relay, peer in list(outbox.relays.items()):
-            if not peer.locked and now - peer.beat_at > timedelta(seconds=self._settings.overdue_after):
+            silent_for = now - max(peer.beat_at, mine.started_at)
+            if not peer.locked and silent_for > timedelta(seconds=self._settings.overdue_after):
                 peers = [replace(p, alive=False) if p.id == relay else p for p in peers]
                 del outbox.relays[relay]
                 outbox.bells.pop(relay, None)
@@ -165,7 +163,7 @@ class MemoryStore:
         cursor.owner, cursor.released = self._me.id, False
         cursor.epoch = f"epoch-{self._outbox.number('epoch')}"
         lease = Lease(key, cursor.epoch)
-        return Cursor(lease, cursor.done, cursor.window, cursor.position, cursor.sequence, 1, cursor.resumes, cursor.hi)
+        return Cursor(lease, cursor.done, cursor.window, cursor.position, cursor.sequence, GENERATION, cursor.resumes)
 
     async def release(self, leases: Collection[Lease]) -> None:
         await self._step(partial(self._release, leases))
@@ -177,38 +175,64 @@ class MemoryStore:
 
     # -- windows -----------------------------------------------------------------------------------------------------
 
-    async def tick(self, settlements: Sequence[Settlement], tips: Sequence[TipGroup]) -> TickResult:
-        return await self._step(partial(self._tick, settlements, tips))
+    async def tick(
+        self, settlements: Sequence[Settlement], tips: Sequence[TipGroup], measured: Sequence[Measured] = ()
+    ) -> TickResult:
+        return await self._step(partial(self._tick, settlements, tips, measured))
 
-    def _tick(self, settlements: Sequence[Settlement], tips: Sequence[TipGroup]) -> TickResult:
+    def _tick(
+        self, settlements: Sequence[Settlement], tips: Sequence[TipGroup], measured: Sequence[Measured]
+    ) -> TickResult:
         lost = {settlement.lease.key for settlement in settlements if not self._settle(settlement)}
         upto = str(self._outbox.snapshot())
         opened: list[Opened] = []
         advanced: list[Advanced] = []
+        overflowing: list[TipGroup] = []
         for group in tips:
-            members = tuple(lease for lease in group.members if lease.key not in lost and self._at_tip(lease, group))
-            lost.update(lease.key for lease in group.members if lease not in members)
+            members = self._standing(group.members, group.done, lost)
             rows = self._outbox.between(group.done, upto)
             if not members or not (rows or len(tips) > 1):
                 continue
-            window, events = Window(group.done, upto), None
             if len(rows) > self._settings.limits.small_rows or _size(rows) > self._settings.limits.bytes:
-                window = Window(group.done, upto, rows[0].event.id, rows[-1].event.id)
-            else:
-                events = self._outbox.routed(rows, members)
-            having = tuple(lease for lease in members if events is None or lease.key in events)
+                overflowing.append(TipGroup(group.done, members))
+                continue
+            events = self._outbox.routed(rows, members)
+            having = tuple(lease for lease in members if lease.key in events)
             moving = tuple(lease for lease in members if lease not in having)
+            window = Window(group.done, upto)
             for lease in members:
                 self._outbox.cursors[lease.key].look(window, has_events=lease in having)
             if having:
                 opened.append(Opened(window, having, events))
             if moving:
                 advanced.append(Advanced(upto, moving))
-        return TickResult(frozenset(lost), tuple(opened), tuple(advanced))
+        for each in measured:
+            members = self._standing(each.members, each.window.done, lost)
+            for lease in members:
+                self._outbox.cursors[lease.key].look(each.window, has_events=True)
+            if members:
+                opened.append(Opened(each.window, members, None))
+        return TickResult(frozenset(lost), tuple(opened), tuple(advanced), tuple(overflowing))
 
-    def _at_tip(self, lease: Lease, group: TipGroup) -> bool:
+    def _standing(self, leases: Sequence[Lease], done: str, lost: set[CursorKey]) -> tuple[Lease, ...]:
+        """Those that are closed at ``done`` and ours; the others are lost."""
+        members = tuple(lease for lease in leases if lease.key not in lost and self._at_tip(lease, done))
+        lost.update(lease.key for lease in leases if lease not in members)
+        return members
+
+    async def measure(self, group: TipGroup) -> Window | None:
+        return await self._step(partial(self._measure, group))
+
+    def _measure(self, group: TipGroup) -> Window | None:
+        if not self._standing(group.members, group.done, set()):
+            return None
+        upto = str(self._outbox.snapshot())
+        rows = self._outbox.between(group.done, upto)
+        return Window(group.done, upto, rows[0].event.id, rows[-1].event.id)
+
+    def _at_tip(self, lease: Lease, done: str) -> bool:
         cursor = self._outbox.cursors[lease.key]
-        return self._outbox.lease_holds(lease) and cursor.upto is None and cursor.done == group.done
+        return self._outbox.lease_holds(lease) and cursor.upto is None and cursor.done == done
 
     def _settle(self, settlement: Settlement) -> bool:
         cursor = self._outbox.cursors.get(settlement.lease.key)
@@ -264,21 +288,24 @@ class MemoryStore:
         mine = [row.event.key for row in self._outbox.parked.values() if row.cursor == here]
         return {key for key in mine if key is not None}, len(mine)
 
-    async def due(self, lease: Lease, limit: int) -> tuple[list[Parked], float | None]:
-        return await self._step(partial(self._due, lease.key, limit))
+    async def due(self, lease: Lease, limit: int, max_bytes: int) -> tuple[list[Parked], float | None]:
+        return await self._step(partial(self._due, lease.key, limit, max_bytes))
 
-    def _due(self, here: CursorKey, limit: int) -> tuple[list[Parked], float | None]:
+    def _due(self, here: CursorKey, limit: int, max_bytes: int) -> tuple[list[Parked], float | None]:
         now = self._outbox.now()
         timed = [
             (row.next_attempt_at, row.ordinal, row)
             for row in self._outbox.parked.values()
             if row.cursor == here and row.next_attempt_at is not None
         ]
-        heads = [row.as_read() for at, _, row in sorted(timed, key=lambda t: t[:2]) if at <= now][:limit]
-        return heads, min(((at - now).total_seconds() for at, _, _ in timed), default=None)
+        heads = [row.as_read() for at, _, row in sorted(timed, key=lambda t: t[:2]) if at <= now]
+        return _within(heads[:limit], max_bytes), min(((at - now).total_seconds() for at, _, _ in timed), default=None)
 
-    async def queue(self, lease: Lease, key: str, limit: int) -> list[Parked]:
-        return await self._step(lambda: [row.as_read() for row in self._outbox.queue(lease.key, key)[:limit]])
+    async def queue(self, lease: Lease, key: str, limit: int, max_bytes: int) -> list[Parked]:
+        return await self._step(partial(self._queue, lease.key, key, limit, max_bytes))
+
+    def _queue(self, here: CursorKey, key: str, limit: int, max_bytes: int) -> list[Parked]:
+        return _within([row.as_read() for row in self._outbox.queue(here, key)[:limit]], max_bytes)
 
     # -- waking, lag -------------------------------------------------------------------------------------------------
 
@@ -318,13 +345,23 @@ class MemoryStore:
             partition = row.event.slot % found.subscription.partitions
             if row.wanted_by(found.resource.spec) and not cursors[partition].has_settled(row):
                 waiting[partition].append(row)
+        stopped = len(unseen) >= bound
         lags = {
-            partition: Lag(len(rows), (now - rows[0].created_at).total_seconds(), len(unseen) >= bound)
-            for partition, rows in waiting.items()
+            partition: Lag(len(rows), (now - rows[0].created_at).total_seconds() if rows else None, stopped)
+            for partition in cursors
+            if (rows := waiting[partition]) or stopped
         }
-        parked = Counter(row.cursor.partition for row in outbox.parked.values() if row.cursor.subscription == number)
-        return Backlog(lags, dict(parked), sum(dead.cursor.subscription == number for dead in outbox.dead))
+        lot = [row for row in outbox.parked.values() if row.cursor.subscription == number]
+        parked = Counter(row.cursor.partition for row in lot)
+        dead = sum(each.cursor.subscription == number for each in outbox.dead)
+        return Backlog(lags, dict(parked), dead, sum(row.blocked for row in lot))
 
 
 def _size(rows: Iterable[Row]) -> int:
     return sum(len(row.event.payload or b"") for row in rows)
+
+
+def _within(parked: Sequence[Parked], max_bytes: int) -> list[Parked]:
+    """Up to the one that reaches so many bytes."""
+    sizes = accumulate((len(each.event.payload or b"") for each in parked), initial=0)
+    return [each for each, before in zip(parked, sizes, strict=False) if before < max_bytes]

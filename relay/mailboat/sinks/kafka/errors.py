@@ -62,7 +62,10 @@ class Report:
 
     @classmethod
     def of(cls, error: KafkaError, topic: str, partition: int) -> Report:
-        return cls(error.code(), error.name(), error.str(), topic, partition)
+        code, text = error.code(), error.str()
+        if code == KafkaError._TRANSPORT and "SSL routines" in text:
+            code = KafkaError._SSL  # librdkafka calls what OpenSSL refused sometimes this and sometimes that
+        return cls(code, error.name(), text, topic, partition)
 
 
 def refused(report: Report) -> EventRefused:

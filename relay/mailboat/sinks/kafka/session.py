@@ -10,8 +10,10 @@ the second one, sent right behind it, is accepted (Apache Kafka 4.3 does so, wit
 five). So the first message of a key goes alone until the partition it falls on has accepted something from this
 producer. That costs a few round trips at the start of a session, and nothing after.
 
-Threads: everything here belongs to the event loop, except what the poll thread runs (``_serve`` and the ``report``
-methods). Those only write to fields that are named as theirs, and hand the rest to the loop.
+*Who hears the client out.* librdkafka tells its reports to whoever polls, one call of ours per message, and each takes
+the interpreter's lock for itself. A thread that polls would fight with the event loop for that lock twenty thousand
+times a second; so the loop polls, by a timer that is quick while answers are due and slow otherwise. Everything here
+runs on the event loop; only the end of a producer, which may block, has a thread.
 """
 
 from __future__ import annotations
@@ -32,11 +34,10 @@ from mailboat.sinks.key_stops import CallHold
 
 _SLICE: Final = 1_000  # messages handed over before the event loop gets its turn
 _FULL_QUEUE_PAUSE: Final = 0.005
-_POLL: Final = 0.2
+_QUICK: Final = 0.0005  # seconds between polls while answers are due; the loop rounds it up to its next millisecond
+_SLOW: Final = 0.2  # while none are: the client may have something to complain about
+_PATIENCE: Final = 0.1  # of the time that answers have been due: a slow broker is not asked a thousand times a second
 _MAX_PROVEN: Final = 100_000
-
-Token = str | tuple[str, str]
-"""What goes one at a time in a cold session: a key, or a key on another topic than the session's own."""
 
 
 class Call:
@@ -54,11 +55,11 @@ class Call:
         """From this index on nothing was handed over."""
         self.expected = -1
         """How many reports will come; -1 while messages are still being handed over."""
-        self.answered = 0  # the poll thread's
-        self.errors: dict[int, Report] = {}  # the poll thread's, until all reports are in
+        self.answered = 0
+        self.errors: dict[int, Report] = {}
 
     def report(self, index: int, error: KafkaError | None, message: Any) -> None:
-        """Called by librdkafka, on the poll thread, once per message."""
+        """Called by librdkafka, inside of a poll, once per message."""
         if error is not None:
             self.errors[index] = Report.of(error, message.topic(), message.partition())
             self.session.report_failure()
@@ -66,10 +67,10 @@ class Call:
         if self.answered == self.expected:
             self.session.report_answered(self)
 
-    def report_first(self, token: Token, index: int, error: KafkaError | None, message: Any) -> None:
+    def report_first(self, key: str, index: int, error: KafkaError | None, message: Any) -> None:
         """The same for the first message of a key in a cold session."""
         if error is None:
-            self.session.report_warmth(token, message.partition())
+            self.session.report_warmth(key, message.partition())
         self.report(index, error, message)
 
     @property
@@ -92,21 +93,23 @@ class Session:
         self.started_at = self._loop.time()
         self.stopped = False
         self.drained = asyncio.Event()
-        self.complaint: Report | None = None  # the poll thread's: what the client said last about its connections
+        self.complaint: Report | None = None
+        """What the client said last about its connections."""
         self._topic = topic
         self._bootstrap: str = settings["bootstrap.servers"]
         self._calls: set[Call] = set()
         self._otherwise: DeliveryError = Undecided("the producer was stopped")
         self._fatal: Report | None = None
         self._stirred = asyncio.Event()
-        self._failed = False  # the poll thread's: something did not arrive, hand over no more
+        self._failed = False  # something did not arrive: hand over no more
         self._cold = set(range(partitions))
-        self._proven: set[Token] = set()
-        self._first: set[Token] = set()
+        self._proven: set[str] = set()
+        self._first: set[str] = set()
         self._retired = False
         self._producer: Any = Producer({**settings, "logger": logger, "error_cb": self._complain})
-        self._thread = threading.Thread(target=self._serve, name="mailboat-kafka-poll", daemon=True)
-        self._thread.start()
+        self._ending: threading.Thread | None = None
+        self._heard_at = self.started_at
+        self._timer = self._loop.call_later(_SLOW, self._listen)
 
     # ---- the way of a call -----------------------------------------------------------------------------------------
 
@@ -123,6 +126,7 @@ class Session:
             while call.unsent < len(call.batch) and not self.stopped:
                 end = min(call.unsent + _SLICE, len(call.batch))
                 skipped += self._produce(call, end, blocked)
+                self._expect()
                 if call.unsent < end:
                     await self._room()
                 elif end < len(call.batch):
@@ -134,52 +138,49 @@ class Session:
 
     def _produce(self, call: Call, end: int, blocked: set[str | None]) -> int:
         """Up to ``end``, or to where there is no going on just now; how many of them were not handed over after all."""
+        if self._failed:
+            return 0
         produce, batch, topic, report = self._producer.produce, call.batch, self._topic, call.report
         skipped = 0
         for index in range(call.unsent, end):
-            message = batch[index]
-            if self._failed:
-                return skipped
-            if blocked and message.key in blocked:
+            _, key, value, headers, _ = batch[index]
+            if blocked and key in blocked:
                 call.failures[index] = Undecided("an earlier message of its key did not arrive")
-                call.hold.stop(message.key)
+                call.hold.stop(key)
                 call.unsent = index + 1
                 skipped += 1
                 continue
             on_delivery: Callable[..., None] = partial(report, index)
-            token: Token | None = None
-            if (self._cold or message.topic is not None) and message.key is not None:
-                token = message.key if message.topic is None else (message.topic, message.key)
-                if token in self._first:
+            first: str | None = None
+            if self._cold and key is not None:
+                if key in self._first:
                     return skipped
-                if token in self._proven:
-                    token = None
-                else:
-                    self._first.add(token)
-                    on_delivery = partial(call.report_first, token, index)
+                if key not in self._proven:
+                    first = key
+                    self._first.add(first)
+                    on_delivery = partial(call.report_first, first, index)
             try:
-                produce(
-                    message.topic or topic, message.value, message.key, headers=message.headers, on_delivery=on_delivery
-                )
+                # By position, as names cost a microsecond: partition (any), callback, its alias, timestamp (now).
+                produce(topic, value, key, -1, on_delivery, None, 0, headers)
             except BufferError:
-                self._forget_first(token)
+                self._forget_first(first)
                 return skipped
             except (KafkaException, UnicodeError, ValueError, TypeError) as error:
-                refusal = _local_refusal(error, message.topic or topic)
+                refusal = _local_refusal(error, topic)
                 if refusal is None:
-                    self._fatal = Report.of(error.args[0], message.topic or topic, -1)
+                    self._fatal = Report.of(error.args[0], topic, -1)
                     self.stop()
                     return skipped
-                self._forget_first(token)
+                self._forget_first(first)
                 call.failures[index] = refusal
-                call.hold.stop(message.key)
+                call.hold.stop(key)
                 skipped += 1
             call.unsent = index + 1
         return skipped
 
-    def _forget_first(self, token: Token | None) -> None:
-        if token is not None:
-            self._first.discard(token)
+    def _forget_first(self, key: str | None) -> None:
+        if key is not None:
+            self._first.discard(key)
 
     async def _room(self) -> None:
         """Wait until it makes sense to go on: a key's first message was answered for, or the queue may have room."""
@@ -214,6 +215,7 @@ class Session:
             self._otherwise = otherwise
         self.stopped = True
         self._producer.purge(in_queue=True, in_flight=in_flight, blocking=False)
+        self._expect()
         self._stirred.set()
         self._drain()
 
@@ -245,26 +247,52 @@ class Session:
     def retire(self) -> None:
         """Let the producer go. Nothing may be on the way."""
         self.stopped = True
-        self._retired = True
         self.drained.set()
+        self._stirred.set()  # ``stop`` did so as well, but reports may have come since
+        if self._retired:
+            return
+        self._retired = True
+        self._timer.cancel()
+        last, self._producer = [self._producer], None
+        # Dropping the last reference closes its connections, and waits for them.
+        self._ending = threading.Thread(target=last.clear, name="mailboat-kafka-end", daemon=True)
+        self._ending.start()
 
     @property
     def gone(self) -> bool:
-        return not self._thread.is_alive()
+        return self._ending is not None and not self._ending.is_alive()
 
     def join(self, timeout: float) -> None:
         """Blocks until the producer's threads and connections are gone. Only after :meth:`retire`."""
-        self._thread.join(timeout)
+        if self._ending is not None:
+            self._ending.join(timeout)
 
-    # ---- on the poll thread ----------------------------------------------------------------------------------------
+    # ---- hearing the client out ------------------------------------------------------------------------------------
 
-    def _serve(self) -> None:
-        while not self._retired:
-            try:
-                self._producer.poll(_POLL)
-            except KafkaException as error:  # how a fatal error is told
-                self._to_loop(self._end, Report.of(error.args[0], self._topic, -1))
-        self._producer = None  # the last reference: its connections close here, not on the event loop
+    def _expect(self) -> None:
+        """Answers are due from now on."""
+        self._heard_at = self._loop.time()
+        if not self._retired and self._timer.when() > self._heard_at + _QUICK:
+            self._timer.cancel()
+            self._timer = self._loop.call_at(self._heard_at + _QUICK, self._listen)
+
+    def _listen(self) -> None:
+        if self._retired:
+            return
+        now = self._loop.time()
+        try:
+            if self._producer.poll(0):
+                self._heard_at = now
+        except KafkaException as error:  # how a fatal error is told
+            self._soon(self._end, Report.of(error.args[0], self._topic, -1))
+        finally:
+            due = self._calls or self._first
+            pause = min(max(_QUICK, (now - self._heard_at) * _PATIENCE), _SLOW) if due else _SLOW
+            self._timer = self._loop.call_later(pause, self._listen)
+
+    def _soon(self, callback: Callable[..., object], *arguments: object) -> None:
+        """Not inside of a poll: what follows from a report may purge, or end the producer."""
+        self._loop.call_soon(callback, *arguments)
 
     def _complain(self, error: KafkaError) -> None:
         if error.code() != KafkaError._ALL_BROKERS_DOWN or self.complaint is None:
@@ -273,26 +301,19 @@ class Session:
     def report_failure(self) -> None:
         if not self._failed:
             self._failed = True
-            self._to_loop(self.stop)
+            self._soon(self.stop)
 
     def report_answered(self, call: Call) -> None:
-        self._to_loop(self._settle, call)
+        self._soon(self._settle, call)
 
-    def report_warmth(self, token: Token, partition: int) -> None:
-        if isinstance(token, str):
-            self._cold.discard(partition)
-            if not self._cold or len(self._proven) >= _MAX_PROVEN:
-                self._proven.clear()
-            if self._cold:
-                self._proven.add(token)
-        self._first.discard(token)
-        self._to_loop(self._stirred.set)
-
-    def _to_loop(self, callback: Callable[..., object], *arguments: object) -> None:
-        try:
-            self._loop.call_soon_threadsafe(callback, *arguments)
-        except RuntimeError:  # the loop is closed: nobody waits for answers any more
-            self._retired = True
+    def report_warmth(self, key: str, partition: int) -> None:
+        self._cold.discard(partition)
+        if not self._cold or len(self._proven) >= _MAX_PROVEN:
+            self._proven.clear()
+        if self._cold:
+            self._proven.add(key)
+        self._first.discard(key)
+        self._stirred.set()
 
     def _end(self, fatal: Report) -> None:
         self._fatal = self._fatal or fatal

@@ -28,7 +28,7 @@ GUARANTEES: Final[Mapping[str, Any]] = {
 }
 DEFAULTS: Final[Mapping[str, Any]] = {
     "partitioner": "murmur2_random",  # the same partition as a Java producer
-    "linger.ms": 1,
+    "linger.ms": 0,
     "allow.auto.create.topics": False,
     # How long a topic that nobody knows is waited for. It may have been created a moment ago.
     "topic.metadata.propagation.max.ms": 5_000,
@@ -38,6 +38,8 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "socket.keepalive.enable": True,
     "enable.metrics.push": False,
 }
+MAX_REQUEST_BYTES: Final = 100_000_000
+"""A little below the brokers' socket.request.max.bytes: above it they hang up, and nobody learns why."""
 _RESERVED: Final[Mapping[str, str]] = {
     "bootstrap.servers": "it has a field of its own, spec.sink.kafka.bootstrapServers",
     "metadata.broker.list": "use spec.sink.kafka.bootstrapServers",
@@ -79,24 +81,35 @@ def client_settings(bootstrap: Iterable[str], config: Mapping[str, str], context
     }
 
 
-def producer_settings(client: Mapping[str, Any], *, max_message_bytes: int) -> Settings:
-    """For the producer itself. A batch never grows above what the topic takes, since it would be refused as a whole."""
-    limit = min(max_message_bytes, int(client.get("message.max.bytes", max_message_bytes)))
+def producer_settings(client: Mapping[str, Any], *, max_message_bytes: int | None) -> Settings:
+    """For the producer itself. A batch never grows above what the topic takes, since it would be refused as a whole.
+
+    What the topic takes may not be known (None): what the client itself refuses is given up at once, so it refuses only
+    what no broker takes, or what the user said.
+    """
+    topic_takes = max_message_bytes or MAX_REQUEST_BYTES
+    limit = min(topic_takes, int(client.get("message.max.bytes", topic_takes)))
     return {**DEFAULTS, **client, **GUARANTEES, "message.max.bytes": limit}
 
 
 def check_settings(client: Mapping[str, Any], context: SinkContext) -> None:
     """Let librdkafka itself judge the settings, without a broker. Raises ``ConfigError``, never with a secret in it."""
-    settings = producer_settings(client, max_message_bytes=1_000_000)
+    settings = producer_settings(client, max_message_bytes=None)
     del settings["bootstrap.servers"]
     try:
         Producer({**settings, "log_level": 0})
     except (KafkaException, ValueError, TypeError) as error:
-        cause = error.args[0] if error.args else error
-        text = cause.str() if hasattr(cause, "str") else str(cause)
-        for secret in sorted(filter(None, context.secrets.values()), key=len, reverse=True):
-            text = text.replace(secret, "***")
         raise ConfigError(
-            f"{context.subscription}: the Kafka client does not accept its settings: {text}; "
+            f"{context.subscription}: the Kafka client does not accept its settings: "
+            f"{objection(error, context.secrets.values())}; "
             "mend spec.sink.kafka.config or the Secret of configSecretRef"
         ) from None
+
+
+def objection(error: Exception, secrets: Iterable[str]) -> str:
+    """What librdkafka has against its settings, without the secrets among them."""
+    cause = error.args[0] if error.args else error
+    text = cause.str() if hasattr(cause, "str") else str(cause)
+    for secret in sorted(filter(None, secrets), key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text

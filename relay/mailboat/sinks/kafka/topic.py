@@ -3,28 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
+from mailboat.errors import SinkUnavailable
 from mailboat.sinks.kafka.errors import Report, missing_topic, no_answer, unavailable
 
-FALLBACK_MAX_MESSAGE_BYTES: Final = 1_000_000
-"""Where the client may not ask: a little below the brokers' own default."""
+NOT_ACCEPTED: Final = (KafkaException, ValueError, TypeError)
+"""What a client raises when it is made with settings that it can't use: a file that they name may be gone by now."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
     partitions: int
-    max_message_bytes: int = FALLBACK_MAX_MESSAGE_BYTES
+    max_message_bytes: int | None = None
+    """None: nobody could say, or the client may not ask. Then the brokers decide, message by message."""
     compacted: bool = False
     """Takes no message without a key."""
 
+    def since(self, before: TopicFacts | None) -> TopicFacts:
+        """These facts, where they leave the limits open with those that were known before."""
+        if before is None or self.max_message_bytes is not None:
+            return self
+        return replace(before, partitions=self.partitions)
+
 
 def describe_topic(client: Mapping[str, Any], topic: str, *, timeout: float) -> TopicFacts:
-    """Blocks. Raises ``SinkUnavailable``, also when there is no such topic."""
+    """Blocks. Raises ``SinkUnavailable``, also when there is no such topic.
+
+    What the client has against its settings (``NOT_ACCEPTED``) is raised as it is: it may hold a secret.
+    """
+    answer = _ask(client, topic, timeout)
+    if isinstance(answer, SinkUnavailable):
+        # Raised from here: a traceback that holds the client's frame would keep its threads and connections alive for
+        # as long as somebody remembers the error.
+        raise answer
+    return answer
+
+
+def _ask(client: Mapping[str, Any], topic: str, timeout: float) -> TopicFacts | SinkUnavailable:
     bootstrap: str = client["bootstrap.servers"]
     complaints: list[Report] = []
     settings: dict[str, Any] = {
@@ -37,14 +57,14 @@ def describe_topic(client: Mapping[str, Any], topic: str, *, timeout: float) -> 
     admin = AdminClient(settings)
     try:
         found = admin.list_topics(topic, timeout=timeout).topics[topic]
-    except KafkaException as error:
+    except KafkaException:
         admin.poll(0)  # hear its complaints: they say more than "timed out"
         telling = [complaint for complaint in complaints if complaint.code != KafkaError._ALL_BROKERS_DOWN]
-        raise no_answer(bootstrap, timeout, telling[-1] if telling else None) from error
+        return no_answer(bootstrap, timeout, telling[-1] if telling else None)
     if found.error is not None:
-        raise unavailable(Report.of(found.error, topic, -1), bootstrap)
+        return unavailable(Report.of(found.error, topic, -1), bootstrap)
     if not found.partitions:
-        raise missing_topic(topic, bootstrap)
+        return missing_topic(topic, bootstrap)
     return _with_limits(admin, topic, len(found.partitions), timeout)
 
 

@@ -7,10 +7,10 @@ fake). So the sink speaks gRPC directly, with Google's messages and credentials.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Self
 from urllib.parse import quote
 
@@ -22,6 +22,7 @@ from google.pubsub_v1.types import GetTopicRequest, PublishRequest, PublishRespo
 
 from mailboat.errors import ConfigError, SinkUnavailable
 from mailboat.events import Outgoing
+from mailboat.sinks.threads import in_a_thread
 
 _GLOBAL_HOST: Final = "pubsub.googleapis.com:443"
 _SCOPES: Final = ("https://www.googleapis.com/auth/pubsub",)
@@ -88,7 +89,7 @@ class Connection:
         if destination.plain:
             return cls(grpc.aio.insecure_channel(destination.host, options=_OPTIONS), topic)
         try:
-            credentials = await asyncio.to_thread(_credentials, destination.key_file)
+            credentials = await in_a_thread(partial(_credentials, destination.key_file), "pubsub-login")
         except (google.auth.exceptions.GoogleAuthError, ValueError) as error:
             raise SinkUnavailable(
                 f"no credentials for Pub/Sub: {error}; set spec.sink.pubsub.credentialsSecretRef, or give the relay's "
@@ -104,7 +105,7 @@ class Connection:
         request = _PublishRequest(
             topic=topic,
             messages=[
-                _Message(data=message.value or b"", attributes=dict(message.headers), ordering_key=ordering_key)
+                _Message(data=message.value or b"", attributes=message.headers, ordering_key=ordering_key)
                 for message in messages
             ],
         )

@@ -8,9 +8,7 @@ import grpc
 
 from mailboat.errors import EventRefused, SinkUnavailable
 
-REFUSING: Final = frozenset(
-    {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.OUT_OF_RANGE}
-)
+REFUSING: Final = frozenset({grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RANGE})
 """The request was read and will not be taken. A request fails as a whole, whichever of its messages is at fault."""
 
 
@@ -35,6 +33,11 @@ def unavailable(error: grpc.aio.AioRpcError, topic: str, host: str, seconds: flo
         )
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return SinkUnavailable(f"{where} says that a quota is used up: {details}; raise it, or wait")
+    if code is grpc.StatusCode.FAILED_PRECONDITION:  # about project and topic, whatever the message
+        return SinkUnavailable(
+            f"{where} takes nothing for {topic} as things are: {details}; check the project's billing, the key that "
+            "the topic is encrypted with, and whether its storage policy allows the region of this relay"
+        )
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return SinkUnavailable(f"no answer from {where} within {seconds:g} s; is it up, and may the relay reach it?")
     if code is grpc.StatusCode.UNAVAILABLE:

@@ -29,7 +29,7 @@ def refusal(message: Outgoing) -> EventRefused | None:
         return _refused(f"its key has more than {MAX_ORDERING_KEY_BYTES} bytes", "KeyTooLong")
     if len(message.headers) > MAX_ATTRIBUTES:
         return _refused(f"it has {len(message.headers)} attributes, more than {MAX_ATTRIBUTES}", "TooManyHeaders")
-    for name, value in message.headers:
+    for name, value in message.headers.items():
         if not 0 < _size(name) <= MAX_ATTRIBUTE_NAME_BYTES or name.startswith(_RESERVED_PREFIX):
             return _refused(
                 f"attribute {name[:64]!r} must have a name of 1 to {MAX_ATTRIBUTE_NAME_BYTES} bytes that does not "
@@ -47,7 +47,7 @@ def refusal(message: Outgoing) -> EventRefused | None:
 def request_bytes(message: Outgoing) -> int:
     """What a message adds to a request, at most."""
     size = _MESSAGE_OVERHEAD + len(message.value or b"") + _size(message.key or "")
-    for name, value in message.headers:
+    for name, value in message.headers.items():
         size += _ATTRIBUTE_OVERHEAD + _size(name) + _size(value)
     return size
 

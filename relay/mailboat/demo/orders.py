@@ -1,0 +1,54 @@
+"""The business tables of a shop, and the one transaction that matters: change an order, emit, keep a record.
+
+The record lies in the application's own database and is written by the same transaction, so it tells what was committed
+whatever became of the answer to a commit. Used by the demo, and by whoever tells stories with more machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import psycopg
+
+import mailboat
+from mailboat.demo.proof import Written
+
+_SCHEMA: Final = """
+create schema if not exists shop;
+create table if not exists shop.orders (id text primary key, version integer not null default 0);
+create table if not exists shop.changes (
+    event_id uuid primary key, order_id text not null references shop.orders, version integer not null
+);
+"""
+
+
+class ChangedMind(Exception):
+    """The shop rolls back although it has emitted already."""
+
+
+def lay_out(url: str, orders: Iterable[str]) -> None:
+    """The tables, with these orders. Safe to run twice."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(_SCHEMA)
+        connection.cursor().executemany(
+            "insert into shop.orders (id) values (%s) on conflict do nothing", [(order,) for order in orders]
+        )
+
+
+def change(connection: psycopg.Connection, order: str, *, type: str = "order.changed", filler: int = 0) -> None:
+    """The business transaction, up to its commit. The update locks the order, which keeps its events in order."""
+    row = connection.execute(
+        "update shop.orders set version = version + 1 where id = %s returning version", (order,)
+    ).fetchone()
+    assert row is not None, f"{order} was laid out"
+    payload = {"order": order, "version": row[0], "filler": "x" * filler}
+    event_id = mailboat.emit(connection, type, payload, aggregate_type="order", aggregate_id=order)
+    connection.execute("insert into shop.changes values (%s, %s, %s)", (event_id, order, row[0]))
+
+
+def book(url: str) -> dict[str, Written]:
+    """What was committed, by event id."""
+    with psycopg.connect(url) as connection:
+        rows = connection.execute("select event_id::text, order_id, version from shop.changes").fetchall()
+    return {event_id: Written(order, version) for event_id, order, version in rows}

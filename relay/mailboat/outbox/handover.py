@@ -1,0 +1,53 @@
+"""A migration as a script, for a database that others look after (``manageSchema: false``).
+
+What ``migrate`` would do, in the same order and as one transaction, to be read and run by whoever may. A table of the
+user's own is left to ``verify``, which says what it lacks.
+"""
+
+from __future__ import annotations
+
+from psycopg import AsyncClientCursor
+
+from mailboat.errors import SchemaMismatch
+from mailboat.outbox.link import Link
+from mailboat.outbox.migrate import RESERVED
+from mailboat.outbox.overview import pending_migrations
+from mailboat.outbox.sqlfiles import statements
+
+_SQL = statements("schema")
+
+
+class Handover:
+    """Scripts for several outboxes, to be run one behind the other: the first one in a database migrates it."""
+
+    def __init__(self) -> None:
+        self._migrated: set[tuple[int, str]] = set()
+
+    async def script(self, link: Link, outbox: str) -> str:
+        """All that the database lacks; empty where it lacks nothing."""
+        async with link.autocommit() as cursor:
+            await cursor.execute(_SQL["facts"])
+            _, ledger, database, _ = await cursor.fetchone() or (False, False, "", "")
+            await cursor.execute(_SQL["outbox"], {"outbox": outbox})
+            name, exists = await cursor.fetchone() or (outbox, False)
+        if name != outbox:
+            raise SchemaMismatch(f"spec.outbox.table: {name}: {RESERVED}. Choose another name.")
+        this_one = (link.server.system_identifier, str(database))
+        steps = () if this_one in self._migrated else await pending_migrations(link)
+        self._migrated.add(this_one)
+
+        spoken = AsyncClientCursor(link.connection)
+        parts = []
+        if steps and not ledger:
+            parts.append(_SQL["create_ledger"])
+        for step in steps:
+            applied = {"version": step.version, "name": step.name, "checksum": step.checksum}
+            parts += [f"-- {step.name}\n{step.script.strip()}", spoken.mogrify(_SQL["record"], applied)]
+        if steps:
+            parts.append(_SQL["grant_roles"])
+        if not exists:
+            parts.append(spoken.mogrify(_SQL["create_outbox"], {"outbox": outbox}))
+        if not parts:
+            return ""
+        whole = ["begin", _SQL["lock"], *parts, "commit"]
+        return "\n\n".join(part if part.endswith(";") else f"{part};" for part in whole)

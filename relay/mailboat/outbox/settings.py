@@ -1,0 +1,51 @@
+"""How a relay uses an outbox, whichever store it is in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mailboat.outbox.layout import Layout
+from mailboat_spec import Durability, Notify, Pooler
+
+
+@dataclass(frozen=True, slots=True)
+class RelayIdentity:
+    """Who a relay is. The incarnation is new with every process."""
+
+    id: str
+    incarnation: str
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLimits:
+    """How much is read at once. A window beyond ``small_rows`` or ``bytes`` is walked in stretches of ``rows``."""
+
+    small_rows: int = 2000
+    rows: int = 3000
+    bytes: int = 8 * 1024 * 1024
+
+
+_SYNC_LEVELS = {Durability.COMMITTED: "off", Durability.FLUSHED: "local", Durability.REPLICATED: "on"}
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """How a relay uses its outbox."""
+
+    layout: Layout = field(default_factory=Layout)
+    durability: Durability = Durability.FLUSHED
+    notify: Notify = Notify.AUTO
+    pooler: Pooler = Pooler.AUTO
+    lease_ttl: float = 60.0
+    overdue_after: float = 3.0
+    """Seconds without a heartbeat after which a relay whose liveness lock is free counts as dead."""
+    deadline: float = 30.0
+    """Seconds after which a statement without an answer means that the database is away."""
+    limits: ReadLimits = field(default_factory=ReadLimits)
+    lag_bound: int = 100_000
+
+    @property
+    def sync_level(self) -> str:
+        """``synchronous_commit`` of a transaction behind which events are published."""
+        return _SYNC_LEVELS[self.durability]

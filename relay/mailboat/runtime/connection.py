@@ -1,0 +1,35 @@
+"""What a connection to the database is made for. Where any of it changes, another one is needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Self
+
+from mailboat.outbox.layout import Layout, renamed
+from mailboat.outbox.settings import ReadLimits, StoreSettings
+from mailboat.runtime.session import Timings
+from mailboat_spec import OutboxRelaySpec, Retention
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """Compared by value: a configuration that wants the same one keeps it."""
+
+    settings: StoreSettings
+    retention: Retention
+    manage_schema: bool
+    url: str = field(repr=False)
+
+    @classmethod
+    def wanted_by(cls, spec: OutboxRelaySpec, timings: Timings, limits: ReadLimits, url: str) -> Self:
+        settings = StoreSettings(
+            layout=Layout(spec.outbox.table, renamed(spec.outbox.columns)),
+            durability=spec.outbox.durability,
+            notify=spec.wake.notify,
+            pooler=spec.database.pooler,
+            lease_ttl=timings.lease_ttl,
+            overdue_after=timings.overdue_after,
+            deadline=timings.deadline,
+            limits=limits,
+        )
+        return cls(settings, spec.outbox.retention, spec.outbox.manage_schema, url)

@@ -1,0 +1,132 @@
+"""A configuration that changes while a relay runs: from a file that is swapped, or pushed over HTTP.
+
+Both ways lead through ``Followed.offer``, which keeps three promises: what is wrong is refused as a whole and the
+configuration in use goes on; what is older than the one in use is passed over; what says the same changes nothing. So
+it does not matter in which order, how often and by which way a configuration arrives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mailboat.errors import ConfigError
+from mailboat.runtime.config import Documents, checked, documents_in, documents_of, is_missing, not_in_this_release
+from mailboat.runtime.watching import LOOK_EVERY, watch
+from mailboat_spec import EventSubscription, Manifests, OutboxRelay, SpecError, full_name
+from mailboat_spec.names import CONFIG_VERSION_ANNOTATION
+
+log = logging.getLogger(__name__)
+
+
+class OlderConfig(ConfigError):
+    """A newer configuration is in use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """What a relay is to do: one OutboxRelay and its subscriptions."""
+
+    relay: OutboxRelay
+    subscriptions: tuple[EventSubscription, ...]
+    version: int | None = None
+    """Rises with every change; None where nobody counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigReport:
+    """What ``/status`` says about the configuration."""
+
+    version: int | None = None
+    error: str | None = None
+    """Why the last one that was offered is not in use."""
+
+
+class Followed:
+    """The configuration in use, and what was wrong with the last one that is not."""
+
+    def __init__(self, take: Callable[[Configuration], None]) -> None:
+        self.current: Configuration | None = None
+        self.error: str | None = None
+        self._take = take
+        self._offering = asyncio.Lock()
+
+    @property
+    def report(self) -> ConfigReport:
+        return ConfigReport(self.current.version if self.current else None, self.error)
+
+    async def push(self, body: bytes) -> int | None:
+        """A configuration from a request. Raises ``OlderConfig`` and ``ConfigError``, both with the reason."""
+        source = "the request's body"
+        return await self._offer(lambda: documents_of(body, source), source)
+
+    async def follow(self, paths: Sequence[Path], *, every: float = LOOK_EVERY) -> None:
+        """Until cancelled. Files may be missing for now; what is wrong is told once."""
+
+        async def changed() -> None:
+            source = ", ".join(str(path) for path in paths)
+            if self.current is None and any(is_missing(path) for path in paths):
+                log.info("Waiting for the configuration.", extra={"files": source})
+                return
+            try:
+                await self._offer(lambda: documents_in(paths), source)
+            except OlderConfig as error:
+                log.info("A configuration was passed over: %s", error)
+            except ConfigError as error:
+                log.error("The configuration can't be used: %s", error)
+
+        await watch(paths, changed, every=every)
+
+    async def _offer(self, read: Callable[[], Documents], source: str) -> int | None:
+        async with self._offering:
+            try:
+                # On a thread of its own: a thousand lines of YAML take their time, and events flow meanwhile.
+                offered = await asyncio.to_thread(lambda: configuration(checked(read(), source)))
+                if self.current is not None:
+                    compare(offered, self.current)
+            except OlderConfig:
+                raise  # it is not wrong, only late
+            except ConfigError as error:
+                self.error = str(error)
+                raise
+            self.error = None
+            if offered != self.current:
+                self.current = offered
+                log.info("A configuration is taken up.", extra={"source": source, "version": offered.version})
+                self._take(offered)
+            return offered.version
+
+
+def configuration(manifests: Manifests) -> Configuration:
+    """Manifests that one relay can follow. Raises ``ConfigError``."""
+    if len(manifests.relays) > 1:
+        names = ", ".join(full_name(relay) for relay in manifests.relays)
+        raise ConfigError(f"a configuration that is followed has one OutboxRelay, and this one has several: {names}.")
+    relay = manifests.relays[0]
+    if problems := tuple(not_in_this_release(relay)):
+        raise ConfigError(str(SpecError(problems)))
+    return Configuration(relay, manifests.subscriptions, _version(relay))
+
+
+def compare(offered: Configuration, current: Configuration) -> None:
+    """Raises ``OlderConfig``, or ``ConfigError`` where both can't be of one relay's life."""
+    ours, theirs = full_name(current.relay), full_name(offered.relay)
+    if ours != theirs:
+        raise ConfigError(f"this relay serves OutboxRelay {ours}, not {theirs}: start another one for it.")
+    if (offered.version or 0) < (current.version or 0):
+        raise OlderConfig(f"version {offered.version or 0} is older than {current.version}, which is in use.")
+
+
+def _version(relay: OutboxRelay) -> int | None:
+    text = relay.metadata.annotations.get(CONFIG_VERSION_ANNOTATION)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and 0 < int(text) < 2**63):
+        raise ConfigError(
+            f"OutboxRelay {full_name(relay)}: metadata.annotations: {CONFIG_VERSION_ANNOTATION} must be a number above"
+            " 0 that rises with every change."
+        )
+    return int(text)

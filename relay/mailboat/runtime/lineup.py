@@ -1,0 +1,89 @@
+"""The subscriptions of a relay, built: those that can run, and those that can't, with the reason.
+
+A relay that follows its configuration is made of one lineup after the other. What has not changed keeps its sink, and
+with it the connections to its destination; a subscription that can't be built keeps nobody else from running.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from mailboat.errors import ConfigError, NotInThisRelease
+from mailboat.runtime.config import not_in_this_release
+from mailboat.runtime.reasons import reason_for
+from mailboat.runtime.secrets import Secrets
+from mailboat.runtime.streams import StreamParts, build, sink_context
+from mailboat.sinks.protocol import Sink
+from mailboat_spec import EventSubscription, Reason, SpecError, full_name
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CantRun:
+    """A subscription that could not be built."""
+
+    resource: EventSubscription
+    error: str
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Lineup:
+    """All subscriptions by name, each in one of the two."""
+
+    parts: Mapping[str, StreamParts] = field(default_factory=dict)
+    failed: Mapping[str, CantRun] = field(default_factory=dict)
+
+    def replaced_by(self, after: Lineup) -> list[Sink]:
+        """The sinks that nobody uses any more."""
+        kept = {id(parts.sink) for parts in after.parts.values()}
+        return [parts.sink for parts in self.parts.values() if id(parts.sink) not in kept]
+
+
+def line_up(subscriptions: Iterable[EventSubscription], secrets: Secrets) -> Lineup:
+    """All of them, or ``ConfigError``: for a relay whose manifests somebody can mend before he starts it again."""
+    return Lineup({full_name(each): build(each, secrets) for each in subscriptions})
+
+
+def line_up_again(subscriptions: Iterable[EventSubscription], secrets: Secrets, before: Lineup) -> Lineup:
+    """What can be built; the rest as failed."""
+    parts: dict[str, StreamParts] = {}
+    failed: dict[str, CantRun] = {}
+    for resource in subscriptions:
+        name = full_name(resource)
+        try:
+            parts[name] = _build(resource, secrets, before.parts.get(name))
+        except ConfigError as error:
+            failed[name] = CantRun(resource, str(error), reason_for(error))
+        except Exception as error:  # a third party's sink must not take the others with it
+            log.exception("A sink could not be built.", extra={"subscription": name})
+            message = f"{name}: its sink could not be built: {type(error).__name__}; see the log"
+            failed[name] = CantRun(resource, message, Reason.SINK_NOT_SUPPORTED)
+        if name in failed and before.failed.get(name) != failed[name]:
+            log.error("A subscription can't run: %s", failed[name].error, extra={"subscription": name})
+    return Lineup(parts, failed)
+
+
+def _build(resource: EventSubscription, secrets: Secrets, before: StreamParts | None) -> StreamParts:
+    if problems := tuple(not_in_this_release(resource)):
+        raise NotInThisRelease(str(SpecError(problems)))
+    return build(resource, secrets, before)
+
+
+def needs_secrets_anew(lineup: Lineup, secrets: Secrets) -> bool:
+    """Whether secrets have changed so that something should be built anew, or may be built at last.
+
+    A secret that vanished is no reason: what runs goes on with what it has.
+    """
+    if lineup.failed:
+        return True
+    for parts in lineup.parts.values():
+        try:
+            if sink_context(parts.resource, secrets) != parts.context:
+                return True
+        except ConfigError:
+            continue
+    return False

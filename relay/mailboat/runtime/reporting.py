@@ -1,0 +1,110 @@
+"""From a session to what is told about its subscriptions. Reads what is known, asks nobody, changes nothing."""
+
+from __future__ import annotations
+
+from mailboat.outbox.store import Lag
+from mailboat.runtime.lineup import CantRun
+from mailboat.runtime.session import Session, Totals
+from mailboat.runtime.status import PartitionStatus, SubscriptionStatus
+from mailboat_spec import EventSubscription, full_name
+
+STALLED_AFTER = 90.0
+"""Seconds of stillness after which only a restart helps. Whatever the keeper waits for ends sooner: its own sleep after
+``TURN_OVER``, an answer of the database with the deadline of a statement."""
+
+
+def stalled(session: Session | None, now: float) -> bool:
+    """Whether a session that should run stands still."""
+    return session is not None and now - session.keeper.stirred_at > STALLED_AFTER
+
+
+def delivered(name: str, session: Session | None, totals: Totals) -> int:
+    """Since the process started, by pumps that have ended and by those that run."""
+    live = (owned.pump for owned in session.owned.values() if owned.pump.stream.name == name) if session else ()
+    return totals.delivered[name] + sum(pump.counters.delivered for pump in live)
+
+
+def failed_status(failed: CantRun, totals: Totals) -> SubscriptionStatus:
+    """A subscription that could not be built."""
+    name = full_name(failed.resource)
+    return SubscriptionStatus(
+        name=name,
+        sink=failed.resource.spec.sink.kind,
+        state="Failed",
+        partitions=failed.resource.spec.partitions,
+        lag=0,
+        lag_bounded=False,
+        oldest_age=None,
+        parked=0,
+        dead=0,
+        published=totals.delivered[name],
+        refused=totals.refused[name],
+        rate=0.0,
+        sink_reachable=False,
+        last_error=failed.error,
+        reason=failed.reason,
+        blocked=0,
+        owned=(),
+        owners={},
+    )
+
+
+def subscription_status(
+    resource: EventSubscription, session: Session | None, totals: Totals, rate: float
+) -> SubscriptionStatus:
+    """A subscription, as far as this relay moves it."""
+    name = full_name(resource)
+    number = next((n for n, s in session.streams.items() if s.name == name), None) if session else None
+    pumps = (
+        {key.partition: owned.pump for key, owned in session.owned.items() if key.subscription == number}
+        if session
+        else {}
+    )
+    backlog = session.backlogs.get(number) if session and number is not None else None
+    at_rest = session is not None and number is not None and session.at_rest(number)
+    unasked = session.lag_errors.get(number) if session and number is not None else None
+    unknown = Lag(0, None, bounded=unasked is not None and not at_rest)
+    owned = []
+    for partition, pump in sorted(pumps.items()):
+        lag = backlog.partitions.get(partition, Lag(0, None)) if backlog and not at_rest else unknown
+        pending = max(lag.pending, pump.pending)
+        owned.append(
+            PartitionStatus(
+                partition,
+                pending,
+                lag.bounded,
+                lag.oldest_age if pending else None,
+                pump.parked.count,
+                pump.counters.delivered,
+                pump.parked.trouble or pump.counters.last_error,
+            )
+        )
+    known = session.subscriptions.get(number) if session and number is not None else None
+    stream = session.streams.get(number) if session and number is not None else None
+    away = next((p.counters.away for p in pumps.values() if p.counters.away), None)
+    trouble = away or (stream.trouble if stream else None)
+    unannounced = stream.dead_topic.trouble if stream else None
+    errors = (p.last_error for p in owned if p.last_error)
+    stale = f"lag is as it was last known: {unasked}" if unasked else None
+    return SubscriptionStatus(
+        name=name,
+        sink=resource.spec.sink.kind,
+        state="Paused" if known and known.paused else "Running",
+        partitions=known.partitions if known else resource.spec.partitions,
+        lag=sum(p.lag for p in owned),
+        lag_bounded=any(p.lag_bounded for p in owned),
+        oldest_age=max((p.oldest_age for p in owned if p.oldest_age is not None), default=None),
+        parked=sum(p.parked for p in owned),
+        dead=backlog.dead if backlog else 0,
+        published=delivered(name, session, totals),
+        refused=totals.refused[name] + sum(p.counters.refused for p in pumps.values()),
+        rate=rate,
+        sink_reachable=trouble is None,
+        last_error=trouble or unannounced or next(errors, totals.last_error.get(name)) or stale,
+        reason="",
+        blocked=backlog.blocked if backlog else 0,
+        owned=tuple(owned),
+        owners={h.key.partition: h.owner for h in session.roster.holdings if h.key.subscription == number}
+        if session and session.roster
+        else {},
+    )
