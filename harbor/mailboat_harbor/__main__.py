@@ -1,4 +1,7 @@
-"""``python -m mailboat_harbor``: fetch and build every real part before the tests need it, and say what is missing.
+"""``python -m mailboat_harbor``: fetch and build the real parts before the tests need them, and say what is missing.
+
+Without an argument the parts of most tests; ``api`` names those of a Kubernetes API server: minutes of building, which
+only the tests that need them should cost.
 
 Exit code 1 in CI (``CI=true``) when a part is missing; elsewhere the tests that need it are skipped, and say so.
 """
@@ -8,15 +11,19 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from mailboat_harbor.golang import built_program
 from mailboat_harbor.kafka_apache import java_command
+from mailboat_harbor.kubernetes_programs import API_PROGRAMS, kubernetes_program
 from mailboat_harbor.missing import PartMissing
 from mailboat_harbor.pgbouncer import find_pgbouncer
 from mailboat_harbor.postgres_binaries import NEWEST, OLDEST, find_postgres
 
-PARTS: dict[str, Callable[[], object]] = {
+Parts = Mapping[str, Callable[[], object]]
+
+_MOST: Parts = {
     f"Postgres {NEWEST}": lambda: find_postgres(NEWEST),
     f"Postgres {OLDEST}": lambda: find_postgres(OLDEST),
     "kfake": lambda: built_program("kfake"),
@@ -24,12 +31,18 @@ PARTS: dict[str, Callable[[], object]] = {
     "Apache Kafka": java_command,
     "PgBouncer": find_pgbouncer,
 }
+_API: Parts = {name: partial(kubernetes_program, name) for name in API_PROGRAMS}
+_GROUPS = {"": _MOST, "api": _API}
 
 
-def main() -> int:
+def main(group: str) -> int:
+    if group not in _GROUPS:
+        known = ", ".join(name for name in _GROUPS if name)
+        print(f"there are no parts called {group!r}; there are: {known}, and without a name those of most tests")
+        return 2
     missing = 0
-    for name, get in PARTS.items():
-        print(f"{name:14}", end="", flush=True)
+    for name, get in _GROUPS[group].items():
+        print(f"{name:24}", end="", flush=True)
         began = time.monotonic()
         try:
             get()
@@ -43,4 +56,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("".join(sys.argv[1:])))

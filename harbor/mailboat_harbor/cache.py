@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -35,6 +36,7 @@ def made_once(name: str, make: Callable[[Path], None]) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if place.exists():
             return place
+        _clear_away(name)
         unfinished = Path(tempfile.mkdtemp(prefix=f"{name}.", suffix=".part", dir=cache_dir()))
         try:
             make(unfinished)
@@ -44,3 +46,11 @@ def made_once(name: str, make: Callable[[Path], None]) -> Path:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
     return place
+
+
+def _clear_away(name: str) -> None:
+    """What a make left that was ended by a signal: whoever holds the lock knows that nobody fills it any more."""
+    left_behind = re.compile(rf"{re.escape(name)}\.[^.]+\.part")  # and not that of a part whose name goes on
+    for entry in cache_dir().iterdir():
+        if left_behind.fullmatch(entry.name):
+            shutil.rmtree(entry, ignore_errors=True)

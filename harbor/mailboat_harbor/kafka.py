@@ -6,33 +6,45 @@ from here on, and neither creates topics by itself: a misspelt topic must fail i
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from mailboat_harbor.golang import built_program
-from mailboat_harbor.kafka_apache import broker_command, prepare_broker
+from mailboat_harbor.kafka_apache import SecureListener, broker_command, prepare_broker
+from mailboat_harbor.missing import ServerFailed
 from mailboat_harbor.ports import accepts_connections, free_port
 from mailboat_harbor.processes import Child
 
-__all__ = ["KafkaServer", "start_apache_kafka", "start_kfake"]
+__all__ = ["KafkaServer", "SecureListener", "start_apache_kafka", "start_kfake"]
+
+_PATIENCE = 60.0
+"""Seconds that a broker has for what it does in a moment, on a machine that may stand still for a while."""
+_POLL = 0.05
 
 
 class KafkaServer(Child):
     """One broker; ``bootstrap`` is what a client's ``bootstrap.servers`` wants."""
 
     def __init__(self, name: str, command: list[str], port: int, log: Path | None) -> None:
-        super().__init__(name, command, log=log, ready=self._answers)
+        super().__init__(name, command, log=log, ready=self._answers, start_timeout=180.0)
         self.port = port
         self.bootstrap = f"127.0.0.1:{port}"
 
     def create_topic(self, name: str, partitions: int = 4, config: Mapping[str, str] | None = None) -> None:
         """Returns once the topic can be produced to."""
         topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=dict(config or {}))
+        deadline = time.monotonic() + _PATIENCE
         admin = self._admin()  # held: a request dies with its client
-        admin.create_topics([topic], operation_timeout=10)[name].result(timeout=15)
+        while not _created(admin, topic, retry=time.monotonic() < deadline):
+            time.sleep(_POLL)
+        while not _is_led(admin, name, partitions):
+            if time.monotonic() > deadline:
+                raise ServerFailed(f"{self.name} has the topic {name}, and not all of it can be produced to.")
+            time.sleep(_POLL)
 
     def _admin(self) -> AdminClient:
         # A client of its own each time: one that saw the broker die would back off before it tries again.
@@ -46,6 +58,26 @@ class KafkaServer(Child):
             return bool(admin.list_topics(timeout=2).brokers)
         except KafkaException:
             return False
+
+
+def _created(admin: AdminClient, topic: NewTopic, *, retry: bool) -> bool:
+    """False: the only broker does not count as alive at the moment, and there is time to ask again."""
+    answer = admin.create_topics([topic], operation_timeout=_PATIENCE, request_timeout=_PATIENCE)[topic.topic]
+    try:
+        answer.result(timeout=_PATIENCE + 10)
+    except KafkaException as error:
+        if retry and error.args[0].code() == KafkaError.INVALID_REPLICATION_FACTOR:
+            return False
+        raise
+    return True
+
+
+def _is_led(admin: AdminClient, topic: str, partitions: int) -> bool:
+    try:
+        found = admin.list_topics(topic, timeout=5).topics[topic].partitions.values()
+    except KafkaException:
+        return False
+    return len(found) == partitions and all(each.leader >= 0 for each in found)
 
 
 def start_kfake(directory: Path | None = None, port: int | None = None) -> KafkaServer:
@@ -62,11 +94,16 @@ def start_kfake(directory: Path | None = None, port: int | None = None) -> Kafka
     return server
 
 
-def start_apache_kafka(directory: Path, port: int | None = None) -> KafkaServer:
-    """An Apache Kafka broker (KRaft, one node) on a folder of its own."""
+def start_apache_kafka(
+    directory: Path, port: int | None = None, *, secure: SecureListener | None = None, to_be_killed: bool = False
+) -> KafkaServer:
+    """An Apache Kafka broker (KRaft, one node) on a folder of its own. ``secure`` opens a second port, with TLS.
+
+    One that is ``to_be_killed`` is back soon after; any other may stand still for seconds before it counts as dead.
+    """
     port = port or free_port()
     directory.mkdir(parents=True, exist_ok=True)
-    prepare_broker(directory, port, controller_port=free_port())
+    prepare_broker(directory, port, controller_port=free_port(), secure=secure, session=2.0 if to_be_killed else 9.0)
     server = KafkaServer(f"Apache Kafka on port {port}", broker_command(directory), port, directory / "server.log")
     server.launch()
     return server

@@ -6,6 +6,7 @@ import hashlib
 import re
 import shutil
 import subprocess
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mailboat_harbor.cache import made_once
@@ -38,21 +39,59 @@ share.coordinator.state.topic.num.partitions=1
 share.coordinator.state.topic.replication.factor=1
 share.coordinator.state.topic.min.isr=1
 group.initial.rebalance.delay.ms=0
-# A killed broker is let back in only after its session ended; the default of 9 s would be spent waiting.
-broker.session.timeout.ms=2000
+broker.session.timeout.ms={session_ms}
 broker.heartbeat.interval.ms=500
 log.cleaner.dedupe.buffer.size=2097152
 """
 
 
-def prepare_broker(directory: Path, port: int, controller_port: int) -> None:
-    """Write the broker's configuration and format its storage."""
+_SECURED = """\
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port},SASL_SSL://127.0.0.1:{secure.port}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port},SASL_SSL://127.0.0.1:{secure.port}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL_SSL:SASL_SSL
+sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-512
+listener.name.sasl_ssl.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \\
+  user_{secure.user}="{secure.password}";
+listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required;
+ssl.keystore.type=PEM
+ssl.keystore.location={secure.keystore}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SecureListener:
+    """A second way in: TLS, and a login by PLAIN or SCRAM-SHA-512."""
+
+    port: int
+    keystore: Path
+    """PEM: the private key (PKCS #8, not encrypted), then its certificate."""
+    user: str
+    password: str = field(repr=False)
+
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+
+def prepare_broker(
+    directory: Path, port: int, controller_port: int, secure: SecureListener | None = None, session: float = 9.0
+) -> None:
+    """Write the broker's configuration and format its storage.
+
+    ``session``: seconds of silence after which it counts as dead. A killed broker is let back in only then.
+    """
     properties = _properties(directory)
-    data = directory / "data"
-    properties.write_text(_PROPERTIES.format(port=port, controller_port=controller_port, data=data))
+    data, session_ms = directory / "data", int(session * 1000)
+    text = _PROPERTIES.format(port=port, controller_port=controller_port, data=data, session_ms=session_ms)
+    scram: list[str] = []
+    if secure is not None:
+        text += _SECURED.format(port=port, controller_port=controller_port, secure=secure)  # the last word counts
+        scram = ["--add-scram", f"SCRAM-SHA-512=[name={secure.user},password={secure.password}]"]
+    properties.write_text(text)
     # Any 16 bytes in URL-safe base64 are a cluster id; saves starting a JVM for a random one.
     cluster_id = "bWFpbGJvYXQtaGFyYm9yMQ"
     format_storage = [*java_command(), "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(properties)]
+    format_storage += scram
     done = subprocess.run(format_storage, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode != 0:
         raise ServerFailed(f"Kafka's storage could not be formatted:\n{done.stdout}")
@@ -68,13 +107,16 @@ def _properties(directory: Path) -> Path:
 
 def java_command() -> list[str]:
     """A JVM with Kafka's jars on its class path; fetches them on first use."""
+    return [_find_java(), *_JVM, _QUIET, "-cp", f"{kafka_jars()}/*"]
+
+
+def kafka_jars() -> Path:
+    """The folder with the broker and all it needs; fetched on first use."""
     digest = hashlib.sha256(_POM.read_bytes()).hexdigest()[:16]
-    java = _findjava_command()
-    jars = made_once(f"kafka-{digest}", lambda into: copy_with_dependencies(_POM, into))
-    return [java, *_JVM, _QUIET, "-cp", f"{jars}/*"]
+    return made_once(f"kafka-{digest}", lambda into: copy_with_dependencies(_POM, into))
 
 
-def _findjava_command() -> str:
+def _find_java() -> str:
     installed = shutil.which("java")
     if installed is None:
         raise PartMissing(f"Apache Kafka needs Java {_JAVA_NEEDED} or newer: put java on the PATH")

@@ -10,12 +10,12 @@ import shutil
 from pathlib import Path
 from urllib.parse import quote
 
-import psycopg
-
+from mailboat_harbor.answering import takes_connections
 from mailboat_harbor.missing import PartMissing
 from mailboat_harbor.ports import free_port
 from mailboat_harbor.postgres import PostgresServer
 from mailboat_harbor.processes import Child, unprivileged
+from mailboat_harbor.proxy import Proxy
 
 __all__ = ["PgBouncer", "start_pgbouncer"]
 
@@ -58,15 +58,11 @@ class PgBouncer(Child):
         return f"postgresql://{quote(user, safe='')}@127.0.0.1:{self.port}/{quote(dbname, safe='')}"
 
     def _answers(self) -> bool:
-        try:
-            psycopg.connect(self.url(), connect_timeout=2).close()
-        except psycopg.OperationalError:
-            return False
-        return True
+        return takes_connections(self.url())
 
 
-def start_pgbouncer(directory: Path, server: PostgresServer, pool_mode: str = "transaction") -> PgBouncer:
-    """A pooler before that server, on a folder of its own."""
+def start_pgbouncer(directory: Path, server: PostgresServer | Proxy, pool_mode: str = "transaction") -> PgBouncer:
+    """A pooler before that server, or before whatever a proxy leads to, on a folder of its own."""
     program = find_pgbouncer()
     port = free_port()
     directory.mkdir(parents=True, exist_ok=True)

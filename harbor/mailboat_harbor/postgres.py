@@ -19,10 +19,11 @@ from urllib.parse import quote
 import psycopg
 from psycopg import sql
 
+from mailboat_harbor.answering import takes_connections
 from mailboat_harbor.missing import ServerFailed
 from mailboat_harbor.ports import free_port
 from mailboat_harbor.postgres_binaries import PostgresBinaries, find_postgres
-from mailboat_harbor.processes import Account, Child, kill_tree, launch_command, unprivileged
+from mailboat_harbor.processes import Account, Child, kill_tree, launch_command, signal_tree, unprivileged
 
 __all__ = ["Database", "PostgresBinaries", "PostgresServer", "find_postgres"]
 
@@ -101,11 +102,22 @@ class PostgresServer(Child):
         statement = sql.SQL("create database {}").format(sql.Identifier(name))
         if template is not None:
             statement += sql.SQL(" template {}").format(sql.Identifier(template))
-        self.execute(statement)
+        self._insist(statement)
 
     def drop_database(self, name: str) -> None:
         """Also while somebody is connected to it."""
-        self.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
+        self._insist(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
+
+    def _insist(self, statement: sql.Composed) -> None:
+        """The server gives those who are still there, on their way out, five seconds. A busy machine takes longer."""
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                self.execute(statement)
+                return
+            except psycopg.errors.ObjectInUse:
+                if time.monotonic() > deadline:
+                    raise
 
     def stop(self, mode: str = "fast") -> None:
         """``smart`` waits for clients, ``fast`` cuts them off, ``immediate`` needs recovery at the next start."""
@@ -116,6 +128,14 @@ class PostgresServer(Child):
         # Each backend leads a process group of its own, so that a signal to ours would reach the postmaster only.
         if self._process is not None:
             kill_tree(self._process)
+
+    def suspend(self) -> None:
+        """SIGSTOP to the postmaster and every backend."""
+        signal_tree(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT to all of them."""
+        signal_tree(self.pid, signal.SIGCONT)
 
     def clone_standby(self, directory: Path) -> PostgresServer:
         """A hot standby on a copy of this server, streaming from it. Raises ``PartMissing`` without pg_basebackup."""
@@ -145,11 +165,7 @@ class PostgresServer(Child):
         self.execute("select pg_wal_replay_resume()")
 
     def _answers(self) -> bool:
-        try:
-            psycopg.connect(self.url(), connect_timeout=2).close()
-        except psycopg.OperationalError:
-            return False
-        return True
+        return takes_connections(self.url())
 
     def _prepare_directory(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)

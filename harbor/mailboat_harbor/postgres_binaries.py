@@ -17,7 +17,7 @@ from mailboat_harbor.missing import PartMissing
 NEWEST, OLDEST = 18, 14
 """The majors that Mailboat is tested on."""
 
-_MAVEN_VERSIONS = {14: "14.24.0", 15: "15.19.0", 16: "16.15.0", 17: "17.11.0"}
+_MAVEN_VERSIONS = {OLDEST: "14.24.0"}
 _MAVEN_PLATFORMS = {"x86_64": "amd64", "aarch64": "arm64v8"}
 
 

@@ -20,6 +20,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -139,18 +140,18 @@ class Child:
 
     def suspend(self) -> None:
         """SIGSTOP: connections stay open and nobody answers."""
-        os.killpg(self.pid, signal.SIGSTOP)
+        _signal_group(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
         """SIGCONT."""
-        os.killpg(self.pid, signal.SIGCONT)
+        _signal_group(self.pid, signal.SIGCONT)
 
     def log_tail(self, lines: int = 30) -> str:
         """The end of the log, for messages."""
         text = self.log.read_text(errors="replace").splitlines()[-lines:]
         return "\n".join([f"The end of {self.log}:", *text])
 
-    def _end(self, how: signal.Signals, grace: float = 30.0) -> None:
+    def _end(self, how: signal.Signals, grace: float = 120.0) -> None:
         if self._process is None or self._process.poll() is not None:
             return
         self._process.send_signal(how)
@@ -185,7 +186,10 @@ def kill_tree(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is not None:
         return
     process.send_signal(signal.SIGSTOP)  # or it would see its children die, and start new ones
-    descendants = psutil.Process(process.pid).children(recursive=True)
+    try:
+        descendants = psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:  # it has ended by itself just now
+        descendants = []
     for descendant in descendants:
         try:
             descendant.kill()
@@ -198,6 +202,20 @@ def kill_tree(process: subprocess.Popen[bytes]) -> None:
         time.sleep(_POLL)
 
 
+def signal_tree(pid: int, number: signal.Signals) -> None:
+    """A signal to a process and all of its descendants. Those that are gone already don't mind."""
+    try:
+        process = psutil.Process(pid)
+        family = [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for member in family:
+        try:
+            member.send_signal(number)
+        except psutil.NoSuchProcess:
+            pass
+
+
 def _is_over(process: psutil.Process) -> bool:
     # Not our child: once dead, it stays a zombie until whoever adopted it finds the time.
     try:
@@ -206,9 +224,14 @@ def _is_over(process: psutil.Process) -> bool:
         return True
 
 
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):  # it has ended by itself just now
+        os.killpg(pid, number)
+
+
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
+        _signal_group(process.pid, signal.SIGKILL)
     process.wait()
 
 

@@ -24,7 +24,9 @@ class Proxy:
         self.port = free_port()
         self._target = (target_host, target_port)
         self._server: asyncio.Server | None = None
+        self._open = False
         self._writers: set[asyncio.StreamWriter] = set()
+        self._serving: set[asyncio.Task[None]] = set()
         self._hearing = asyncio.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"proxy-{self.port}", daemon=True)
@@ -47,6 +49,11 @@ class Proxy:
     def cut(self) -> None:
         """Drop the living connections; new ones are welcome."""
         self._run(self._cut())
+
+    def retarget(self, port: int) -> None:
+        """Pass new connections on to another port; the living ones are cut."""
+        self._target = (self._target[0], port)
+        self.cut()
 
     def deafen(self) -> None:
         """Keep connections and accept new ones, and pass nothing on in either direction: a network that swallows."""
@@ -83,10 +90,12 @@ class Proxy:
             self._hearing.clear()
 
     async def _start(self) -> None:
+        self._open = True
         if self._server is None:
-            self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+            self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
 
     async def _stop(self) -> None:
+        self._open = False
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -96,10 +105,19 @@ class Proxy:
         for writer in self._writers:
             # Abort, not close: what is still buffered must not reach the other side after the cut.
             writer.transport.abort()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
+        # Ours only: the event loop has tasks of its own for what it is just accepting, and would lose the socket.
+        serving = list(self._serving)
+        for task in serving:
             task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.gather(*serving, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not self._open:  # stopped, while this one was being accepted
+            writer.transport.abort()
+            return
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)

@@ -8,6 +8,7 @@ package main
 import (
 	"flag"
 	"fmt"
+	"net"
 	"os"
 	"os/signal"
 	"strconv"
@@ -52,10 +53,11 @@ func (r *refuser) React(request any) (handled bool, answer any, err error) {
 }
 
 func main() {
-	port := flag.Int("port", 8085, "port on the loopback interface")
+	host := flag.String("host", "localhost", "address to listen on")
+	port := flag.Int("port", 8085, "port to listen on")
 	flag.Parse()
 
-	server := pstest.NewServerWithPort(*port, pstest.ServerReactorOption{
+	server := pstest.NewServerWithAddress(net.JoinHostPort(*host, strconv.Itoa(*port)), pstest.ServerReactorOption{
 		FuncName: "Publish",
 		Reactor:  &refuser{seen: map[string]int{}},
 	})

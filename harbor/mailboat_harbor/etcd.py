@@ -1,0 +1,45 @@
+"""etcd as one process on the loopback interface: what a Kubernetes API server keeps its objects in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mailboat_harbor.answering import says_ok
+from mailboat_harbor.kubernetes_programs import kubernetes_program
+from mailboat_harbor.ports import free_port
+from mailboat_harbor.processes import Child
+
+__all__ = ["EtcdServer", "start_etcd"]
+
+
+class EtcdServer(Child):
+    """One member, without TLS: only processes of this machine reach it. ``url`` is where."""
+
+    def __init__(self, directory: Path, port: int, peer_port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        peer_url = f"http://127.0.0.1:{peer_port}"
+        options = {
+            "name": "harbor",
+            "data-dir": str(directory / "data"),
+            "listen-client-urls": self.url,
+            "advertise-client-urls": self.url,
+            "listen-peer-urls": peer_url,
+            "initial-advertise-peer-urls": peer_url,
+            "initial-cluster": f"harbor={peer_url}",
+            "log-level": "warn",
+            # What it was told survives its own crash; only a crash of the machine would need more.
+            "unsafe-no-fsync": "true",
+        }
+        command = [str(kubernetes_program("etcd")), *(f"--{name}={value}" for name, value in options.items())]
+        super().__init__(f"etcd on port {port}", command, log=directory / "etcd.log", ready=self._answers)
+
+    def _answers(self) -> bool:
+        return says_ok(f"{self.url}/health")
+
+
+def start_etcd(directory: Path) -> EtcdServer:
+    """An empty etcd on a folder of its own."""
+    directory.mkdir(parents=True, exist_ok=True)
+    server = EtcdServer(directory, free_port(), free_port())
+    server.launch()
+    return server

@@ -1,0 +1,9 @@
+// Definitions of other people's resources, which the chart makes some of: no program is built from this.
+module mailboat.dev/harbor/definitions
+
+go 1.26
+
+require (
+	github.com/cert-manager/cert-manager v1.21.2
+	github.com/prometheus-operator/prometheus-operator v0.85.0
+)

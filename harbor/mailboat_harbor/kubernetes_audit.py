@@ -1,0 +1,81 @@
+"""Who asked a Kubernetes API server for what: its audit log, read so that a test can count requests.
+
+The server writes a request down before its answer is complete, so that whoever has read an answer finds it here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+POLICY = """\
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+# The server speaks to itself all the time.
+- {level: None, users: ["system:apiserver"]}
+- {level: None, nonResourceURLs: ["/readyz*", "/livez*", "/healthz*"]}
+- {level: Metadata}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request to the API server. ``verb`` is Kubernetes' own word: get, list, watch, create, patch, ..."""
+
+    user: str
+    verb: str
+    resource: str
+    """In the plural, with the subresource if there is one: ``deployments``, ``outboxrelays/status``; else the path."""
+    namespace: str
+    name: str
+    code: int
+    agent: str
+    """What the client calls itself."""
+
+    def __str__(self) -> str:
+        place = "/".join(part for part in (self.namespace, self.name) if part)
+        return f"{self.user}: {self.verb} {self.resource} {place} -> {self.code}"
+
+
+def read_requests(log: Path, offset: int = 0) -> list[Request]:
+    """The requests in the log from that byte on, each once."""
+    found: dict[str, Request] = {}
+    for line in _whole_lines(log, offset):
+        entry = json.loads(line)
+        # A watch is written down when it begins and once more when it ends.
+        found.setdefault(entry["auditID"], _request(entry))
+    return list(found.values())
+
+
+def _whole_lines(log: Path, offset: int) -> Iterator[bytes]:
+    if not log.exists():
+        return
+    with log.open("rb") as file:
+        file.seek(offset)
+        for line in file:
+            if line.endswith(b"\n"):  # else it is still being written
+                yield line
+
+
+def _request(entry: dict[str, object]) -> Request:
+    target = _part(entry, "objectRef")
+    resource = "/".join(str(target[part]) for part in ("resource", "subresource") if target.get(part))
+    code = _part(entry, "responseStatus").get("code", 0)
+    return Request(
+        user=str(_part(entry, "user").get("username", "")),
+        verb=str(entry.get("verb", "")),
+        resource=resource or str(entry.get("requestURI", "")),
+        namespace=str(target.get("namespace", "")),
+        name=str(target.get("name", "")),
+        code=code if isinstance(code, int) else 0,
+        agent=str(entry.get("userAgent", "")),
+    )
+
+
+def _part(entry: dict[str, object], name: str) -> dict[str, object]:
+    part = entry.get(name)
+    return part if isinstance(part, dict) else {}
