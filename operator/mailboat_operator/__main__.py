@@ -1,0 +1,117 @@
+"""The command line: ``mailboat-operator run`` and ``mailboat-operator version``.
+
+Exit codes: 0 told to stop; 1 it failed, or lost the lead; 2 wrong settings; 5 there is no cluster to connect to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import Callable
+from importlib.metadata import version as installed_version
+from typing import Any, Final, NoReturn
+
+import click
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+
+from mailboat_operator import logs
+from mailboat_operator.housekeeping import Signing
+from mailboat_operator.kube import Kube, NoCluster
+from mailboat_operator.leader import LeadershipLost
+from mailboat_operator.leading import CoreSettings, run_leader
+from mailboat_operator.metrics import Metrics
+from mailboat_operator.podspec import RelayImage
+from mailboat_operator.running import Core, StartFailed, run_process
+from mailboat_operator.settings import Setting, Settings, SettingsError, all_settings, read_settings
+from mailboat_spec.secrecy import redact
+
+log = logging.getLogger("mailboat_operator")
+
+WRONG_SETTINGS: Final = 2
+NO_CLUSTER: Final = 5
+
+
+def _option(setting: Setting) -> Callable[[Any], Any]:
+    required = " Required." if setting.required else ""
+    variables = ", ".join(f"${name}" for name in setting.environment)
+    return click.option(
+        setting.flag,
+        setting.field,
+        multiple=setting.repeatable,
+        envvar=list(setting.environment),
+        metavar="|".join(setting.choices) or "TEXT",
+        help=f"{setting.help}{required} [{variables}]",
+    )
+
+
+def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    for setting in reversed(list(all_settings())):
+        command = _option(setting)(command)
+    return command
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+def main() -> None:
+    """The Kubernetes operator of Mailboat: OutboxRelays and EventSubscriptions in, relays out."""
+
+
+@main.command()
+def version() -> None:
+    """Print the version."""
+    click.echo(installed_version("mailboat-operator"))
+
+
+@main.command()
+@_with_settings
+def run(**given: Any) -> None:
+    """Reconcile and serve the injection webhook until SIGTERM or SIGINT.
+
+    Every setting is a flag or an environment variable. Several may run: one of them leads, all serve the webhook.
+    """
+    try:
+        settings = read_settings(given)
+    except SettingsError as error:
+        _fail(str(error), WRONG_SETTINGS)
+    logs.configure(settings.log_level, settings.log_format)
+    registry = CollectorRegistry()
+    for collector in (ProcessCollector, PlatformCollector, GCCollector):
+        collector(registry=registry)
+    try:
+        asyncio.run(run_process(settings, _core(Metrics(registry)), registry))
+    except NoCluster as error:
+        _fail(str(error), NO_CLUSTER)
+    except StartFailed as error:
+        _fail(str(error), 1)
+    except LeadershipLost as error:
+        log.error("The lead was lost; starting again.", extra={"reason": str(error)})
+        sys.exit(1)
+    except Exception:
+        log.critical("The operator failed in a way that nobody thought of.", exc_info=True)
+        sys.exit(1)
+
+
+def _core(metrics: Metrics) -> Core:
+    """The metrics are there before anybody leads: a replica that waits says 0, not nothing."""
+
+    async def lead(kube: Kube, settings: Settings, signing: Signing) -> None:
+        core = CoreSettings(
+            image=RelayImage(settings.relay_image, settings.relay_image_pull_policy.value),
+            namespaces=settings.namespaces,
+            instance=settings.identity or socket.gethostname(),
+            status_interval=settings.status_interval.seconds,
+        )
+        await run_leader(kube, core, signing, metrics)
+
+    return lead
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    for line in redact(message).splitlines():
+        click.echo(f"mailboat-operator: {line}", err=True)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

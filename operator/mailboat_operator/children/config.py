@@ -1,0 +1,156 @@
+"""The ConfigMap: the relay's whole configuration, which is the resources themselves, and the operator's public keys.
+
+It carries a version that rises with every change, so that a relay can tell what is newer whichever way it came (the
+mounted file or a push). Content that is the same but for the version is no change, and keeps its version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import yaml
+
+from mailboat_operator.children.ownership import child_metadata
+from mailboat_operator.podspec import KEYS_KEY, RESOURCES_KEY
+from mailboat_spec import EventSubscription, OutboxRelay, Resource, State
+from mailboat_spec.names import CONFIG_VERSION_ANNOTATION, SUBSCRIPTION_KIND
+
+_DUMPER: Final = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+_BELIEVABLE_AHEAD: Final = 24 * 3600 * 1000
+"""Milliseconds: no two clocks of a cluster differ by more than a day."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """What relays are told, and its version."""
+
+    version: int
+    text: str
+    """YAML documents: the relay, then its subscriptions by name."""
+
+
+def config_map(relay: OutboxRelay, configuration: Configuration, public_keys: str) -> dict[str, Any]:
+    """The whole object."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": child_metadata(relay),
+        "data": {RESOURCES_KEY: configuration.text, KEYS_KEY: public_keys},
+    }
+
+
+def next_configuration(
+    relay: OutboxRelay,
+    subscriptions: Iterable[EventSubscription],
+    before: Configuration | None,
+    now_ms: int,
+    in_use: int = 0,
+    kept: Iterable[Mapping[str, Any]] = (),
+) -> Configuration:
+    """The present one if nothing changed; else one with a version above every earlier one.
+
+    The clock gives the version, so that it rises even where the ConfigMap was deleted and nothing is remembered.
+    ``in_use`` is the highest version that relays report: they pass over everything that is older. A report from the
+    far future is not believed. ``kept`` are subscriptions as relays know them already: each stays as it is, whether it
+    can be read here or not, since relays forget how far a subscription has come that is missing.
+    """
+    documents = [*map(_document, subscriptions), *kept]
+    in_use = in_use if in_use < now_ms + _BELIEVABLE_AHEAD else 0
+    if before is not None and before.version >= in_use and before.text == _text(relay, documents, before.version):
+        return before
+    version = max(before.version + 1 if before is not None else 0, in_use + 1, now_ms)
+    return Configuration(version, _text(relay, documents, version))
+
+
+def all_paused(before: Configuration, now_ms: int) -> Configuration:
+    """The same with every subscription paused; the very same where all are.
+
+    Not one without subscriptions: relays would forget how far each had come.
+    """
+    documents = list(_documents(before.text))
+    running = [each for each in documents if each.get("kind") == SUBSCRIPTION_KIND and not _is_paused(each)]
+    if not running:
+        return before
+    for each in running:
+        each["spec"]["state"] = State.PAUSED.value
+    version = max(before.version + 1, now_ms)
+    documents[0]["metadata"]["annotations"] = {CONFIG_VERSION_ANNOTATION: str(version)}
+    return Configuration(version, _dumped(documents))
+
+
+def _is_paused(subscription: Mapping[str, Any]) -> bool:
+    return bool(subscription["spec"].get("state") == State.PAUSED)
+
+
+def configuration_in(config_map: Mapping[str, Any] | None) -> Configuration | None:
+    """What a ConfigMap says, or None where it says nothing that can be understood."""
+    text = ((config_map or {}).get("data") or {}).get(RESOURCES_KEY)
+    try:
+        first = next(_documents(text))
+        return Configuration(int(first["metadata"]["annotations"][CONFIG_VERSION_ANNOTATION]), str(text))
+    except (StopIteration, KeyError, TypeError, ValueError):
+        return None
+
+
+def last_valid_form(configuration: Configuration | None, uid: str) -> dict[str, Any] | None:
+    """A subscription as relays know it, for when its resource can't be used any more."""
+    for document in _documents(configuration.text if configuration is not None else None):
+        if document.get("kind") == SUBSCRIPTION_KIND and (document.get("metadata") or {}).get("uid") == uid:
+            return document
+    return None
+
+
+def knows_by_name(configuration: Configuration | None, namespace: str, name: str) -> bool:
+    """Whether a subscription of this name is in it, this one or one that had the name before."""
+    return any(
+        document.get("kind") == SUBSCRIPTION_KIND and is_named(document, namespace, name)
+        for document in _documents(configuration.text if configuration is not None else None)
+    )
+
+
+def is_named(document: Mapping[str, Any], namespace: str, name: str) -> bool:
+    metadata = document.get("metadata")
+    return isinstance(metadata, Mapping) and (metadata.get("namespace"), metadata.get("name")) == (namespace, name)
+
+
+def _documents(text: object) -> Iterator[dict[str, Any]]:
+    """One after the other, as far as they are asked for: parsing is slow. By Python's own parser, all the same: whoever
+    may write a ConfigMap could crash the one in C, and with it the operator, by deep nesting."""
+    if not isinstance(text, str):
+        return
+    try:
+        yield from (document for document in yaml.load_all(text, yaml.SafeLoader) if isinstance(document, dict))
+    except (yaml.YAMLError, RecursionError, ValueError):
+        return
+
+
+def _text(relay: OutboxRelay, subscriptions: Iterable[Mapping[str, Any]], version: int) -> str:
+    first = _document(relay)
+    first["metadata"]["annotations"] = {CONFIG_VERSION_ANNOTATION: str(version)}
+    return _dumped([first, *sorted(subscriptions, key=lambda each: str(each["metadata"]["name"]))])
+
+
+def _dumped(documents: Iterable[Mapping[str, Any]]) -> str:
+    text: str = yaml.dump_all(
+        documents, Dumper=_DUMPER, sort_keys=False, default_flow_style=False, allow_unicode=True, width=120
+    )
+    return text
+
+
+def _document(resource: Resource) -> dict[str, Any]:
+    """Who it is and what it should be; nothing of what others noted on it, so that a label changes no configuration.
+
+    Without what is as it is by default. Relays refuse fields that they do not know, and sidecars stay as old as their
+    pods: a field that a later version adds must not reach them before somebody uses it.
+    """
+    manifest = resource.manifest()
+    differing = resource.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
+    wanted = ("name", "namespace", "uid", "generation")
+    return {
+        "apiVersion": manifest["apiVersion"],
+        "kind": manifest["kind"],
+        "metadata": {field: manifest["metadata"][field] for field in wanted if field in manifest["metadata"]},
+        "spec": differing["spec"],
+    }

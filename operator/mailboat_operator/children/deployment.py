@@ -1,0 +1,94 @@
+"""The Deployment of a relay with pods of its own.
+
+Its template holds what a running pod can't learn later: image, volumes, resources. Everything else is pushed, so a
+changed subscription rolls no pod unless it needs a Secret that none had to mount before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from mailboat_operator.children.ownership import child_metadata
+from mailboat_operator.podspec import (
+    DRAIN_SECONDS,
+    INSTANCE_LABEL,
+    NAME_LABEL,
+    PORT,
+    RelayImage,
+    child_name,
+    chosen_port,
+    relay_container,
+    relay_labels,
+    relay_volumes,
+)
+from mailboat_spec import OutboxRelay
+
+_SPREAD_OVER: Final = ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
+
+
+def deployment(relay: OutboxRelay, image: RelayImage, secrets: Sequence[str]) -> dict[str, Any]:
+    """The whole object."""
+    selector = selector_labels(relay.metadata.name)
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": child_metadata(relay),
+        "spec": {
+            "replicas": relay.spec.replicas,
+            "revisionHistoryLimit": 3,
+            "selector": {"matchLabels": selector},
+            # The new relay is there before the old one goes: its partitions move once, to where they stay.
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+            "template": _template(relay, image, secrets),
+        },
+    }
+
+
+def selector_labels(relay: str) -> dict[str, str]:
+    """The pods of the Deployment, and no application's pod that only has a sidecar. Never changes: it can't."""
+    every = relay_labels(relay)
+    return {label: every[label] for label in (NAME_LABEL, INSTANCE_LABEL)}
+
+
+def _template(relay: OutboxRelay, image: RelayImage, secrets: Sequence[str]) -> dict[str, Any]:
+    template, name = relay.spec.template, relay.metadata.name
+    metadata: dict[str, Any] = {"labels": {**template.labels, **relay_labels(name)}}
+    if template.annotations:
+        metadata["annotations"] = dict(template.annotations)
+    spec: dict[str, Any] = {
+        "automountServiceAccountToken": False,
+        "containers": [relay_container(template, image, secrets, port=chosen_port(template.annotations) or PORT)],
+        "enableServiceLinks": False,
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "serviceAccountName": template.service_account_name or child_name(name),
+        "terminationGracePeriodSeconds": DRAIN_SECONDS,
+        "topologySpreadConstraints": [_spread(name, key) for key in _SPREAD_OVER],
+        "volumes": relay_volumes(name, secrets),
+    }
+    if template.node_selector:
+        spec["nodeSelector"] = dict(template.node_selector)
+    if template.tolerations:
+        spec["tolerations"] = [toleration.manifest() for toleration in template.tolerations]
+    if template.affinity:
+        spec["affinity"] = dict(template.affinity)
+    if template.image_pull_secrets:
+        spec["imagePullSecrets"] = [secret.manifest() for secret in template.image_pull_secrets]
+    return {"metadata": metadata, "spec": spec}
+
+
+def _spread(relay: str, key: str) -> dict[str, Any]:
+    return {
+        "maxSkew": 1,
+        "topologyKey": key,
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": selector_labels(relay)},
+    }
+
+
+def replica_failure(live: Mapping[str, Any] | None) -> str:
+    """Why a Deployment's pods can't be created, in Kubernetes' words: a quota, a policy, a missing service account."""
+    for condition in ((live or {}).get("status") or {}).get("conditions") or ():
+        if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
+            return str(condition.get("message") or condition.get("reason") or "")
+    return ""

@@ -1,0 +1,18 @@
+"""The ServiceAccount of a Deployment's pods: an identity without a token, since a relay never speaks to the API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mailboat_operator.children.ownership import child_metadata
+from mailboat_spec import OutboxRelay
+
+
+def service_account(relay: OutboxRelay) -> dict[str, Any]:
+    """Only where the template names no other one."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": child_metadata(relay),
+        "automountServiceAccountToken": False,
+    }

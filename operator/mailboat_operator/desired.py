@@ -1,0 +1,34 @@
+"""What should exist for a relay: all children at once, from the resource and its subscriptions. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from mailboat_operator.children.config import Configuration, config_map
+from mailboat_operator.children.deployment import deployment
+from mailboat_operator.children.disruption_budget import disruption_budget
+from mailboat_operator.children.service import service
+from mailboat_operator.children.service_account import service_account
+from mailboat_operator.kube import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, SERVICE, SERVICE_ACCOUNT, Kind, Object
+from mailboat_operator.podspec import RelayImage
+from mailboat_spec import OutboxRelay, Runtime
+
+CHILD_KINDS: Final = (CONFIG_MAP, SERVICE_ACCOUNT, SERVICE, DEPLOYMENT, DISRUPTION_BUDGET)
+"""In the order in which they are made: pods come last, when all that they refer to is there."""
+
+
+def desired(
+    relay: OutboxRelay, secrets: Sequence[str], configuration: Configuration, public_keys: str, image: RelayImage
+) -> dict[Kind, Object]:
+    """The children that should be there; a kind that is missing should not. ``secrets``: what relays have to see.
+
+    A relay in sidecars has configuration and a name, and no pods of its own.
+    """
+    children: dict[Kind, Object] = {CONFIG_MAP: config_map(relay, configuration, public_keys), SERVICE: service(relay)}
+    if relay.spec.runtime is Runtime.DEPLOYMENT:
+        children[DEPLOYMENT] = deployment(relay, image, secrets)
+        children[DISRUPTION_BUDGET] = disruption_budget(relay)
+        if relay.spec.template.service_account_name is None:
+            children[SERVICE_ACCOUNT] = service_account(relay)
+    return children

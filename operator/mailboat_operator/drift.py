@@ -1,0 +1,163 @@
+"""Does a child still match what it should be? Pure; the answer is the reason, and the reason becomes the event.
+
+Three questions, without a note of our own on the object. The last two are answered by ``managedFields``, in which
+server-side apply keeps whose each field is:
+
+- Is everything that we want there, with the values that we want? What others added beside it is theirs.
+- Is it still ours? Whoever changes a field that counts as one piece (a selector) becomes its owner, even where our part
+  of it is still in it.
+- Do we hold a field that we no longer want?
+
+Some values come back from the API server in another spelling (``1000m`` cpu as ``1``). ``outcome`` says what our own
+apply led to; an object that still looks like that needs no other one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mailboat_spec.names import FIELD_MANAGER
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What we applied and what became of it."""
+
+    wanted: str
+    found: str
+    reasons: tuple[str, ...]
+    """Differences that our own apply left: spelling."""
+
+
+def differences(desired: Mapping[str, Any], live: Mapping[str, Any]) -> list[str]:
+    """Where the live object differs, as sentences. Empty: nothing to do."""
+    owned = _owned(live)
+    return [*_missing(desired, live, ""), *_taken_over(desired, owned), *_unwanted(owned, desired, "")]
+
+
+def outcome(desired: Mapping[str, Any], live: Mapping[str, Any]) -> Applied:
+    """For comparison with what was seen after our last apply."""
+    return Applied(_hash(desired), _hash(_projected(desired, live)), tuple(differences(desired, live)))
+
+
+def _missing(desired: Any, live: Any, path: str) -> Iterator[str]:
+    if isinstance(desired, Mapping):
+        if not isinstance(live, Mapping):
+            yield f"{path} is missing"
+            return
+        for key, value in desired.items():
+            where = f"{path}.{key}" if path else key
+            if key not in live:
+                # The API server leaves out what says nothing: empty lists and maps.
+                if value not in ({}, [], None):
+                    yield f"{where} is missing"
+            else:
+                yield from _missing(value, live[key], where)
+    elif _is_list(desired):
+        if not _is_list(live) or len(live) < len(desired):
+            yield f"{path} has entries that are missing"
+            return
+        for index, (wanted, found) in enumerate(_paired(desired, live)):
+            yield from _missing(wanted, found, f"{path}[{_entry(wanted, index)}]")
+    elif desired != live:
+        yield f"{path} was changed"
+
+
+def _paired(desired: Sequence[Any], live: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """Entries that have names are compared by name: somebody may have put one of his own between them."""
+    named = {entry["name"]: entry for entry in live if isinstance(entry, Mapping) and "name" in entry}
+    for index, wanted in enumerate(desired):
+        if isinstance(wanted, Mapping) and "name" in wanted and named:
+            yield wanted, named.get(wanted["name"])
+        else:
+            yield wanted, live[index]
+
+
+def _entry(wanted: Any, index: int) -> object:
+    return wanted["name"] if isinstance(wanted, Mapping) and "name" in wanted else index
+
+
+def _owned(live: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The set of fields that we applied, in the notation of ``managedFields``."""
+    for entry in live.get("metadata", {}).get("managedFields") or ():
+        if entry.get("manager") == FIELD_MANAGER and entry.get("operation") == "Apply" and not entry.get("subresource"):
+            fields: Mapping[str, Any] = entry.get("fieldsV1") or {}
+            return fields
+    return {}
+
+
+def _taken_over(desired: Mapping[str, Any], owned: Mapping[str, Any]) -> Iterator[str]:
+    if not owned:
+        yield "it is not managed by Mailboat any more"
+        return
+    for part, value in desired.items():
+        if part == "metadata":
+            value = {name: each for name, each in value.items() if name not in ("name", "namespace")}
+        elif part in ("apiVersion", "kind"):
+            continue
+        yield from _not_ours(value, owned.get(f"f:{part}"), part)
+
+
+def _not_ours(desired: Any, owned: Mapping[str, Any] | None, path: str) -> Iterator[str]:
+    """Walks the manifest beside the set of fields that we own."""
+    if owned is None:
+        if desired not in ({}, [], None):
+            yield f"{path} was taken over by somebody else"
+    elif owned and isinstance(desired, Mapping):
+        for name, value in desired.items():
+            yield from _not_ours(value, owned.get(f"f:{name}"), f"{path}.{name}")
+    elif owned and _is_list(desired):
+        marks = [(step[0], json.loads(step[2:]), below) for step, below in owned.items() if step[:2] in ("k:", "v:")]
+        for index, entry in enumerate(desired):
+            below = next((below for mark, value, below in marks if _entry_of([entry], mark, value) is not None), None)
+            yield from _not_ours(entry, below, f"{path}[{_entry(entry, index)}]")
+
+
+def _unwanted(fields: Mapping[str, Any], desired: Any, path: str) -> Iterator[str]:
+    """Walks the set of fields that we own, beside the manifest: each must still be in it."""
+    for step, below in fields.items():
+        if step == ".":
+            continue
+        mark, _, name = step.partition(":")
+        where = f"{path}.{name}" if path else name
+        if mark == "f":
+            if not isinstance(desired, Mapping) or name not in desired:
+                yield f"{where} is no longer wanted"
+            else:
+                yield from _unwanted(below, desired[name], where)
+        elif mark in ("k", "v"):
+            found = _entry_of(desired, mark, json.loads(name))
+            if found is None:
+                yield f"{path}[{name}] is no longer wanted"
+            else:
+                yield from _unwanted(below, found, f"{path}[{name}]")
+
+
+def _entry_of(desired: Any, mark: str, wanted: Any) -> Any:
+    for entry in desired if _is_list(desired) else ():
+        if mark == "v" and entry == wanted:
+            return entry
+        if mark == "k" and isinstance(entry, Mapping) and all(entry.get(key) == wanted[key] for key in wanted):
+            return entry
+    return None
+
+
+def _projected(desired: Any, live: Any) -> Any:
+    """The live object as far as the desired one reaches."""
+    if isinstance(desired, Mapping) and isinstance(live, Mapping):
+        return {key: _projected(value, live.get(key)) for key, value in desired.items()}
+    if _is_list(desired) and _is_list(live) and len(live) >= len(desired):
+        return [_projected(wanted, found) for wanted, found in _paired(desired, live)]
+    return live
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,0 +1,224 @@
+"""The relays of every resource as a fleet: what each said last, what each was told, and who should move what.
+
+All of it can be lost: a new operator asks the relays, and what they report is where it goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mailboat_operator.assigning import (
+    Partition,
+    Plan,
+    Work,
+    Worker,
+    as_request,
+    assign,
+    next_generation,
+    sticky,
+    worth_pushing,
+)
+from mailboat_operator.children.config import Configuration
+from mailboat_operator.metrics import Metrics
+from mailboat_operator.pods import RelayPod
+from mailboat_operator.relays import Pushed, RelayClient
+from mailboat_operator.reports import Answer, RelayReport
+from mailboat_operator.world import Key
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds."""
+
+    silence: float = 15.0
+    """How long a relay that stopped answering is still counted in: one lost packet must move no partition."""
+    following: float = 30.0
+    """How long relays get to follow an assignment before they are told again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """What became of a configuration."""
+
+    behind: bool = False
+    """Somebody did not have it when he was last asked."""
+    on_its_way: bool = False
+    """Somebody has just got it, or could not be reached: soon it may be different. A refusal stays what it is."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    answer: Answer
+    at: float
+
+
+@dataclass(slots=True)
+class _Relay:
+    """What is remembered about the relays of one resource."""
+
+    seen: dict[str, _Seen] = field(default_factory=dict)
+    """Last good answer, by the pod's uid."""
+    told: Configuration | None = None
+    """The last configuration that was theirs."""
+    refusals: dict[str, Pushed] = field(default_factory=dict)
+    """By the pod's uid: how it refused the configuration last; told once."""
+    plan: Plan | None = None
+    ahead: int = 0
+    """Milliseconds that our generations are ahead of the clock, after relays knew a newer one."""
+
+
+class Fleet:
+    """For all resources."""
+
+    def __init__(
+        self,
+        client: RelayClient,
+        metrics: Metrics,
+        patience: Patience,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._client = client
+        self._metrics = metrics
+        self._patience = patience
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._relays: dict[Key, _Relay] = {}
+
+    def forget(self, key: Key) -> None:
+        """The resource is gone."""
+        self._relays.pop(key, None)
+        for answers in ("yes", "no"):
+            try:
+                self._metrics.relays.remove(*key, answers)
+            except KeyError:
+                pass
+
+    async def ask(self, key: Key, pods: Sequence[RelayPod]) -> list[Answer]:
+        """One answer per pod: the present one, or the last good one while it is fresh enough, or the reason."""
+        memory = self._relays.setdefault(key, _Relay())
+        answers = await asyncio.gather(*(self._client.status(pod) for pod in pods))
+        now = self._clock()
+        result = []
+        for pod, answer in zip(pods, answers, strict=True):
+            if answer.report is not None:
+                memory.seen[pod.uid] = _Seen(answer, now)
+            seen = memory.seen.get(pod.uid)
+            fresh = seen is not None and now - seen.at <= self._patience.silence
+            result.append(seen.answer if seen is not None and fresh else answer)
+        present = {pod.uid for pod in pods}
+        memory.seen = {uid: seen for uid, seen in memory.seen.items() if uid in present}
+        answering = sum(answer.report is not None for answer in answers)
+        self._metrics.relays.labels(*key, "yes").set(answering)
+        self._metrics.relays.labels(*key, "no").set(len(answers) - answering)
+        return result
+
+    def told(self, key: Key) -> Configuration | None:
+        """The configuration that relays were given last, as far as is known."""
+        return self._relays.setdefault(key, _Relay()).told
+
+    async def configure(
+        self, key: Key, pods: Sequence[RelayPod], answers: Sequence[Answer], configuration: Configuration
+    ) -> Handed:
+        """Hand the configuration to everybody who is behind."""
+        memory = self._relays.setdefault(key, _Relay())
+        memory.told = configuration
+        behind = [
+            pod
+            for pod, answer in zip(pods, answers, strict=True)
+            if answer.report is not None and (answer.report.config.version or 0) < configuration.version
+        ]
+        pushed = await asyncio.gather(*(self._client.put_config(pod, configuration.text) for pod in behind))
+        for pod, outcome in zip(behind, pushed, strict=True):
+            self._metrics.pushes.labels("config", str(outcome.code)).inc()
+            if not outcome.taken and memory.refusals.get(pod.uid) != outcome:
+                extra = {"pod": f"{pod.namespace}/{pod.name}", "code": outcome.code, "answer": outcome.text}
+                log.warning("A relay did not take the configuration; it will be offered again.", extra=extra)
+        refused = {pod.uid: outcome for pod, outcome in zip(behind, pushed, strict=True) if not outcome.taken}
+        memory.refusals = refused
+        return Handed(bool(behind), any(outcome.taken or outcome.code == 0 for outcome in pushed))
+
+    async def share_out(
+        self,
+        key: Key,
+        work: Sequence[Work],
+        pods: Sequence[RelayPod],
+        answers: Sequence[Answer],
+        configuration: Configuration,
+    ) -> bool:
+        """Decide who should move what, and tell the relays if they hold something else. True: not settled yet."""
+        memory = self._relays.setdefault(key, _Relay())
+        name = "/".join(key)
+        working = _working(name, pods, answers)
+        workers = _workers(working, work)
+        reported = _reported(working)
+        wanted = assign(work, workers, sticky(memory.plan, reported, workers))
+        now = self._clock()
+        if not worth_pushing(wanted, reported, memory.plan, now, self._patience.following):
+            return any(reported.get(partition) != pod for partition, pod in wanted.items())
+        generation = next_generation(memory.plan, int(self._wall_clock() * 1000) + memory.ahead)
+        request = as_request(wanted, generation)
+        informed = [pod for pod, answer, _ in working if _version(answer) >= configuration.version]
+        for pod in informed:  # one is enough: it is kept in the database, where the others see it
+            outcome = await self._client.put_assignment(pod, request)
+            self._metrics.pushes.labels("assignment", str(outcome.code)).inc()
+            if outcome.taken:
+                memory.plan = Plan(generation, wanted, now)
+                log.info("Partitions were shared out.", extra={"relay": name, "generation": generation})
+                return True
+            if outcome.code == 409:  # another clock was ahead of ours
+                memory.ahead = max(1000, 2 * memory.ahead)
+            extra = {"pod": f"{pod.namespace}/{pod.name}", "code": outcome.code, "answer": outcome.text}
+            log.warning("A relay did not take the assignment; another one is asked.", extra=extra)
+        return True
+
+
+_Working = Sequence[tuple[RelayPod, Answer, RelayReport]]
+
+
+def _working(name: str, pods: Sequence[RelayPod], answers: Sequence[Answer]) -> _Working:
+    """Pods whose relay is there to stay and reaches the database."""
+    return [
+        (pod, answer, report)
+        for pod, answer in zip(pods, answers, strict=True)
+        if pod.alive
+        and answer.report is not None
+        and (report := answer.report.relay(name)) is not None
+        and report.database_reachable
+        and report.state != "Stopping"
+    ]
+
+
+def _workers(working: _Working, work: Sequence[Work]) -> list[Worker]:
+    """Each with what it can do: nobody is told to move what he does not know, or failed to build."""
+    needed = frozenset(secret for each in work for secret in each.secrets)
+    return [
+        Worker(
+            pod.name,
+            frozenset(each.name for each in report.subscriptions if each.state != "Failed"),
+            frozenset(each for each in needed if pod.sees(each)),
+        )
+        for pod, _, report in working
+    ]
+
+
+def _reported(working: _Working) -> Mapping[Partition, str]:
+    """Who holds what: the holder's own word, before what the others have read in the database."""
+    owners: dict[Partition, str] = {}
+    for _, _, report in working:
+        for each in report.subscriptions:
+            owners.update({(each.name, number): owner for number, owner in each.owners.items() if owner})
+    for pod, _, report in working:
+        for each in report.subscriptions:
+            owners.update({(each.name, held.partition): pod.name for held in each.owned})
+    return owners
+
+
+def _version(answer: Answer) -> int:
+    return (answer.report.config.version or 0) if answer.report is not None else 0

@@ -1,0 +1,173 @@
+"""Keeps the children of a relay as they should be: makes what is missing, puts back what was changed, never touches
+what belongs to somebody else.
+
+Children that need nothing are left alone, down to the last request: an object is applied only if it differs. What our
+own apply led to is remembered, so that a value that the API server spells differently is not applied for ever. So is
+what could not be done: the same is tried again only after a while, since others have to clear it away (a name that is
+taken, a quota, a policy, a value in the spec). One child that can't be had keeps no other from being kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from mailboat_operator.children.ownership import Owner, owner_of
+from mailboat_operator.desired import CHILD_KINDS
+from mailboat_operator.drift import Applied, outcome
+from mailboat_operator.kube import CONFIG_MAP, Forbidden, Invalid, Kind, Kube, KubeError, NotFound, Object
+from mailboat_operator.metrics import Metrics
+from mailboat_operator.podspec import child_name
+from mailboat_operator.statuses.conditions import News
+from mailboat_operator.world import Key, World
+from mailboat_spec import OutboxRelay
+
+log = logging.getLogger(__name__)
+
+_IF_IT_STAYS: Final = ": Kubernetes removes it soon, unless a finalizer of somebody else holds it (metadata.finalizers)"
+_BELIEVED: Final = 0.8
+"""Part of the patience for which an obstacle is taken for granted: the look that comes after it finds it due."""
+
+
+class StillThere(KubeError):
+    """A child of a deleted relay of the same name has not been collected yet: it will be, soon."""
+
+
+class Taken(KubeError):
+    """An object of somebody else's has the child's name; the message is its kind."""
+
+
+@dataclass(slots=True)
+class Kept:
+    """What was done, and what could not be."""
+
+    taken: list[str] = field(default_factory=list)
+    """Kinds of objects that have a child's name and are somebody else's."""
+    refused: list[str] = field(default_factory=list)
+    """What the API server said about children that it does not take as the spec wants them."""
+    forbidden: list[str] = field(default_factory=list)
+    """What it said about children that it does not take from us, now: a quota, a policy, a missing right."""
+    news: list[News] = field(default_factory=list)
+    obstructed: set[Kind] = field(default_factory=set)
+    """Kinds of all children that are not as they should be."""
+
+    def meet(self, kind: Kind, obstacle: KubeError) -> None:
+        self.obstructed.add(kind)
+        if isinstance(obstacle, Taken):
+            self.taken.append(str(obstacle))
+        else:
+            (self.refused if isinstance(obstacle, Invalid) else self.forbidden).append(str(obstacle))
+
+
+class Keeper:
+    """For all relays; remembers per child what the last apply led to."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        world: World,
+        metrics: Metrics,
+        patience: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._kube = kube
+        self._world = world
+        self._metrics = metrics
+        self._clock = clock
+        self.patience = patience
+        """Seconds until what was in the way is tried again."""
+        self._applied: dict[tuple[Kind, Key], tuple[str, Applied]] = {}
+        """With the uid of the child that it is about."""
+        self._obstacles: dict[tuple[Kind, Key], tuple[KubeError, Object, float]] = {}
+        """What was in the way, of which object, and when."""
+
+    def forget(self, key: Key) -> None:
+        """The relay is gone."""
+        for kind in CHILD_KINDS:
+            self._applied.pop((kind, key), None)
+            self._obstacles.pop((kind, key), None)
+
+    async def find(self, kind: Kind, key: Key) -> Object | None:
+        """The child as it is. Asks the server about what the world does not know: it may only lack its label."""
+        known = self._world.child(kind, key)
+        if known is not None:
+            return known
+        try:
+            return await self._kube.get(kind, key[0], child_name(key[1]))
+        except NotFound:
+            return None
+
+    async def keep(self, relay: OutboxRelay, wanted: dict[Kind, Object]) -> Kept:
+        """Make and mend everything that should be there."""
+        kept = Kept()
+        key = (relay.metadata.namespace, relay.metadata.name)
+        for kind in CHILD_KINDS:
+            if kind not in wanted:
+                continue
+            if (known := self._obstacle(kind, key, wanted[kind])) is not None:
+                kept.meet(kind, known)
+                continue
+            try:
+                await self._keep_one(key, relay, kind, wanted[kind], kept)
+            except (Taken, Invalid, Forbidden) as obstacle:
+                self._obstacles[kind, key] = (obstacle, wanted[kind], self._clock())
+                kept.meet(kind, obstacle)
+        return kept
+
+    def _obstacle(self, kind: Kind, key: Key, wanted: Object) -> KubeError | None:
+        """What is in the way of exactly this, as far as is known."""
+        obstacle, of, since = self._obstacles.get((kind, key), (None, None, 0.0))
+        if of == wanted and self._clock() - since < _BELIEVED * self.patience:
+            return obstacle
+        self._obstacles.pop((kind, key), None)
+        return None
+
+    async def remove(self, relay: OutboxRelay, kinds: Iterable[Kind]) -> None:
+        """Take away what should no longer be there, if it is ours and known."""
+        key = (relay.metadata.namespace, relay.metadata.name)
+        for kind in kinds:
+            live = self._world.child(kind, key)
+            if live is None or owner_of(live, key[1], relay.metadata.uid) is not Owner.OURS:
+                continue
+            if live["metadata"].get("deletionTimestamp"):
+                continue
+            try:
+                await self._kube.delete(kind, key[0], live["metadata"]["name"], live["metadata"]["uid"])
+            except NotFound:
+                self._world.missing(kind, live)
+            log.info("Removed what is no longer wanted.", extra={"relay": "/".join(key), "kind": kind.name})
+
+    async def _keep_one(self, key: Key, relay: OutboxRelay, kind: Kind, wanted: Object, kept: Kept) -> None:
+        live = await self.find(kind, key)
+        if live is None:
+            self._remember(kind, key, wanted, await self._kube.apply(kind, wanted))
+            return
+        match owner_of(live, key[1], relay.metadata.uid):
+            case Owner.STRANGER:
+                raise Taken(kind.name)
+            case Owner.PREDECESSOR:
+                raise StillThere(f"{kind.name} {child_name(key[1])} of the deleted relay is still there{_IF_IT_STAYS}")
+        if live["metadata"].get("deletionTimestamp"):
+            raise StillThere(f"{kind.name} {child_name(key[1])} is being deleted{_IF_IT_STAYS}")
+        uid, before = self._applied.get((kind, key), ("", None))
+        if uid != live["metadata"]["uid"]:
+            before = None
+        now = outcome(wanted, live)
+        if not now.reasons or before == now:
+            return
+        applied = await self._kube.apply(kind, wanted)
+        # A ConfigMap that was tampered with is wanted with a new version, so its content has to tell.
+        tampered = kind == CONFIG_MAP and before is not None and before.found != now.found
+        foreign = tampered or (before is not None and before.wanted == now.wanted)
+        if foreign and applied["metadata"]["resourceVersion"] != live["metadata"]["resourceVersion"]:
+            self._metrics.put_back.labels(kind.name).inc()
+            shown = "; ".join(now.reasons[:3])
+            kept.news.append(News(True, "PutBack", f"{kind.name} {child_name(key[1])} was put back: {shown}."))
+        self._remember(kind, key, wanted, applied)
+
+    def _remember(self, kind: Kind, key: Key, wanted: Object, applied: Object) -> None:
+        self._applied[kind, key] = (applied["metadata"]["uid"], outcome(wanted, applied))
+        self._world.saw(kind, applied)

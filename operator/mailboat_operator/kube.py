@@ -1,0 +1,370 @@
+"""The Kubernetes API as this operator needs it: a few verbs on plain objects, and errors by what to do about them.
+
+The only module that imports ``kubernetes``. Objects are the plain JSON of the API: the operator passes most of them on,
+and a model of every field would be lost on it. Reading and writing is by kind and name; nothing here decides anything,
+waits or retries: back-off is the caller's business, and ``retry_after`` tells it what the server wishes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+from urllib.parse import quote
+
+import aiohttp
+from kubernetes.aio import config
+from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.config.config_exception import ConfigException
+
+from mailboat_spec.names import API_VERSION, FIELD_MANAGER, RELAY_PLURAL, SUBSCRIPTION_PLURAL
+
+Object = dict[str, Any]
+"""An object of the API, as JSON."""
+
+_TIMEOUT: Final = 15.0
+"""Seconds for one answer. The API server itself gives up at 60, by which time nobody waits for it any more."""
+_WATCH_SECONDS: Final = 300
+_SILENCE: Final = 30.0
+"""Seconds that a watch may outlive its own end, before the connection is taken for dead."""
+_PAGE: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of object and where the API keeps it."""
+
+    api_version: str
+    name: str
+    plural: str
+    namespaced: bool = True
+
+    def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
+        root = f"/apis/{self.api_version}" if "/" in self.api_version else f"/api/{self.api_version}"
+        steps = [root]
+        if self.namespaced and namespace is not None:
+            steps += ["namespaces", quote(namespace, safe="")]
+        steps.append(self.plural)
+        steps += [quote(step, safe="") for step in (name, subresource) if step]
+        return "/".join(steps)
+
+
+RELAY: Final = Kind(API_VERSION, "OutboxRelay", RELAY_PLURAL)
+SUBSCRIPTION: Final = Kind(API_VERSION, "EventSubscription", SUBSCRIPTION_PLURAL)
+DEPLOYMENT: Final = Kind("apps/v1", "Deployment", "deployments")
+CONFIG_MAP: Final = Kind("v1", "ConfigMap", "configmaps")
+SERVICE: Final = Kind("v1", "Service", "services")
+SERVICE_ACCOUNT: Final = Kind("v1", "ServiceAccount", "serviceaccounts")
+DISRUPTION_BUDGET: Final = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
+POD: Final = Kind("v1", "Pod", "pods")
+SECRET: Final = Kind("v1", "Secret", "secrets")
+EVENT: Final = Kind("events.k8s.io/v1", "Event", "events")
+LEASE: Final = Kind("coordination.k8s.io/v1", "Lease", "leases")
+MUTATING_WEBHOOK: Final = Kind(
+    "admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration", "mutatingwebhookconfigurations", False
+)
+_VERSION: Final = Kind("", "Version", "version", False)
+
+
+class KubeError(Exception):
+    """The API server did not do what it was asked to.
+
+    - ``NotFound``: the object is not there (404).
+    - ``Conflict``: somebody else was faster (409); read again.
+    - ``Gone``: the watch is too far behind (410); list again.
+    - ``Invalid``: the object is wrong (400, 422); asking again will not help.
+    - ``Forbidden``: the operator lacks a right (401, 403); a person has to give it.
+    - ``Throttled``: too many requests (429); ``retry_after`` says when to come back.
+    - ``ApiUnavailable``: no answer, or a 5xx; it will come back.
+    """
+
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class NotFound(KubeError): ...
+
+
+class Conflict(KubeError): ...
+
+
+class Gone(KubeError): ...
+
+
+class Invalid(KubeError): ...
+
+
+class Forbidden(KubeError): ...
+
+
+class Throttled(KubeError): ...
+
+
+class ApiUnavailable(KubeError): ...
+
+
+class NoCluster(KubeError):
+    """There is nothing to connect to: neither a service account nor a kubeconfig."""
+
+
+_BY_CODE: Final[Mapping[int, type[KubeError]]] = {
+    400: Invalid,
+    401: Forbidden,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    410: Gone,
+    413: Invalid,
+    415: Invalid,
+    422: Invalid,
+    429: Throttled,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """All objects of a kind, and the version from which a watch goes on."""
+
+    items: tuple[Object, ...]
+    resource_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One event of a watch: ADDED, MODIFIED, DELETED or BOOKMARK."""
+
+    type: str
+    object: Object
+
+    @property
+    def resource_version(self) -> str:
+        return str(self.object["metadata"]["resourceVersion"])
+
+
+OnRequest = Callable[[str, str, str], None]
+"""Told of every request: verb, plural, status code (or ``error``)."""
+
+
+def _nobody(verb: str, plural: str, code: str) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Where the API server is and how to be let in: for libraries that bring their own HTTP client."""
+
+    server: str
+    ca_path: str | None
+    certificate_path: str | None
+    key_path: str | None
+    token: str | None
+    verify: bool
+
+
+class Kube:
+    """A connection to one API server."""
+
+    def __init__(self, configuration: Configuration, on_request: OnRequest = _nobody) -> None:
+        self._configuration = configuration
+        self._client = ApiClient(configuration)
+        self._client.user_agent = FIELD_MANAGER
+        self.on_request = on_request
+
+    @classmethod
+    async def connect(cls, kubeconfig: Path | None = None, on_request: OnRequest = _nobody) -> Self:
+        """By the given kubeconfig, else by the pod's service account, else by the usual kubeconfig."""
+        configuration = Configuration()
+        try:
+            if kubeconfig is not None:
+                await config.load_kube_config(str(kubeconfig), client_configuration=configuration)
+            else:
+                try:
+                    config.load_incluster_config(client_configuration=configuration)
+                except ConfigException:
+                    await config.load_kube_config(client_configuration=configuration)
+        except (ConfigException, OSError) as error:
+            raise NoCluster(
+                f"No cluster to connect to: {error}. Run inside a pod with a service account, or name a kubeconfig."
+            ) from error
+        configuration.retries = None  # retries are the queue's business
+        # No limit: every watch holds a connection, six for each namespace, and a request must not wait for one to end.
+        configuration.connection_pool_maxsize = 0
+        return cls(configuration, on_request)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def access(self) -> Access:
+        """How this connection is let in, with a token that is fresh."""
+        token = await self._configuration.get_api_key_with_prefix("BearerToken")
+        return Access(
+            server=self._configuration.host,
+            ca_path=self._configuration.ssl_ca_cert,
+            certificate_path=self._configuration.cert_file,
+            key_path=self._configuration.key_file,
+            token=token.split(" ", 1)[-1] if token else None,
+            verify=self._configuration.verify_ssl,
+        )
+
+    async def server_version(self) -> tuple[int, int]:
+        """Major and minor version of the API server; vendors put a plus sign behind the minor one."""
+        answer = await self._json("GET", _VERSION, "/version")
+        return int(answer["major"]), int("".join(filter(str.isdigit, answer["minor"])) or 0)
+
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> Object:
+        return await self._json("GET", kind, kind.path(namespace, name))
+
+    async def list(self, kind: Kind, namespace: str | None = None, selector: str = "") -> Listed:
+        """Every object, in pages; ``namespace`` None lists all namespaces."""
+        items: list[Object] = []
+        query = {"limit": str(_PAGE), **({"labelSelector": selector} if selector else {})}
+        while True:
+            page = await self._json("GET", kind, kind.path(namespace), query, verb="list")
+            metadata = page["metadata"]
+            for item in page.get("items") or ():
+                # A list says what its items are once; an object on its own has to say it itself.
+                items.append({"apiVersion": kind.api_version, "kind": kind.name, **item})
+            if not (token := metadata.get("continue")):
+                return Listed(tuple(items), str(metadata["resourceVersion"]))
+            query["continue"] = token
+
+    async def apply(self, kind: Kind, body: Object) -> Object:
+        """Server-side apply as the operator: the fields in ``body`` become ours, whoever had them."""
+        metadata = body["metadata"]
+        return await self._json(
+            "PATCH",
+            kind,
+            kind.path(metadata.get("namespace"), metadata["name"]),
+            {"fieldManager": FIELD_MANAGER, "force": "true"},
+            body,
+            "application/apply-patch+yaml",
+            verb="apply",
+        )
+
+    async def create(self, kind: Kind, body: Object, *, dry_run: bool = False) -> Object:
+        """With ``dry_run`` nothing is kept: the server only says whether it would take it."""
+        query = {"fieldManager": FIELD_MANAGER, **({"dryRun": "All"} if dry_run else {})}
+        return await self._json("POST", kind, kind.path(body["metadata"].get("namespace")), query, body)
+
+    async def replace(self, kind: Kind, body: Object) -> Object:
+        """A ``resourceVersion`` in the body makes it conditional: ``Conflict`` if somebody else wrote since."""
+        metadata = body["metadata"]
+        path = kind.path(metadata.get("namespace"), metadata["name"])
+        return await self._json("PUT", kind, path, {"fieldManager": FIELD_MANAGER}, body)
+
+    async def patch(
+        self, kind: Kind, namespace: str | None, name: str, body: Object, subresource: str | None = None
+    ) -> Object:
+        """A merge patch: null removes a field, a list replaces a list."""
+        return await self._json(
+            "PATCH",
+            kind,
+            kind.path(namespace, name, subresource),
+            {"fieldManager": FIELD_MANAGER},
+            body,
+            "application/merge-patch+json",
+        )
+
+    async def patch_status(self, kind: Kind, namespace: str, name: str, status: Object) -> Object:
+        return await self.patch(kind, namespace, name, {"status": status}, "status")
+
+    async def delete(self, kind: Kind, namespace: str | None, name: str, uid: str | None = None) -> None:
+        """With a ``uid`` only the very object that was looked at, and nobody's who came after it."""
+        body: Object = {"propagationPolicy": "Background"}
+        if uid is not None:
+            body["preconditions"] = {"uid": uid}
+        await self._json("DELETE", kind, kind.path(namespace, name), None, body)
+
+    async def watch(
+        self, kind: Kind, namespace: str | None, selector: str, resource_version: str
+    ) -> AsyncIterator[Change]:
+        """What happens after ``resource_version``, until the server ends it (it does, every few minutes)."""
+        query = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": resource_version,
+            "timeoutSeconds": str(_WATCH_SECONDS),
+            **({"labelSelector": selector} if selector else {}),
+        }
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_TIMEOUT, sock_read=_WATCH_SECONDS + _SILENCE)
+        response = await self._send(
+            "GET", kind, kind.path(namespace), query, None, "application/json", timeout, "watch"
+        )
+        try:
+            while line := await response.content.readline():
+                yield _change(kind, line)
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            raise ApiUnavailable(f"the watch of {kind.plural} broke off: {error or type(error).__name__}") from error
+        finally:
+            response.close()
+
+    async def _json(
+        self,
+        method: str,
+        kind: Kind,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Object | None = None,
+        content_type: str = "application/json",
+        verb: str | None = None,
+    ) -> Object:
+        timeout = aiohttp.ClientTimeout(total=_TIMEOUT)
+        response = await self._send(method, kind, path, query, body, content_type, timeout, verb or method.lower())
+        try:
+            answer: Object = json.loads(await response.read())
+            return answer
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            raise ApiUnavailable(f"{method} {path}: the answer broke off: {error or type(error).__name__}") from error
+
+    async def _send(
+        self,
+        method: str,
+        kind: Kind,
+        path: str,
+        query: Mapping[str, str] | None,
+        body: Object | None,
+        content_type: str,
+        timeout: aiohttp.ClientTimeout,
+        verb: str,
+    ) -> aiohttp.ClientResponse:
+        headers = {"Accept": "application/json", "Content-Type": content_type}
+        try:
+            request = await self._client.param_serialize(
+                method, path, query_params=list((query or {}).items()), header_params=headers, body=body,
+                auth_settings=["BearerToken"],
+            )  # fmt: skip
+            wrapped = await self._client.call_api(*request, _request_timeout=timeout)
+            response: aiohttp.ClientResponse = wrapped.response
+            if response.status < 300:
+                self.on_request(verb, kind.plural, str(response.status))
+                return response
+            text = await response.text()
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            self.on_request(verb, kind.plural, "error")
+            raise ApiUnavailable(f"{method} {path}: no answer: {error or type(error).__name__}") from error
+        self.on_request(verb, kind.plural, str(response.status))
+        raise _error(response.status, f"{method} {path}: {_message(text)}", response.headers.get("Retry-After"))
+
+
+def _change(kind: Kind, line: bytes) -> Change:
+    document = json.loads(line)
+    if document["type"] == "ERROR":
+        status = document["object"]
+        raise _error(int(status.get("code") or 500), f"watch of {kind.plural}: {status.get('message')}", None)
+    return Change(document["type"], document["object"])
+
+
+def _error(code: int, message: str, retry_after: str | None) -> KubeError:
+    seconds = float(retry_after) if retry_after is not None and retry_after.isdecimal() else None
+    return _BY_CODE.get(code, ApiUnavailable)(f"{message} ({code})", seconds)
+
+
+def _message(text: str) -> str:
+    """What a Status says, or the beginning of what is no Status (a proxy's page)."""
+    try:
+        return str(json.loads(text)["message"])
+    except (ValueError, KeyError, TypeError):
+        return text.strip()[:200] or "no reason given"

@@ -1,0 +1,239 @@
+"""The operator's work as long as it leads: watches, the queue, and the workers that look at one relay after the other.
+
+Begins with a whole picture: nothing is decided about a namespace before every list of it is in. A relay whose
+subscriptions are not known yet would be told that it has none, and would forget how far each had come. Where namespaces
+are named, each begins by itself: one that can't be read (it was deleted, and the rights in it with it) keeps no other
+waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from mailboat_operator.desired import CHILD_KINDS
+from mailboat_operator.fleet import Fleet, Patience
+from mailboat_operator.handlers import KopfFeed
+from mailboat_operator.keeping import Keeper, StillThere
+from mailboat_operator.kube import POD, RELAY, SUBSCRIPTION, Conflict, Kind, Kube, KubeError, Object
+from mailboat_operator.metrics import Metrics
+from mailboat_operator.podspec import RelayImage
+from mailboat_operator.reconcile import Reconciler
+from mailboat_operator.relays import RelayClient, Signer
+from mailboat_operator.reporting import Reporter
+from mailboat_operator.watching import Watcher
+from mailboat_operator.workqueue import Backoff, WorkQueue
+from mailboat_operator.world import Key, World
+from mailboat_spec.names import MANAGED_BY, MANAGED_BY_LABEL, RELAY_LABEL
+
+log = logging.getLogger(__name__)
+
+_CHILDREN: Final = f"{RELAY_LABEL},{MANAGED_BY_LABEL}={MANAGED_BY}"
+_PODS: Final = RELAY_LABEL
+_OUR_KINDS: Final = ((RELAY, ""), (SUBSCRIPTION, ""))
+"""With the selector of those that matter, as everything below."""
+_WATCHED: Final = (*((kind, _CHILDREN) for kind in CHILD_KINDS), (POD, _PODS))
+_OBSTRUCTED: Final = 6
+"""Intervals until the next attempt at what others have to clear away: a name that is taken, a quota, a policy."""
+_COMPARE_AFTER: Final = 1.0
+"""Seconds after kopf listed anew: by then it has mentioned everything that is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoreSettings:
+    """What the work needs to know."""
+
+    image: RelayImage
+    namespaces: tuple[str, ...] = ()
+    """Empty: all of them."""
+    instance: str = "mailboat-operator"
+    """Who writes events."""
+    status_interval: float = 5.0
+    relay_timeout: float = 3.0
+    relays_at_a_time: int = 32
+    workers: int = 8
+    compare_interval: float = 300.0
+    """Seconds between two comparisons of all that is known with all that is there, whatever watches said."""
+    backoff: Backoff = field(default_factory=Backoff)
+
+    @property
+    def patience(self) -> Patience:
+        return Patience(silence=max(3 * self.status_interval, 3.0), following=max(6 * self.status_interval, 5.0))
+
+
+async def run_leader(kube: Kube, settings: CoreSettings, signing: Signer, metrics: Metrics) -> None:
+    """Works until cancelled. Raises only if something is broken beyond waiting."""
+    kube.on_request = metrics.on_request
+    queue: WorkQueue[Key] = WorkQueue(settings.backoff)
+    world = World()
+    async with RelayClient(signing, timeout=settings.relay_timeout, concurrency=settings.relays_at_a_time) as client:
+        reconciler = Reconciler(
+            world,
+            Keeper(kube, world, metrics, _OBSTRUCTED * settings.status_interval),
+            Fleet(client, metrics, settings.patience),
+            Reporter(kube, world, metrics, settings.instance),
+            metrics,
+            signing,
+            settings.image,
+            settings.status_interval,
+        )
+        await _Leader(kube, settings, metrics, world, queue, reconciler).run()
+
+
+class _Place:
+    """One namespace, or all of them together: what has to be known before anything in it is decided."""
+
+    def __init__(self, namespace: str | None) -> None:
+        self.namespace = namespace
+        self.watchers: list[Watcher] = []
+        self.known = asyncio.Event()
+        """Set once every list is in the world."""
+        self.compare = asyncio.Event()
+        """Set when somebody lost the thread."""
+
+    @property
+    def name(self) -> str:
+        return self.namespace or "all namespaces"
+
+    def has(self, namespace: str) -> bool:
+        return self.namespace in (None, namespace)
+
+
+class _Leader:
+    def __init__(
+        self,
+        kube: Kube,
+        settings: CoreSettings,
+        metrics: Metrics,
+        world: World,
+        queue: WorkQueue[Key],
+        reconciler: Reconciler,
+    ) -> None:
+        self._kube = kube
+        self._settings = settings
+        self._metrics = metrics
+        self._world = world
+        self._queue = queue
+        self._reconciler = reconciler
+        self._begun = asyncio.Event()
+        """Set once something is known."""
+        self._places = [_Place(namespace) for namespace in settings.namespaces or (None,)]
+
+    async def run(self) -> None:
+        self._metrics.leader.set(1)
+        self._metrics.queue.set_function(self._queue.waiting)
+        feed = KopfFeed(self._kube.access, self._settings.namespaces, self._heard)
+        self._world.on_change = self._changed
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for place in self._places:
+                    place.watchers = [
+                        Watcher(self._kube, self._world, kind, place.namespace, selector, place.compare.set)
+                        for kind, selector in _WATCHED
+                    ]
+                    for watcher in place.watchers:
+                        tasks.create_task(watcher.run())
+                    tasks.create_task(self._look_after(place))
+                tasks.create_task(self._feed(feed))
+                for _ in range(self._settings.workers):
+                    tasks.create_task(self._work())
+        finally:
+            self._metrics.leader.set(0)
+            self._metrics.queue.set_function(lambda: 0)
+
+    async def _feed(self, feed: KopfFeed) -> None:
+        """Not before the server has answered once: kopf makes an error of every request that has to wait for that."""
+        await self._begun.wait()
+        await feed.run()
+
+    def _changed(self, key: Key) -> None:
+        """What changes where not everything is known yet is looked at when it is."""
+        if any(place.known.is_set() for place in self._places if place.has(key[0])):
+            self._queue.add(key)
+
+    async def _look_after(self, place: _Place) -> None:
+        for watcher in place.watchers:
+            await watcher.synced.wait()
+        await self._list_at_last(_OUR_KINDS, place)
+        place.known.set()
+        self._begun.set()
+        found = [key for key in (*self._world.relays(), *self._world.asked_for()) if place.has(key[0])]
+        for key in found:
+            self._queue.add(key)
+        log.info("Everything that is there is known.", extra={"namespace": place.name, "relays": len(found)})
+        await self._compare_for_ever(place)
+
+    def _heard(self, type_: str | None, kind: Kind, found: Object) -> None:
+        """From kopf."""
+        if type_ == "DELETED":
+            self._world.lost(kind, found)
+            return
+        self._world.saw(kind, found)
+        if type_ is None:
+            for place in self._places:
+                if place.has(found["metadata"]["namespace"]):
+                    place.compare.set()
+
+    async def _work(self) -> None:
+        while True:
+            key = await self._queue.next()
+            began = time.perf_counter()
+            try:
+                again = await self._reconciler.reconcile(key)
+            except KubeError as error:
+                self._put_off(key, error)
+            except Exception:
+                # A mistake of ours with one relay must not keep the others from being looked after.
+                log.exception("A look at a relay failed.", extra={"relay": "/".join(key)})
+                self._metrics.reconciles.labels("failed").inc()
+                self._queue.failed(key)
+            else:
+                self._metrics.reconciles.labels("done").inc()
+                self._queue.succeeded(key, None if again is None else again * random.uniform(0.9, 1.1))
+            self._metrics.reconcile_seconds.observe(time.perf_counter() - began)
+
+    def _put_off(self, key: Key, error: KubeError) -> None:
+        delay = self._queue.failed(key, error.retry_after)
+        expected = isinstance(error, Conflict | StillThere)
+        self._metrics.reconciles.labels("conflict" if expected else "unavailable").inc()
+        log.log(
+            logging.INFO if expected else logging.WARNING,
+            "A look at a relay could not be finished; it will be taken up again.",
+            extra={"relay": "/".join(key), "error": str(error), "seconds": round(delay, 1)},
+        )
+
+    async def _compare_for_ever(self, place: _Place) -> None:
+        """List our two kinds whenever somebody lost the thread (see ``handlers``), and everything now and then."""
+        while True:
+            kinds: Sequence[tuple[Kind, str]] = _OUR_KINDS
+            try:
+                async with asyncio.timeout(self._settings.compare_interval):
+                    await place.compare.wait()
+                await asyncio.sleep(_COMPARE_AFTER)
+            except TimeoutError:
+                kinds = (*_OUR_KINDS, *_WATCHED)
+                for key in self._world.relays():
+                    if place.has(key[0]):
+                        self._queue.add(key)
+            place.compare.clear()
+            await self._list_at_last(kinds, place)
+
+    async def _list_at_last(self, kinds: Sequence[tuple[Kind, str]], place: _Place) -> None:
+        """However often it takes."""
+        for attempt in itertools.count():
+            try:
+                for kind, selector in kinds:
+                    listed = await self._kube.list(kind, place.namespace, selector)
+                    self._world.listed(kind, listed, place.namespace)
+                return
+            except KubeError as error:
+                delay = max(self._settings.backoff.delay(attempt), error.retry_after or 0.0)
+                extra = {"namespace": place.name, "error": str(error), "seconds": round(delay, 1)}
+                log.warning("A namespace can't be read: its relays wait, others do not.", extra=extra)
+                await asyncio.sleep(delay)

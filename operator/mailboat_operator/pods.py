@@ -1,0 +1,115 @@
+"""A pod, from the operator's point of view: is there a relay in it, where does it listen, which Secrets does it see."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mailboat_operator.podspec import CONTAINER, PORT, chosen_port, is_injected, is_relay_pod, secret_volume
+from mailboat_spec.names import INJECT_ANNOTATION
+
+_ON_THE_WAY: Final = frozenset({"ContainerCreating", "PodInitializing", None, ""})
+_NO_IMAGE: Final = frozenset({"ErrImagePull", "ImagePullBackOff"})
+_LONGEST_TROUBLE: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class RelayPod:
+    """What matters about a pod that carries the label of a relay."""
+
+    namespace: str
+    name: str
+    uid: str
+    created: str
+    address: str
+    """host:port, or empty as long as it has no IP."""
+    own: bool
+    """Of our Deployment, as opposed to an application's pod."""
+    has_relay: bool
+    opted_out: bool
+    terminating: bool
+    finished: bool
+    ready: bool
+    volumes: frozenset[str]
+    trouble: str = ""
+    """What keeps its relay from starting, in Kubernetes' words; empty if nothing does."""
+
+    @property
+    def audience(self) -> str:
+        """Whom a token is for."""
+        return f"{self.namespace}/{self.name}/{self.uid}"
+
+    @property
+    def reference(self) -> dict[str, Any]:
+        """As much of the object as an event has to name."""
+        return {"metadata": {"namespace": self.namespace, "name": self.name, "uid": self.uid}}
+
+    @property
+    def alive(self) -> bool:
+        """A relay runs here, and is to go on running."""
+        return self.has_relay and not self.terminating and not self.finished
+
+    @property
+    def lacks_sidecar(self) -> bool:
+        """It asks for a sidecar and has none."""
+        return not (self.own or self.has_relay or self.opted_out or self.terminating or self.finished)
+
+    def sees(self, secret: str) -> bool:
+        """Whether the Secret has a place in this pod. Whether the Secret itself exists is another question."""
+        return secret_volume(secret) in self.volumes
+
+
+def relay_pod(pod: Mapping[str, Any]) -> RelayPod:
+    metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
+    labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
+    own = is_relay_pod(labels)
+    return RelayPod(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        created=metadata.get("creationTimestamp") or "",
+        address=_address(status.get("podIP"), chosen_port(annotations) or PORT),
+        own=own,
+        has_relay=_runs_relay(spec) if own else is_injected(pod),
+        opted_out=annotations.get(INJECT_ANNOTATION) == "false",
+        terminating=metadata.get("deletionTimestamp") is not None,
+        finished=status.get("phase") in ("Succeeded", "Failed"),
+        ready=any(
+            condition.get("type") == "Ready" and condition.get("status") == "True"
+            for condition in status.get("conditions") or ()
+        ),
+        volumes=frozenset(volume["name"] for volume in spec.get("volumes") or ()),
+        trouble=_trouble(spec, status),
+    )
+
+
+def _trouble(spec: Mapping[str, Any], status: Mapping[str, Any]) -> str:
+    """The scheduler's word, else the kubelet's. Of an image always the same: it tries and waits by turns."""
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return _words("can't be scheduled", condition)
+    both = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    waiting = next((((each.get("state") or {}).get("waiting")) for each in both if each.get("name") == CONTAINER), None)
+    if not waiting or waiting.get("reason") in _ON_THE_WAY:
+        return ""
+    if waiting.get("reason") in _NO_IMAGE:
+        containers = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
+        image = next((each.get("image") for each in containers if each.get("name") == CONTAINER), "")
+        return f"the image {image} can't be pulled"
+    return _words("can't start", waiting)
+
+
+def _words(what: str, source: Mapping[str, Any]) -> str:
+    reason, message = source.get("reason") or "", str(source.get("message") or "")[:_LONGEST_TROUBLE]
+    return f"{what} ({reason}: {message})" if message else f"{what} ({reason})"
+
+
+def _runs_relay(spec: Mapping[str, Any]) -> bool:
+    return any(container.get("name") == CONTAINER for container in spec.get("containers") or ())
+
+
+def _address(ip: str | None, port: int) -> str:
+    if not ip:
+        return ""
+    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"

@@ -1,0 +1,262 @@
+"""The relay as a container: its arguments, mounts, probes, rights and resources. Pure.
+
+A Deployment's pods and injected sidecars are made from the same parts, so that a relay is the same relay wherever it
+runs. What differs is said in the arguments: a sidecar has no readiness probe, since the application must become ready
+whatever the relay's database does.
+
+Secrets are only ever referred to. Each is mounted whole, optional (a missing one must not keep a pod from starting),
+so that Kubernetes brings a changed one into the running pod.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mailboat_spec import EventSubscription, OutboxRelay, PodTemplate
+from mailboat_spec.names import (
+    COMPONENT_LABEL,
+    INJECTED_ANNOTATION,
+    MANAGED_BY,
+    MANAGED_BY_LABEL,
+    PORT_ANNOTATION,
+    RELAY_LABEL,
+)
+
+CONTAINER: Final = "mailboat-relay"
+PORT: Final = 9808
+PORT_NAME: Final = "mailboat"
+
+CONFIG_VOLUME: Final = "mailboat-config"
+SCRATCH_VOLUME: Final = "mailboat-tmp"
+CONFIG_FOLDER: Final = "/etc/mailboat/config"
+SECRETS_FOLDER: Final = "/etc/mailboat/secrets"
+RESOURCES_KEY: Final = "resources.yaml"
+KEYS_KEY: Final = "operator-keys.pem"
+
+NAME_LABEL: Final = "app.kubernetes.io/name"
+INSTANCE_LABEL: Final = "app.kubernetes.io/instance"
+APPLICATION: Final = "mailboat-relay"
+COMPONENT: Final = "relay"
+
+USER: Final = 65532
+"""Fixed here and not left to the image: an application's pod may run as root, its sidecar may not."""
+
+DRAIN_SECONDS: Final = 60
+"""From SIGTERM to SIGKILL: time for the batch in hand, whose sink may take its whole delivery timeout to answer."""
+
+_DEFAULT_REQUESTS: Final = {"cpu": "50m", "memory": "128Mi"}
+_DEFAULT_LIMITS: Final = {"memory": "256Mi"}
+
+_MAY_BE_MISSING: Final = frozenset({"secretKeyRef", "configMapKeyRef", "fileKeyRef"})
+"""Sources of variables that are objects of their own."""
+
+_SECURITY: Final[Mapping[str, Any]] = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "privileged": False,
+    "readOnlyRootFilesystem": True,
+    "runAsGroup": USER,
+    "runAsNonRoot": True,
+    "runAsUser": USER,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RelayImage:
+    """What the relay's container runs."""
+
+    name: str
+    pull_policy: str = "IfNotPresent"
+
+
+def child_name(relay: str) -> str:
+    """The one name of all children of a relay. Relay names have at most 57 characters for its sake."""
+    return f"{relay}-relay"
+
+
+def relay_labels(relay: str) -> dict[str, str]:
+    """On every child and on the pods of a Deployment."""
+    return {
+        NAME_LABEL: APPLICATION,
+        INSTANCE_LABEL: relay,
+        COMPONENT_LABEL: COMPONENT,
+        MANAGED_BY_LABEL: MANAGED_BY,
+        RELAY_LABEL: relay,
+    }
+
+
+def is_relay_pod(labels: Mapping[str, str]) -> bool:
+    """A pod of one of our Deployments, as opposed to an application's pod that wants a sidecar."""
+    return labels.get(MANAGED_BY_LABEL) == MANAGED_BY and labels.get(COMPONENT_LABEL) == COMPONENT
+
+
+def is_injected(pod: Mapping[str, Any]) -> bool:
+    """Whether the sidecar is there, and is ours. The annotation alone proves nothing, for templates are copied; nor
+    does the container's name, which an application may use as well."""
+    annotated = INJECTED_ANNOTATION in ((pod.get("metadata") or {}).get("annotations") or {})
+    containers = (pod.get("spec") or {}).get("initContainers") or ()
+    return annotated and any(
+        each.get("name") == CONTAINER and each.get("restartPolicy") == "Always" for each in containers
+    )
+
+
+def chosen_port(annotations: Mapping[str, Any]) -> int | None:
+    """Where a relay listens: by its pod's annotation, else on the usual port. None: what is written is no port."""
+    text = str(annotations.get(PORT_ANNOTATION, PORT)).strip()
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= 5 else 0
+    return number if 1 <= number <= 65535 else None
+
+
+def secrets_of(relay: OutboxRelay, subscriptions: Iterable[EventSubscription]) -> tuple[str, ...]:
+    """Names of all Secrets that a relay with these subscriptions has to see, each once, sorted."""
+    names = set(database_secrets(relay))
+    for subscription in subscriptions:
+        names.update(sink_secrets(subscription))
+    return tuple(sorted(names))
+
+
+def database_secrets(relay: OutboxRelay) -> tuple[str, ...]:
+    """Names of the Secrets without which a relay reaches no database."""
+    return tuple(reference.name for reference in relay.spec.database.secret_refs())
+
+
+def sink_secrets(subscription: EventSubscription) -> tuple[str, ...]:
+    """Names of the Secrets that one subscription needs to be delivered."""
+    references = subscription.spec.sink.chosen.secret_refs()
+    if subscription.spec.idempotency is not None:
+        references += subscription.spec.idempotency.redis.secret_refs()
+    return tuple(sorted({reference.name for reference in references}))
+
+
+def secrets_in(subscription: Mapping[str, Any]) -> tuple[str, ...]:
+    """The same for a subscription that can't be read: by the names of fields, in the place where they always were."""
+    spec = subscription.get("spec")
+    sink = spec.get("sink") if isinstance(spec, Mapping) else None
+    chosen = [each for each in sink.values() if isinstance(each, Mapping)] if isinstance(sink, Mapping) else []
+    references = [value for each in chosen for field, value in each.items() if str(field).endswith("SecretRef")]
+    names = [each.get("name") for each in references if isinstance(each, Mapping)]
+    return tuple(sorted({name for name in names if isinstance(name, str)}))
+
+
+def secret_volume(secret: str) -> str:
+    """Name of the volume that brings a Secret in: names of Secrets are too long, and may have dots."""
+    return f"mailboat-secret-{hashlib.sha256(secret.encode()).hexdigest()[:12]}"
+
+
+def relay_volumes(relay: str, secrets: Iterable[str]) -> list[dict[str, Any]]:
+    """The pod's volumes: config, one per Secret, and a little scratch space beside the read-only root."""
+    return [
+        {"name": CONFIG_VOLUME, "configMap": {"name": child_name(relay), "optional": True}},
+        {"name": SCRATCH_VOLUME, "emptyDir": {"sizeLimit": "16Mi"}},
+        *({"name": secret_volume(name), "secret": {"secretName": name, "optional": True}} for name in secrets),
+    ]
+
+
+def relay_container(
+    template: PodTemplate, image: RelayImage, secrets: Iterable[str], *, port: int = PORT, sidecar: bool = False
+) -> dict[str, Any]:
+    """The container. As a sidecar it is an init container that stays: it starts before the application, stops after."""
+    container: dict[str, Any] = {
+        "name": CONTAINER,
+        "image": image.name,
+        "imagePullPolicy": image.pull_policy,
+        "args": _arguments(port),
+        "env": _environment(template, optional=sidecar),
+        "ports": [{"name": PORT_NAME, "containerPort": port, "protocol": "TCP"}],
+        "resources": _resources(template),
+        "securityContext": _merged(_SECURITY, template.security_context),
+        "livenessProbe": {**_probe("/livez"), "initialDelaySeconds": 10, "periodSeconds": 10, "failureThreshold": 6},
+        "volumeMounts": _mounts(secrets),
+    }
+    if sidecar:
+        container["restartPolicy"] = "Always"
+    else:
+        container["readinessProbe"] = {**_probe("/readyz"), "periodSeconds": 2, "failureThreshold": 2}
+    return container
+
+
+def _arguments(port: int) -> list[str]:
+    return [
+        "run",
+        "--follow",
+        "-f",
+        f"{CONFIG_FOLDER}/{RESOURCES_KEY}",
+        "--secrets-dir",
+        SECRETS_FOLDER,
+        "--listen",
+        f"[::]:{port}",  # IPv4 and IPv6, or what the node has of them
+        "--relay-id",
+        "$(POD_NAME)",
+        "--control-keys",
+        f"{CONFIG_FOLDER}/{KEYS_KEY}",
+        "--audience",
+        "$(POD_NAMESPACE)/$(POD_NAME)/$(POD_UID)",
+        "--log-format",
+        "json",
+    ]
+
+
+def _environment(template: PodTemplate, *, optional: bool) -> list[dict[str, Any]]:
+    """Ours first, since arguments and further variables may refer to them; ours win.
+
+    With ``optional`` none of them has to exist: a container whose variable can't be found is not started, and one that
+    starts before the application would keep the application waiting.
+    """
+    own = [
+        {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
+        for name, path in (
+            ("POD_NAME", "metadata.name"),
+            ("POD_NAMESPACE", "metadata.namespace"),
+            ("POD_UID", "metadata.uid"),
+        )
+    ]
+    taken = {each["name"] for each in own}
+    further = [variable.manifest() for variable in template.env if variable.name not in taken]
+    return own + ([_optional(variable) for variable in further] if optional else further)
+
+
+def _optional(variable: dict[str, Any]) -> dict[str, Any]:
+    source = dict(variable.get("valueFrom") or {})
+    for kind in _MAY_BE_MISSING & source.keys():
+        if isinstance(source[kind], Mapping):
+            source[kind] = {**source[kind], "optional": True}
+    return {**variable, "valueFrom": source} if source else variable
+
+
+def _resources(template: PodTemplate) -> dict[str, dict[str, str]]:
+    """Whoever sets requests or limits has thought about it: each replaces the default one as a whole."""
+    given = template.resources
+    if given.requests or given.limits:
+        chosen = {"requests": dict(given.requests), "limits": dict(given.limits)}
+        return {kind: values for kind, values in chosen.items() if values}
+    return {"requests": dict(_DEFAULT_REQUESTS), "limits": dict(_DEFAULT_LIMITS)}
+
+
+def _probe(path: str) -> dict[str, Any]:
+    return {"httpGet": {"path": path, "port": PORT_NAME, "scheme": "HTTP"}, "timeoutSeconds": 3}
+
+
+def _mounts(secrets: Iterable[str]) -> list[dict[str, Any]]:
+    return [
+        {"name": CONFIG_VOLUME, "mountPath": CONFIG_FOLDER, "readOnly": True},
+        {"name": SCRATCH_VOLUME, "mountPath": "/tmp"},
+        *({"name": secret_volume(name), "mountPath": f"{SECRETS_FOLDER}/{name}", "readOnly": True} for name in secrets),
+    ]
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``over`` wins, field by field; null takes a field away."""
+    result = dict(base)
+    for key, value in over.items():
+        before = result.get(key)
+        if value is None:
+            result.pop(key, None)
+        elif isinstance(value, Mapping) and isinstance(before, Mapping):
+            result[key] = _merged(before, value)
+        else:
+            result[key] = value
+    return result

@@ -1,0 +1,396 @@
+"""One look at one relay: what is there, what should be, and the difference made good.
+
+Level-triggered: whatever happened, the same steps are taken, from what is there now; taken twice they change nothing.
+Everything that can fail is tried again later as a whole by the queue. The order matters in one place only: the
+configuration is in the ConfigMap before it is pushed, so that a relay that restarts finds at least what it knew.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from mailboat_operator.assigning import Work
+from mailboat_operator.children.config import (
+    Configuration,
+    all_paused,
+    configuration_in,
+    next_configuration,
+)
+from mailboat_operator.children.deployment import replica_failure, selector_labels
+from mailboat_operator.children.ownership import Owner, owner_of
+from mailboat_operator.counting import Count, Tally
+from mailboat_operator.desired import CHILD_KINDS, desired
+from mailboat_operator.fleet import Fleet
+from mailboat_operator.keeping import Keeper, Kept
+from mailboat_operator.kube import (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    POD,
+    RELAY,
+    SUBSCRIPTION,
+    Forbidden,
+    KubeError,
+    Object,
+    Throttled,
+)
+from mailboat_operator.metrics import Metrics
+from mailboat_operator.pods import RelayPod
+from mailboat_operator.podspec import RelayImage, child_name, database_secrets, secrets_in, secrets_of, sink_secrets
+from mailboat_operator.reading import (
+    ReadSubscription,
+    read_relay,
+    read_subscription_alone,
+    read_subscriptions,
+    recalled,
+)
+from mailboat_operator.relays import Signer
+from mailboat_operator.reporting import Reporter
+from mailboat_operator.reports import Answer
+from mailboat_operator.statuses.conditions import News
+from mailboat_operator.statuses.of_relay import RelayFacts, relay_status
+from mailboat_operator.statuses.of_subscription import SubscriptionFacts, subscription_status
+from mailboat_operator.world import Key, World
+from mailboat_spec import EventSubscription, OutboxRelay, Reason, Runtime
+from mailboat_spec.names import RELAY_LABEL
+
+_SOON: Final = 1.0
+"""Seconds until the next look while something is on its way."""
+_STUCK: Final = 5
+"""Looks in a row that could not be finished, until it is told: some ten seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """One subscription: as it is written, and as relays are told of it."""
+
+    read: ReadSubscription
+    subscription: EventSubscription | None
+    """The spec, or its last valid form; None: it can't be read, or relays know nothing of it."""
+    kept: Object | None = None
+    """Its last valid form as relays have it, where the spec can't be used any more."""
+    lost: bool = False
+    """Relays know it, and nobody can say any more as what."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What one look at a relay brought together."""
+
+    key: Key
+    found: Object
+    relay: OutboxRelay | None
+    problem: str
+    told: Sequence[_Told]
+    pods: Sequence[RelayPod]
+    asked: Sequence[RelayPod]
+    """Those of them with a relay inside."""
+    answers: Sequence[Answer]
+
+    @property
+    def subscriptions(self) -> list[EventSubscription]:
+        return [each.subscription for each in self.told if each.subscription is not None]
+
+    @property
+    def lost(self) -> list[str]:
+        return [each.read.found["metadata"]["name"] for each in self.told if each.lost]
+
+    def secrets(self, relay: OutboxRelay) -> tuple[str, ...]:
+        """All that relays have to see, also for what only they can read."""
+        unread = [each.kept for each in self.told if each.kept is not None and each.subscription is None]
+        return tuple(
+            sorted({*secrets_of(relay, self.subscriptions), *(name for it in unread for name in secrets_in(it))})
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What one look led to."""
+
+    kept: Kept = field(default_factory=Kept)
+    held: str = ""
+    """Why relays get no new configuration; empty if they do."""
+    stuck: str = ""
+    """Why it could not be finished, again and again."""
+    settled: bool = True
+    """All is where it should be: nothing was pushed, and nothing is on its way."""
+
+
+class Reconciler:
+    """For all relays."""
+
+    def __init__(
+        self,
+        world: World,
+        keeper: Keeper,
+        fleet: Fleet,
+        reporter: Reporter,
+        metrics: Metrics,
+        signing: Signer,
+        image: RelayImage,
+        interval: float,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._world = world
+        self._keeper = keeper
+        self._fleet = fleet
+        self._reporter = reporter
+        self._metrics = metrics
+        self._signing = signing
+        self._image = image
+        self._interval = interval
+        self._wall_clock = wall_clock
+        self._tally = Tally()
+        self._stuck: dict[Key, int] = {}
+        self._started = self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    async def reconcile(self, key: Key) -> float | None:
+        """Returns the seconds after which to look again by itself; None: when something happens."""
+        self._forget_departed(key)
+        found = self._world.relay(key)
+        if found is None:
+            return await self._without_relay(key)
+        if found["metadata"].get("deletionTimestamp"):
+            return None  # its children go with it, and it must be able to go
+        look, before = await self._look(key, found)
+        done, stuck = _Done(), None
+        if look.relay is not None:
+            try:
+                done = await self._bring_about(look, look.relay, before)
+            except KubeError as error:
+                stuck = error
+        done = self._patiently(key, done, stuck)
+        await self._report(look, done)
+        if stuck is not None:
+            raise stuck
+        if CONFIG_MAP in done.kept.obstructed or (done.kept.obstructed and not look.asked):
+            return self._keeper.patience
+        if not look.asked:
+            return None
+        return self._interval if done.settled else min(self._interval, _SOON)
+
+    def _patiently(self, key: Key, done: _Done, stuck: KubeError | None) -> _Done:
+        """What stands in the way for a moment is no news, and a server that asks for quiet gets it: raises then."""
+        if stuck is None:
+            self._stuck.pop(key, None)
+            return done
+        self._stuck[key] = self._stuck.get(key, 0) + 1
+        if self._stuck[key] < _STUCK or isinstance(stuck, Throttled):
+            raise stuck
+        return _Done(Kept(forbidden=[str(stuck)])) if isinstance(stuck, Forbidden) else _Done(stuck=str(stuck))
+
+    async def _look(self, key: Key, found: Object) -> tuple[_Look, Configuration | None]:
+        read = read_relay(found)
+        before = configuration_in(await self._own_config_map(key, found))
+        pods = self._world.pods_of(key)
+        asked = [pod for pod in pods if pod.has_relay and not pod.finished]
+        answers = await self._fleet.ask(key, asked)
+        subscriptions = read_subscriptions(found, self._world.subscriptions_of(key))
+        told = [self._as_told(key, each, before, answers) for each in subscriptions]
+        return _Look(key, found, read.relay, read.problem, told, pods, asked, answers), before
+
+    async def _own_config_map(self, key: Key, found: Object) -> Object | None:
+        live = await self._keeper.find(CONFIG_MAP, key)
+        ours = live is not None and owner_of(live, key[1], found["metadata"]["uid"]) is Owner.OURS
+        return live if ours else None
+
+    def _as_told(
+        self, key: Key, read: ReadSubscription, before: Configuration | None, answers: Sequence[Answer]
+    ) -> _Told:
+        """A spec that can't be used any more changes nothing: relays go on with what they know."""
+        if read.subscription is not None:
+            return _Told(read, read.subscription)
+        known = recalled(read.found, "/".join(key), before, self._fleet.told(key), answers)
+        form = known.form
+        return _Told(read, read_subscription_alone(form) if form is not None else None, form, known.lost)
+
+    async def _bring_about(self, look: _Look, relay: OutboxRelay, before: Configuration | None) -> _Done:
+        """Children, configuration, assignment."""
+        if look.lost:
+            return _Done(held=_held(look.lost, look.key[1]))
+        in_use = max(((each.report.config.version or 0) for each in look.answers if each.report is not None), default=0)
+        now_ms = int(self._wall_clock() * 1000)
+        sound = [each.subscription for each in look.told if each.subscription is not None and each.kept is None]
+        unsound = [each.kept for each in look.told if each.kept is not None]
+        configuration = next_configuration(relay, sound, before, now_ms, in_use, unsound)
+        keys = self._signing.public_keys()
+        wanted = desired(relay, look.secrets(relay), configuration, keys, self._image)
+        kept = await self._keeper.keep(relay, wanted)
+        await self._reporter.tell(RELAY, look.found, kept.news)
+        if CONFIG_MAP in kept.obstructed:
+            return _Done(kept)  # nothing is pushed that a relay would not find again
+        if not kept.obstructed and (relay.spec.runtime is Runtime.DEPLOYMENT or _sidecar_works(look)):
+            await self._keeper.remove(relay, [kind for kind in CHILD_KINDS if kind not in wanted])
+        handed = await self._fleet.configure(look.key, look.asked, look.answers, configuration)
+        work = [_work(relay, each) for each in look.subscriptions]
+        moving = await self._fleet.share_out(look.key, work, look.asked, look.answers, configuration)
+        return _Done(kept, settled=not (handed.on_its_way or moving))
+
+    async def _report(self, look: _Look, done: _Done) -> None:
+        name = "/".join(look.key)
+        now = self._now()
+        for each in look.told:
+            await self._report_subscription(look, each, now)
+        every = look.secrets(look.relay) if look.relay is not None else ()
+        facts = RelayFacts(
+            name=name,
+            generation=look.found["metadata"].get("generation", 0),
+            before=look.found.get("status") or {},
+            relay=look.relay,
+            problem=look.problem,
+            taken=_taken(done.kept.taken, look.key[1]) if done.kept.taken else "",
+            refused="; ".join(done.kept.refused),
+            forbidden="; ".join(done.kept.forbidden),
+            held=done.held,
+            uncreated=replica_failure(self._world.child(DEPLOYMENT, look.key)),
+            stuck=done.stuck,
+            pods=look.pods,
+            answers=_of_the_living(look),
+            subscriptions=len(look.told),
+            lacking=[pod for pod in look.pods if pod.alive and not all(pod.sees(secret) for secret in every)],
+            selector=_selector(look),
+        )
+        await self._reporter.report(RELAY, look.found, relay_status(facts, now))
+
+    async def _report_subscription(self, look: _Look, told: _Told, now: datetime) -> None:
+        found = told.read.found
+        metadata = found["metadata"]
+        name = f"{metadata['namespace']}/{metadata['name']}"
+        before = found.get("status") or {}
+        needed = sink_secrets(told.subscription) if told.subscription is not None else ()
+        facts = SubscriptionFacts(
+            name=name,
+            generation=metadata.get("generation", 0),
+            before=before,
+            subscription=told.subscription,
+            relay="/".join(look.key),
+            relay_exists=True,
+            problem=told.read.problem,
+            answers=_of_the_living(look),
+            lacking=[pod for pod in look.pods if pod.alive and not all(pod.sees(each) for each in needed)],
+            published=self._tally.count(
+                metadata["uid"], before.get("published", 0), self._counts(look, name), {pod.uid for pod in look.asked}
+            ),
+        )
+        status = subscription_status(facts, now)
+        self._metrics.lag.labels(metadata["namespace"], metadata["name"]).set(status.get("lag", 0))
+        await self._reporter.report(SUBSCRIPTION, found, status)
+
+    def _counts(self, look: _Look, subscription: str) -> dict[str, Count]:
+        counts = {}
+        for pod, answer in zip(look.asked, look.answers, strict=True):
+            report = answer.report.relay("/".join(look.key)) if answer.report is not None else None
+            found = report.subscription(subscription) if report is not None else None
+            if found is not None:
+                counts[pod.uid] = Count(found.published, pod.created >= self._started, pod.created)
+        return counts
+
+    def _forget_departed(self, key: Key) -> None:
+        for gone in self._world.departed(key):
+            metadata = gone["metadata"]
+            self._tally.forget(metadata["uid"])
+            self._reporter.forget(metadata["uid"])
+            if gone["kind"] == SUBSCRIPTION.name:
+                self._metrics.forget_subscription(metadata["namespace"], metadata["name"])
+
+    async def _without_relay(self, key: Key) -> float | None:
+        """Its subscriptions say so; its children go by themselves, and its sidecars pause."""
+        self._keeper.forget(key)
+        self._stuck.pop(key, None)
+        for pod in self._world.pods_of(key):
+            if pod.lacks_sidecar:
+                await self._reporter.tell(POD, pod.reference, [_no_such_relay(key)])
+        now = self._now()
+        for found in self._world.subscriptions_of(key):
+            before = found.get("status") or {}
+            facts = SubscriptionFacts(
+                name=f"{key[0]}/{found['metadata']['name']}",
+                generation=found["metadata"].get("generation", 0),
+                before=before,
+                subscription=read_subscription_alone(found),
+                relay="/".join(key),
+                relay_exists=False,
+                problem="",
+                answers=(),
+                lacking=(),
+                published=before.get("published", 0),
+            )
+            await self._reporter.report(SUBSCRIPTION, found, subscription_status(facts, now))
+        return await self._pause_sidecars(key)
+
+    async def _pause_sidecars(self, key: Key) -> float | None:
+        """They are in the application's pods, which stay: nobody but us can tell them that their relay is gone."""
+        pods = [pod for pod in self._world.pods_of(key) if pod.alive and not pod.own]
+        live = self._world.child(CONFIG_MAP, key)
+        # One that has no owner any more was left behind on purpose, for relays to go on with.
+        left = live is not None and owner_of(live, key[1], "") is not Owner.PREDECESSOR
+        before = self._fleet.told(key) or configuration_in(live)
+        if pods and before is not None and not left:
+            paused = all_paused(before, int(self._wall_clock() * 1000))
+            answers = await self._fleet.ask(key, pods)
+            handed = await self._fleet.configure(key, pods, answers, paused)
+            if handed.behind or any(answer.report is None for answer in answers):
+                return self._interval
+        self._fleet.forget(key)
+        return None
+
+    def _now(self) -> datetime:
+        return datetime.fromtimestamp(self._wall_clock(), UTC)
+
+
+def _work(relay: OutboxRelay, subscription: EventSubscription) -> Work:
+    metadata, needed = subscription.metadata, (*database_secrets(relay), *sink_secrets(subscription))
+    return Work(f"{metadata.namespace}/{metadata.name}", subscription.spec.partitions, frozenset(needed))
+
+
+def _of_the_living(look: _Look) -> list[Answer]:
+    """A relay that is being stopped hands its partitions over: what it still says is not the state of things."""
+    return [answer for pod, answer in zip(look.asked, look.answers, strict=True) if pod.alive]
+
+
+def _sidecar_works(look: _Look) -> bool:
+    """Whether the Deployment can go after a change to sidecars.
+
+    Not before: the application's pods get their sidecar when they are restarted, and until then events would lie.
+    """
+    return any(
+        not pod.own
+        and pod.alive
+        and answer.report is not None
+        and (report := answer.report.relay("/".join(look.key))) is not None
+        and report.database_reachable
+        for pod, answer in zip(look.asked, look.answers, strict=True)
+    )
+
+
+def _taken(kinds: Sequence[str], relay: str) -> str:
+    listed = " and ".join(kinds)
+    return (
+        f'{listed} "{child_name(relay)}" exists and is not Mailboat\'s, so it is left alone: rename this OutboxRelay, '
+        "or remove that object."
+    )
+
+
+def _held(lost: Sequence[str], relay: str) -> str:
+    return (
+        f"Relays get no new configuration: the spec of EventSubscription {', '.join(lost)} is invalid, and the "
+        f'ConfigMap "{child_name(relay)}" does not have its last valid form any more. Without it relays would '
+        "forget how far it has come. Mend that spec, or delete the EventSubscription."
+    )
+
+
+def _no_such_relay(key: Key) -> News:
+    message = (
+        f'There is no OutboxRelay "{key[1]}" in this namespace: create it, then restart this pod to get its relay.'
+    )
+    return News(True, Reason.RELAY_NOT_FOUND, message)
+
+
+def _selector(look: _Look) -> str:
+    name = look.key[1]
+    sidecar = look.relay is not None and look.relay.spec.runtime is Runtime.SIDECAR
+    labels: dict[str, Any] = {RELAY_LABEL: name} if sidecar else selector_labels(name)
+    return ",".join(f"{label}={value}" for label, value in labels.items())

@@ -1,0 +1,101 @@
+"""Writes statuses and events: only what changed, and each piece of news once.
+
+The status that is there is the memory: news is what differs from it, so a restarted operator does not tell again what
+was told before.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from mailboat_operator.kube import EVENT, Kind, Kube, KubeError, NotFound, Object
+from mailboat_operator.metrics import Metrics
+from mailboat_operator.statuses.conditions import News, news
+from mailboat_operator.statuses.patching import status_patch
+from mailboat_operator.world import World
+from mailboat_spec import FIELD_MANAGER
+
+log = logging.getLogger(__name__)
+
+_COUNTERS_EVERY: Final = 60.0
+"""Seconds between two patches that bring nothing but counters."""
+_SAME_NEWS_EVERY: Final = 600.0
+_LONGEST_NOTE: Final = 1024
+
+
+class Reporter:
+    """For all resources; remembers when each was written last."""
+
+    def __init__(
+        self, kube: Kube, world: World, metrics: Metrics, instance: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._kube = kube
+        self._world = world
+        self._metrics = metrics
+        self._instance = instance
+        self._clock = clock
+        self._written: dict[str, float] = {}
+        self._told: dict[tuple[str, News], float] = {}
+
+    async def report(self, kind: Kind, found: Object, status: Mapping[str, Any]) -> None:
+        """Bring the status up to date. The events follow it, so that none is told twice."""
+        metadata = found["metadata"]
+        before = found.get("status") or {}
+        due = self._clock() - self._written.get(metadata["uid"], float("-inf")) >= _COUNTERS_EVERY
+        patch = status_patch(before, status, only_counters_may=due)
+        if patch is None:
+            return
+        try:
+            written = await self._kube.patch_status(kind, metadata["namespace"], metadata["name"], patch)
+        except NotFound:
+            self._world.missing(kind, found)  # deleted, and nobody told us yet
+            return
+        self._written[metadata["uid"]] = self._clock()
+        self._metrics.status_patches.labels(kind.plural).inc()
+        self._world.saw(kind, written)
+        await self.tell(kind, found, news(before.get("conditions") or (), status["conditions"]))
+
+    async def tell(self, kind: Kind, found: Object, items: Iterable[News]) -> None:
+        """Events on the resource. They are a courtesy: one that can't be written keeps nothing else from happening."""
+        for item in items:
+            mark = (found["metadata"]["uid"], item)
+            now = self._clock()
+            if now - self._told.get(mark, float("-inf")) < _SAME_NEWS_EVERY:
+                continue
+            self._told = {each: at for each, at in self._told.items() if now - at < _SAME_NEWS_EVERY}
+            self._told[mark] = now
+            try:
+                await self._kube.create(EVENT, _event(kind, found, item, self._instance))
+            except KubeError as error:
+                log.warning("An event was not written: %s", error, extra={"reason": item.reason})
+
+    def forget(self, uid: str) -> None:
+        self._written.pop(uid, None)
+
+
+def _event(kind: Kind, found: Object, item: News, instance: str) -> Object:
+    metadata = found["metadata"]
+    return {
+        "apiVersion": EVENT.api_version,
+        "kind": EVENT.name,
+        "metadata": {"name": f"{metadata['name']}.{time.time_ns():x}", "namespace": metadata["namespace"]},
+        "eventTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "reportingController": FIELD_MANAGER,
+        "reportingInstance": instance[:128],
+        "action": "Reconcile",
+        "type": "Warning" if item.warning else "Normal",
+        "reason": item.reason,
+        "note": item.message[:_LONGEST_NOTE],
+        "regarding": {
+            "apiVersion": kind.api_version,
+            "kind": kind.name,
+            "name": metadata["name"],
+            "namespace": metadata["namespace"],
+            "uid": metadata["uid"],
+            "resourceVersion": metadata.get("resourceVersion", ""),
+        },
+    }

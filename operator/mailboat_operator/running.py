@@ -1,0 +1,223 @@
+"""The life of one operator process: what starts when, and in which order it ends.
+
+    every replica   health, webhook, its certificate
+    the leader      also: certificates and signing keys in their Secrets, and the core that reconciles
+
+- SIGTERM: not ready any more; the core ends; the lead is given back; the webhook answers for ``shutdown_delay`` longer,
+  until the API server has stopped calling it; then everything closes. Exit code 0.
+- The lead is lost: the core is ended at once, by force if need be, since another operator may be at work already. Exit
+  code 1, and the pod starts again as a candidate. So does it when anything here fails that should not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from prometheus_client import CollectorRegistry
+
+from mailboat_operator.following import follow, from_folder, from_secret
+from mailboat_operator.health import Health
+from mailboat_operator.housekeeping import CertificateKeeper, KeyKeeper, Signing, keep_looking
+from mailboat_operator.kube import Kube, KubeError
+from mailboat_operator.leader import Election, Timing
+from mailboat_operator.podspec import RelayImage
+from mailboat_operator.settings import Address, Settings, WebhookCerts
+from mailboat_operator.tls import ServedCertificate
+from mailboat_operator.webhook import HttpServer, InjectionMetrics, Webhook
+
+log = logging.getLogger(__name__)
+
+EXIT_LOST: Final = 1
+_END_BY_FORCE_AFTER: Final = 1 / 5
+"""Part of the Lease's duration that the core has to end in when the lead is lost; others wait for a third of it."""
+_END_IN_ORDER_WITHIN: Final = 10.0
+
+Core = Callable[[Kube, Settings, Signing], Awaitable[None]]
+"""What only the leader does. It runs until it is cancelled."""
+
+
+class StartFailed(Exception):
+    """The process can't begin; the message says what to do."""
+
+
+def identity_of(settings: Settings) -> str:
+    """A name that no other process has, however often the pod's name is used."""
+    return f"{settings.identity or socket.gethostname()}_{secrets.token_hex(4)}"
+
+
+class Operator:
+    """One process. ``run`` once."""
+
+    def __init__(self, settings: Settings, core: Core, registry: CollectorRegistry) -> None:
+        self._settings = settings
+        self._core = core
+        self._registry = registry
+        self._served = ServedCertificate()
+        self._metrics = InjectionMetrics(registry)
+        self._metrics.certificate_ends.set_function(lambda: self._served.ends)
+        self._stopping = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until ``stop``; raises what ended it otherwise."""
+        settings = self._settings
+        kube = await Kube.connect(settings.kubeconfig)
+        health = HttpServer(Health(self._not_ready, self._registry).application())
+        hook = Webhook(
+            kube,
+            RelayImage(settings.relay_image, settings.relay_image_pull_policy.value),
+            self._metrics,
+            settings.namespaces,
+        )
+        hook_server = HttpServer(hook.application())
+        timing = Timing.of(settings.lease_duration.seconds)
+        election = Election(kube, settings.operator_namespace, settings.lease_name, identity_of(settings), timing)
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            where = {"health": await _listening(health, settings.health_listen, "--health-listen")}
+            if settings.webhook_certs is not WebhookCerts.OFF:
+                where["webhook"] = await _listening(
+                    hook_server, settings.webhook_listen, "--webhook-listen", self._served
+                )
+                tasks.append(asyncio.create_task(follow(self._source(kube), self._served), name="certificate"))
+            log.info("Listening.", extra={**where, "identity": election.identity})
+            tasks.append(asyncio.create_task(self._lead(kube, election), name="leading"))
+            stopped = asyncio.create_task(stop.wait(), name="stop")
+            ended, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
+            stopped.cancel()
+            self._stopping = hook.leaving = True
+            stop.set()
+            await _end(tasks, election)
+            for task in ended - {stopped}:
+                task.result()  # raises what ended it; the core may also have been told to stop
+            if settings.webhook_certs is not WebhookCerts.OFF:
+                await asyncio.sleep(settings.shutdown_delay.seconds)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await hook_server.close()
+            await health.close()
+            await kube.close()
+        log.info("Stopped.")
+
+    def _not_ready(self) -> str | None:
+        if self._stopping:
+            return "stopping"
+        if self._settings.webhook_certs is not WebhookCerts.OFF and not self._served.ready:
+            return "the webhook has no certificate yet"
+        return None
+
+    def _source(self, kube: Kube) -> Callable[[], Awaitable[tuple[bytes, bytes] | None]]:
+        if self._settings.cert_dir is not None:
+            return from_folder(self._settings.cert_dir)
+        return from_secret(kube, self._settings.operator_namespace, self._settings.webhook_secret)
+
+    async def _lead(self, kube: Kube, election: Election) -> None:
+        """Become the leader, then be it, until it is lost or the core ends."""
+        settings = self._settings
+        await election.acquire()
+        keys = KeyKeeper(kube, settings.operator_namespace, settings.signing_secret)
+        holding = asyncio.create_task(election.hold(), name="hold the lead")
+        work = [holding, asyncio.create_task(self._work(kube, keys), name="work")]
+        if settings.webhook_certs is WebhookCerts.SELF:
+            keeper = CertificateKeeper(
+                kube,
+                settings.operator_namespace,
+                settings.webhook_secret,
+                settings.webhook_config_name,
+                settings.certificate_names,
+            )
+            work.append(asyncio.create_task(keep_looking("the webhook's certificates", keeper.look)))
+        by_force_after = settings.lease_duration.seconds * _END_BY_FORCE_AFTER
+        try:
+            ended, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in work:
+                task.cancel()
+            lost = holding.done() and not holding.cancelled() and holding.exception() is not None
+            _, still_at_it = await asyncio.wait(work, timeout=by_force_after if lost else _END_IN_ORDER_WITHIN)
+            if still_at_it:
+                # Whatever it is, it may still write. Nobody may get the lead from us, or have it beside us.
+                names = [task.get_name() for task in still_at_it]
+                log.critical("Ended by force: something does not stop.", extra={"tasks": names})
+                sys.stderr.flush()
+                os._exit(EXIT_LOST)
+        for task in ended:
+            task.result()
+
+    async def _work(self, kube: Kube, keys: KeyKeeper) -> None:
+        signing: Signing | None = None
+        while signing is None:
+            try:
+                signing = Signing(await keys.look())
+            except KubeError as error:
+                log.warning("The signing keys can't be had yet; trying again.", extra={"error": str(error)})
+                await asyncio.sleep(1)
+
+        async def look() -> None:
+            signing.use(await keys.look())
+
+        async def core() -> None:
+            await self._core(kube, self._settings, signing)
+
+        # Keys that nobody looks after are worth nothing one day: neither goes on without the other.
+        tasks = [
+            asyncio.create_task(core(), name="core"),
+            asyncio.create_task(keep_looking("the signing keys", look), name="signing keys"),
+        ]
+        try:
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in ended:
+            task.result()
+
+
+async def _listening(server: HttpServer, address: str, flag: str, certificate: ServedCertificate | None = None) -> str:
+    try:
+        return str(await server.start(Address.parse(address), certificate.context if certificate else None))
+    except OSError as error:
+        raise StartFailed(
+            f"can't listen on {address}: {error.strerror or error}. Choose another address with {flag}."
+        ) from error
+
+
+async def _end(tasks: list[asyncio.Task[None]], election: Election) -> None:
+    """First the leader's work, then the lead itself. The certificate is still followed: there is still a webhook."""
+    leading = tasks[-1]
+    leading.cancel()
+    await asyncio.gather(leading, return_exceptions=True)
+    await election.release()
+
+
+def stop_on_signals(stop: asyncio.Event) -> None:
+    """The first signal ends the process in good order, the second at once."""
+    loop = asyncio.get_running_loop()
+
+    def told(number: signal.Signals) -> None:
+        if stop.is_set():
+            log.warning("Stopping at once.", extra={"signal": number.name})
+            sys.stderr.flush()
+            os._exit(128 + number)
+        log.info("Stopping in good order; a second signal stops at once.", extra={"signal": number.name})
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told, number)
+
+
+async def run_process(settings: Settings, core: Core, registry: CollectorRegistry) -> None:
+    """Run until told to stop. Raises ``LeadershipLost``, ``StartFailed``, ``KubeError``, or what nobody thought of."""
+    stop = asyncio.Event()
+    stop_on_signals(stop)
+    await Operator(settings, core, registry).run(stop)

@@ -1,0 +1,247 @@
+"""What a person may set: every flag of ``mailboat-operator run``, its environment variable, and what it may say.
+
+One declaration per setting, from which the flags, the environment variables, the help and the checks follow. All that
+is wrong is told at once, by the names that a person wrote, without a traceback. Nothing here is read at import time.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+
+from mailboat_spec.durations import Duration, between
+from mailboat_spec.strings import DnsLabel, DnsSubdomain, Form
+
+ENVIRONMENT_PREFIX: Final = "MAILBOAT_"
+
+
+class SettingsError(ValueError):
+    """Settings that can't be used, with everything that is wrong in them."""
+
+
+class PullPolicy(StrEnum):
+    """When a node fetches the relay's image."""
+
+    ALWAYS = "Always"
+    IF_NOT_PRESENT = "IfNotPresent"
+    NEVER = "Never"
+
+
+class WebhookCerts(StrEnum):
+    """Where the webhook's certificate comes from."""
+
+    SELF = "self"
+    """Made, shared and renewed by the operators themselves."""
+    EXTERNAL = "external"
+    """Files in a mounted folder, as cert-manager writes them."""
+    OFF = "off"
+    """No webhook: nothing is injected."""
+
+
+class LogFormat(StrEnum):
+    """What a line of the log looks like."""
+
+    AUTO = "auto"
+    JSON = "json"
+    TEXT = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class Spelled:
+    """An annotation: how a setting is written where its field's name does not say it."""
+
+    flag: str | None = None
+    environment: str | None = None
+    """A further variable, asked after the setting's own one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server listens. No host: everywhere."""
+
+    host: str | None
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        host, colon, port = text.rpartition(":")
+        if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+            raise ValueError('is no address to listen on: write ":9443" or "127.0.0.1:9443"')
+        return cls(host.removeprefix("[").removesuffix("]") or None, int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if self.host and ":" in self.host else f"{self.host or ''}:{self.port}"
+
+
+def _is_address(text: str) -> str:
+    Address.parse(text)
+    return text
+
+
+ListenAddress = Annotated[str, AfterValidator(_is_address)]
+Host = Annotated[
+    str, Form(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|[0-9A-Fa-f:.]+", "is neither a host name nor an IP address")
+]
+Image = Annotated[str, Form(r"\S+", "is no image: write it like mailboat-relay:0.1.0", max_length=4096)]
+Identity = Annotated[
+    str, Form(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", "is no identity: use letters, digits, . _ -")
+]
+
+
+class Settings(BaseModel):
+    """All settings of one operator process."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    namespaces: Annotated[tuple[DnsLabel, ...], Spelled(flag="--namespace")] = Field(
+        default=(), description="Namespace to look after; may be given again. Default: all namespaces."
+    )
+    operator_namespace: Annotated[DnsLabel, Spelled(environment="POD_NAMESPACE")] = Field(
+        description="Namespace of the operator itself, for its Lease and its two Secrets."
+    )
+    identity: Annotated[Identity | None, Spelled(environment="POD_NAME")] = Field(
+        default=None, description="Name of this process among the operators. Default: host name and random digits."
+    )
+    relay_image: Image = Field(description="Image of the relays, like mailboat-relay:0.1.0.")
+    relay_image_pull_policy: PullPolicy = Field(
+        default=PullPolicy.IF_NOT_PRESENT, description="When nodes fetch it: Always, IfNotPresent or Never."
+    )
+    status_interval: Annotated[Duration, between("1s", "1h")] = Field(
+        default=Duration.parse("5s"), description="Time between two looks at the relays, between 1s and 1h."
+    )
+    lease_name: DnsSubdomain = Field(default="mailboat-operator", description="Lease by which one operator leads.")
+    lease_duration: Annotated[Duration, between("3s", "5m")] = Field(
+        default=Duration.parse("15s"),
+        description="How long the others wait for a leader that fell silent, in whole seconds between 3s and 5m.",
+    )
+    signing_secret: DnsSubdomain = Field(
+        default="mailboat-signing-keys", description="Secret with the keys that calls to relays are signed with."
+    )
+    webhook_certs: WebhookCerts = Field(
+        default=WebhookCerts.SELF,
+        description="Certificate of the injection webhook: self (made and renewed here), external (files in "
+        "--cert-dir) or off (no webhook).",
+    )
+    webhook_config_name: DnsSubdomain = Field(
+        default="mailboat", description="MutatingWebhookConfiguration whose caBundle is kept up to date."
+    )
+    webhook_service: DnsLabel = Field(
+        default="mailboat-webhook", description="Service that the API server calls the webhook by."
+    )
+    webhook_secret: DnsSubdomain = Field(
+        default="mailboat-webhook-cert", description="Secret that the operators share the certificate in."
+    )
+    webhook_hosts: Annotated[tuple[Host, ...], Spelled(flag="--webhook-host")] = Field(
+        default=(), description="Further host name or IP address in the certificate; may be given again. Default: none."
+    )
+    webhook_listen: ListenAddress = Field(default=":9443", description="Address of the webhook (HTTPS).")
+    health_listen: ListenAddress = Field(default=":8080", description="Address of /livez, /readyz, /metrics (HTTP).")
+    cert_dir: Path | None = Field(
+        default=None, description="Folder with tls.crt and tls.key, for --webhook-certs external."
+    )
+    shutdown_delay: Annotated[Duration, between("0s", "5m")] = Field(
+        default=Duration.parse("5s"),
+        description="How long the webhook still answers after SIGTERM, until the API server knows the others.",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="What is worth a line: debug, info, warning or error."
+    )
+    log_format: LogFormat = Field(
+        default=LogFormat.AUTO, description="auto (readable on a terminal, JSON elsewhere), json or text."
+    )
+    kubeconfig: Annotated[Path | None, Spelled(environment="KUBECONFIG")] = Field(
+        default=None, description="Way to the cluster. Default: the pod's service account."
+    )
+
+    @model_validator(mode="after")
+    def _fitting(self) -> Settings:
+        if self.webhook_certs is WebhookCerts.EXTERNAL and self.cert_dir is None:
+            raise ValueError("--webhook-certs external needs --cert-dir: the folder that holds tls.crt and tls.key")
+        if self.webhook_certs is not WebhookCerts.EXTERNAL and self.cert_dir is not None:
+            raise ValueError("--cert-dir has no effect without --webhook-certs external: add that or remove it")
+        return self
+
+    @property
+    def certificate_names(self) -> tuple[str, ...]:
+        """What the API server may call the webhook, most usual first."""
+        service = f"{self.webhook_service}.{self.operator_namespace}"
+        return (f"{service}.svc", f"{service}.svc.cluster.local", service, self.webhook_service, *self.webhook_hosts)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One field of ``Settings``, as a command line sees it."""
+
+    field: str
+    flag: str
+    environment: tuple[str, ...]
+    repeatable: bool
+    required: bool
+    choices: tuple[str, ...]
+    help: str
+
+
+def all_settings() -> Iterator[Setting]:
+    """Every setting, in the order in which it is declared."""
+    for name, info in Settings.model_fields.items():
+        spelled = next((each for each in info.metadata if isinstance(each, Spelled)), Spelled())
+        own = ENVIRONMENT_PREFIX + name.upper()
+        yield Setting(
+            field=name,
+            flag=spelled.flag or f"--{name.replace('_', '-')}",
+            environment=(own, spelled.environment) if spelled.environment else (own,),
+            repeatable=get_origin(info.annotation) is tuple,
+            required=info.is_required(),
+            choices=_choices(info.annotation),
+            help=_help(info),
+        )
+
+
+def read_settings(given: Mapping[str, Any]) -> Settings:
+    """Check what was given, by field. Raises ``SettingsError`` with all problems, each by its flag."""
+    try:
+        return Settings.model_validate({name: value for name, value in given.items() if value not in (None, ())})
+    except ValidationError as error:
+        settings = {each.field: each for each in all_settings()}
+        lines = []
+        for problem in error.errors(include_url=False, include_input=False):
+            setting = settings.get(str(problem["loc"][0])) if problem["loc"] else None
+            lines.append(_problem(setting, problem["type"], problem["msg"]))
+        raise SettingsError("\n".join(lines)) from None
+
+
+def _problem(setting: Setting | None, kind: str, message: str) -> str:
+    message = message.removeprefix("Value error, ")
+    if setting is None:
+        return message
+    if kind == "missing":
+        message = (
+            f"is required: {setting.help} Set it here or by {' or '.join('$' + each for each in setting.environment)}"
+        )
+    elif setting.choices:
+        message = f"must be one of {', '.join(setting.choices)}"
+    return f"{setting.flag}: {message}"
+
+
+def _choices(annotation: object) -> tuple[str, ...]:
+    if isinstance(annotation, type) and issubclass(annotation, StrEnum):
+        return tuple(member.value for member in annotation)
+    if get_origin(annotation) is Literal:
+        return tuple(str(each) for each in get_args(annotation))
+    if get_origin(annotation) in (Union, types.UnionType):
+        return next((found for each in get_args(annotation) if (found := _choices(each))), ())
+    return ()
+
+
+def _help(info: FieldInfo) -> str:
+    text = info.description or ""
+    if info.is_required() or "Default:" in text or info.default is None:
+        return text
+    return f"{text} Default: {info.default}."

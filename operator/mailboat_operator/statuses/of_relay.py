@@ -1,0 +1,202 @@
+"""How a relay is doing: its pods, its database, its schema, and what keeps it from being what it should be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from mailboat_operator.pods import RelayPod
+from mailboat_operator.reports import Answer, RelayReport, reason_given
+from mailboat_operator.statuses.conditions import Verdict, no, unknown, with_progress, written, yes
+from mailboat_operator.statuses.of_pods import NAMED, named, not_reported, secrets_mounted
+from mailboat_spec import ConditionStatus, ConditionType, OutboxRelay, Reason, Runtime
+
+_DAYS_AHEAD: Final = 7.0
+
+
+@dataclass(frozen=True, slots=True)
+class RelayFacts:
+    """All that is known about a relay at one moment."""
+
+    name: str
+    """namespace/name."""
+    generation: int
+    before: Mapping[str, Any]
+    relay: OutboxRelay | None
+    """None: the spec can't be used, and ``problem`` says why."""
+    problem: str
+    taken: str
+    """A child's name that somebody else's object has, as a sentence; empty if all are free."""
+    refused: str
+    """Why the API server does not take a child as the spec wants it; empty if it does."""
+    forbidden: str
+    """Why the API server does not take a child from the operator at present; empty if it does."""
+    held: str
+    """Why relays get no new configuration; empty if they do."""
+    uncreated: str
+    """Why the Deployment can't create pods; empty if it can."""
+    stuck: str
+    """Why looks at this relay can't be finished, one after the other; empty if they can."""
+    pods: Sequence[RelayPod]
+    answers: Sequence[Answer]
+    subscriptions: int
+    lacking: Sequence[RelayPod]
+    """Running pods that can't see a Secret which the relay or a subscription needs."""
+    selector: str
+
+
+def relay_status(facts: RelayFacts, now: datetime) -> dict[str, Any]:
+    """The whole status, ready to be compared with the one that is there."""
+    alive = [pod for pod in facts.pods if pod.alive]
+    verdicts = with_progress(_verdicts(facts))
+    return {
+        "observedGeneration": facts.generation,
+        "conditions": written(verdicts, facts.before.get("conditions") or (), facts.generation, now),
+        "replicas": len(alive),
+        "readyReplicas": len(_ready_pods(facts)),
+        "replicasDisplay": f"{len(_ready_pods(facts))}/{_wanted(facts, len(alive))}",
+        "selector": facts.selector,
+        "subscriptions": facts.subscriptions,
+    }
+
+
+def _wanted(facts: RelayFacts, alive: int) -> int:
+    """How many relays there should be; with sidecars that is for the application to say, by its pods."""
+    wanted = facts.relay.spec.replicas if facts.relay is not None else None
+    return alive if wanted is None else wanted
+
+
+def _ready_pods(facts: RelayFacts) -> list[RelayPod]:
+    """Kubernetes knows about pods of the Deployment; a sidecar has no say in its pod's readiness, so it is asked."""
+    answering = {answer.pod for answer in facts.answers if answer.report is not None}
+    return [pod for pod in facts.pods if pod.alive and (pod.ready if pod.own else pod.name in answering)]
+
+
+def _verdicts(facts: RelayFacts) -> list[Verdict]:
+    reports = [
+        report
+        for answer in facts.answers
+        if answer.report is not None and (report := answer.report.relay(facts.name)) is not None
+    ]
+    verdicts = [_ready(facts, reports)]
+    if reports:
+        verdicts += [_database(reports), _schema(reports), _retention(reports)]
+    if facts.relay is not None:
+        verdicts.append(secrets_mounted(facts.lacking))
+        if facts.relay.spec.runtime is Runtime.SIDECAR:
+            verdicts.append(_sidecars(facts))
+    return verdicts
+
+
+def _ready(facts: RelayFacts, reports: Sequence[RelayReport]) -> Verdict:
+    ready = ConditionType.READY
+    if facts.relay is None:
+        return no(ready, Reason.INVALID_SPEC, facts.problem)
+    if facts.taken:
+        return no(ready, Reason.NAME_TAKEN, facts.taken)
+    if facts.refused:
+        return no(ready, Reason.INVALID_SPEC, f"The API server refuses what spec leads to: {facts.refused}")
+    if facts.forbidden:
+        message = f"The API server does not let the operator do its work, which tries again: {facts.forbidden}"
+        return no(ready, Reason.FORBIDDEN, message)
+    if facts.held:
+        return no(ready, Reason.CONFIGURATION_HELD, facts.held)
+    if facts.stuck:
+        message = f"The operator can't finish its work, and tries again: {facts.stuck}."
+        return no(ready, Reason.PROGRESSING, message)
+    wanted = facts.relay.spec.replicas
+    if wanted == 0:
+        return yes(ready, Reason.AVAILABLE, "Scaled to 0 replicas: nothing is delivered until spec.replicas is raised.")
+    if not any(pod.alive for pod in facts.pods):
+        if facts.relay.spec.runtime is Runtime.SIDECAR:
+            name = facts.relay.metadata.name
+            message = f'No pod has a relay: label the pods of the application "mailboat.dev/relay: {name}".'
+            return no(ready, Reason.NOT_ENOUGH_RELAYS, message)
+        if facts.uncreated:
+            return no(ready, Reason.NOT_ENOUGH_RELAYS, f"The relay's pods can't be created: {facts.uncreated}")
+        return no(ready, Reason.STARTING, "The relay's pods are being created.")
+    for answer in facts.answers:
+        if answer.report is not None and answer.report.config.error:
+            still = "goes on with the last configuration" if answer.report.relays else "can't use its configuration"
+            return no(ready, Reason.INVALID_SPEC, f"Relay {answer.pod} {still}: {answer.report.config.error}")
+    if not reports:
+        return no(ready, Reason.STARTING, _unanswered(facts))
+    for verdict in (_database(reports), _schema(reports)):
+        if verdict.status is ConditionStatus.FALSE and verdict.reason is not Reason.PARTITIONS_RUN_OUT:
+            return no(ready, verdict.reason, verdict.message)
+    count = len(_ready_pods(facts))
+    if wanted is not None and count < wanted:
+        why = _troubles(facts) or facts.uncreated or "see the pods labelled mailboat.dev/relay"
+        message = f"{count} of {wanted} relays are ready: {why.rstrip('.')}."
+        return no(ready, Reason.NOT_ENOUGH_RELAYS, message)
+    return yes(ready, Reason.AVAILABLE, "Relays run and reach the database.")
+
+
+def _unanswered(facts: RelayFacts) -> str:
+    if troubles := _troubles(facts):
+        return f"No relay has reported yet: {troubles}."
+    silent = [answer for answer in facts.answers if answer.report is None]
+    shown = "; ".join(f"{answer.pod}: {answer.error or 'starting'}" for answer in silent[:NAMED])
+    return not_reported(shown or "starting")
+
+
+def _troubles(facts: RelayFacts) -> str:
+    """What keeps pods from starting, as far as Kubernetes knows."""
+    troubled = [pod for pod in facts.pods if pod.alive and pod.trouble]
+    return "; ".join(f"{pod.name} {pod.trouble}" for pod in troubled[:NAMED])
+
+
+def _database(reports: Sequence[RelayReport]) -> Verdict:
+    reachable = ConditionType.DATABASE_REACHABLE
+    if any(_reaches(report) for report in reports):
+        return yes(reachable, Reason.REACHABLE, "The database answers.")
+    told = next((report for report in reports if report.message), None)
+    if told is None:
+        return no(reachable, Reason.DATABASE_UNREACHABLE, "No relay reaches the database: see the relays' logs.")
+    reason = reason_given(told.reason, Reason.DATABASE_UNREACHABLE)
+    if reason is Reason.DATABASE_UNREACHABLE:
+        return no(reachable, reason, f"{told.message} (Is the URL in its Secret right, and is the server up?)")
+    return no(reachable, reason, told.message)
+
+
+def _reaches(report: RelayReport) -> bool:
+    """A relay that finds tables missing has reached the database, and stays out of it."""
+    return report.database_reachable or report.reason == Reason.SCHEMA_MISMATCH
+
+
+def _schema(reports: Sequence[RelayReport]) -> Verdict:
+    ready = ConditionType.SCHEMA_READY
+    connected = [report for report in reports if _reaches(report)]
+    if not connected:
+        return unknown(ready, Reason.DATABASE_UNREACHABLE, "Nothing is known without the database.")
+    if not any(report.schema_ready for report in connected):
+        message = next((report.message for report in connected if report.message), "")
+        if not message:
+            return unknown(ready, Reason.STARTING, "The schema is being looked at.")
+        return no(ready, Reason.SCHEMA_MISMATCH, message)
+    ahead = [report.partitions_ahead_days for report in connected if report.partitions_ahead_days is not None]
+    if ahead and min(ahead) < _DAYS_AHEAD:
+        why = next((report.message for report in connected if report.message), "See the relays' logs.")
+        message = f"Less than seven days of time partitions lie ahead; without them writes fail. {why}"
+        return no(ready, Reason.PARTITIONS_RUN_OUT, message)
+    return yes(ready, Reason.UP_TO_DATE, "The outbox is as this version needs it.")
+
+
+def _retention(reports: Sequence[RelayReport]) -> Verdict:
+    blocked = next((report.retention_blocked for report in reports if report.retention_blocked), None)
+    if blocked is not None:
+        return yes(ConditionType.RETENTION_BLOCKED, Reason.UNDELIVERED_EVENTS, blocked)
+    return no(ConditionType.RETENTION_BLOCKED, Reason.NOTHING_BLOCKED, "Old events are removed in time.")
+
+
+def _sidecars(facts: RelayFacts) -> Verdict:
+    missing = [pod.name for pod in facts.pods if pod.lacks_sidecar]
+    if missing:
+        message = (
+            f"These pods ask for a sidecar and have none: restart {named(missing)}. If they get none again, the "
+            "warning at their creation and the operator's log say why."
+        )
+        return no(ConditionType.SIDECARS_INJECTED, Reason.SIDECAR_MISSING, message)
+    return yes(ConditionType.SIDECARS_INJECTED, Reason.UP_TO_DATE, "Every pod that asks for a sidecar has one.")

@@ -1,0 +1,215 @@
+"""How a subscription is doing: the words of all its relays, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from mailboat_operator.pods import RelayPod
+from mailboat_operator.reports import Answer, PartitionReport, RelayReport, SubscriptionReport, reason_given
+from mailboat_operator.statuses.conditions import Verdict, no, unknown, with_progress, written, yes
+from mailboat_operator.statuses.of_pods import not_reported, secrets_mounted
+from mailboat_operator.statuses.rounding import displayed, rounded_age, rounded_count, rounded_rate
+from mailboat_spec import ConditionType, Duration, EventSubscription, Reason, State
+from mailboat_spec.secrecy import redact
+
+_ERROR_LIMIT: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionFacts:
+    """All that is known about a subscription at one moment."""
+
+    name: str
+    """namespace/name."""
+    generation: int
+    before: Mapping[str, Any]
+    """The status that is there."""
+    subscription: EventSubscription | None
+    """What relays are told to do: the spec, or its last valid form."""
+    relay: str
+    """namespace/name of the relay that it refers to."""
+    relay_exists: bool
+    problem: str
+    """Why the spec can't be used; empty if it can."""
+    answers: Sequence[Answer]
+    """Of all relay pods."""
+    lacking: Sequence[RelayPod]
+    """Running pods that can't see a Secret which this subscription needs."""
+    published: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """What the relays said about one subscription."""
+
+    relays: Sequence[tuple[str, RelayReport]]
+    subscriptions: Sequence[tuple[str, SubscriptionReport]]
+    held: Mapping[int, tuple[str, PartitionReport | None]]
+
+    @property
+    def moving(self) -> list[SubscriptionReport]:
+        """Those that hold a part of it; else everybody who knows of it."""
+        return [each for _, each in self.subscriptions if each.owned] or [each for _, each in self.subscriptions]
+
+    @property
+    def last_error(self) -> str:
+        return next((each.last_error for each in self.moving if each.last_error), "")
+
+
+def subscription_status(facts: SubscriptionFacts, now: datetime) -> dict[str, Any]:
+    """The whole status, ready to be compared with the one that is there."""
+    words = _words(facts)
+    verdicts = with_progress(_verdicts(facts, words))
+    status: dict[str, Any] = {
+        "observedGeneration": facts.generation,
+        "conditions": written(verdicts, facts.before.get("conditions") or (), facts.generation, now),
+        "published": facts.published,
+    }
+    if facts.subscription is not None:
+        status["sink"] = facts.subscription.spec.sink.kind
+    if not words.subscriptions:
+        # Nobody knows: what was known last is a better answer than nothing.
+        for field in ("lag", "lagDisplay", "oldestAge", "parked", "dead", "rate", "lastError", "assignments"):
+            if field in facts.before:
+                status[field] = facts.before[field]
+        status["rate"] = 0.0
+        return status
+    status.update(_numbers(facts, words))
+    return status
+
+
+def _numbers(facts: SubscriptionFacts, words: _Words) -> dict[str, Any]:
+    known = [report for _, report in words.held.values() if report is not None]
+    lag = sum(report.lag for report in known)
+    bounded = any(report.lag_bounded for report in known)
+    ages = [report.oldest_age for report in known if report.oldest_age is not None]
+    numbers: dict[str, Any] = {
+        "lag": rounded_count(lag),
+        "lagDisplay": displayed(rounded_count(lag), bounded),
+        "parked": rounded_count(sum(report.parked for report in known)),
+        "dead": max(each.dead for _, each in words.subscriptions),
+        "rate": rounded_rate(sum(each.rate for _, each in words.subscriptions)),
+        "lastError": redact(words.last_error)[:_ERROR_LIMIT],
+        "assignments": [_assignment(number, *held) for number, held in sorted(words.held.items())],
+    }
+    if ages and (age := rounded_age(max(ages))) is not None:
+        numbers["oldestAge"] = str(Duration.of_seconds(age))
+    return numbers
+
+
+def _assignment(number: int, pod: str, report: PartitionReport | None) -> dict[str, Any]:
+    entry: dict[str, Any] = {"partition": number, "pod": pod, "lag": rounded_count(report.lag) if report else 0}
+    if report is not None and (age := rounded_age(report.oldest_age)) is not None:
+        entry["oldestAge"] = str(Duration.of_seconds(age))
+    return entry
+
+
+def _words(facts: SubscriptionFacts) -> _Words:
+    relays = [
+        (answer.pod, report)
+        for answer in facts.answers
+        if answer.report is not None and (report := answer.report.relay(facts.relay)) is not None
+    ]
+    subscriptions = [(pod, found) for pod, report in relays if (found := report.subscription(facts.name)) is not None]
+    count = facts.subscription.spec.partitions if facts.subscription is not None else 0
+    held: dict[int, tuple[str, PartitionReport | None]] = dict.fromkeys(range(count), ("", None))
+    answering = {answer.pod for answer in facts.answers}
+    for _, each in subscriptions:  # what the store says about those who did not answer in detail
+        for number, owner in each.owners.items():
+            if number in held and owner in answering and not held[number][0]:
+                held[number] = (owner or "", None)
+    for pod, each in subscriptions:
+        for partition in each.owned:
+            if partition.partition in held:
+                held[partition.partition] = (pod, partition)
+    return _Words(relays, subscriptions, held)
+
+
+def _verdicts(facts: SubscriptionFacts, words: _Words) -> list[Verdict]:
+    verdicts = [_ready(facts, words)]
+    if facts.subscription is not None and facts.relay_exists:
+        verdicts += [_paused(facts, words), secrets_mounted(facts.lacking)]
+        if words.subscriptions:
+            verdicts += [_assigned(words), _sink_reachable(words), _keys_blocked(words)]
+    return verdicts
+
+
+def _ready(facts: SubscriptionFacts, words: _Words) -> Verdict:
+    ready = ConditionType.READY
+    if facts.problem:
+        return no(ready, Reason.INVALID_SPEC, facts.problem)
+    if not facts.relay_exists:
+        name = facts.relay.rpartition("/")[2]
+        message = f'There is no OutboxRelay "{name}" in this namespace: create it, or correct spec.relayRef.name.'
+        return no(ready, Reason.RELAY_NOT_FOUND, message)
+    if not words.relays:
+        return _nobody_answers(facts)
+    if not any(report.database_reachable for _, report in words.relays):
+        return _no_database(words)
+    if not words.subscriptions:
+        message = "Relays have not taken the configuration over yet: this resolves by itself."
+        return no(ready, Reason.PROGRESSING, message)
+    if failed := [each for each in words.moving if each.state == "Failed"]:
+        error = failed[0].last_error or "The relay gave no reason."
+        return no(ready, reason_given(failed[0].reason, Reason.SINK_NOT_SUPPORTED), error)
+    paused = _paused(facts, words)
+    if paused.reason is Reason.PAUSED_BY_SPEC:
+        return yes(ready, Reason.PAUSED_BY_SPEC, paused.message)
+    if paused.reason is Reason.PAUSED_BY_COMMAND:
+        return no(ready, Reason.PAUSED_BY_COMMAND, paused.message)
+    for verdict in (_assigned(words), _sink_reachable(words)):
+        if verdict.status != "True":
+            return no(ready, verdict.reason, verdict.message)
+    return yes(ready, Reason.DELIVERING, "Every partition has a relay, and the destination answers.")
+
+
+def _nobody_answers(facts: SubscriptionFacts) -> Verdict:
+    if not facts.answers:
+        message = "No relay runs: see the conditions of the OutboxRelay."
+        return no(ConditionType.READY, Reason.NOT_ENOUGH_RELAYS, message)
+    pods = ", ".join(answer.pod for answer in facts.answers[:3])
+    return unknown(ConditionType.READY, Reason.STARTING, not_reported(pods))
+
+
+def _no_database(words: _Words) -> Verdict:
+    told = next((report for _, report in words.relays if report.message), None)
+    if told is None:
+        return no(ConditionType.READY, Reason.DATABASE_UNREACHABLE, "No relay reaches the database.")
+    return no(ConditionType.READY, reason_given(told.reason, Reason.DATABASE_UNREACHABLE), told.message)
+
+
+def _paused(facts: SubscriptionFacts, words: _Words) -> Verdict:
+    paused = ConditionType.PAUSED
+    if facts.subscription is not None and facts.subscription.spec.state is State.PAUSED:
+        return yes(paused, Reason.PAUSED_BY_SPEC, "Paused: set spec.state to Running to go on.")
+    if words.subscriptions and all(each.state == "Paused" for _, each in words.subscriptions):
+        message = "Paused in the database by a command: run `mailboat resume` to go on."
+        return yes(paused, Reason.PAUSED_BY_COMMAND, message)
+    return no(paused, Reason.RUNNING, "Not paused.")
+
+
+def _assigned(words: _Words) -> Verdict:
+    missing = [number for number, (pod, _) in words.held.items() if not pod]
+    if missing:
+        shown = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        message = f"Nobody holds {len(missing)} of {len(words.held)} partitions ({shown}): relays take them in seconds."
+        return no(ConditionType.ASSIGNED, Reason.PARTITIONS_WITHOUT_OWNER, message)
+    return yes(ConditionType.ASSIGNED, Reason.ALL_ASSIGNED, "Every partition is held by a relay.")
+
+
+def _sink_reachable(words: _Words) -> Verdict:
+    if all(each.sink_reachable for each in words.moving):
+        return yes(ConditionType.SINK_REACHABLE, Reason.REACHABLE, "The destination answers.")
+    error = next((each.last_error for each in words.moving if not each.sink_reachable and each.last_error), "")
+    message = "The destination can't be reached; no attempt is counted, and delivery resumes by itself."
+    return no(ConditionType.SINK_REACHABLE, Reason.SINK_UNAVAILABLE, f"{message} {error}".strip())
+
+
+def _keys_blocked(words: _Words) -> Verdict:
+    if any(each.blocked for _, each in words.subscriptions):
+        message = "Keys stand still behind events that used up their attempts: see `mailboat parked`."
+        return yes(ConditionType.KEYS_BLOCKED, Reason.ATTEMPTS_EXHAUSTED, message)
+    return no(ConditionType.KEYS_BLOCKED, Reason.NOTHING_BLOCKED, "No key stands still.")
