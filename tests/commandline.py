@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 import uuid
@@ -15,13 +17,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jwt
 import yaml
 from click.testing import CliRunner, Result
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from mailboat.cli.main import main
 from mailboat.outbox.declaring import Declared
-from mailboat.outbox.leases import RelayIdentity
-from mailboat.outbox.postgres import PostgresStore, StoreSettings
+from mailboat.outbox.postgres import PostgresStore
+from mailboat.outbox.settings import RelayIdentity, StoreSettings
 from mailboat_harbor.postgres import Database
 from mailboat_spec import EventSubscription
 from waiting import wait_until
@@ -91,12 +96,13 @@ async def make_known(database: Database, *manifests: dict[str, Any]) -> list[int
 class RunningRelay:
     """``mailboat run`` in a process of its own."""
 
-    def __init__(self, arguments: Sequence[str], log: Path) -> None:
+    def __init__(self, arguments: Sequence[str], log: Path, output: Path = Path(os.devnull)) -> None:
+        """``output`` gets what the log sink prints."""
         self._log = log
-        with log.open("wb") as stderr:
+        with log.open("wb") as stderr, output.open("wb") as stdout:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "mailboat.cli.main", "run", "--listen", "127.0.0.1:0", *arguments],
-                stdout=subprocess.DEVNULL,
+                stdout=stdout,
                 stderr=stderr,
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
             )
@@ -117,15 +123,51 @@ class RunningRelay:
     def get(self, path: str) -> tuple[int, str]:
         assert self.process.poll() is None, f"the relay ended:\n{self._log.read_text()}"
         try:
-            with urllib.request.urlopen(self.address() + path, timeout=5) as response:
+            with urllib.request.urlopen(self.address() + path, timeout=60) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def put(self, path: str, body: bytes, token: str) -> tuple[int, str]:
+        request = urllib.request.Request(
+            self.address() + path, data=body, headers={"Authorization": f"Bearer {token}"}, method="PUT"
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=60) as response:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, error.read().decode()
 
     def wait_ready(self) -> None:
-        wait_until(lambda: self.get("/readyz")[0] == 200, timeout=30, what="the relay to be ready")
+        wait_until(lambda: self.get("/readyz")[0] == 200, timeout=60, what="the relay to be ready")
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        return self.process.wait(timeout=30)
+        return self.process.wait(timeout=90)
+
+
+class Operator:
+    """Signs calls as the operator does."""
+
+    def __init__(self, audience: str) -> None:
+        self.audience = audience
+        self._key = Ed25519PrivateKey.generate()
+
+    @property
+    def public_keys(self) -> str:
+        return self._key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+
+    def sign(self, method: str, path: str, body: bytes, **claims: Any) -> str:
+        now = int(time.time())
+        usual: dict[str, Any] = {
+            "iss": "mailboat-operator",
+            "aud": self.audience,
+            "iat": now,
+            "exp": now + 60,
+            "sub": f"{method} {path}",
+            "sha256": hashlib.sha256(body).hexdigest(),
+        }
+        chosen = {name: value for name, value in (usual | claims).items() if value is not None}
+        return jwt.encode(chosen, self._key, algorithm="EdDSA")

@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 
 import pytest
 import pytest_asyncio
+from hypothesis import HealthCheck, settings
 
 from mailboat_harbor.kafka import KafkaServer, start_apache_kafka, start_kfake
 from mailboat_harbor.missing import PartMissing
@@ -28,6 +29,11 @@ from waiting import wait_until
 Part = TypeVar("Part")
 
 _MISSING = "a real part is missing: "
+
+# How long an example takes says nothing on a machine that runs other tests at the same time. And a failure must come
+# again wherever somebody looks for it.
+settings.register_profile("patient", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 # ---- real servers, one of each per worker -------------------------------------------------------------------------
@@ -65,7 +71,8 @@ def postgres14(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresSer
 
 def _postgres(major: int, places: pytest.TempPathFactory) -> PostgresServer:
     # Nobody may crash the shared servers, so nothing of theirs has to survive one: databases are copied much faster so.
-    in_a_hurry = {"fsync": "off", "full_page_writes": "off"}
+    # No autovacuum: some tests count transactions, and its would be among them.
+    in_a_hurry = {"fsync": "off", "full_page_writes": "off", "autovacuum": "off"}
     places_for_data = places.mktemp(f"postgres{major}")
     return part_or_skip(lambda: PostgresServer.start(find_postgres(major), places_for_data, settings=in_a_hurry))
 
@@ -74,12 +81,6 @@ def _postgres(major: int, places: pytest.TempPathFactory) -> PostgresServer:
 def database(postgres: PostgresServer) -> Iterator[Database]:
     """A fresh, empty database on the newest Postgres."""
     yield from _fresh_database(postgres)
-
-
-@pytest.fixture
-def database14(postgres14: PostgresServer) -> Iterator[Database]:
-    """A fresh, empty database on the oldest supported Postgres."""
-    yield from _fresh_database(postgres14)
 
 
 @pytest.fixture(params=["postgres", "postgres14"])
@@ -174,7 +175,7 @@ def no_thread_left_behind() -> Iterator[None]:
         return [thread for thread in threading.enumerate() if not thread.daemon and thread not in before]
 
     if leftovers():  # a thread that was told to end may need a moment
-        wait_until(lambda: not leftovers(), timeout=5, what=f"the threads that the test left behind: {leftovers()}")
+        wait_until(lambda: not leftovers(), timeout=30, what=f"the threads that the test left behind: {leftovers()}")
 
 
 @pytest_asyncio.fixture

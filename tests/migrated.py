@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Iterator
+from datetime import UTC, date, datetime
 
 import psycopg
 
@@ -13,7 +14,8 @@ from mailboat_harbor.postgres import Database, PostgresServer
 
 OUTBOX = "mailboat.outbox"
 
-_templates: dict[tuple[int, int], str] = {}
+_templates: dict[tuple[int, int, date], str] = {}
+"""By server and by day: a template has partitions for the days from the one on which it was made."""
 
 
 def migrated_database(server: PostgresServer) -> Iterator[Database]:
@@ -25,13 +27,13 @@ def migrated_database(server: PostgresServer) -> Iterator[Database]:
 
 
 def _template(server: PostgresServer) -> str:
-    server_process = (server.port, server.pid)
-    if server_process not in _templates:
+    made_for = (server.port, server.pid, datetime.now(UTC).date())
+    if made_for not in _templates:
         name = f"migrated_{secrets.token_hex(6)}"
         server.create_database(name, template="template0")
         asyncio.run(_migrate(server.url(name)))
-        _templates[server_process] = name
-    return _templates[server_process]
+        _templates[made_for] = name
+    return _templates[made_for]
 
 
 async def _migrate(url: str) -> None:

@@ -30,6 +30,8 @@ def subscription(**changes: Any) -> SubscriptionStatus:
         rate=12.5,
         sink_reachable=True,
         last_error=None,
+        reason="",
+        blocked=0,
         owned=(partition(0), partition(1)),
         owners={0: "a", 1: "a", 2: "b", 3: "b"},
     )
@@ -42,6 +44,7 @@ def relay(**changes: Any) -> RelayStatus:
         relay="a",
         state=RelayState.RUNNING,
         message="",
+        reason="",
         database_reachable=True,
         schema_ready=True,
         outbox="mailboat.outbox",

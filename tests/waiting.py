@@ -9,29 +9,48 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar, cast
+from typing import TypeVar, cast, overload
 
 Answer = TypeVar("Answer")
 
+PATIENCE = 60.0
+"""Seconds. What takes one on an idle machine may take many on a busy one; what comes soon is waited for no longer."""
 _POLL = 0.02
+_LONGEST_PAUSE = 0.5
 
 
-def wait_until(condition: Callable[[], Answer], timeout: float = 10.0, what: str = "the condition") -> Answer:
-    """Poll until the condition is true, and return what it answered."""
+def wait_until(
+    condition: Callable[[], Answer],
+    timeout: float = PATIENCE,
+    what: str = "the condition",
+    met: Callable[[Answer], object] = bool,
+) -> Answer:
+    """Poll until the condition is true, and return what it answered.
+
+    With ``met`` the condition answers with whatever there is to know, and ``met`` says whether that is it: so the
+    message of a wait in vain has something to tell.
+    """
     deadline = time.monotonic() + timeout
-    while not (answer := condition()):
+    while True:
+        asked = time.monotonic()
+        if met(answer := condition()):
+            return answer
         if time.monotonic() > deadline:
             raise AssertionError(_too_late(what, timeout, answer))
-        time.sleep(_POLL)
-    return answer
+        time.sleep(_pause_since(asked))
 
 
+@overload
+async def await_until(condition: Callable[[], Awaitable[Answer]], timeout: float = ..., what: str = ...) -> Answer: ...
+@overload
+async def await_until(condition: Callable[[], Answer], timeout: float = ..., what: str = ...) -> Answer: ...
 async def await_until(
-    condition: Callable[[], Answer | Awaitable[Answer]], timeout: float = 10.0, what: str = "the condition"
+    condition: Callable[[], Answer | Awaitable[Answer]], timeout: float = PATIENCE, what: str = "the condition"
 ) -> Answer:
     """The same without blocking the event loop; the condition may be a coroutine function."""
     deadline = time.monotonic() + timeout
     while True:
+        asked = time.monotonic()
         answer = condition()
         if inspect.isawaitable(answer):
             answer = await answer
@@ -39,7 +58,12 @@ async def await_until(
             return cast(Answer, answer)
         if time.monotonic() > deadline:
             raise AssertionError(_too_late(what, timeout, answer))
-        await asyncio.sleep(_POLL)
+        await asyncio.sleep(_pause_since(asked))
+
+
+def _pause_since(asked: float) -> float:
+    """A question that takes a whole program, or a long list, to answer must not take all of the machine."""
+    return max(_POLL, min(2 * (time.monotonic() - asked), _LONGEST_PAUSE))
 
 
 def _too_late(what: str, timeout: float, answer: object) -> str:

@@ -13,8 +13,6 @@ from mailboat.errors import (
     ConfigError,
     DatabaseUnavailable,
     EmitRefused,
-    ForeignDatabase,
-    LeaseLost,
     MailboatError,
     SchemaMismatch,
 )
@@ -38,8 +36,6 @@ def refused(place: Place, code: int, *arguments: str) -> str:
         (EmitRefused(), 3),
         (SchemaMismatch(), 4),
         (DatabaseUnavailable(), 5),
-        (ForeignDatabase(), 6),
-        (LeaseLost(), 7),
     ],
 )
 def test_each_kind_of_error_has_an_exit_code(error, code):
@@ -67,6 +63,11 @@ def test_a_path_that_is_not_there_is_named(place):
     assert "nowhere.yaml does not exist" in result.stderr
 
 
+def test_a_path_that_can_not_be_looked_at_is_told_like_one_that_is_not_there(place):
+    result = place.mailboat("status", "-f", "x" * 300, manifests=False)
+    assert (result.exit_code, "can't be read: File name too long" in result.stderr) == (3, True)
+
+
 def test_a_database_that_nobody_migrated_says_how_to(empty_place):
     assert "Run `mailboat migrate`" in refused(empty_place, 4, "status")
     assert "Run `mailboat migrate`" in refused(empty_place, 4, "dlq", "list")
@@ -87,6 +88,7 @@ def test_a_wrong_password_is_told_and_not_repeated(place):
         message = refused(place, 5, "status")
     finally:
         place.database.server.execute("drop role careless")
+    assert message.startswith("mailboat: OutboxRelay shop/orders (Secret orders-db, key url): ")
     assert 'password authentication failed for user "careless"' in message
     assert "hunter2" not in message
 
@@ -107,14 +109,34 @@ def test_a_url_that_libpq_does_not_understand_is_not_repeated(place):
     place.write(manifest, subscription_manifest())
     place.environment["MAILBOAT_SECRET_DB_URL"] = "postgresql://me:hunter2@host:port/db?nonsense=1"
     message = refused(place, 3, "status")
-    assert "is not one that libpq understands" in message
+    assert "OutboxRelay shop/orders (Secret db, key url): the database URL is not one that libpq understands" in message
     assert "hunter2" not in message
+
+
+@pytest.mark.parametrize("blank", ["", " \n"])
+@pytest.mark.parametrize("command", ["status", "run"])
+def test_an_empty_url_is_not_taken_for_the_server_of_this_machine(place, command, blank):
+    manifest = relay_manifest("")
+    manifest["spec"]["database"] = {"urlSecretRef": {"name": "orders-db", "key": "url"}}
+    place.write(manifest, subscription_manifest())
+    place.environment["MAILBOAT_SECRET_ORDERS_DB_URL"] = blank
+    listen = ("--listen", "127.0.0.1:0") if command == "run" else ()
+    message = refused(place, 3, command, *listen).splitlines()[-1]
+    assert message == (
+        "mailboat: OutboxRelay shop/orders: spec.database.urlSecretRef: key url of secret orders-db is empty. Write the"
+        " database's URL into it: postgresql://user:***@host:5432/dbname"
+    )
 
 
 @pytest.mark.parametrize("command", [("status",), ("migrate",), ("verify",), ("dlq", "list"), ("pause", "to-log")])
 def test_a_database_that_is_not_there_is_told(place, command):
     place.write(relay_manifest(f"postgresql://postgres@127.0.0.1:{free_port()}/x"), subscription_manifest())
-    assert "connection refused" in refused(place, 5, *command).lower()
+    message = refused(place, 5, *command)
+    assert message.startswith("mailboat: OutboxRelay shop/orders (spec.database.url): ")
+    assert "connection refused" in message.lower()
+    assert message.endswith(
+        "\nCheck that the server runs and can be reached from here, and the host, port, user and password of the URL.\n"
+    )
 
 
 def test_a_restored_dump_is_rebased_only_on_request(place):
@@ -129,6 +151,33 @@ def test_a_subscription_that_nobody_knows_is_told_with_those_that_are(place):
     asyncio.run(make_known(place.database, subscription_manifest()))
     message = refused(place, 3, "pause", "to-lag")
     assert message == "mailboat: the database knows no subscription to-lag. It knows: shop/to-log.\n"
+
+
+@pytest.mark.parametrize(
+    "command", ["dlq list", "dlq replay", "dlq purge --yes", "parked list", "parked retry", "parked drop"]
+)
+def test_a_filter_by_a_subscription_that_nobody_knows_is_told(place, command):
+    asyncio.run(make_known(place.database, subscription_manifest()))
+    message = refused(place, 3, *command.split(), "--subscription", "to-lag")
+    assert message == "mailboat: the database knows no subscription to-lag. It knows: shop/to-log.\n"
+
+
+def test_a_subscription_that_no_relay_has_run_yet_is_known(place):
+    assert place.ok("dlq", "replay", "--subscription", "to-log") == "0 dead letters replayed\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "complaint"),
+    [
+        ("dlq replay", "there is no dead letter 4711."),
+        ("dlq replay --dry-run", "there is no dead letter 4711."),
+        ("dlq purge --yes", "there is no dead letter 4711."),
+        ("parked retry", "no event 4711 is parked."),
+        ("parked drop --yes", "no event 4711 is parked."),
+    ],
+)
+def test_an_id_that_is_not_there_is_told(place, command, complaint):
+    assert complaint in refused(place, 3, *command.split(), "--id", "4711")
 
 
 @pytest.mark.parametrize(
@@ -153,8 +202,37 @@ def test_wrong_usage_is_told(place, arguments, complaint):
 
 
 def test_what_must_not_enter_the_outbox_is_refused(place):
-    assert "is not JSON" in refused(place, 3, "emit", "order.placed", "{")
+    message = refused(place, 3, "emit", "order.placed", "{")
+    assert message == "mailboat: PAYLOAD: is not JSON: say --content-type text/plain for other text\n"
     assert place.database.execute("select count(*) from mailboat.outbox") == [(0,)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("", "{}"), "TYPE: must not be empty"),
+        (("t", "{}", "--key", ""), "--key: must not be empty: leave it out"),
+        (("t", "{}", "--aggregate-id", ""), "--aggregate-id: must have 1 to 1024 bytes"),
+        (("t", "{}", "--content-type", "x"), "--content-type: must be a media type such as application/json"),
+        (("t", "{}", "--tag", ""), "--tag: must each have 1 to 128 characters and no control characters"),
+        (("t", "{}", "--header", "ce_id=1"), "--header: can't have the name ce_id, which Mailboat sets itself"),
+        (("t", "{}", "--header", "a=\t"), "--header a: must not contain control characters"),
+    ],
+)
+def test_a_refused_event_is_told_by_the_options_that_were_typed(place, arguments, complaint):
+    assert refused(place, 3, "emit", *arguments) == f"mailboat: {complaint}\n"
+
+
+def test_an_outbox_that_is_not_there_is_told_with_those_that_are(place):
+    message = refused(place, 3, "emit", "t", "{}", "--relay", "nobody")
+    assert message == "mailboat: there is no OutboxRelay nobody; the manifests have: shop/orders.\n"
+
+
+@pytest.mark.parametrize("option", ["--control-token-file", "--control-keys"])
+def test_a_file_with_what_callers_must_bring_has_to_be_there(place, tmp_path, option):
+    missing = tmp_path / "missing"
+    message = refused(place, 3, "run", option, str(missing), *(["--audience", "me"] if "keys" in option else []))
+    assert message.startswith(f"mailboat: {option}: {missing} is no file. Write the ")
 
 
 def test_a_bug_is_not_thrown_at_the_user(place, monkeypatch):

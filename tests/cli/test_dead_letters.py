@@ -12,7 +12,9 @@ from psycopg import sql
 
 from commandline import Place, make_known, subscription_manifest
 from mailboat.cli.dlq import paced
-from mailboat.outbox.deadletters import Candidate, plan
+from mailboat.outbox.deadletters import Candidate, candidates, plan, replay
+from mailboat.outbox.interventions import Match
+from mailboat.outbox.link import Link
 
 SLOT = 6  # of all events in here: partition 0 of 2
 
@@ -83,7 +85,7 @@ def queue(place: Place) -> list[tuple[object, ...]]:
     """The parked events in the order of sending: sequence, rank, replay, attempts, whether it is due."""
     return place.database.execute(
         "select sequence, rank, replay, attempts, next_attempt_at <= clock_timestamp() from mailboat.parked"
-        " order by key, rank, sequence, ordinal"
+        " order by key, rank, case when rank = 0 then id end, ordinal"
     )
 
 
@@ -133,6 +135,7 @@ def test_filters_narrow_the_list(place, number, filters, found):
         bury(place, number, 3, key="b", reason="Invalid", died_at="2026-01-03T00:00:00Z"): 3,
     }
     bury(place, number, 4, replayed_at="2026-01-04T00:00:00Z")
+    asyncio.run(make_known(place.database, subscription_manifest("other")))
     listed = [json.loads(line) for line in place.ok("dlq", "list", "--json", *filters).splitlines()]
     assert [ids[letter["dead_id"]] for letter in listed] == found
 
@@ -193,6 +196,29 @@ def test_a_later_replay_of_an_earlier_event_goes_before_the_one_that_waits(place
     assert [(row[0], row[4]) for row in queue(place)] == [(2, True), (5, None)]
 
 
+def test_numbers_from_before_a_change_of_partitions_do_not_change_the_order(place, number):
+    bury(place, number, 5, id=2)
+    bury(place, number, 900, id=1)
+    place.ok("dlq", "replay", "--all")
+    assert [(row[0], row[4]) for row in queue(place)] == [(900, True), (5, None)]
+
+
+def test_a_retry_after_a_change_of_partitions_is_of_the_older_event(place, number):
+    park(place, number, 900, id=1, next_attempt_at="2030-01-01T00:00:00Z")
+    park(place, number, 5, id=2)
+    assert [line.split()[3] for line in place.ok("parked", "list").splitlines()[1:]] == ["k"]
+    place.ok("parked", "retry", "--all")
+    assert [(row[0], row[4]) for row in queue(place)] == [(900, True), (5, None)]
+
+
+def test_a_drop_after_a_change_of_partitions_leaves_the_older_event_at_the_head(place, number):
+    park(place, number, 900, id=1, next_attempt_at="2030-01-01T00:00:00Z")
+    park(place, number, 5, id=2)
+    third = park(place, number, 6, id=3)
+    place.ok("parked", "drop", "--id", str(third), "--yes")
+    assert [(row[0], row[4]) for row in queue(place)] == [(900, False), (5, None)]
+
+
 def test_a_replay_brings_back_the_whole_event(place, number):
     event_id = uuid.uuid4()
     bury(
@@ -222,12 +248,32 @@ def test_events_without_a_key_wait_for_nobody(place, number):
     assert [row[4] for row in queue(place)] == [True, True]
 
 
-def test_where_no_order_is_kept_nobody_waits_either(place, number):
+@pytest.fixture
+def unordered(place: Place) -> None:
+    """The subscription keeps no order."""
     manifest = place.folder / "manifests.yaml"
     manifest.write_text(manifest.read_text().replace("partitions: 2", "partitions: 2\n  ordering: None"))
+
+
+def test_where_no_order_is_kept_nobody_waits_either(place, number, unordered):
     bury(place, number, 1)
     bury(place, number, 2)
     place.ok("dlq", "replay", "--all")
+    assert [row[4] for row in queue(place)] == [True, True]
+
+
+def test_where_no_order_is_kept_a_drop_makes_nobody_wait(place, number, unordered):
+    for sequence in (1, 2, 3):
+        last = park(place, number, sequence, next_attempt_at="2030-01-01T00:00:00Z")
+    assert len(place.ok("parked", "list").splitlines()) == 1 + 3
+    place.ok("parked", "drop", "--id", str(last), "--yes")
+    assert [row[4] for row in queue(place)] == [False, False]
+
+
+def test_where_no_order_is_kept_a_retry_is_of_each_event(place, number, unordered):
+    for sequence in (1, 2):
+        park(place, number, sequence, next_attempt_at="2030-01-01T00:00:00Z")
+    assert place.ok("parked", "retry", "--all") == "2 events will be tried now\n"
     assert [row[4] for row in queue(place)] == [True, True]
 
 
@@ -263,6 +309,58 @@ def test_an_event_that_died_twice_is_replayed_once(place, number):
     assert len(queue(place)) == 1
 
 
+def retire(place: Place, number: int) -> None:
+    """As a relay does with a subscription that its configuration does not name any more."""
+    for table in ("cursors", "parked"):
+        place.database.execute(
+            sql.SQL("delete from {} where subscription_id = {}").format(
+                sql.Identifier("mailboat", table), sql.Literal(number)
+            )
+        )
+    place.database.execute(
+        sql.SQL("update mailboat.subscriptions set retired_at = now() where id = {}").format(sql.Literal(number))
+    )
+
+
+@pytest.mark.parametrize("options", [["--all"], ["--all", "--dry-run"]], ids=["replay", "dry run"])
+def test_dead_letters_of_a_deleted_subscription_are_refused_and_stay(place, number, options):
+    dead = bury(place, number, 1)
+    retire(place, number)
+    told = place.mailboat("dlq", "replay", *options)
+    assert told.exit_code != 0
+    assert f"{dead} shop/to-log order.placed key k: its subscription was deleted" in told.output
+    assert "create a subscription shop/to-log again" in told.output
+    assert not queue(place)
+    assert place.database.execute("select replayed_at from mailboat.dead_letters") == [(None,)]
+
+
+def test_dead_letters_of_a_deleted_subscription_keep_no_others_back(place, number):
+    orphaned = bury(place, number, 1)
+    retire(place, number)
+    (other,) = asyncio.run(make_known(place.database, subscription_manifest(name="other")))
+    bury(place, other, 2)
+    told = place.ok("dlq", "replay", "--all")
+    assert f"{orphaned} shop/to-log order.placed key k: its subscription was deleted" in told
+    assert told.endswith("1 dead letter replayed\n")
+    assert [row[0] for row in queue(place)] == [2]
+
+
+def test_a_subscription_that_is_deleted_meanwhile_swallows_nothing(place, number):
+    dead = bury(place, number, 1)
+
+    async def too_late() -> int:
+        link = await Link.open(lambda: place.database.url, "dlq replay")
+        try:
+            found = await candidates(link, Match("mailboat.outbox"), replayed=False, limit=None)
+            retire(place, number)
+            return await replay(link, "mailboat.outbox", found, again=False)
+        finally:
+            await link.close()
+
+    assert asyncio.run(too_late()) == 0
+    assert place.database.execute("select dead_id, replayed_at from mailboat.dead_letters") == [(dead, None)]
+
+
 def test_sleeping_relays_are_woken(place, number):
     bury(place, number, 1)
     with psycopg.connect(place.database.url, autocommit=True) as listener:
@@ -275,10 +373,26 @@ def test_what_was_replayed_can_be_purged_and_nothing_else(place, number):
     bury(place, number, 1)
     bury(place, number, 2, replayed_at="2026-01-01T12:00:00Z")
     place.database.execute("update mailboat.dead_letters set replayed_at = now() where replayed_at is not null")
-    assert place.mailboat("dlq", "purge").exit_code == 3
-    assert place.ok("dlq", "purge", "--yes") == "0 dead letters deleted\n"
-    assert place.ok("dlq", "purge", "--yes", "--older-than", "0s") == "1 dead letter deleted\n"
+    assert place.mailboat("dlq", "purge", "--all").exit_code == 3
+    assert place.ok("dlq", "purge", "--all", "--yes") == "0 dead letters deleted\n"
+    assert place.ok("dlq", "purge", "--all", "--yes", "--older-than", "0s") == "1 dead letter deleted\n"
     assert place.database.execute("select sequence from mailboat.dead_letters") == [(1,)]
+
+
+def test_a_purge_deletes_no_more_than_the_limit_and_the_oldest_first(place, number):
+    for sequence in range(1, 5):
+        bury(place, number, sequence, replayed_at="2026-01-01T12:00:00Z")
+    purge = ("dlq", "purge", "--subscription", "to-log", "--yes")
+    assert place.ok(*purge, "--limit", "3") == "3 dead letters deleted\n"
+    assert place.database.execute("select sequence from mailboat.dead_letters") == [(4,)]
+    assert place.ok(*purge, "--limit", "3") == "1 dead letter deleted\n"
+
+
+def test_a_limit_alone_does_not_say_what_to_purge(place, number):
+    bury(place, number, 1, replayed_at="2026-01-01T12:00:00Z")
+    refused = place.mailboat("dlq", "purge", "--limit", "1", "--yes")
+    assert (refused.exit_code, "say which ones" in refused.stderr) == (2, True)
+    assert place.database.execute("select count(*) from mailboat.dead_letters") == [(1,)]
 
 
 def candidate(dead_id: int, event_id: str = "e", *, waits: bool = False) -> Candidate:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
+import click
 import pytest
-from click import Command, Group
+from click import Command, Context, Group
 from click.testing import CliRunner
 
 from mailboat.cli.main import main
@@ -46,7 +49,10 @@ def test_the_first_page():
 
 def commands(group: Group, *above: str) -> list[tuple[tuple[str, ...], Command]]:
     found: list[tuple[tuple[str, ...], Command]] = []
-    for name, command in group.commands.items():
+    context = Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
         found += commands(command, *above, name) if isinstance(command, Group) else [((*above, name), command)]
     return found
 
@@ -66,8 +72,31 @@ def test_every_command_explains_itself_and_its_options(path: tuple[str, ...], co
     assert unexplained == []
 
 
+@pytest.mark.parametrize(
+    ("path", "command"), [pytest.param(path, command, id=" ".join(path)) for path, command in commands(main)]
+)
+def test_a_path_is_judged_by_whoever_opens_it(path: tuple[str, ...], command: Command):
+    """click would do so before, in words and with an exit code of its own."""
+    paths = [option.type for option in command.params if isinstance(option.type, click.Path)]
+    assert not any(each.exists or each.readable for each in paths)
+
+
+def test_a_command_costs_the_import_of_itself_only():
+    script = "import sys, mailboat.cli.main as m; m.main(['emit', '--help'], standalone_mode=False);"
+    script += "print([name for name in ('aiohttp', 'jwt', 'prometheus_client') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 def test_the_documentation_names_every_command():
     page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
     for path, _ in commands(main):
         assert f"`mailboat {path[0]}" in page
         assert path[-1] in page
+
+
+def test_where_only_emitting_is_installed_it_says_what_to_install():
+    script = "import sys; sys.modules['click'] = None; from mailboat.cli import start; start()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stderr == "mailboat: the command line needs click, which is not installed: install mailboat[relay]\n"
+    assert done.returncode == 1

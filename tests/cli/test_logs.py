@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mailboat.logs import LogFormat, configure, redact
+from mailboat.logs import LogFormat, configure
+from mailboat_spec.secrecy import redact
 
 
 @pytest.fixture
@@ -101,3 +102,14 @@ def test_what_counts_as_a_secret(text, expected):
 @given(st.text(st.characters(exclude_categories=["Cs", "Cc", "Zs", "Zl", "Zp"]), min_size=1))
 def test_no_password_in_a_url_survives(password):
     assert redact(f"x postgresql://me:{password}@db/shop y") == "x postgresql://me:***@db/shop y"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "-----BEGIN PRIVATE KEY-----\nhunter2\n-----END PRIVATE KEY-----",
+        "got eyJhbGciOiJIUzI1NiJ9.hunter2.hunter2",
+    ],
+)
+def test_keys_and_tokens_are_blotted_out_as_the_operator_does(text: str) -> None:
+    assert "hunter2" not in redact(text)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -102,6 +104,32 @@ def test_all_problems_of_all_files_are_told(tmp_path):
     assert "2.yaml, document 2: spec.sinc" in message
 
 
+def test_a_name_that_no_file_can_have_is_told(tmp_path):
+    assert "can't be read: File name too long" in refusal(tmp_path / ("x" * 300))
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> Iterator[Path]:
+    """A folder that may not be looked into; not even by root, which puts its rights aside for this."""
+    folder = tmp_path / "locked"
+    folder.mkdir()
+    written(folder, manifest())
+    folder.chmod(0)
+    user = os.geteuid()
+    if user == 0:
+        for above in (tmp_path, *tmp_path.parents[:2]):
+            above.chmod(0o755)
+        os.seteuid(65534)
+    yield folder
+    os.seteuid(user)
+    folder.chmod(0o700)
+
+
+def test_a_folder_or_a_file_that_may_not_be_looked_at_is_told(locked):
+    assert f"{locked} can't be read: Permission denied" in refusal(locked)
+    assert f"{locked}/m.yaml can't be read: Permission denied" in refusal(locked / "m.yaml")
+
+
 def test_a_folder_without_manifests_is_told(tmp_path):
     assert "holds no manifest (*.yaml, *.yml, *.json)" in refusal(tmp_path)
 
@@ -117,6 +145,7 @@ def test_without_a_relay_there_is_nothing_to_do(tmp_path):
         ({"sink": {"redis": {"url": "redis://r", "stream": "s"}}}, "spec.sink.redis"),
         ({"sink": {"postgres": {"url": "postgresql://p/x", "table": "a.b"}}}, "spec.sink.postgres"),
         ({"schemas": {"configMapRef": {"name": "s"}}}, "spec.schemas"),
+        ({"idempotency": {"redis": {"url": "redis://r"}}}, "spec.idempotency"),
     ],
 )
 def test_what_this_release_can_not_do_is_refused_by_field(tmp_path, spec, field):
@@ -128,9 +157,3 @@ def test_what_this_release_can_not_do_is_refused_by_field(tmp_path, spec, field)
 def test_rows_tracking_is_refused_by_field(tmp_path):
     message = refusal(written(tmp_path, manifest(relay_manifest(URL, tracking="Rows"))))
     assert "OutboxRelay shop/orders: spec.outbox.tracking: " in message
-
-
-def test_settings_for_consumers_are_passed_over(tmp_path):
-    idempotency = {"redis": {"url": "redis://r"}}
-    path = written(tmp_path, manifest(relay_manifest(URL), subscription_manifest(idempotency=idempotency)))
-    assert len(load([path]).subscriptions) == 1

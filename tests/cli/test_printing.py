@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mailboat.cli.printing import age, columns, reindented, safe, shortened
+from mailboat.cli.printing import age, columns, reindented, shortened
+from mailboat.terminals import safe
 
 
 @pytest.mark.parametrize(

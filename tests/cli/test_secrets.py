@@ -62,6 +62,15 @@ def test_what_is_nowhere_is_told_with_all_places(folder):
         secrets.all("kafka")
 
 
+def test_where_no_folder_was_named_it_says_that_one_can_be():
+    with pytest.raises(ConfigError) as caught:
+        find_secrets(None, {}).read("orders-db", "url")
+    assert str(caught.value) == (
+        "key url of secret orders-db was not found. Looked for $MAILBOAT_SECRET_ORDERS_DB_URL. Put the value into it,"
+        " or into orders-db/url of a folder that --secrets-dir names."
+    )
+
+
 @pytest.mark.parametrize("name", ["../orders-db", "a/b", "..", ""])
 def test_no_name_leads_out_of_the_folder(folder, name):
     with pytest.raises(ConfigError, match="can't name a secret"):

@@ -1,21 +1,27 @@
-"""``mailboat status``: what is shown, with relays and without."""
+"""``mailboat status``: what is shown, with relays and without; the lag is what it says (G7)."""
 
 from __future__ import annotations
 
 import asyncio
 import io
 import json
+import os
+import sys
 from dataclasses import replace
 
 import pytest
 import yaml
+from psycopg import sql
 from rich.console import Console
 
-from commandline import Place, RunningRelay, make_known, subscription_manifest
+from commandline import Place, RunningRelay, make_known, relay_manifest, subscription_manifest
 from mailboat.cli.status import Overview, as_table
 from mailboat.cli.statuslines import HEADER, StatusLine, enriched, from_relays
 from mailboat.runtime.status import as_json
+from mailboat_harbor.ports import free_port
+from mailboat_harbor.postgres import Database
 from statuses import partition, relay, subscription
+from terminal import CTRL_C, HIDE_CURSOR, SHOW_CURSOR, Terminal
 from waiting import wait_until
 
 
@@ -59,19 +65,63 @@ def test_with_a_relay_its_own_words_are_shown_too(place: Place, start_relay):
     def line() -> list[str]:
         return place.ok("status").splitlines()[1].split()
 
-    wait_until(lambda: line()[0] == "True", timeout=20, what="the subscription to be ready")
-    assert line()[3] == "2/2"
-    assert line()[8] == "0.0/s"
+    # A relay that did not answer in time has no rate.
+    cells = wait_until(line, what="the relay's word", met=lambda cells: cells[0] == "True" and cells[8] != "-")
+    assert (cells[3], cells[8]) == ("2/2", "0.0/s")
     by_url = place.mailboat("status", "--url", running.address(), manifests=False)
     assert by_url.stdout.splitlines()[1].split()[:4] == ["True", "shop/to-log", "log", "2/2"]
     document = json.loads(place.ok("status", "--json"))
     assert [each["relay"] for each in document["relays"]] == ["r1"]
 
 
+def test_on_a_terminal_it_is_watched_until_ctrl_c(place: Place):
+    """Through an outage of the database, too; and the terminal is as it was before."""
+    command = [sys.executable, "-m", "mailboat.cli.main"]
+    command += ["status", "-f", str(place.folder), "--watch", "--interval", "0.1"]
+    with Terminal(command, os.environ) as terminal:
+        wait_until(lambda: terminal.text, 60, "some frames", met=lambda text: text.count("shop/to-log") > 2)
+        assert "no relay has run it yet" in terminal.text
+        _let_in(place.database, False)
+        wait_until(lambda: terminal.text, 30, "the trouble to be told", met=lambda text: "currently accepting" in text)
+        frames = terminal.text.count("shop/to-log")
+        _let_in(place.database, True)
+        wait_until(lambda: terminal.text.count("shop/to-log") > frames, 30, what="the table again")
+        terminal.press(CTRL_C)
+        assert terminal.wait(60) == 0, terminal.text
+    assert terminal.raw.rfind(SHOW_CURSOR) > terminal.raw.rfind(HIDE_CURSOR) >= 0
+    assert "Traceback" not in terminal.text
+
+
+def _let_in(database: Database, yes: bool) -> None:
+    statement = sql.SQL("alter database {} allow_connections {}").format(
+        sql.Identifier(database.name), sql.Literal(yes)
+    )
+    database.server.execute(statement, "postgres")
+
+
 def test_relays_that_do_not_answer_are_told(place: Place):
     result = place.mailboat("status", "--url", "http://127.0.0.1:9", manifests=False)
     assert result.exit_code == 5
     assert "no status from http://127.0.0.1:9" in result.stderr
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "http://:80"])
+def test_what_is_no_address_of_a_relay_is_told(place: Place, url: str):
+    result = place.mailboat("status", "--url", url, manifests=False)
+    assert f"no status from {url}: that is no address: write http://host:port" in result.stderr
+
+
+def test_a_database_that_is_away_does_not_hide_the_others(place: Place):
+    away = relay_manifest(f"postgresql://postgres@127.0.0.1:{free_port()}/x")
+    away["metadata"]["name"] = "away"
+    place.write(away, name="away.yaml")
+    result = place.mailboat("status")
+    _, line, remark = result.stdout.splitlines()
+    assert line.split()[1] == "shop/to-log"
+    assert remark.startswith("OutboxRelay shop/away (spec.database.url): ")
+    assert (result.exit_code, result.stderr) == (5, "mailboat: 1 of 2 databases could not be asked.\n")
+    document = json.loads(place.mailboat("status", "--json").stdout)
+    assert (document["remarks"], len(document["subscriptions"])) == ([remark], 1)
 
 
 # ---- lines --------------------------------------------------------------------------------------------------------
@@ -102,6 +152,8 @@ def test_what_relays_own_is_added_up():
         ({"sink_reachable": False}, "False"),
         ({"sink_reachable": None}, "True"),
         ({"state": "Paused"}, "Paused"),
+        ({"state": "Failed"}, "Failed"),
+        ({"state": "Deleted"}, "Deleted"),
     ],
 )
 def test_who_is_ready(changes, ready):
@@ -112,6 +164,17 @@ def test_who_is_ready(changes, ready):
 def test_a_relay_that_owns_nothing_says_nothing_about_the_sink():
     (line,) = from_relays(documents(subscription(), subscription(owned=(), sink_reachable=False)))
     assert line.sink_reachable is True
+
+
+def test_a_subscription_is_failed_only_where_nobody_can_run_it():
+    lacking = subscription(state="Failed", owned=(), sink_reachable=False, last_error="secret kafka was not found")
+    (line,) = from_relays(documents(lacking, lacking))
+    assert (line.ready_text, line.last_error) == ("Failed", "secret kafka was not found")
+    (line,) = from_relays(documents(lacking, subscription(owned=tuple(map(partition, range(4))))))
+    assert (line.ready_text, line.last_error) == ("True", "secret kafka was not found")
+    told = from_relays(documents(lacking))
+    plain = StatusLine("shop/orders-to-kafka", None, "Running", 0, 4, 7, False, 2.0, 0, 0, None, None, None)
+    assert enriched(plain, told).ready_text == "Failed"
 
 
 def test_an_error_is_one_short_safe_line():
@@ -125,6 +188,18 @@ def test_the_database_knows_lag_and_relays_know_the_rest():
     line = enriched(plain, from_relays(documents(subscription(last_error="no broker", sink_reachable=False))))
     assert (line.lag, line.rate, line.sink, line.last_error, line.ready) == (7, 12.5, "kafka", "no broker", False)
     assert enriched(replace(plain, name="a/b"), from_relays(documents(subscription()))).rate is None
+
+
+def test_on_a_narrow_terminal_names_stay_whole_and_errors_are_folded():
+    lines = from_relays(documents(subscription(last_error="the broker does not answer, and nobody knows why")))
+    screen = io.StringIO()
+    Console(file=screen, force_terminal=True, color_system=None, width=100).print(
+        as_table(Overview(tuple(lines), (), ()))
+    )
+    header, line, *more = screen.getvalue().splitlines()
+    assert header.rstrip().endswith("LAST ERROR")
+    assert "shop/orders-to-kafka" in line
+    assert more, "the rest of the error"
 
 
 def test_on_a_terminal_it_is_a_table_with_remarks_below():

@@ -1,10 +1,9 @@
-"""The demo, run as a newcomer runs it: as a process, without a terminal."""
+"""The demo, run as a newcomer runs it: as a process, without a terminal to its end, and on one until interrupted."""
 
 from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,20 +13,13 @@ import psutil
 import pytest
 
 from mailboat_harbor.golang import built_program
+from terminal import CTRL_C, HIDE_CURSOR, SHOW_CURSOR, Terminal
 from waiting import wait_until
 
 PROOF = re.compile(r"^PROOF: (\d+) written, (\d+) received, 0 lost, 0 out of order, 0 uncommitted", re.MULTILINE)
 
 
-def start_demo(folder: Path, output: Path, *options: str) -> subprocess.Popen[bytes]:
-    with output.open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "mailboat.demo", "--short", *options],
-            env={**os.environ, "TMPDIR": str(folder)},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
+DEMO = [sys.executable, "-m", "mailboat.demo", "--short"]
 
 
 @pytest.fixture
@@ -37,16 +29,24 @@ def folder(tmp_path: Path) -> Path:
     return place
 
 
-@pytest.mark.timeout(400)  # a dozen processes start, one after the other: seconds alone, minutes beside other tests
+@pytest.mark.timeout(600)  # a dozen processes start, one after the other: seconds alone, minutes beside other tests
 def test_it_proves_that_nothing_was_lost_and_leaves_nothing_behind(
     folder: Path, tmp_path: Path, or_skip: Callable[[Callable[[], Path]], Path]
 ):
     or_skip(lambda: built_program("kfake"))
     output = tmp_path / "output"
-    demo = start_demo(folder, output, "--broker", "kfake")
-    status = demo.wait(380)
+    with output.open("wb") as log:
+        done = subprocess.run(
+            [*DEMO, "--broker", "kfake"],
+            env={**os.environ, "TMPDIR": str(folder)},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            timeout=560,
+            check=False,
+        )
     told = output.read_text()
-    assert status == 0, told
+    assert done.returncode == 0, told
     found = PROOF.search(told)
     assert found is not None, told
     assert found[1] == found[2]
@@ -56,21 +56,22 @@ def test_it_proves_that_nothing_was_lost_and_leaves_nothing_behind(
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.timeout(200)
-def test_an_interrupt_stops_and_removes_everything(folder: Path, tmp_path: Path):
-    output = tmp_path / "output"
-    demo = start_demo(folder, output, "--broker", "mock")
-    wait_until(
-        lambda: "The application changes orders" in output.read_text() or demo.poll() is not None,
-        timeout=120,
-        what="the demo to be under way",
-    )
-    servants = psutil.Process(demo.pid).children(recursive=True)
-    assert servants, output.read_text()
-    demo.send_signal(signal.SIGINT)
-    assert demo.wait(60) == 130, output.read_text()
-    assert "everything was stopped and removed" in output.read_text()
-    assert "Traceback" not in output.read_text()
+@pytest.mark.timeout(600)
+def test_on_a_terminal_it_is_a_live_screen_and_ctrl_c_stops_and_removes_everything(folder: Path):
+    with Terminal([*DEMO, "--broker", "mock"], {**os.environ, "TMPDIR": str(folder)}) as terminal:
+        wait_until(
+            lambda: "The application changes orders" in terminal.text or terminal.process.poll() is not None,
+            timeout=120,
+            what="the demo to be under way",
+        )
+        servants = psutil.Process(terminal.process.pid).children(recursive=True)
+        assert servants, terminal.text
+        wait_until(lambda: "partitions " in terminal.text, timeout=60, what="a relay in the picture")
+        terminal.press(CTRL_C)
+        assert terminal.wait(60) == 130, terminal.text
+    assert terminal.raw.rfind(SHOW_CURSOR) > terminal.raw.rfind(HIDE_CURSOR) >= 0, "the terminal is as it was"
+    assert "everything was stopped and removed" in terminal.text
+    assert "Traceback" not in terminal.text
     wait_until(
         lambda: not any(psutil.pid_exists(each.pid) and each.is_running() for each in servants), what="their end"
     )

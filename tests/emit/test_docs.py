@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import psycopg
@@ -12,12 +11,9 @@ from psycopg import sql
 from mailboat import EmitRefused, NewEvent
 from mailboat.newevent import checked
 from mailboat_harbor.postgres import Database
+from markdown import blocks
 
 PAGE = (Path(__file__).parents[2] / "docs" / "emit.md").read_text(encoding="utf-8")
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 
 
 def test_the_examples_run(outbox: Database) -> None:
@@ -28,9 +24,9 @@ def test_the_examples_run(outbox: Database) -> None:
         for user in users:
             connection.execute(sql.SQL("create role {} login").format(sql.Identifier(user)))
         try:
-            for block in blocks("python"):
+            for block in blocks(PAGE, "python"):
                 exec(compile(block, "docs/emit.md", "exec"), {"connection": connection})
-            for block in blocks("sql"):
+            for block in blocks(PAGE, "sql"):
                 for name, user in zip(("shop_app", "shop_relay"), users, strict=True):
                     block = block.replace(name, user)
                 for statement in block.split(";\n"):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Collection, Iterable, Mapping
-from types import TracebackType
-from typing import Self
 
 import grpc
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, TopicPartition
@@ -14,28 +11,25 @@ from google.pubsub_v1 import PublisherClient, SubscriberClient
 from google.pubsub_v1.services.publisher.transports import PublisherGrpcTransport
 from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcTransport
 
+from faults.bystanders import Bystander
 from faults.ledger import Arrival
 from waiting import wait_until
 
 
-class Collector:
-    """Collects on a thread until its block ends. A subclass says where from."""
+class Collector(Bystander):
+    """Collects until its block ends. A subclass says where from."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        super().__init__(name)
         self.arrivals: list[Arrival] = []
         self.ids: dict[str, float] = {}
         """Of each event, when it first arrived."""
-        self._ending = threading.Event()
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=f"collector-{name}")
 
     def until_all(self, expected: Collection[str], timeout: float = 60.0) -> None:
         """Returns once all of these events have arrived. What is lost is named."""
 
         def missing() -> list[str]:
-            if self._failure is not None:
-                raise AssertionError(f"the consumer of {self.name} failed") from self._failure
+            self.complain()
             return [event_id for event_id in expected if event_id not in self.ids]
 
         deadline = time.monotonic() + timeout
@@ -58,16 +52,6 @@ class Collector:
             f"{self.name} to become quiet",
         )
 
-    def collect(self) -> None:
-        """Collect until ``self._ending`` is set."""
-        raise NotImplementedError
-
-    def _run(self) -> None:
-        try:
-            self.collect()
-        except BaseException as error:
-            self._failure = error
-
     def _take(self, key: str | None, payload: bytes | None, headers: Mapping[str, str]) -> None:
         now = time.monotonic()
         arrival = Arrival(
@@ -83,16 +67,6 @@ class Collector:
         self.arrivals.append(arrival)
         self.ids.setdefault(arrival.event_id, now)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._ending.set()
-        self._thread.join(timeout=30)
-
 
 class KafkaCollector(Collector):
     """Reads all partitions of a topic from their beginning, in the order of each."""
@@ -102,7 +76,7 @@ class KafkaCollector(Collector):
         self._bootstrap = bootstrap
         self.topic = topic
 
-    def collect(self) -> None:
+    def work(self) -> None:
         settings = {"bootstrap.servers": self._bootstrap, "group.id": "collector", "enable.auto.commit": False}
         consumer = Consumer({**settings, "fetch.wait.max.ms": 20, "log_level": 0})
         try:
@@ -145,7 +119,7 @@ class PubSubCollector(Collector):
             }
         )
 
-    def collect(self) -> None:
+    def work(self) -> None:
         try:
             while not self._ending.is_set():
                 pulled = self._subscriber.pull(subscription=self._subscription, max_messages=1000, timeout=10)

@@ -2,20 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from faults import picky
 from faults.inprocess import StagedSink, staged_sinks_installed
+from faults.tail import start_primary
 from mailboat_harbor.postgres import Database, PostgresServer
+from mailboat_harbor.postgres_binaries import NEWEST, OLDEST
 from migrated import migrated_database
+
+OrSkip = Callable[[Callable[[], PostgresServer]], PostgresServer]
+
+
+@pytest.fixture(scope="session")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for PYTHONPATH in which the sink ``picky`` is installed."""
+    directory = tmp_path_factory.mktemp("packages")
+    picky.install(directory)
+    return directory
 
 
 @pytest.fixture
 def outbox(postgres: PostgresServer) -> Iterator[Database]:
     """A fresh database with an outbox, on the shared server."""
     yield from migrated_database(postgres)
+
+
+@pytest.fixture(params=["postgres", pytest.param("postgres14", marks=pytest.mark.faults)])
+def each_outbox(request: pytest.FixtureRequest) -> Iterator[Database]:
+    """The test runs twice: on the newest Postgres and, in ``make test-faults``, on the oldest supported."""
+    yield from migrated_database(request.getfixturevalue(request.param))
+
+
+@pytest.fixture
+def primary(tmp_path: Path, or_skip: OrSkip) -> PostgresServer:
+    """A server of the test's own, see `tail`."""
+    return or_skip(lambda: start_primary(NEWEST, tmp_path / "primary"))
+
+
+@pytest.fixture(params=[NEWEST, OLDEST], ids=lambda major: f"postgres{major}")
+def each_primary(request: pytest.FixtureRequest, tmp_path: Path, or_skip: OrSkip) -> PostgresServer:
+    """The same on the newest and on the oldest supported Postgres."""
+    return or_skip(lambda: start_primary(request.param, tmp_path / "primary"))
 
 
 @pytest.fixture

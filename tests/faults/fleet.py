@@ -1,34 +1,39 @@
 """Relays as real processes, to be killed, suspended, stopped and started again, and the manifests they run on.
 
 A fleet serves one outbox. Its relays are subprocesses that die with the test run: ``mailboat run``, or
-`relay_process.py` where a test wants another clockwork or a death at a named point. When a test fails, the ends of
-their logs and the tables that they share are added to its report.
+`relay_process.py`, forked in a `nursery`, where a test wants another clockwork or a death at a named point. When a test
+fails, the ends of their logs and the tables that they share are added to its report.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
+import os
+import secrets
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import psycopg
 
-from mailboat.outbox.windows import ReadLimits
+from faults.nursery import Newborn, is_open
+from mailboat.outbox.settings import ReadLimits
 from mailboat.pump.points import Point
 from mailboat.runtime.session import Timings
 from mailboat_harbor.processes import Child
 from waiting import wait_until
 
-PROGRAM = Path(__file__).with_name("relay_process.py")
+TESTS = Path(__file__).parents[1]
 
 Manifest = dict[str, Any]
 
-SWIFT = Timings(beat_every=0.25, lease_ttl=20.0, overdue_after=0.75, grace=3.0, probe_every=1.0, deadline=5.0)
+SWIFT = Timings(beat_every=0.25, lease_ttl=20.0, overdue_after=0.75, grace=3.0, probe_every=1.0, deadline=15.0)
 """A clockwork in which takeovers take a second, so that a minute has room for many."""
 
 WALKING = ReadLimits(small_rows=30, rows=200)
@@ -76,7 +81,7 @@ class RelayProcess(Child):
     def __init__(self, relay: str, command: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
         self.relay = relay
         self._earlier = _mentions(log)
-        super().__init__(f"relay {relay}", [sys.executable, *command], log=log, ready=lambda: True, env=env)
+        super().__init__(f"relay {relay}", [sys.executable, *command], log=log, ready=_at_once, env=env)
 
     @property
     def status(self) -> int | None:
@@ -88,7 +93,7 @@ class RelayProcess(Child):
         """How often it has connected. (Earlier processes of its name wrote to the same log.)"""
         return _mentions(self.log) - self._earlier
 
-    def until_connected(self, times: int = 1, timeout: float = 30.0) -> None:
+    def until_connected(self, times: int = 1, timeout: float = 60.0) -> None:
         wait_until(
             lambda: self.connections >= times or not self.running,
             timeout,
@@ -96,8 +101,44 @@ class RelayProcess(Child):
         )
         assert self.running, f"{self.name} ended with status {self.status}.\n{self.log_tail()}"
 
-    def until_dead(self, timeout: float = 30.0) -> None:
-        wait_until(lambda: not self.running, timeout, f"the end of {self.name}; its log is\n{self.log_tail()}")
+
+class ForkedRelay(RelayProcess):
+    """One that comes out of a nursery."""
+
+    def __init__(self, relay: str, nursery: Nursery, orders: Mapping[str, Any], log: Path) -> None:
+        super().__init__(relay, (), log, {})
+        self._nursery = nursery
+        self._orders = orders
+
+    def launch(self) -> None:
+        self._process = cast("subprocess.Popen[bytes]", Newborn(self._nursery.id, self._orders, self.log))
+
+
+class Nursery(Child):
+    """The process that relays are forked from."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self.id = secrets.token_hex(8)
+        path = os.pathsep.join([str(TESTS), env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))])
+        command = [sys.executable, "-m", "faults.nursery", self.id]
+        ready = functools.partial(is_open, self.id)
+        super().__init__("nursery", command, log=None, ready=ready, env={**env, "PYTHONPATH": path})
+
+
+_nurseries: dict[frozenset[tuple[str, str]], Nursery] = {}
+
+
+def nursery(env: Mapping[str, str]) -> Nursery:
+    """The one for all fleets with this environment. It ends with the test run."""
+    kind = frozenset(env.items())
+    if kind not in _nurseries:
+        _nurseries[kind] = Nursery(env)
+        _nurseries[kind].launch()
+    return _nurseries[kind]
+
+
+def _at_once() -> bool:
+    return True
 
 
 def _mentions(log: Path) -> int:
@@ -110,6 +151,10 @@ class DieAt:
 
     point: Point
     passage: int = 1
+    in_the_air: int = 0
+    """Batches on their way without an answer, at least."""
+    answers: int = 0
+    """Batches that were answered before, at least."""
 
 
 class Fleet:
@@ -147,25 +192,26 @@ class Fleet:
         relay = relay or f"relay-{next(self._numbers)}"
         place = self._directory / "orders"
         place.mkdir(exist_ok=True)
-        command = self._tuned(relay, place, die_at) if self._timings or die_at else self._as_a_user_would(relay)
-        process = RelayProcess(relay, command, place / f"{relay}.log", self._env)
+        log = place / f"{relay}.log"
+        process = (
+            ForkedRelay(relay, nursery(self._env), self._tuned(relay, die_at), log)
+            if self._timings or die_at
+            else RelayProcess(relay, self._as_a_user_would(relay), log, self._env)
+        )
         process.launch()
         self.relays[relay] = process
         if die_at is not None:
             self.kills += 1
         return process
 
-    def _tuned(self, relay: str, place: Path, die_at: DieAt | None) -> list[str]:
-        orders = {
+    def _tuned(self, relay: str, die_at: DieAt | None) -> dict[str, Any]:
+        return {
             "manifests": str(self._directory),
             "relay": relay,
             "timings": asdict(self._timings) if self._timings else None,
             "limits": asdict(self._limits) if self._limits else None,
-            "die_at": {"point": die_at.point.value, "passage": die_at.passage} if die_at else None,
+            "die_at": {**asdict(die_at), "point": die_at.point.value} if die_at else None,
         }
-        file = place / f"{relay}.orders"
-        file.write_text(json.dumps(orders))
-        return [str(PROGRAM), str(file)]
 
     def _as_a_user_would(self, relay: str) -> list[str]:
         command = [

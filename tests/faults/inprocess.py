@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import psycopg
+from psycopg import sql
 
 from faults.fleet import SWIFT, Manifest
 from faults.ledger import Arrival, Written, payload
 from mailboat.events import Outgoing
-from mailboat.outbox.leases import RelayIdentity
-from mailboat.outbox.windows import ReadLimits
+from mailboat.outbox.layout import Layout
+from mailboat.outbox.settings import ReadLimits, RelayIdentity
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.secrets import SecretPlaces
 from mailboat.runtime.session import Timings
@@ -100,6 +101,7 @@ class StagedSink(MemorySink):
         return [_arrival(message) for message in self.arrived]
 
 
+OURS = Layout()
 STAGED: Manifest = {"custom": {"type": "staged"}}
 """``spec.sink`` of a subscription whose sink is found in ``StagedSink.stage``."""
 
@@ -120,7 +122,7 @@ def staged_sinks_installed(directory: Path) -> Iterator[dict[str, StagedSink]]:
 
 
 def _arrival(message: Outgoing) -> Arrival:
-    headers = dict(message.headers)
+    headers = message.headers
     sequence, partition, generation, attempt = (
         int(headers[f"mailboat-{name}"]) for name in ("sequence", "partition", "generation", "attempt")
     )
@@ -139,13 +141,15 @@ def events(count: int, keys: int, *, first: int = 1, prefix: str = "key") -> lis
     return made
 
 
-def write(url: str, written: Sequence[Written], event_type: str = "order.placed") -> dict[str, Written]:
+def write(
+    url: str, written: Sequence[Written], event_type: str = "order.placed", *, layout: Layout = OURS
+) -> dict[str, Written]:
     """Commits events in one transaction, in order, and returns them by id."""
-    with (
-        psycopg.connect(url) as connection,
-        connection.cursor() as cursor,
-        cursor.copy("copy mailboat.outbox (event_id, event_type, key, payload) from stdin (format binary)") as copy,
-    ):
+    names = (layout.columns.get(name, name) for name in ("event_id", "event_type", "key", "payload"))
+    statement = sql.SQL("copy {} ({}) from stdin (format binary)").format(
+        layout.outbox, sql.SQL(", ").join(map(sql.Identifier, names))
+    )
+    with psycopg.connect(url) as connection, connection.cursor() as cursor, cursor.copy(statement) as copy:
         copy.set_types(["uuid", "text", "text", "bytea"])
         for event in written:
             copy.write_row((uuid.UUID(event.event_id), event_type, event.key, event.payload))

@@ -1,13 +1,15 @@
 """A sink of a third party, found by its entry point: appends to a file, and refuses what asks for it.
 
-An event with the header ``refused-until: 3`` is refused at its first two attempts; with ``always`` at all of them. Its
-file may end in a torn line after a SIGKILL in the middle of a write; a line that is not whole counts as not written.
+An event with the header ``refused-until: 3`` is refused at its first two attempts; with ``always`` at all of them. One
+with the header ``kills`` is the death of its relay. The file may end in a torn line after a SIGKILL in the middle of a
+write; a line that is not whole counts as not written.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -42,7 +44,9 @@ class PickySink:
     async def publish(self, batch: Sequence[Outgoing]) -> Failures:
         failures: dict[int, DeliveryError] = {}
         for index, message in enumerate(batch):
-            if _is_refused(message):
+            if "kills" in message.headers:
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif _is_refused(message):
                 failures[index] = EventRefused("asks to be refused")
             else:
                 self._append(_line(message))
@@ -57,7 +61,7 @@ class PickySink:
 
 
 def _is_refused(message: Outgoing) -> bool:
-    headers = dict(message.headers)
+    headers = message.headers
     until = headers.get("refused-until")
     if until is None or message.topic is not None:
         return False
@@ -66,7 +70,7 @@ def _is_refused(message: Outgoing) -> bool:
 
 def _line(message: Outgoing) -> bytes:
     value = None if message.value is None else message.value.decode()
-    record = {"topic": message.topic, "key": message.key, "value": value, "headers": dict(message.headers)}
+    record = {"topic": message.topic, "key": message.key, "value": value, "headers": message.headers}
     return json.dumps(record).encode() + b"\n"
 
 

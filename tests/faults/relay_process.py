@@ -1,7 +1,5 @@
 """A relay as a process of its own, for tests that kill it: the production parts, with a clockwork to choose.
 
-    python relay_process.py ORDERS.json
-
 What the command line does not offer, on purpose, and tests need: other timings and read limits, and a death by SIGKILL
 when the relay passes a named point of its cycle for the n-th time.
 """
@@ -9,18 +7,15 @@ when the relay passes a named point of its cycle for the n-th time.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
-import sys
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mailboat.logs import LogFormat, configure
-from mailboat.outbox.leases import RelayIdentity
-from mailboat.outbox.windows import ReadLimits
+from mailboat.outbox.settings import ReadLimits, RelayIdentity
 from mailboat.pump.points import Passing, Point, unheard
 from mailboat.runtime.config import load
 from mailboat.runtime.relay import Relay
@@ -28,16 +23,22 @@ from mailboat.runtime.secrets import find_secrets
 from mailboat.runtime.session import Timings
 
 
-def dying_at(point: Point, passage: int) -> Passing:
-    """Dies as a crash would, nothing flushed and nothing said, when ``point`` is passed for the n-th time."""
-    left = passage
+def dying_at(point: Point, passage: int, in_the_air: int, answers: int) -> Passing:
+    """Dies as a crash would, nothing flushed and nothing said, when ``point`` is passed for the n-th time.
+
+    Passages count only with so many batches handed over and not answered yet, and so many answers, or more.
+    """
+    left, handed_over, answered = passage, 0, 0
 
     def passing(passed: Point) -> None:
-        nonlocal left
-        if passed is point:
+        nonlocal left, handed_over, answered
+        handed_over += passed is Point.HANDED_OVER
+        # What is sent again after a failure is answered without having been handed over.
+        if passed is point and max(handed_over - answered, 0) >= in_the_air and answered >= answers:
             left -= 1
             if left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
+        answered += passed is Point.ANSWERED
 
     return passing
 
@@ -52,7 +53,7 @@ def relay(orders: Mapping[str, Any]) -> Relay:
         identity=RelayIdentity(orders["relay"], str(uuid.uuid4())),
         timings=Timings(**orders["timings"]) if orders.get("timings") else None,
         limits=ReadLimits(**orders["limits"]) if orders.get("limits") else None,
-        passing=dying_at(Point(death["point"]), death["passage"]) if death else unheard,
+        passing=dying_at(**{**death, "point": Point(death["point"])}) if death else unheard,
     )
 
 
@@ -62,6 +63,7 @@ async def run(orders: Mapping[str, Any]) -> None:
     await relay(orders).run(stop)
 
 
-if __name__ == "__main__":
+def obey(orders: Mapping[str, Any]) -> None:
+    """All that the process does."""
     configure("debug", LogFormat.TEXT)
-    asyncio.run(run(json.loads(Path(sys.argv[1]).read_text())))
+    asyncio.run(run(orders))

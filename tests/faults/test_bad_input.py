@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
 
 from commandline import RunningRelay
-from faults.collectors import KafkaCollector
+from faults.collectors import KafkaCollector, PubSubCollector
 from faults.fleet import Manifest, kafka_sink, outbox_relay, subscription
 from faults.inprocess import events, write
 from faults.ledger import Written, check_delivery, payload
@@ -28,6 +29,7 @@ from mailboat_harbor.ports import free_port
 from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
 from mailboat_harbor.postgres_binaries import NEWEST
 from mailboat_harbor.proxy import Proxy
+from mailboat_harbor.pubsub import PubSubServer, start_pstest
 from waiting import wait_until
 
 
@@ -120,7 +122,8 @@ def test_a_missing_table_is_told_with_the_sql_that_makes_it(desk: Desk, database
     desk.put(outbox_relay(database.url, manageSchema=False), subscription("orders", LOG_SINK))
     code, seen = desk.types("verify")
     assert code == 4
-    assert "mailboat migrate" in seen or "create" in seen.lower()
+    assert "mailboat migrate --sql" in seen
+    assert "select mailboat.create_outbox('mailboat.outbox');" in desk.types("migrate", "--sql")[1]
     with desk.relay() as relay:
         _says(relay, "Failed", "mailboat")
         assert relay.get("/readyz")[0] == 503
@@ -199,6 +202,31 @@ def test_a_broker_that_is_not_there_at_start_is_waited_for(desk: Desk, outbox: D
         assert outbox.execute("select count(*) from mailboat.parked") == [(0,)]
 
 
+def test_a_pubsub_that_is_not_there_at_start_is_waited_for(
+    desk: Desk, outbox: Database, pubsub: PubSubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by PUBSUB_EMULATOR_HOST: the manifest names no endpoint."""
+    port = free_port()
+    assert pubsub.running
+    monkeypatch.setenv("PUBSUB_EMULATOR_HOST", f"127.0.0.1:{port}")
+    sink = {"pubsub": {"project": "faults", "topic": "orders"}}
+    desk.put(outbox_relay(outbox.url), subscription("orders", sink, partitions=2))
+    committed = write(outbox.url, events(50, 5))
+    with desk.relay() as relay:
+        _says(relay, f"127.0.0.1:{port}")
+        with start_pstest(port) as server:
+            _says(relay, "projects/faults/topics/orders", "does not exist")  # the next thing that is wrong
+            # It makes the topic, then the subscription: what were published in between would reach nobody.
+            relay.process.send_signal(signal.SIGSTOP)
+            making = PubSubCollector(server.host, "orders")
+            relay.process.send_signal(signal.SIGCONT)
+            with making as collector:
+                collector.until_all(committed, timeout=40)
+                collector.until_quiet()
+            check_delivery(committed, (), collector.arrivals)
+        assert outbox.execute("select count(*) from mailboat.parked") == [(0,)]
+
+
 # ---- events ---------------------------------------------------------------------------------------------------------
 
 
@@ -225,6 +253,30 @@ def test_what_must_not_enter_the_outbox_is_refused_where_the_application_sees_it
             arguments,
         )
     assert outbox.execute("select count(*) from mailboat.outbox") == [(0,)]
+
+
+@pytest.mark.parametrize(
+    ("column", "expression", "taken"),
+    [
+        ("payload", "convert_to(repeat('x', 20000000), 'UTF8')", False),
+        ("payload", "convert_to(repeat('x', 16777217), 'UTF8')", False),
+        ("payload", "convert_to(repeat('x', 16777216), 'UTF8')", True),
+        ("key", "repeat('k', 1000000)", False),
+        ("key", "repeat('k', 1025)", False),
+        ("key", "repeat('ü', 513)", False),  # bytes are counted, not letters
+        ("key", "repeat('ü', 512)", True),
+    ],
+)
+def test_what_is_inserted_by_hand_has_the_same_limits(
+    each_outbox: Database, column: LiteralString, expression: LiteralString, taken: bool
+) -> None:
+    statement = f"insert into mailboat.outbox (event_type, {column}) values ('order.placed', {expression})"
+    if taken:
+        each_outbox.execute(statement)
+    else:
+        with pytest.raises(psycopg.errors.CheckViolation, match="well_formed"):
+            each_outbox.execute(statement)
+    assert each_outbox.execute("select count(*) from mailboat.outbox") == [(int(taken),)]
 
 
 @pytest.mark.parametrize("headers", [b'{"tenant": "a\\u0000b"}', b'{"tenant": "\xff\xfe"}'], ids=["NUL", "not UTF-8"])
@@ -270,7 +322,7 @@ def test_events_inserted_by_hand_that_nobody_can_send_are_counted_and_hold_up_no
             lambda: outbox.execute("select count(*) from mailboat.dead_letters") == [(2,)], what="two dead letters"
         )
         check_delivery(committed, (), collector.arrivals, gapless=False)
-        wait_until(lambda: '"dead": 2' in json.dumps(_status(relay)), timeout=20, what="the status to count them")
+        wait_until(lambda: '"dead": 2' in json.dumps(_status(relay)), what="the status to count them")
         code, seen = desk.types("dlq", "list")
         assert code == 0
         assert all(reason in seen for reason in ("InvalidHeaders", "TooLarge"))

@@ -1,6 +1,7 @@
 """A relay is killed at every named point of its cycle, the first, second and third time it passes there.
 
 Then another one goes on, and nothing is lost, nothing is out of order, and no event is tried more often than it may be.
+First with a sink that takes one batch at a time and refuses some events, then with Kafka, where batches overlap.
 """
 
 from __future__ import annotations
@@ -8,17 +9,21 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
 import pytest
 
+from conftest import TopicFactory
 from faults import picky
-from faults.fleet import SWIFT, DieAt, Fleet, RelayProcess, outbox_relay, subscription
+from faults.collectors import KafkaCollector
+from faults.fleet import SWIFT, DieAt, Fleet, RelayProcess, kafka_sink, outbox_relay, subscription
 from faults.ledger import Ledger, Written, check_delivery, payload
 from mailboat import emit
-from mailboat.outbox.windows import ReadLimits
+from mailboat.outbox.settings import ReadLimits
 from mailboat.pump.points import Point
+from mailboat_harbor.kafka import KafkaServer
 from mailboat_harbor.postgres import Database
 from waiting import wait_until
 
@@ -31,14 +36,14 @@ ONCE = {Point.CLAIMED, Point.RELEASED}
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
-    picky.install(tmp_path / "packages")
-    return tmp_path
+def outbox(each_outbox: Database) -> Database:
+    """All of this on the newest and on the oldest supported Postgres."""
+    return each_outbox
 
 
 @pytest.fixture
-def fleet(outbox: Database, place: Path) -> Iterator[Fleet]:
-    sink = {"custom": {"type": "picky", "config": {"path": str(place / "arrived")}}}
+def fleet(outbox: Database, packages: Path, tmp_path: Path) -> Iterator[Fleet]:
+    sink = {"custom": {"type": "picky", "config": {"path": str(tmp_path / "arrived")}}}
     delivery = {
         "timeout": "2s",
         "batchSize": 4,
@@ -47,18 +52,21 @@ def fleet(outbox: Database, place: Path) -> Iterator[Fleet]:
         "deadLetter": {"topic": DEAD_TOPIC},
     }
     manifests = [outbox_relay(outbox.url), subscription("picky", sink, partitions=2, delivery=delivery)]
-    tests = str(Path(__file__).parents[1])
-    path = os.pathsep.join([str(place / "packages"), tests, os.environ.get("PYTHONPATH", "")])
-    with Fleet(place / "fleet", manifests, timings=SWIFT, limits=TINY, env={"PYTHONPATH": path}) as fleet:
+    env = {"PYTHONPATH": str(packages)}
+    with Fleet(tmp_path / "fleet", manifests, timings=SWIFT, limits=TINY, env=env) as fleet:
         yield fleet
 
 
 class Feed:
-    """Writes events of a few keys, a transaction each. Some are refused once before they are taken, some for ever."""
+    """Writes events of a few keys, a transaction each.
 
-    def __init__(self, url: str) -> None:
+    With ``refused`` some are refused once before they are taken, some for ever.
+    """
+
+    def __init__(self, url: str, *, refused: bool = True) -> None:
         self.ledger = Ledger()
         self.hopeless: set[str] = set()
+        self._refused = {11: "2", 17: "always"} if refused else {}
         self._url = url
         self._written = 0
 
@@ -67,7 +75,7 @@ class Feed:
             for index in range(self._written, min(self._written + count, MOST_EVENTS)):
                 key, number = f"key-{index % KEYS}", 1 + index // KEYS
                 content = payload(key, number)
-                refused = {11: "2", 17: "always"}.get(index % 23)
+                refused = self._refused.get(index % 23)
                 headers = {"refused-until": refused} if refused else None
                 event_id = str(emit(connection, "killed.at", content, key=key, headers=headers))
                 connection.commit()
@@ -84,41 +92,36 @@ def feed(outbox: Database) -> Feed:
 
 
 @pytest.mark.parametrize("point", Point, ids=lambda point: point.value)
-def test_a_relay_killed_at(point: Point, outbox: Database, feed: Feed, fleet: Fleet, place: Path) -> None:
-    _kill_and_go_on([DieAt(point)], outbox, feed, fleet, place)
+def test_a_relay_killed_at(point: Point, outbox: Database, feed: Feed, fleet: Fleet, tmp_path: Path) -> None:
+    _kill_and_go_on([DieAt(point)], outbox, feed, fleet, tmp_path)
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("point", [point for point in Point if point not in ONCE], ids=lambda point: point.value)
 def test_relays_killed_one_after_another_at(
-    point: Point, outbox: Database, feed: Feed, fleet: Fleet, place: Path
+    point: Point, outbox: Database, feed: Feed, fleet: Fleet, tmp_path: Path
 ) -> None:
     deaths = [DieAt(point, passage) for passage in (3, 2, 1, 1)]
-    _kill_and_go_on(deaths, outbox, feed, fleet, place)
+    _kill_and_go_on(deaths, outbox, feed, fleet, tmp_path)
 
 
-def _kill_and_go_on(deaths: list[DieAt], outbox: Database, feed: Feed, fleet: Fleet, place: Path) -> None:
-    file = place / "arrived"
+def _kill_and_go_on(deaths: list[DieAt], outbox: Database, feed: Feed, fleet: Fleet, tmp_path: Path) -> None:
+    file = tmp_path / "arrived"
     feed.write(60)
     for death in deaths:
         victim = fleet.start("victim", die_at=death)
         if death.point is Point.RELEASED:
-            wait_until(lambda: any(picky.arrivals(file)), 30, "the first event to arrive")
+            wait_until(lambda: any(picky.arrivals(file)), 60, "the first event to arrive")
             os.kill(victim.pid, signal.SIGTERM)
 
-        def died(victim: RelayProcess = victim) -> bool:
-            feed.write()  # or there would be no third window to open
-            return not victim.running
-
-        wait_until(died, 30, f"the relay to die at {death}")
-        assert victim.status == -signal.SIGKILL, f"it was to die at {death}.\n{victim.log_tail()}"
+        _until_it_dies(victim, death, feed)
     survivor = fleet.start("survivor")
 
     def settled() -> bool:
         here = {arrival.event_id for arrival in picky.arrivals(file)}
         return feed.ledger.committed.keys() <= here and dead_letters(outbox).keys() == feed.hopeless
 
-    wait_until(settled, 30, "all events to arrive, and the hopeless ones to be given up on")
+    wait_until(settled, 60, "all events to arrive, and the hopeless ones to be given up on")
     fleet.stop(survivor)
 
     found = check_delivery(feed.ledger.committed, (), list(picky.arrivals(file)), kills=fleet.kills, gapless=False)
@@ -129,9 +132,57 @@ def _kill_and_go_on(deaths: list[DieAt], outbox: Database, feed: Feed, fleet: Fl
     assert outbox.execute("select count(*) from mailboat.cursors where not released") == [(0,)]
 
 
+def _until_it_dies(victim: RelayProcess, death: DieAt, feed: Feed) -> None:
+    def died() -> bool:
+        feed.write()  # or there would be no third window to open
+        return not victim.running
+
+    wait_until(died, 60, f"the relay to die at {death}")
+    assert victim.status == -signal.SIGKILL, f"it was to die at {death}.\n{victim.log_tail()}"
+
+
 def dead_letters(outbox: Database) -> dict[str, list[int]]:
     """Of each dead event: the attempts it had, once for every row there is of it."""
     dead: dict[str, list[int]] = {}
     for event_id, attempts in outbox.execute("select event_id::text, attempts from mailboat.dead_letters"):
         dead.setdefault(event_id, []).append(attempts)
     return dead
+
+
+# ---- batches that overlap -------------------------------------------------------------------------------------------
+
+STRETCHED = ReadLimits(small_rows=6, rows=80)
+"""Enough in hand for many batches: two are always on their way."""
+OVERLAPPED = [
+    DieAt(Point.BATCH_TAKEN, in_the_air=1),
+    DieAt(Point.HANDED_OVER, in_the_air=2),
+    DieAt(Point.ANSWERED, in_the_air=2),
+    DieAt(Point.SETTLING, answers=2),  # a tick waits for what is in the air, so that it settles both
+    DieAt(Point.SETTLED, answers=2),
+]
+
+
+@pytest.mark.parametrize("passage", [1, pytest.param(4, marks=pytest.mark.faults)])
+@pytest.mark.parametrize("death", OVERLAPPED, ids=lambda death: death.point.value)
+def test_a_relay_killed_with_two_batches_on_their_way_at(
+    death: DieAt, passage: int, outbox: Database, kfake: KafkaServer, kafka_topic: TopicFactory, tmp_path: Path
+) -> None:
+    topic = kafka_topic(kfake, partitions=2)
+    delivery = {"timeout": "5s", "batchSize": 4}
+    stream = subscription("kfake", kafka_sink(kfake.bootstrap, topic), partitions=1, delivery=delivery)
+    feed = Feed(outbox.url, refused=False)
+    feed.write(200)
+    with (
+        Fleet(tmp_path / "fleet", [outbox_relay(outbox.url), stream], timings=SWIFT, limits=STRETCHED) as fleet,
+        KafkaCollector(kfake.bootstrap, topic) as collector,
+    ):
+        victim = fleet.start("victim", die_at=replace(death, passage=passage))
+        _until_it_dies(victim, death, feed)
+        survivor = fleet.start("survivor")
+        feed.write(60)
+        collector.until_all(feed.ledger.committed)
+        fleet.stop(survivor)
+        collector.until_quiet()
+    found = check_delivery(feed.ledger.committed, (), collector.arrivals, kills=fleet.kills)
+    print(found)  # noqa: T201 - shown with -s
+    assert outbox.execute("select count(*) from mailboat.cursors where not released") == [(0,)]

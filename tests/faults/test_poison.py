@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,16 +11,15 @@ import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
+from faults import people
 from faults.collectors import Collector, KafkaCollector, PubSubCollector
 from faults.fleet import Manifest, kafka_sink, outbox_relay, pubsub_sink, subscription
 from faults.inprocess import STAGED, StagedSink, afloat, events, write
 from faults.ledger import check_delivery, payload
-from mailboat.outbox.deadletters import Match, candidates, plan, replay
-from mailboat.outbox.link import Link
 from mailboat_harbor.kafka import KafkaServer
 from mailboat_harbor.postgres import Database
 from mailboat_harbor.pubsub import PubSubServer
-from waiting import await_until
+from waiting import await_until, wait_until
 
 Stage = dict[str, StagedSink]
 
@@ -44,30 +44,21 @@ class PubSubTopic(_KeepsHeaders, PubSubCollector):
     pass
 
 
-@pytest.fixture(params=["kafka", "pubsub"])
+@pytest.fixture(params=["kfake", "apache_kafka", "pubsub"])
 def destination(
     request: pytest.FixtureRequest, unique_name: Callable[[str], str]
 ) -> tuple[Manifest, Collector, str, _KeepsHeaders]:
     """A sink, what arrives there, and the same for its dead-letter topic."""
     topic, dead = unique_name("orders"), unique_name("dead")
-    if request.param == "kafka":
-        kfake: KafkaServer = request.getfixturevalue("kfake")
+    if request.param != "pubsub":
+        kafka: KafkaServer = request.getfixturevalue(request.param)
         for name in (topic, dead):
-            kfake.create_topic(name, 4)
-        sink = kafka_sink(kfake.bootstrap, topic)
-        return sink, KafkaCollector(kfake.bootstrap, topic), dead, Topic(kfake.bootstrap, dead)
+            kafka.create_topic(name, 4)
+        sink = kafka_sink(kafka.bootstrap, topic)
+        return sink, KafkaCollector(kafka.bootstrap, topic), dead, Topic(kafka.bootstrap, dead)
     pubsub: PubSubServer = request.getfixturevalue("pubsub")
     sink = pubsub_sink(pubsub.host, topic)
     return sink, PubSubCollector(pubsub.host, topic), dead, PubSubTopic(pubsub.host, dead)
-
-
-async def _replay(outbox: Database, **match: Any) -> int:
-    link = await Link.open(lambda: outbox.url, "replay")
-    try:
-        found = await candidates(link, Match("mailboat.outbox", **match), replayed=False, limit=None)
-        return await replay(link, "mailboat.outbox", plan(found).replay, again=False)
-    finally:
-        await link.close()
 
 
 async def _arrived(collector: Collector, count: int, timeout: float = 60) -> None:
@@ -95,7 +86,7 @@ async def test_one_poison_event_among_ten_thousand(
             await _arrived(collector, 9_999)
             await _arrived(dead, 1)
             check_delivery(committed, (), collector.arrivals, gapless=False)
-            assert outbox.execute("select count(*) from mailboat.parked") == [(0,)]
+            await await_until(lambda: outbox.execute("select count(*) from mailboat.parked") == [(0,)], what="rest")
 
             # G6: what the dead letter says, in the table and on the topic.
             [row] = outbox.execute(
@@ -117,7 +108,7 @@ async def test_one_poison_event_among_ten_thousand(
 
             # A person mends what was wrong, and it comes back.
             outbox.execute("update mailboat.dead_letters set headers = '{}'")
-            assert await _replay(outbox, key=poison.key) == 1
+            assert await people.replay(outbox, key=poison.key) == 1
             await _arrived(collector, 10_000)
     assert collector.arrivals[-1].event_id == poison.event_id
     assert collector.arrivals[-1].payload == poison.payload
@@ -143,7 +134,7 @@ async def test_a_broker_that_refuses_in_the_middle_of_a_key_stops_the_key(
         async with afloat(outbox_relay(outbox.url), orders):
             committed = write(outbox.url, events(40, 4))
             await _arrived(collector, 40)
-            _limit(kafka, topic, 20_000)
+            await asyncio.to_thread(_limit, kafka, topic, 20_000)
             written = events(400, 4, first=11)
             large = written[201]
             written[201] = large._replace(payload=payload(large.key, large.number, filler="x" * 50_000))
@@ -163,6 +154,15 @@ async def test_a_broker_that_refuses_in_the_middle_of_a_key_stops_the_key(
                 "select attempts, blocked, reason from mailboat.parked where attempts > 0"
             )
             assert (attempts, blocked, reason) == (1, True, "TooLarge")
+
+            # A person raises the limit and asks for another try: the key goes on where it stopped, in its order.
+            await asyncio.to_thread(_limit, kafka, topic, 1_000_000)
+            assert await people.retry(outbox) == 1
+            await _arrived(collector, 440)
+            await await_until(lambda: outbox.execute("select count(*) from mailboat.parked") == [(0,)], what="rest")
+        collector.until_quiet()
+    committed |= {event.event_id: event for event in written}
+    check_delivery(committed, (), collector.arrivals, ambiguous=True, gapless=False)
 
 
 @pytest.mark.parametrize("refusals", [2, 1000])
@@ -206,7 +206,7 @@ async def test_attempts_never_exceed_their_limit(outbox: Database, stage: Stage)
 
     def refuse(message: Any) -> bool:
         if message.key in ("key 3", "key 7"):
-            seen[message.event_id] = max(seen.get(message.event_id, 0), int(dict(message.headers)["mailboat-attempt"]))
+            seen[message.event_id] = max(seen.get(message.event_id, 0), int(message.headers["mailboat-attempt"]))
             return True
         return False
 
@@ -225,8 +225,8 @@ async def test_attempts_never_exceed_their_limit(outbox: Database, stage: Stage)
         # All of them come back, in their order, before what is written now.
         stage["orders"].refuse(None)
         later = write(outbox.url, events(10, 10, first=11))
-        assert await _replay(outbox) == 20
-        await await_until(lambda: len(stage["orders"].arrived) == 110, timeout=20, what="the replay")
+        assert await people.replay(outbox) == 20
+        await await_until(lambda: len(stage["orders"].arrived) == 110, what="the replay")
     sink = stage["orders"]
     assert len({message.event_id for message in sink.arrived}) == 110
     for key in ("key 3", "key 7"):
@@ -238,6 +238,12 @@ async def test_attempts_never_exceed_their_limit(outbox: Database, stage: Stage)
 
 def _limit(kafka: KafkaServer, topic: str, max_message_bytes: int) -> None:
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
-    entry = ConfigEntry("max.message.bytes", str(max_message_bytes), incremental_operation=AlterConfigOpType.SET)
+    name, value = "max.message.bytes", str(max_message_bytes)
+    entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-    admin.incremental_alter_configs([resource])[resource].result(timeout=10)
+    admin.incremental_alter_configs([resource])[resource].result(timeout=60)
+    asked = ConfigResource(ResourceType.TOPIC, topic)
+    wait_until(
+        lambda: admin.describe_configs([asked])[asked].result(timeout=60)[name].value == value,
+        what=f"{name} of {topic} to be {value}",
+    )

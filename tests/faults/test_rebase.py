@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
+import psycopg
 import pytest
 
 from faults.fleet import Manifest, outbox_relay, subscription
-from faults.inprocess import STAGED, StagedSink, afloat, events, status_of, write
-from faults.ledger import check_delivery
+from faults.inprocess import OURS, STAGED, StagedSink, afloat, events, status_of, write
+from faults.ledger import Written, check_delivery
 from mailboat.outbox.layout import Layout
 from mailboat.outbox.link import Link
 from mailboat.outbox.rebase import rebase
@@ -18,6 +18,7 @@ from mailboat.runtime.relay import Relay
 from mailboat.runtime.status import RelayState
 from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
 from mailboat_harbor.postgres_binaries import NEWEST
+from renamed import COLUMNS, RENAMED, make_renamed
 from waiting import await_until
 
 Stage = dict[str, StagedSink]
@@ -57,14 +58,17 @@ def _roles() -> bytes:
     """
 
 
-def _manifests(url: str, *subscriptions: Manifest) -> tuple[Manifest, ...]:
-    return (outbox_relay(url), *subscriptions)
+def _manifests(url: str, *subscriptions: Manifest, layout: Layout = OURS) -> tuple[Manifest, ...]:
+    if layout is OURS:
+        return (outbox_relay(url), *subscriptions)
+    columns = COLUMNS.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return (outbox_relay(url, table=layout.table, columns=columns), *subscriptions)
 
 
-async def _rebase(copy: Database) -> int:
+async def _rebase(copy: Database, layout: Layout = OURS) -> int:
     link = await Link.open(lambda: copy.url, "rebase")
     try:
-        return await rebase(link, Layout())
+        return await rebase(link, layout)
     finally:
         await link.close()
 
@@ -80,31 +84,34 @@ async def _settled(relay: Relay, *names: str) -> None:
             all(status_of(relay, name).owned and status_of(relay, name).lag == 0 for name in names)
             and relay.status().database_reachable
         ),
-        timeout=20,
+        timeout=60,
         what="everything to be settled",
     )
 
 
+@pytest.mark.parametrize("layout", [OURS, RENAMED], ids=["our names", "names of its own"])
 async def test_a_restored_copy_is_refused_and_goes_on_after_a_rebase(
-    outbox: Database, stage: Stage, elsewhere: PostgresServer, tmp_path: Path
+    outbox: Database, stage: Stage, elsewhere: PostgresServer, layout: Layout
 ) -> None:
+    if layout is RENAMED:
+        make_renamed(outbox)
     orders = subscription("orders", STAGED, partitions=4)
     with_news = subscription("news", STAGED, partitions=2, start={"from": "Latest"})
-    before = write(outbox.url, events(200, 20, first=1))
-    async with afloat(*_manifests(outbox.url, orders, with_news)) as relay:
+    before = write(outbox.url, events(200, 20, first=1), layout=layout)
+    async with afloat(*_manifests(outbox.url, orders, with_news, layout=layout)) as relay:
         await _settled(relay, "orders", "news")
         await await_until(lambda: len(stage["orders"].arrived) == 200, what="what came before")
-    undelivered = write(outbox.url, events(100, 20, first=11))  # is in the dump, and was never sent
+    undelivered = write(outbox.url, events(100, 20, first=11), layout=layout)  # is in the dump, and was never sent
 
     copy = restored(outbox, elsewhere)
-    async with afloat(*_manifests(copy.url, orders, with_news)) as relay:
+    async with afloat(*_manifests(copy.url, orders, with_news, layout=layout)) as relay:
         complaint = await _refused(relay)
         assert "mailboat rebase" in complaint
         assert "faults/orders" in complaint
         assert len(stage["orders"].arrived) == 200
 
-        assert await _rebase(copy) == 6
-        later = write(copy.url, events(100, 20, first=16))
+        assert await _rebase(copy, layout) == 6
+        later = write(copy.url, events(100, 20, first=16), layout=layout)
         await _settled(relay, "orders", "news")
         await await_until(lambda: len(stage["orders"].arrived) >= 400, what="what was not delivered yet")
         await await_until(lambda: len(stage["news"].arrived) >= 200, what="the news")
@@ -162,3 +169,55 @@ async def test_a_rebase_of_a_database_that_is_at_home_changes_nothing(outbox: Da
         await await_until(lambda: len(stage["orders"].arrived) >= 40, what="the news")
         await _settled(relay, "orders")
     check_delivery(written, (), stage["orders"].arrivals)
+
+
+async def _delivered_at_home(outbox: Database, stage: Stage, orders: Manifest) -> dict[str, Written]:
+    """Twenty events, written and delivered where they belong; no relay runs afterwards."""
+    written = write(outbox.url, events(20, 5))
+    async with afloat(*_manifests(outbox.url, orders)) as relay:
+        await _settled(relay, "orders")
+        await await_until(lambda: len(stage["orders"].arrived) == 20, what="the events")
+    return written
+
+
+@pytest.mark.parametrize("rebased_before", [False, True], ids=["at home", "rebased already"])
+async def test_a_rebase_that_is_not_needed_loses_nothing_that_waits_behind_an_open_transaction(
+    outbox: Database, stage: Stage, elsewhere: PostgresServer, rebased_before: bool
+) -> None:
+    orders = subscription("orders", STAGED, partitions=2)
+    written = await _delivered_at_home(outbox, stage, orders)
+    database = outbox
+    if rebased_before:
+        database = restored(outbox, elsewhere)
+        assert await _rebase(database) == 2
+        async with afloat(*_manifests(database.url, orders)) as relay:
+            await _settled(relay, "orders")
+    with psycopg.connect(database.url) as old:
+        old.execute("select pg_current_xact_id()")  # whatever follows is younger than this, which stays open
+        written |= write(database.url, events(20, 5, first=5))
+        assert await _rebase(database) == 0
+    async with afloat(*_manifests(database.url, orders)) as relay:
+        await await_until(lambda: len(stage["orders"].arrived) >= 40, what="what waited")
+        await _settled(relay, "orders")
+    check_delivery(written, (), stage["orders"].arrivals)
+
+
+async def test_a_subscription_that_was_made_in_the_copy_gets_what_was_written_before_the_rebase(
+    outbox: Database, stage: Stage, elsewhere: PostgresServer
+) -> None:
+    orders = subscription("orders", STAGED, partitions=2)
+    written = await _delivered_at_home(outbox, stage, orders)
+    copy = restored(outbox, elsewhere)
+    young = subscription("young", STAGED, partitions=2, start={"from": "Latest"})
+    with psycopg.connect(copy.url) as old:
+        old.execute("select pg_current_xact_id()")
+        async with afloat(*_manifests(copy.url, orders, young)) as relay:
+            await _refused(relay)
+            news = write(copy.url, events(20, 5, first=5))
+            assert await _rebase(copy) == 4
+    async with afloat(*_manifests(copy.url, orders, young)) as relay:
+        await _settled(relay, "orders", "young")
+        await await_until(lambda: len(stage["orders"].arrived) >= 40, what="the old one's news")
+        await await_until(lambda: len(stage["young"].arrived) >= 20, what="the young one's news")
+    check_delivery(written | news, (), stage["orders"].arrivals)
+    check_delivery(news, (), stage["young"].arrivals)

@@ -37,12 +37,12 @@ def collector(kfake: KafkaServer, kafka_topic: TopicFactory) -> Iterator[KafkaCo
 def launch(
     outbox: Database, kfake: KafkaServer, collector: KafkaCollector, tmp_path: Path
 ) -> Iterator[Callable[..., Fleet]]:
-    """``launch(timings=SWIFT)``: a fleet without relays yet. Its arguments are those of ``Fleet``."""
+    """``launch(timings=SWIFT)``: a fleet without relays yet. Its other arguments are those of ``Fleet``."""
     with ExitStack() as fleets:
 
-        def create(**settings: Any) -> Fleet:
+        def create(*, delivery_timeout: str = "10s", **settings: Any) -> Fleet:
             sink = kafka_sink(kfake.bootstrap, collector.topic)
-            delivery = {"timeout": "2s"}
+            delivery = {"timeout": delivery_timeout}
             stream = subscription("kfake", sink, partitions=PARTITIONS, delivery=delivery)
             return fleets.enter_context(Fleet(tmp_path / "fleet", [outbox_relay(outbox.url), stream], **settings))
 
@@ -58,12 +58,12 @@ def settled_shares(url: str, relays: int) -> list[int]:
         fair = None not in counts and len(counts) == relays and all(low <= n <= high for n in counts.values())
         return sorted(counts[name] for name in counts) if fair else []
 
-    return wait_until(balanced, 15, f"{relays} relays to share {PARTITIONS} partitions; now {shares(url)}")
+    return wait_until(balanced, 60, f"{relays} relays to share {PARTITIONS} partitions; now {shares(url)}")
 
 
 def finish(racers: Racers, collector: KafkaCollector, kills: int) -> None:
     ledger = racers.finish()
-    collector.until_all(ledger.committed, timeout=30)
+    collector.until_all(ledger.committed, timeout=60)
     collector.until_quiet()
     check_delivery(ledger.committed, ledger.rolled_back, collector.arrivals, kills=kills)
 
@@ -82,7 +82,8 @@ def test_a_killed_relay_is_taken_over_within_seconds_and_a_new_one_gets_its_shar
         victim = relays[0].relay
         fleet.kill(relays[0])
         killed_at = time.monotonic()
-        wait_until(lambda: victim not in shares(outbox.url), 10, "the others to take over what the dead relay had")
+        # Its lease would end after 40 seconds; that it is dead is known at once.
+        wait_until(lambda: victim not in shares(outbox.url), 30, "the others to take over what the dead relay had")
         took = time.monotonic() - killed_at
         assert settled_shares(outbox.url, 2) == [4, 4]
 
@@ -95,13 +96,13 @@ def test_a_killed_relay_is_taken_over_within_seconds_and_a_new_one_gets_its_shar
 def test_a_relay_that_sleeps_through_its_lease_loses_it_and_changes_nothing(
     outbox: Database, collector: KafkaCollector, launch: Callable[..., Fleet]
 ) -> None:
-    fleet = launch(timings=replace(SWIFT, lease_ttl=4.0))
+    fleet = launch(timings=replace(SWIFT, lease_ttl=4.0), delivery_timeout="2s")  # shorter than a lease, as always
     with Racers(outbox.url, writers=4, seed=22) as racers:
         sleeper, other = fleet.start_connected(2)
         settled_shares(outbox.url, 2)
         sleeper.suspend()  # its sessions stay open, and with them its liveness lock: only expiry counts
         wait_until(
-            lambda: set(owners(outbox.url).values()) == {other.relay}, 15, "the other relay to take over at expiry"
+            lambda: set(owners(outbox.url).values()) == {other.relay}, 60, "the other relay to take over at expiry"
         )
         racers.wait(1.0)
         sleeper.resume()
@@ -124,7 +125,7 @@ def test_sigterm_finishes_settles_and_releases_so_that_nothing_is_sent_twice(
             fleet.stop(leaver)
             assert leaver.relay not in owners(outbox.url).values()
             if stayer is not None:
-                wait_until(lambda: set(owners(outbox.url).values()) == {second.relay}, 10, "the other one to have all")
+                wait_until(lambda: set(owners(outbox.url).values()) == {second.relay}, 60, "the other one to have all")
         assert outbox.execute("select distinct released, owner from mailboat.cursors") == [(True, None)]
         assert outbox.execute("select count(*) from mailboat.relays") == [(0,)]
 
@@ -164,7 +165,7 @@ def test_an_assignment_from_outside_is_followed_until_the_assigned_relay_is_gone
         _assign(file, 2, mixed)
         wait_until(
             lambda: {partition: owner for (_, partition), owner in owners(outbox.url).items()} == mixed,
-            15,
+            60,
             "the second assignment to be followed",
         )
         fleet.kill(second)
@@ -180,7 +181,7 @@ def _assign(file: Path, generation: int, assigned: dict[int, str]) -> None:
 
 
 def _until_all_with(outbox: Database, relay: RelayProcess) -> None:
-    wait_until(lambda: set(owners(outbox.url).values()) == {relay.relay}, 15, f"everything to be with {relay.relay}")
+    wait_until(lambda: set(owners(outbox.url).values()) == {relay.relay}, 60, f"everything to be with {relay.relay}")
 
 
 def test_assignments_under_load_cost_no_session(
@@ -242,14 +243,15 @@ async def test_fifty_relays_share_eight_partitions_and_the_idle_ones_hold_one_co
             busy = [relay for relay, count in counts.items() if count]
             return None not in counts and len(busy) == PARTITIONS and _connections(outbox)["sentry"] == 50
 
-        await await_until(at_rest, 60, "fifty relays to be connected, eight of them with a partition")
+        await await_until(at_rest, 150, "fifty relays to be connected, eight of them with a partition")
+
         # The sentry is the one connection of an idle relay; an owner has two more.
-        await await_until(
-            lambda: sum(_connections(outbox).values()) <= 50 + 2 * PARTITIONS, 30, "the idle ones to let go of the rest"
-        )
-        found = _connections(outbox)
-        assert found["desk"] <= PARTITIONS
-        assert found["reader"] <= PARTITIONS
+        def few() -> bool:
+            found = _connections(outbox)
+            each = found["desk"] <= PARTITIONS and found["reader"] <= PARTITIONS
+            return each and found.total() <= 50 + 2 * PARTITIONS
+
+        await await_until(few, 60, "the idle ones to let go of the rest")
 
 
 def _connections(outbox: Database) -> Counter[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -19,11 +20,11 @@ from mailboat_harbor.pubsub import PubSubServer, start_pstest
 def produce(server: KafkaServer, topic: str, values: list[bytes], **settings: object) -> list[KafkaError | None]:
     """What became of each message."""
     answers: list[KafkaError | None] = []
-    config = {"bootstrap.servers": server.bootstrap, "acks": "all", "delivery.timeout.ms": 5000, "log_level": 0}
+    config = {"bootstrap.servers": server.bootstrap, "acks": "all", "delivery.timeout.ms": 60_000, "log_level": 0}
     producer = Producer({**config, **settings})
     for value in values:
         producer.produce(topic, value, on_delivery=lambda error, _: answers.append(error))
-    producer.flush(15)
+    producer.flush(70)
     return answers
 
 
@@ -33,7 +34,7 @@ def consume(server: KafkaServer, topic: str, count: int) -> list[bytes | None]:
     try:
         messages: list[Message] = []
         while len(messages) < count:
-            batch = consumer.consume(count - len(messages), timeout=20)
+            batch = consumer.consume(count - len(messages), timeout=60)
             assert batch, f"{len(messages)} of {count} messages came"
             messages += batch
         return [message.value() for message in messages]
@@ -60,7 +61,9 @@ def test_the_topic_limits_the_size_of_messages(each_kafka: KafkaServer, kafka_to
     assert error.code() == KafkaError.MSG_SIZE_TOO_LARGE
 
 
-@pytest.mark.parametrize("start", [start_kfake, start_apache_kafka])
+@pytest.mark.parametrize(
+    "start", [start_kfake, functools.partial(start_apache_kafka, to_be_killed=True)], ids=["kfake", "apache"]
+)
 def test_what_was_acknowledged_survives_a_kill(
     start: Callable[[Path], KafkaServer], tmp_path: Path, or_skip: Callable[..., KafkaServer]
 ) -> None:

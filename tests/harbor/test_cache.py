@@ -53,3 +53,13 @@ def test_a_failed_make_leaves_nothing_and_is_tried_again(own_cache: Path) -> Non
         made_once("part-1", fail)
     assert not list(own_cache.glob("part-1*.part"))
     assert (made_once("part-1", lambda into: (into / "whole").touch()) / "whole").exists()
+
+
+def test_what_a_killed_make_left_goes_with_the_next_one(own_cache: Path) -> None:
+    killed, other = own_cache / "part-1.abcd1234.part", own_cache / "part-1.2.abcd1234.part"
+    for folder in (killed, other):
+        folder.mkdir(parents=True)
+        (folder / "half").touch()
+    made_once("part-1", lambda into: (into / "whole").touch())
+    assert not killed.exists()
+    assert other.exists(), "somebody may be filling it, under a lock of its own"

@@ -78,7 +78,7 @@ async def test_a_relay_without_a_token_says_what_it_lacks(tokenless):
     status, text = await put(tokenless, document())
     assert (status, text.strip()) == (
         403,
-        "Assignments are not taken here: start the relay with --control-token-file.",
+        "Orders are not taken here: start the relay with --control-token-file or --control-keys.",
     )
 
 

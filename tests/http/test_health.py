@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import socket
+
 import aiohttp
 import pytest
 
@@ -74,6 +77,7 @@ async def test_the_status_is_the_runtimes_own_in_camel_case(client, relays):
         (":0", ("127.0.0.1", 0)),
         ("0.0.0.0:80", ("0.0.0.0", 80)),
         ("[::1]:9", ("::1", 9)),
+        ("[::]:9", ("::", 9)),
     ],
 )
 def test_addresses_to_listen_on(text, address):
@@ -84,6 +88,39 @@ def test_addresses_to_listen_on(text, address):
 def test_what_is_no_address_is_refused(text):
     with pytest.raises(ConfigError, match="write host:port"):
         parse_address(text)
+
+
+def reaches(family, host, port):
+    try:
+        with socket.socket(family) as connection:
+            connection.connect((host, port))
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("kernel", ["with IPv6", "that has none", "that has it turned off"])
+async def test_everywhere_is_both_kinds_of_addresses_or_what_there_is_of_them(kernel, monkeypatch):
+    if kernel == "that has none":
+        monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+    elif kernel == "that has it turned off":
+        create = socket.create_server
+
+        def refusing(address, **options):
+            if address[0] == "::":
+                raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+            return create(address, **options)
+
+        monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: True)
+        monkeypatch.setattr(socket, "create_server", refusing)
+    server = HttpServer.bind("::", 0)
+    try:
+        port = int(server.address.rpartition(":")[2])
+        assert reaches(socket.AF_INET, "127.0.0.1", port)
+        if kernel == "with IPv6" and socket.has_dualstack_ipv6():
+            assert reaches(socket.AF_INET6, "::1", port)
+    finally:
+        await server.close()
 
 
 async def test_an_address_in_use_is_refused_with_a_remedy():

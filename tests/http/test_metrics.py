@@ -45,6 +45,7 @@ async def test_a_subscription_in_numbers(client, relays):
     assert of(found, "mailboat_owned_partitions", **OURS) == 2
     assert of(found, "mailboat_partitions", **OURS) == 4
     assert of(found, "mailboat_paused", **OURS) == 0
+    assert of(found, "mailboat_failed", **OURS) == 0
 
 
 async def test_a_relay_in_numbers(client, relays):
@@ -77,6 +78,11 @@ async def test_trouble_shows(client, relays):
     assert of(found, "mailboat_lag_bounded", **OURS) == 1
     assert of(found, "mailboat_oldest_age_seconds", **OURS) == 0
     assert not [name for name, _ in found if name == "mailboat_partitions_ahead_days"]
+
+
+async def test_a_subscription_that_cannot_run_shows(client, relays):
+    relays.statuses = [relay(subscriptions=(subscription(state="Failed", owned=(), sink_reachable=False),))]
+    assert of(await samples(client), "mailboat_failed", **OURS) == 1
 
 
 async def test_labels_name_resources_and_nothing_that_can_multiply(client, relays):

@@ -1,4 +1,5 @@
-"""The worlds, as fixtures: every test of the conformance suite runs in memory and on both majors of Postgres."""
+"""The worlds, as fixtures: every test of the conformance suite runs in memory, on both majors of Postgres, and on a
+table with names of its own."""
 
 from __future__ import annotations
 
@@ -7,9 +8,11 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import pytest_asyncio
 
+from mailboat.outbox.layout import Layout
 from mailboat_harbor.postgres import Database, PostgresServer
 from migrated import migrated_database
 from outbox.worlds import MemoryWorld, PostgresWorld, World
+from renamed import RENAMED, make_renamed
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +25,14 @@ def outbox_database14(postgres14: PostgresServer) -> Iterator[Database]:
     yield from migrated_database(postgres14)
 
 
-@pytest.fixture(params=["memory", "postgres", "postgres14"])
+@pytest.fixture(scope="module")
+def renamed_database(postgres: PostgresServer) -> Iterator[Database]:
+    for database in migrated_database(postgres):
+        make_renamed(database)
+        yield database
+
+
+@pytest.fixture(params=["memory", "postgres", "postgres14", "renamed"])
 def any_world(request: pytest.FixtureRequest) -> Iterator[World]:
     """An empty outbox, for a test that has event loops of its own, in which it closes the stores it opened."""
     found = _world(request)
@@ -37,7 +47,7 @@ async def world(any_world: World) -> AsyncIterator[World]:
     await any_world.close()
 
 
-@pytest.fixture(params=["postgres", "postgres14"])
+@pytest.fixture(params=["postgres", "postgres14", "renamed"])
 def any_server(request: pytest.FixtureRequest) -> World:
     return _world(request)
 
@@ -49,13 +59,14 @@ async def postgres_world(any_server: PostgresWorld) -> AsyncIterator[PostgresWor
     await any_server.close()
 
 
-_PLACES = {"postgres": "outbox_database", "postgres14": "outbox_database14"}
+_PLACES = {"postgres": "outbox_database", "postgres14": "outbox_database14", "renamed": "renamed_database"}
 
 
 def _world(request: pytest.FixtureRequest) -> World:
     # Looked up here and not in an asynchronous fixture: migrating has an event loop of its own.
     if request.param == "memory":
         return MemoryWorld()
-    world = PostgresWorld(request.getfixturevalue(_PLACES[request.param]))
+    layout = RENAMED if request.param == "renamed" else Layout()
+    world = PostgresWorld(request.getfixturevalue(_PLACES[request.param]), layout)
     world.reset()
     return world

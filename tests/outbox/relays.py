@@ -8,8 +8,19 @@ from dataclasses import dataclass, field
 
 from mailboat.events import Event
 from mailboat.outbox.declaring import Declared
-from mailboat.outbox.postgres import StoreSettings
-from mailboat.outbox.store import Cursor, CursorKey, Lease, Opened, Settlement, Subscription, TickResult, TipGroup
+from mailboat.outbox.settings import StoreSettings
+from mailboat.outbox.store import (
+    Cursor,
+    CursorKey,
+    Lease,
+    Measured,
+    Opened,
+    OutboxStore,
+    Settlement,
+    Subscription,
+    TickResult,
+    TipGroup,
+)
 from outbox.worlds import SETTINGS, Store, World, joined
 
 
@@ -60,7 +71,7 @@ class Relay:
         for settlement in settlements:
             if settlement.closes and settlement.upto is not None:
                 self.done[settlement.lease.key] = settlement.upto
-        result = await self.store.tick(settlements, self.tips())
+        result = await ticked(self.store, settlements, self.tips())
         for advanced in result.advanced:
             self.done.update((lease.key, advanced.done) for lease in advanced.members)
         for opened in result.opened:
@@ -107,6 +118,20 @@ class Relay:
 
     async def crash(self) -> None:
         await self.store.close(leave=False)
+
+
+async def ticked(store: OutboxStore, settlements: Sequence[Settlement], tips: Sequence[TipGroup]) -> TickResult:
+    """A tick, and another one that opens what the first found to be too large for one read."""
+    first = await store.tick(settlements, tips)
+    measured = [
+        Measured(window, group.members)
+        for group in first.overflowing
+        if (window := await store.measure(group)) is not None
+    ]
+    if not measured:
+        return first
+    second = await store.tick([], [], measured)
+    return TickResult(first.lost | second.lost, first.opened + second.opened, first.advanced)
 
 
 def write(world: World, *keys: str | None, type: str = "order.placed", payload: bytes | None = b"{}") -> list[str]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any, Protocol
 
 import psycopg
@@ -14,10 +16,14 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from mailboat.errors import LeaseLost
+from mailboat.outbox.deadletters import candidates, plan, replay
 from mailboat.outbox.declaring import Declared
-from mailboat.outbox.leases import RelayIdentity
+from mailboat.outbox.interventions import Match
+from mailboat.outbox.layout import Layout
+from mailboat.outbox.link import Link
 from mailboat.outbox.memory import MemoryOutbox, MemoryStore, Transaction
-from mailboat.outbox.postgres import PostgresStore, StoreSettings
+from mailboat.outbox.postgres import PostgresStore
+from mailboat.outbox.settings import RelayIdentity, StoreSettings
 from mailboat.outbox.store import OutboxStore, Subscription
 from mailboat_harbor.postgres import Database
 from mailboat_spec import EventSubscription
@@ -61,7 +67,13 @@ class World(Protocol):
 
     def pause(self, number: int, paused: bool) -> None: ...
 
-    def replay_all(self, number: int) -> None: ...
+    def silence(self, relay: str, span: timedelta) -> None:
+        """Its last heartbeat was so much longer ago."""
+        ...
+
+    async def replay_all(self) -> None:
+        """All dead letters, as a person would."""
+        ...
 
     def reset(self) -> None:
         """An empty outbox again."""
@@ -89,8 +101,11 @@ class MemoryWorld:
     def pause(self, number: int, paused: bool) -> None:
         self.outbox.pause(number, paused)
 
-    def replay_all(self, number: int) -> None:
-        self.outbox.replay([dead for dead in self.outbox.dead if dead.cursor.subscription == number])
+    def silence(self, relay: str, span: timedelta) -> None:
+        self.outbox.relays[relay].beat_at -= span
+
+    async def replay_all(self) -> None:
+        self.outbox.replay(list(self.outbox.dead))
 
     def reset(self) -> None:
         self.outbox = MemoryOutbox()
@@ -115,8 +130,9 @@ class _MemoryWriter:
 class PostgresWorld:
     """A database of a real server."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, layout: Layout = Layout()) -> None:  # noqa: B008  # it never changes
         self.database = database
+        self._layout = layout
         self._idle: list[psycopg.Connection[Any]] = []
         self._stores: list[PostgresStore] = []
 
@@ -125,10 +141,12 @@ class PostgresWorld:
         options = "-c synchronous_commit=off"
         connection = self._idle.pop() if self._idle else psycopg.connect(self.database.url, options=options)
         connection.execute("select pg_current_xact_id()" if early else "select 1")
-        return _PostgresWriter(connection, self._idle)
+        return _PostgresWriter(connection, self._idle, self._layout)
 
     async def open(self, relay: str, settings: StoreSettings = SETTINGS) -> Store:
-        store = await PostgresStore.open(lambda: self.database.url, RelayIdentity(relay, str(uuid.uuid4())), settings)
+        identity = RelayIdentity(relay, str(uuid.uuid4()))
+        settings = replace(settings, layout=self._layout)
+        store = await PostgresStore.open(lambda: self.database.url, identity, settings)
         self._stores.append(store)
         return store
 
@@ -137,20 +155,18 @@ class PostgresWorld:
             state = "Paused" if paused else "Running"
             connection.execute("update mailboat.subscriptions set state = %s where id = %s", [state, number])
 
-    def replay_all(self, number: int) -> None:
-        with psycopg.connect(self.database.url) as connection:
-            connection.execute(
-                """
-                with dead as (delete from mailboat.dead_letters where subscription_id = %s returning *)
-                insert into mailboat.parked (
-                    subscription_id, partition, rank, replay, next_attempt_at, sequence, id, event_id, event_type,
-                    aggregate_type, aggregate_id, key, payload, content_type, headers, tags, created_at, slot)
-                select subscription_id, partition, 0, true, clock_timestamp(), sequence, id, event_id, event_type,
-                       aggregate_type, aggregate_id, key, payload, content_type, headers, tags, created_at, slot
-                from dead
-                """,
-                [number],
-            )
+    def silence(self, relay: str, span: timedelta) -> None:
+        with psycopg.connect(self.database.url, autocommit=True) as connection:
+            connection.execute("update mailboat.relays set beat_at = beat_at - %s where id = %s", [span, relay])
+
+    async def replay_all(self) -> None:
+        link = await Link.open(lambda: self.database.url, "replay")
+        try:
+            outbox = str(self._layout.table)
+            found = await candidates(link, Match(outbox), replayed=False, limit=None)
+            await replay(link, outbox, plan(found).replay, again=False)
+        finally:
+            await link.close()
 
     def transactions_begun(self) -> str:
         """A number that only a transaction which writes something moves."""
@@ -158,8 +174,9 @@ class PostgresWorld:
 
     def reset(self) -> None:
         with psycopg.connect(self.database.url, autocommit=True) as connection:
-            for table in ("outbox", "subscriptions", "relays", "doorbells"):  # TRUNCATE takes longer with 32 partitions
-                connection.execute(sql.SQL("delete from mailboat.{}").format(sql.Identifier(table)))
+            tables = [sql.Identifier("mailboat", name) for name in ("subscriptions", "relays", "doorbells")]
+            for table in (self._layout.outbox, *tables):  # TRUNCATE takes longer with 32 partitions
+                connection.execute(sql.SQL("delete from {}").format(table))
 
     async def close(self) -> None:
         for store in self._stores:
@@ -173,17 +190,26 @@ class PostgresWorld:
         self._idle.clear()
 
 
+_WRITTEN = ("event_type", "key", "payload", "aggregate_type", "aggregate_id", "headers", "tags")
+
+
 class _PostgresWriter:
-    def __init__(self, connection: psycopg.Connection[Any], idle: list[psycopg.Connection[Any]]) -> None:
+    def __init__(
+        self, connection: psycopg.Connection[Any], idle: list[psycopg.Connection[Any]], layout: Layout
+    ) -> None:
         self._connection = connection
         self._idle = idle
+        names = [layout.columns.get(name, name) for name in (*_WRITTEN, "event_id")]
+        *written, event_id = (sql.Identifier(name) for name in names)
+        self._insert = sql.SQL("insert into {} ({}) values ({}) returning {}::text").format(
+            layout.outbox, sql.SQL(", ").join(written), sql.SQL(", ").join([sql.Placeholder()] * len(written)), event_id
+        )
 
     def insert(self, type: str, *, key: str | None = None, payload: bytes | None = b"{}", **columns: Any) -> str:
         row: dict[str, Any] = {"aggregate_type": None, "aggregate_id": None, "headers": None, "tags": []} | columns
         headers = Jsonb(row["headers"]) if isinstance(row["headers"], Mapping) else row["headers"]
         cursor = self._connection.execute(
-            "insert into mailboat.outbox (event_type, key, payload, aggregate_type, aggregate_id, headers, tags)"
-            " values (%s, %s, %s, %s, %s, %s, %s) returning event_id::text",
+            self._insert,
             [type, key, payload, row["aggregate_type"], row["aggregate_id"], headers, list(row["tags"])],
         )
         found = cursor.fetchone()

@@ -13,10 +13,8 @@ from mailboat.errors import DatabaseUnavailable, LeaseLost
 from mailboat.events import Event, Outgoing
 from mailboat.messages import Death, Encoder, dead_letter_message
 from mailboat.outbox.declaring import Declared
-from mailboat.outbox.leases import RelayIdentity
 from mailboat.outbox.memory import MemoryOutbox, MemoryStore
-from mailboat.outbox.postgres import StoreSettings
-from mailboat.outbox.windows import ReadLimits
+from mailboat.outbox.settings import ReadLimits, RelayIdentity, StoreSettings
 from mailboat.pump.points import Passing, unheard
 from mailboat.pump.retry import Backoff, Policy
 from mailboat.pump.rhythm import WakeSettings
@@ -56,7 +54,6 @@ class RunningRelay:
     name: str
     task: asyncio.Task[None]
     stop: asyncio.Event
-    incarnations: int = 0
     session: Session | None = None
     store: MemoryStore | None = None
 
@@ -68,6 +65,7 @@ class Fleet:
     declared: Sequence[Declared] = field(default_factory=lambda: [subscription()])
     streams: StreamSettings = field(default_factory=settings)
     timings: Timings = TIMINGS
+    wake: WakeSettings = field(default_factory=WakeSettings)
     limits: ReadLimits = field(default_factory=ReadLimits)
     dead_topic: bool = False
     passing: Passing = unheard
@@ -112,9 +110,7 @@ class Fleet:
             await store.join()
             streams = {number: self._stream(number, found.name) for number, found in subscriptions.items()}
             clock = asyncio.get_running_loop().time
-            session = Session(
-                store, name, streams, subscriptions, WakeSettings(), timings, Totals(), clock, self.passing
-            )
+            session = Session(store, name, streams, subscriptions, self.wake, timings, Totals(), clock, self.passing)
             self.relays[name].session, self.relays[name].store = session, store
             await session.run(stop)
             orderly = True
@@ -202,7 +198,7 @@ class Fleet:
 
 
 def header(message: Outgoing, name: str) -> str:
-    return dict(message.headers)[name]
+    return message.headers[name]
 
 
 def by_event(messages: Sequence[Outgoing]) -> dict[str, list[Outgoing]]:
@@ -225,3 +221,15 @@ class Refusals:
         self.times[message.event_id] -= 1
         self.given[message.event_id] += 1
         return True
+
+
+def refusing(fleet: Fleet, tells_which: bool = True, **times: int) -> Refusals:
+    """The fleet's sink refuses these events so many times."""
+    refusals = Refusals(Counter(times))
+    fleet.sink.refuse(refusals, tells_which=tells_which)
+    return refusals
+
+
+def always(event_id: str) -> dict[str, int]:
+    """``refusing(fleet, **always("e-7"))``"""
+    return {event_id: 1000}

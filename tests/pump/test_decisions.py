@@ -6,10 +6,10 @@ from collections import Counter
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable, Undecided
+from mailboat.errors import DatabaseUnavailable, DeliveryError, EventRefused, LeaseLost, SinkUnavailable, Undecided
 from mailboat.events import Event
 from mailboat.outbox.routing import fan_out, fan_out_single
 from mailboat.outbox.store import (
@@ -30,6 +30,7 @@ from mailboat.pump.ownership import decide, targets
 from mailboat.pump.retry import Backoff, Outage, Policy
 from mailboat.pump.rhythm import LINGER, Rhythm, WakeSettings
 from mailboat.pump.verdicts import Fate, Item, judge, set_aside, settled_prefix
+from mailboat.runtime.session import _most_telling
 
 
 def event(id: int, key: str | None = None, slot: int | None = None) -> Event:
@@ -112,7 +113,7 @@ def test_the_longest_wait_is_never_exceeded(polls: int) -> None:
 @st.composite
 def rosters(draw: st.DrawFn) -> Roster:
     peers = tuple(
-        RelayPeer(f"r{n}", frozenset(draw(st.sets(st.integers(1, 3)))), "", draw(st.booleans()))
+        RelayPeer(f"r{n}", frozenset(draw(st.sets(st.integers(1, 3)))), draw(st.booleans()))
         for n in range(draw(st.integers(1, 4)))
     )
     somebody = st.sampled_from([None, "gone", *(peer.id for peer in peers)])
@@ -139,12 +140,24 @@ def test_all_relays_want_the_same_and_only_of_those_who_can(roster: Roster) -> N
 
 
 @given(rosters())
+@example(
+    Roster(
+        (
+            RelayPeer("r1", frozenset({3}), True),
+            RelayPeer("r2", frozenset({3}), True),
+            RelayPeer("r3", frozenset(), True),
+        ),
+        tuple(Holding(CursorKey(3, number), owner, None) for number, owner in enumerate((None, "r2", "r3"))),
+        {},
+    )
+)
 def test_what_each_relay_does_for_itself_adds_up(roster: Roster) -> None:
-    """If all of them act on the same roster, nothing is claimed twice, and in the end everybody has their share."""
-    wanted = targets(roster)
+    """If all of them act on the same roster, nothing is claimed twice, and in the end everybody has their share.
+
+    Which share may change on the way (whoever was quicker keeps what he has), but it comes to rest."""
     alive = [peer.id for peer in roster.peers if peer.alive]
     owner = {h.key: h.owner for h in roster.holdings if h.owner in alive}
-    for _ in range(3):
+    for _ in range(5):
         claims: Counter[CursorKey] = Counter()
         now = Roster(roster.peers, tuple(Holding(h.key, owner.get(h.key), h.assigned_to) for h in roster.holdings), {})
         for relay in alive:
@@ -157,12 +170,14 @@ def test_what_each_relay_does_for_itself_adds_up(roster: Roster) -> None:
                 del owner[key]
             owner |= dict.fromkeys(moves.claim, relay)
         assert not claims or max(claims.values()) == 1
+        wanted = targets(now)
+    assert not claims, "at rest"
     assert {key: who for key, who in owner.items() if key in wanted} == wanted
 
 
 def test_what_nobody_takes_is_taken_after_the_grace_time() -> None:
     key = CursorKey(1, 0)
-    peers = (RelayPeer("a", frozenset({1}), "", True), RelayPeer("b", frozenset({1}), "", True))
+    peers = (RelayPeer("a", frozenset({1}), True), RelayPeer("b", frozenset({1}), True))
     roster = Roster(peers, (Holding(key, None, "b"),), {})
     assert not decide("a", roster, set(), {key: 0.0}, 9.0, 10.0).claim
     assert decide("a", roster, set(), {key: 0.0}, 11.0, 10.0).claim == {key}
@@ -170,13 +185,13 @@ def test_what_nobody_takes_is_taken_after_the_grace_time() -> None:
 
 def test_a_relay_takes_only_what_it_serves() -> None:
     key = CursorKey(2, 0)
-    roster = Roster((RelayPeer("a", frozenset({1}), "", True),), (Holding(key, None, None),), {})
+    roster = Roster((RelayPeer("a", frozenset({1}), True),), (Holding(key, None, None),), {})
     assert not decide("a", roster, set(), {key: 0.0}, 100.0, 10.0).claim
 
 
 def test_what_is_its_own_in_the_store_but_not_in_hand_is_claimed_again() -> None:
     key = CursorKey(1, 0)
-    roster = Roster((RelayPeer("a", frozenset({1}), "", True),), (Holding(key, "a", None),), {})
+    roster = Roster((RelayPeer("a", frozenset({1}), True),), (Holding(key, "a", None),), {})
     assert decide("a", roster, set(), {}, 0.0, 10.0).claim == {key}
     assert not decide("a", roster, {key}, {}, 0.0, 10.0).claim
 
@@ -295,3 +310,19 @@ def test_every_event_goes_to_the_members_that_want_it_and_to_nobody_else(
     for number, known in subscriptions.items():
         alone = fan_out_single([e for e, matching in rows if number in matching], known, members)
         assert alone == {key: lane for key, lane in lanes.items() if key.subscription == number}
+
+
+# -- the end of a session --------------------------------------------------------------------------------------------
+
+
+def test_of_several_errors_one_of_ours_ends_the_session_and_the_others_are_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    away = DatabaseUnavailable("no route to host")
+    errors = ExceptionGroup(
+        "all of them", [KeyError("x"), ExceptionGroup("", [away, KeyError("x"), LeaseLost("gone"), away])]
+    )
+    assert _most_telling(errors) is away
+    assert [record.message.rpartition(": ")[2] for record in caplog.records] == ["KeyError", "gone"]
+    assert caplog.records[0].exc_info, "a bug is told with its traceback"
+    assert _most_telling(ExceptionGroup("", [error := KeyError("y")])) is error

@@ -14,7 +14,7 @@ from random import Random
 import pytest
 
 from mailboat.events import Event
-from mailboat.outbox.windows import ReadLimits
+from mailboat.outbox.settings import ReadLimits
 from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.protocol import Traits
 from pump.fleet import Fleet, Refusals, by_event, header, settings, subscription

@@ -46,7 +46,7 @@ class Writer(threading.Thread):
     def run(self) -> None:
         with psycopg.connect(self._database.url, autocommit=True) as connection:
             connection.execute("set lock_timeout = '200ms'")
-            connection.execute("set statement_timeout = '2s'")
+            connection.execute("set statement_timeout = '60s'")
             while not self._told_to_end.is_set():
                 try:
                     connection.execute("select mailboat.emit('written', '{}'::jsonb, key => 'k')")
@@ -59,7 +59,7 @@ class Writer(threading.Thread):
     def writes_on(self) -> None:
         """Returns once the writer has written some more."""
         goal = self.written + 5
-        wait_until(lambda: self.written >= goal or bool(self.failures), timeout=10, what="the writer to go on")
+        wait_until(lambda: self.written >= goal or bool(self.failures), what="the writer to go on")
         assert not self.failures
 
     def end(self) -> None:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from mailboat import emit
+from mailboat.outbox.postgres import PostgresStore
+from mailboat.outbox.settings import RelayIdentity, StoreSettings
 from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
+from mailboat_harbor.postgres_binaries import NEWEST
+from mailboat_spec import Notify
 from migrated import migrated_database
+from outbox.worlds import joined
 
 
 @contextmanager
@@ -27,12 +34,20 @@ def heard(connection: psycopg.Connection) -> list[str]:
     return [notify.payload for notify in connection.notifies(timeout=0)]
 
 
-def set_bell(database: Database, rings: bool, outbox: str = "mailboat.outbox") -> None:
+def set_bell(database: Database, rings: bool, outbox: str = "mailboat.outbox", alive_for: str = "1 min") -> None:
+    relay = f"relay of {outbox}"
     with psycopg.connect(database.url) as connection:
+        connection.execute("insert into mailboat.outboxes (name) values (%s) on conflict do nothing", [outbox])
+        connection.execute(
+            "insert into mailboat.relays (id, incarnation, outbox, session_lock, beat_at, expires_at)"
+            " values (%s, gen_random_uuid(), %s, true, now(), clock_timestamp() + %s::interval)"
+            " on conflict (id) do update set expires_at = excluded.expires_at",
+            (relay, outbox, alive_for),
+        )
         connection.execute(
             "insert into mailboat.doorbells values (%s, %s, %s)"
             " on conflict (relay) do update set rings = excluded.rings",
-            (f"relay of {outbox}", outbox, rings),
+            (relay, outbox, rings),
         )
 
 
@@ -56,6 +71,37 @@ def test_it_rings_for_a_relay_that_sleeps_and_for_nobody_else(outbox: Database) 
         set_bell(outbox, rings=False)
         write(outbox)
         assert heard(relay) == []
+
+
+async def asleep(database: Database) -> PostgresStore:
+    identity = RelayIdentity("the only one", str(uuid.uuid4()))
+    store = await PostgresStore.open(lambda: database.url, identity, StoreSettings())
+    await store.join()
+    await store.sleep()
+    return store
+
+
+async def test_nobody_rings_for_a_relay_that_was_killed_in_its_sleep(outbox: Database) -> None:
+    store = await asleep(outbox)
+    with listener(outbox) as somebody:
+        write(outbox)
+        assert heard(somebody) == ["mailboat.outbox"]
+        await store.close(leave=False)  # as SIGKILL would
+        outbox.execute("update mailboat.relays set expires_at = clock_timestamp()")  # as time would
+        write(outbox)
+        assert heard(somebody) == []
+
+
+@pytest.mark.parametrize("notify", [Notify.AUTO, Notify.NEVER])
+async def test_a_relay_that_comes_back_takes_in_the_doorbell_it_left(outbox: Database, notify: Notify) -> None:
+    await (await asleep(outbox)).close(leave=False)
+    identity = RelayIdentity("the only one", str(uuid.uuid4()))
+    store = await PostgresStore.open(lambda: outbox.url, identity, StoreSettings(notify=notify))
+    await joined(store)
+    with listener(outbox) as somebody:
+        write(outbox)
+        assert heard(somebody) == []
+    await store.close(leave=True)
 
 
 def test_nothing_rings_when_nothing_commits(outbox: Database) -> None:
@@ -85,8 +131,18 @@ def test_locked_doorbells_are_not_waited_for(outbox: Database) -> None:
     assert outbox.execute("select count(*) from mailboat.outbox") == [(1,)]
 
 
-def test_missing_doorbells_fail_nobody(outbox: Database) -> None:
-    outbox.execute("drop table mailboat.doorbells")
+def test_relays_that_are_locked_are_not_waited_for(outbox: Database) -> None:
+    set_bell(outbox, rings=True)
+    with psycopg.connect(outbox.url) as somebody:
+        somebody.execute("lock table mailboat.relays in access exclusive mode")
+        write(outbox)
+    assert outbox.execute("select count(*) from mailboat.outbox") == [(1,)]
+
+
+@pytest.mark.parametrize("table", ["doorbells", "relays"])
+def test_missing_bookkeeping_fails_nobody(outbox: Database, table: str) -> None:
+    set_bell(outbox, rings=True)
+    outbox.execute(sql.SQL("drop table mailboat.{}").format(sql.Identifier(table)))
     write(outbox)
     assert outbox.execute("select count(*) from mailboat.outbox") == [(1,)]
 
@@ -104,8 +160,8 @@ def test_a_serializable_writer_does_not_conflict_with_relays_that_fall_asleep(ou
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[PostgresServer]:
     """With a queue that can be filled, and two-phase commit."""
-    settings = {"max_notify_queue_pages": "64", "max_prepared_transactions": "5"}
-    with PostgresServer.start(find_postgres(18), tmp_path / "server", settings=settings) as server:
+    settings = {"max_notify_queue_pages": "64", "max_prepared_transactions": "5", "fsync": "off"}
+    with PostgresServer.start(find_postgres(NEWEST), tmp_path / "server", settings=settings) as server:
         yield server
 
 
@@ -140,11 +196,28 @@ def test_a_queue_that_fills_up_behind_a_stuck_listener_is_left_alone(own_server:
         assert database.execute("select count(*) from mailboat.outbox") == [(302,)]
 
 
-def test_two_phase_commit_works_while_no_bell_rings(own_server: PostgresServer) -> None:
+@pytest.mark.parametrize(("rings", "alive_for"), [(False, "1 min"), (True, "0 s")])
+def test_two_phase_commit_works_while_no_living_relays_bell_rings(
+    own_server: PostgresServer, rings: bool, alive_for: str
+) -> None:
     for database in migrated_database(own_server):
+        set_bell(database, rings, alive_for=alive_for)
         with psycopg.connect(database.url) as connection:
             emit(connection, "x", {})
             connection.execute("prepare transaction 'x'")
         with psycopg.connect(database.url, autocommit=True) as connection:
             connection.execute("commit prepared 'x'")
         assert database.execute("select count(*) from mailboat.outbox") == [(1,)]
+
+
+async def test_relays_that_died_behind_a_pooler_are_swept_up_by_the_next(outbox: Database) -> None:
+    with psycopg.connect(outbox.url) as connection:
+        for relay, locked, ago in (("old", False, "2 h"), ("recent", False, "1 min"), ("locked", True, "2 h")):
+            connection.execute(
+                "insert into mailboat.relays (id, incarnation, outbox, session_lock, beat_at, expires_at)"
+                " values (%s, gen_random_uuid(), 'mailboat.outbox', %s, now(), now() - %s::interval)",
+                (relay, locked, ago),
+            )
+    store = await asleep(outbox)
+    assert outbox.execute("select id from mailboat.relays order by id") == [("locked",), ("recent",), ("the only one",)]
+    await store.close(leave=True)

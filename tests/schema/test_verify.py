@@ -64,7 +64,21 @@ async def test_too_few_partitions_ahead_are_found(outbox: Database) -> None:
 async def test_an_empty_database_needs_a_migration(each_database: Database) -> None:
     (finding,) = await look(each_database.url)
     assert finding.what == "there is no schema mailboat"
-    assert "mailboat migrate" in finding.sql
+    assert "mailboat migrate --sql" in finding.sql
+
+
+async def test_a_schema_without_anything_in_it_needs_one_too(each_database: Database) -> None:
+    each_database.execute("create schema mailboat")
+    (finding,) = await look(each_database.url)
+    assert finding.what.startswith("migrations were not applied: 0001_bookkeeping.sql")
+    assert "mailboat migrate --sql" in finding.sql
+
+
+async def test_a_table_that_no_migration_would_bring_back_is_found(outbox: Database) -> None:
+    outbox.execute("drop table mailboat.dead_letters")
+    (finding,) = await look(outbox.url)
+    assert finding.what == "tables are missing: dead_letters"
+    assert "backup" in finding.sql
 
 
 async def test_an_unfinished_migration_is_found(outbox: Database) -> None:
@@ -152,3 +166,11 @@ async def test_the_refusal_reads_well_and_holds_every_remedy(outbox: Database) -
         "sequence mailboat.outbox_id_seq: it caches 50 numbers per session, which breaks the order of keys",
         "    alter sequence mailboat.outbox_id_seq cache 1;",
     ]
+
+
+async def test_a_table_named_by_a_word_of_sql_is_found(outbox: Database) -> None:
+    with psycopg.connect(outbox.url) as connection:
+        connection.execute("""select mailboat.create_outbox('shop."order"')""")
+    async with await psycopg.AsyncConnection.connect(outbox.url) as connected:
+        (finding,) = await verify(connected, "shop.order", {})
+    assert 'alter table shop."order" rename to order_outbox;' in str(finding)

@@ -49,6 +49,7 @@ class Received(NamedTuple):
     key: str | None
     value: bytes | None
     headers: Mapping[str, str]
+    partition: int | None = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Features:
     """Bytes of a value that ``refusal`` must refuse; 0: there is no limit."""
 
 
-def context(timeout: float = 20.0, secrets_: Mapping[str, str] | None = None) -> SinkContext:
+def context(timeout: float = 60.0, secrets_: Mapping[str, str] | None = None) -> SinkContext:
     return SinkContext(subscription="shop/orders", delivery_timeout=timeout, secrets=secrets_ or {})
 
 
@@ -71,7 +72,7 @@ class Backend(abc.ABC):
     features = Features()
 
     @abc.abstractmethod
-    def sink(self, *, timeout: float = 20.0, topic: str | None = None, config: Mapping[str, str] | None = None) -> Sink:
+    def sink(self, *, timeout: float = 60.0, topic: str | None = None, config: Mapping[str, str] | None = None) -> Sink:
         """A sink that is not open yet. ``config`` counts on Kafka only."""
 
     @abc.abstractmethod
@@ -104,7 +105,7 @@ class Backend(abc.ABC):
             received = await self.received()
             return received if len(received) >= count else []
 
-        return await await_until(enough, timeout=30, what=f"{count} messages") if count else await self.received()
+        return await await_until(enough, timeout=60, what=f"{count} messages") if count else await self.received()
 
 
 class KafkaBackend(Backend):
@@ -118,7 +119,7 @@ class KafkaBackend(Backend):
         server.create_topic(self.topic, partitions)
 
     def sink(
-        self, *, timeout: float = 20.0, topic: str | None = None, config: Mapping[str, str] | None = None
+        self, *, timeout: float = 60.0, topic: str | None = None, config: Mapping[str, str] | None = None
     ) -> KafkaSink:
         model = SimpleNamespace(
             bootstrap_servers=(self.server.bootstrap,),
@@ -144,12 +145,12 @@ class KafkaBackend(Backend):
             awaited = {
                 place.partition: high
                 for place in places
-                if (high := consumer.get_watermark_offsets(place, timeout=10)[1])
+                if (high := consumer.get_watermark_offsets(place, timeout=60)[1])
             }
             consumer.assign(places)
             received = []
             while awaited:
-                message = consumer.poll(10)
+                message = consumer.poll(60)
                 assert message is not None, f"{self.topic} should hold messages up to {awaited}"
                 assert message.error() is None, message.error()
                 received.append(_from_kafka(message))
@@ -169,17 +170,17 @@ class KafkaBackend(Backend):
         admin = AdminClient({"bootstrap.servers": self.server.bootstrap, "log_level": 0})
         entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ResourceType.TOPIC, self.topic, incremental_configs=[entry])
-        admin.incremental_alter_configs([resource])[resource].result(10)
+        admin.incremental_alter_configs([resource])[resource].result(60)
         wait_until(lambda: self._setting(admin, name) == value, what=f"{name} of {self.topic} to be {value}")
 
     def _setting(self, admin: AdminClient, name: str) -> str | None:
         resource = ConfigResource(ResourceType.TOPIC, self.topic)
-        value: str | None = admin.describe_configs([resource])[resource].result(10)[name].value
+        value: str | None = admin.describe_configs([resource])[resource].result(60)[name].value
         return value
 
     def delete_topic(self) -> None:
         admin = AdminClient({"bootstrap.servers": self.server.bootstrap, "log_level": 0})
-        admin.delete_topics([self.topic])[self.topic].result(10)
+        admin.delete_topics([self.topic])[self.topic].result(60)
 
     def go_away(self) -> None:
         self.server.kill()
@@ -201,7 +202,7 @@ class KafkaBackend(Backend):
 def _from_kafka(message: Any) -> Received:
     key = message.key()
     headers = {name: value.decode() for name, value in message.headers() or []}
-    return Received(None if key is None else key.decode(), message.value(), headers)
+    return Received(None if key is None else key.decode(), message.value(), headers, message.partition())
 
 
 class PubSubBackend(Backend):
@@ -225,7 +226,7 @@ class PubSubBackend(Backend):
         self._received: dict[int, Received] = {}
 
     def sink(
-        self, *, timeout: float = 20.0, topic: str | None = None, config: Mapping[str, str] | None = None
+        self, *, timeout: float = 60.0, topic: str | None = None, config: Mapping[str, str] | None = None
     ) -> PubSubSink:
         model = SimpleNamespace(
             project="acme", topic=topic or self.topic, endpoint=self._proxy.address, credentials_secret_ref=None
@@ -250,8 +251,13 @@ class PubSubBackend(Backend):
                 )
             self._subscriber.acknowledge(subscription=self._subscription, ack_ids=[item.ack_id for item in found])
 
-    def refuse_poison(self) -> None:
-        self._refusing.poison = POISON
+    @property
+    def published(self) -> list[int]:
+        """Of each request that the server got, how many messages it held."""
+        return self._refusing.published
+
+    def refuse_poison(self, answer: grpc.StatusCode = grpc.StatusCode.INVALID_ARGUMENT) -> None:
+        self._refusing.poison, self._refusing.answer = POISON, answer
 
     def go_away(self) -> None:
         self._proxy.stop()
@@ -276,7 +282,7 @@ class LogBackend(Backend):
         self._path = path
 
     def sink(
-        self, *, timeout: float = 20.0, topic: str | None = None, config: Mapping[str, str] | None = None
+        self, *, timeout: float = 60.0, topic: str | None = None, config: Mapping[str, str] | None = None
     ) -> LogSink:
         return LogSink.build(SimpleNamespace(path=str(self._path)), context(timeout))
 
@@ -299,7 +305,7 @@ class MemoryBackend(Backend):
         self._sinks: list[MemorySink] = []
 
     def sink(
-        self, *, timeout: float = 20.0, topic: str | None = None, config: Mapping[str, str] | None = None
+        self, *, timeout: float = 60.0, topic: str | None = None, config: Mapping[str, str] | None = None
     ) -> MemorySink:
         sink = MemorySink.build({"max_value_bytes": 1_000_000}, context(timeout))
         self._sinks.append(sink)
@@ -307,9 +313,7 @@ class MemoryBackend(Backend):
 
     async def received(self) -> list[Received]:
         return [
-            Received(message.key, message.value, dict(message.headers))
-            for sink in self._sinks
-            for message in sink.arrived
+            Received(message.key, message.value, message.headers) for sink in self._sinks for message in sink.arrived
         ]
 
     def refuse_poison(self) -> None:
@@ -336,14 +340,14 @@ async def until_it_arrives(sink: Sink, *batch: Outgoing) -> None:
     async def arrives() -> bool:
         return not await sink.publish(batch)
 
-    arrived: bool = await await_until(arrives, timeout=30, what="the sink to recover")
+    arrived: bool = await await_until(arrives, timeout=120, what="the sink to recover")
     assert arrived
 
 
 def message(number: int, key: str | None = "k", value: bytes | None = None, **headers: str) -> Outgoing:
     """A small message; its value says who it is."""
     value = b"%d" % number if value is None else value
-    return Outgoing(f"event-{number}", key, value, [("event_id", f"event-{number}"), *headers.items()])
+    return Outgoing(f"event-{number}", key, value, {"event_id": f"event-{number}", **headers})
 
 
 BACKENDS: Mapping[str, type[Backend]] = {

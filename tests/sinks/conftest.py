@@ -24,7 +24,7 @@ def mortal_kfake(tmp_path_factory: pytest.TempPathFactory, or_skip: OrSkip) -> I
 
 @pytest.fixture(scope="session")
 def mortal_apache_kafka(tmp_path_factory: pytest.TempPathFactory, or_skip: OrSkip) -> Iterator[KafkaServer]:
-    with or_skip(lambda: start_apache_kafka(tmp_path_factory.mktemp("apache"))) as server:
+    with or_skip(lambda: start_apache_kafka(tmp_path_factory.mktemp("apache"), to_be_killed=True)) as server:
         yield server
 
 

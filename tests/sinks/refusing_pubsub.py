@@ -1,6 +1,7 @@
 """Google's fake refuses nothing, the real service does. This stands before it and refuses what a test calls poison.
 
-A gRPC server that passes every call on as bytes, and answers INVALID_ARGUMENT to a request that holds the poison.
+A gRPC server that passes every call on as bytes, and answers INVALID_ARGUMENT (or what it is told to answer) to a
+request that holds the poison.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
+from google.pubsub_v1.types import PublishRequest
 
 
 def _same(data: bytes) -> bytes:
@@ -18,6 +20,9 @@ def _same(data: bytes) -> bytes:
 class RefusingPubSub(grpc.GenericRpcHandler):  # type: ignore[misc]
     def __init__(self, target: str) -> None:
         self.poison: bytes | None = None
+        self.answer = grpc.StatusCode.INVALID_ARGUMENT
+        self.published: list[int] = []
+        """Of each request to publish, how many messages it held."""
         unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         self._channel = grpc.insecure_channel(target, options=unlimited)
         self._workers = ThreadPoolExecutor(max_workers=16)
@@ -30,7 +35,9 @@ class RefusingPubSub(grpc.GenericRpcHandler):  # type: ignore[misc]
 
         def handle(request: bytes, context: Any) -> bytes:
             if self.poison is not None and self.poison in request:
-                context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a message of this request is poison")
+                context.abort(self.answer, "a message of this request is poison")
+            if details.method.endswith("/Publish"):
+                self.published.append(len(PublishRequest.deserialize(request).messages))
             try:
                 answer: bytes = passed_on(request, timeout=10)
                 return answer

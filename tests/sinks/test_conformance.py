@@ -50,7 +50,7 @@ async def test_headers_arrive_as_they_were(backend: Backend, opened: Opened) -> 
 async def test_a_message_without_a_value_stays_one(backend: Backend, opened: Opened) -> None:
     sink = await opened(backend)
 
-    assert await sink.publish([Outgoing("event-1", "k", None, [("event_id", "event-1")])]) == {}
+    assert await sink.publish([Outgoing("event-1", "k", None, {"event_id": "event-1"})]) == {}
 
     (received,) = await backend.receive(1)
     assert received.value == (None if backend.features.keeps_null_values else b"")
@@ -215,7 +215,7 @@ async def test_a_batch_of_one_is_told_its_own_fault_whatever_else_is_on_the_way(
 async def test_a_destination_that_is_gone_costs_nobody_an_attempt_and_comes_back(
     backend: Backend, opened: Opened
 ) -> None:
-    sink = await opened(backend, timeout=4)
+    sink = await opened(backend, timeout=10)
     assert await sink.publish([message(0)]) == {}
     backend.go_away()
 
@@ -224,17 +224,18 @@ async def test_a_destination_that_is_gone_costs_nobody_an_attempt_and_comes_back
     took = time.monotonic() - started
 
     assert [type(error) for error in answer.values()] == [SinkUnavailable] * 2
-    assert took < 8  # 4, and room for a busy machine
+    assert took < 30  # 10, and room for a busy machine
     backend.come_back()
     # The same sink, and nothing of what was given up on arrives late.
     await until_it_arrives(sink, message(3))
-    assert values(await backend.receive(2), "k") == [b"0", b"3"]
+    # (The last one itself may have come twice, where its first answer was late.)
+    assert list(dict.fromkeys(values(await backend.receive(2), "k"))) == [b"0", b"3"]
     assert values(await backend.received(), "other") == []
 
 
 @on_all_that("can_be_away")
 async def test_a_destination_that_is_deaf_is_given_up_on_in_time(backend: Backend, opened: Opened) -> None:
-    sink = await opened(backend, timeout=4)
+    sink = await opened(backend, timeout=10)
     assert await sink.publish([message(0)]) == {}
     backend.go_deaf()
 
@@ -248,7 +249,7 @@ async def test_a_destination_that_is_deaf_is_given_up_on_in_time(backend: Backen
     assert all(len(answer) == 49 for answer in answers)
     assert all(isinstance(error, SinkUnavailable | Undecided) for answer in answers for error in answer.values())
     assert isinstance(answers[0][0], SinkUnavailable)
-    assert took < 8  # 4, and room for a busy machine
+    assert took < 30  # 10, and room for a busy machine
     backend.come_back()
     await until_it_arrives(sink, *(message(number) for number in range(1, 99)))
     # What was on the wire may arrive twice; what counts is the order of first arrivals.
@@ -299,12 +300,12 @@ async def test_closing_ends_calls_on_the_way_and_may_be_done_twice(backend: Back
 @on_all_that("has_topics")
 async def test_a_topic_that_does_not_exist_is_named_together_with_what_to_do(backend: Backend, opened: Opened) -> None:
     with pytest.raises(SinkUnavailable, match=r"no-such-topic does not exist on .*: create it, or mend spec\.sink"):
-        await opened(backend, topic="no-such-topic", timeout=5)
+        await opened(backend, topic="no-such-topic", timeout=10)
 
 
 @on_all_that("can_be_away")
 async def test_a_sink_that_could_not_open_opens_later(backend: Backend, opened: Opened) -> None:
-    sink = backend.sink(timeout=2)
+    sink = backend.sink(timeout=5)
     backend.go_away()
     with pytest.raises(SinkUnavailable):
         await sink.open()
@@ -318,7 +319,7 @@ async def test_a_sink_that_could_not_open_opens_later(backend: Backend, opened: 
             return False
         return True
 
-    is_open: bool = await await_until(opens, timeout=20, what="the sink to open")
+    is_open: bool = await await_until(opens, what="the sink to open")
     assert is_open
     await until_it_arrives(sink, message(1))
     await sink.close()

@@ -3,20 +3,55 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
 
+from authority import Authority
 from mailboat.errors import ConfigError, EventRefused, SinkUnavailable
 from mailboat.events import Outgoing
 from mailboat.sinks.kafka import KafkaSink
+from mailboat.sinks.kafka.errors import Report, no_answer
 from mailboat.sinks.kafka.settings import producer_settings
+from mailboat.sinks.kafka.topic import TopicFacts, describe_topic
 from sinks.backends import KafkaBackend, Opened, context, message, until_it_arrives
+from waiting import await_until, wait_until
 
 
 def build(config: dict[str, str] | None = None, secrets: dict[str, str] | None = None) -> KafkaSink:
     model = SimpleNamespace(bootstrap_servers=("127.0.0.1:1",), topic="orders", config=config or {})
     return KafkaSink.build(model, context(2, secrets))
+
+
+@pytest.mark.parametrize("code", [KafkaError._SSL, KafkaError._TRANSPORT])
+def test_what_openssl_refused_is_called_tls_whatever_the_client_calls_it(code: int) -> None:
+    text = "sasl_ssl://k:9092/bootstrap: error:0A000086:SSL routines::certificate verify failed (after 15ms)"
+    said = str(no_answer("k:9092", 5, Report.of(KafkaError(code, text), "orders", -1)))
+    assert said == f"TLS to Kafka at k:9092 failed: {text}; check ssl.* and security.protocol"
+
+
+def test_an_error_about_a_topic_keeps_no_client_alive() -> None:
+    def clients_threads() -> set[str]:
+        return {task.name for task in Path("/proc/self/task").iterdir() if _name(task).startswith("rdk:")}
+
+    before = clients_threads()
+    with pytest.raises(SinkUnavailable) as remembered:
+        describe_topic({"bootstrap.servers": "127.0.0.1:1"}, "orders", timeout=0.2)
+    # One that has ended may be listed for a moment more; one that is kept alive never goes.
+    wait_until(lambda: clients_threads() <= before, what=f"the end of the client's threads, with {remembered!r} kept")
+
+
+def _name(task: Path) -> str:
+    try:
+        return (task / "comm").read_text()
+    except OSError:  # it ended meanwhile
+        return ""
 
 
 @pytest.mark.parametrize(
@@ -67,6 +102,24 @@ def test_users_choose_what_does_not_touch_the_guarantees() -> None:
     assert settings["message.max.bytes"] == 2_000_000
 
 
+@pytest.mark.parametrize(
+    ("user", "topic", "limit"),
+    [
+        ({}, 50_000, 50_000),
+        ({}, None, 100_000_000),
+        ({"message.max.bytes": "70000"}, None, 70_000),
+        ({"message.max.bytes": "70000"}, 50_000, 50_000),
+        ({"message.max.bytes": "70000"}, 90_000, 70_000),
+    ],
+)
+def test_the_client_refuses_what_topic_or_user_say_and_no_more(
+    user: dict[str, str], topic: int | None, limit: int
+) -> None:
+    settings = producer_settings({"bootstrap.servers": "a:1", **user}, max_message_bytes=topic)
+
+    assert settings["message.max.bytes"] == limit
+
+
 async def test_the_topic_tells_how_large_a_message_may_be(kafka: KafkaBackend, opened: Opened) -> None:
     kafka.configure("max.message.bytes", "50000")
     sink = await opened(kafka)
@@ -81,9 +134,113 @@ async def test_the_topic_tells_how_large_a_message_may_be(kafka: KafkaBackend, o
     assert await sink.publish(fits) == {}, "a batch must not grow above what the topic takes"
 
 
+async def test_a_limit_that_was_asked_for_long_ago_is_asked_for_anew_before_an_event_is_given_up(
+    kafka: KafkaBackend, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kafka.configure("max.message.bytes", "50000")
+    sink = await opened(kafka)
+    large = message(1, value=b"." * 60_000)
+    refusal = sink.refusal(large)
+    assert refusal is not None
+    assert not refusal.retryable, "what is known is fresh"
+
+    kafka.configure("max.message.bytes", "100000")
+    monkeypatch.setattr("mailboat.sinks.kafka.sink._DOUBTFUL", 0.0)
+    refusal = sink.refusal(large)
+    assert refusal is not None
+    assert refusal.retryable, "what is known may be out of date"
+    await await_until(lambda: sink.refusal(large) is None, what="the new limit to be known")
+    assert await sink.publish([large]) == {}
+
+
+async def test_what_is_brought_back_seconds_after_it_died_gets_the_limit_that_was_raised_in_between(
+    kafka: KafkaBackend, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mailboat.sinks.kafka.sink._DOUBTFUL", 3600.0)  # for all others, however slow this machine is
+    kafka.configure("max.message.bytes", "50000")
+    sink = await opened(kafka)
+    large, replayed = (message(1, value=b"." * 60_000, **more) for more in ({}, {"mailboat-replay": "true"}))
+    kafka.configure("max.message.bytes", "100000")
+
+    def doubted() -> bool:
+        refusal = sink.refusal(replayed)
+        assert refusal is not None
+        return bool(refusal.retryable)
+
+    await await_until(doubted, what="a doubt")
+    refusal = sink.refusal(large)
+    assert refusal is not None
+    assert not refusal.retryable, "what is known is fresh enough for all others"
+    await await_until(lambda: sink.refusal(replayed) is None, what="the new limit to be known")
+    assert await sink.publish([replayed]) == {}
+
+
+class MayNotAsk(AdminClient):
+    """A client that may write, and see topics, but not their configuration."""
+
+    def describe_configs(self, *_: Any, **__: Any) -> Any:
+        raise KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+
+
+@pytest.fixture
+def may_not_ask(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    return lambda: monkeypatch.setattr("mailboat.sinks.kafka.topic.AdminClient", MayNotAsk)
+
+
+async def test_where_nobody_says_how_large_a_message_may_be_the_broker_decides(
+    kafka: KafkaBackend, opened: Opened, may_not_ask: Callable[[], None]
+) -> None:
+    kafka.configure("max.message.bytes", "3000000")
+    may_not_ask()
+    sink = await opened(kafka)
+    fits, too_large = message(1, value=b"." * 2_000_000), message(2, value=b"." * 4_000_000)
+    assert sink.refusal(fits) is None
+    assert sink.refusal(too_large) is None
+
+    assert await sink.publish([fits]) == {}
+    answer = await sink.publish([too_large])
+
+    assert isinstance(answer[0], EventRefused)
+    assert answer[0].reason == "TooLarge"
+
+
+async def test_a_question_without_an_answer_changes_nothing_that_is_known(
+    kafka: KafkaBackend, opened: Opened, may_not_ask: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kafka.configure("max.message.bytes", "3000000")
+    sink = await opened(kafka)
+    may_not_ask()
+    monkeypatch.setattr("mailboat.sinks.kafka.sink._DOUBTFUL", 0.0)
+    too_large = message(2, value=b"." * 4_000_000)
+    for _ in range(2):  # begins to ask; has been told nothing
+        refusal = sink.refusal(too_large)
+        assert refusal is not None
+        assert refusal.retryable, "it may have been raised since, and nobody says"
+        await asyncio.gather(sink._refreshing)
+
+    assert "3000000" in str(sink.refusal(too_large))
+    assert sink.refusal(message(1, value=b"." * 2_000_000)) is None
+    assert await sink.publish([message(1, value=b"." * 2_000_000)]) == {}
+
+
+async def test_a_raised_limit_gets_a_new_producer_though_it_was_asked_for_twice(
+    kafka: KafkaBackend, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = await opened(kafka)
+    assert await sink.publish([message(1)]) == {}
+    kafka.configure("max.message.bytes", "3000000")
+    monkeypatch.setattr("mailboat.sinks.kafka.sink._DOUBTFUL", 0.0)
+    large = message(2, value=b"." * 2_000_000)
+    await await_until(lambda: sink.refusal(large) is None, what="the new limit to be known")
+    sink.refusal(message(3, value=b"." * 4_000_000))  # asks once more
+    await asyncio.gather(sink._refreshing)
+
+    assert await sink.publish([large]) == {}
+
+
 async def test_headers_count_too(kafka: KafkaBackend, opened: Opened) -> None:
     sink = await opened(kafka)
-    fat = Outgoing("event-1", "k", b"1", [("header", "." * 1_100_000)])
+    fat = Outgoing("event-1", "k", b"1", {"header": "." * 1_100_000})
 
     answer = await sink.publish([message(0), fat, message(2), message(3, key="other")])
 
@@ -103,6 +260,30 @@ async def test_a_compacted_topic_takes_no_message_without_a_key(kafka: KafkaBack
     assert sink.refusal(message(2)) is None
 
 
+JAVA_HASHES = {
+    "21": -973932308,
+    "foobar": -790332482,
+    "a-little-bit-long-string": -985981536,
+    "a-little-bit-longer-string": -1486304829,
+    "lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
+    "abc": 479470107,
+}
+"""What Kafka's own tests say that ``Utils.murmur2`` of the Java client makes of these keys."""
+
+
+async def test_a_key_goes_to_the_partition_that_a_java_producer_would_choose(
+    kafka: KafkaBackend, opened: Opened
+) -> None:
+    wide = KafkaBackend(kafka.server, partitions=7)
+    sink = await opened(wide)
+
+    assert await sink.publish([message(number, key=key) for number, key in enumerate(JAVA_HASHES)]) == {}
+
+    expected = {key: (hashed & 0x7FFFFFFF) % 7 for key, hashed in JAVA_HASHES.items()}
+    assert {item.key: item.partition for item in await wide.receive(len(JAVA_HASHES))} == expected
+    assert len(set(expected.values())) > 2
+
+
 async def test_another_topic_by_the_message_itself(kafka: KafkaBackend, opened: Opened) -> None:
     dead = KafkaBackend(kafka.server, partitions=1)
     sink = await opened(kafka)
@@ -113,14 +294,65 @@ async def test_another_topic_by_the_message_itself(kafka: KafkaBackend, opened: 
     assert await kafka.received() == []
 
 
+async def test_a_missing_dead_letter_topic_is_told_at_once_and_stops_nothing_else(
+    kafka: KafkaBackend, opened: Opened
+) -> None:
+    # librdkafka itself would wait that long for a topic that may be new.
+    sink = await opened(kafka, timeout=120, config={"topic.metadata.propagation.max.ms": "100000"})
+    assert await sink.publish([message(0)]) == {}
+    dead = message(0)._replace(topic="no-such-topic")
+    producer = sink._session
+
+    async with asyncio.timeout(60):
+        sent, answer = await asyncio.gather(
+            sink.publish([message(number) for number in range(1, 100)]), sink.publish([dead])
+        )
+
+    assert sent == {}
+    assert isinstance(answer[0], SinkUnavailable)
+    assert "no-such-topic does not exist" in str(answer[0])
+    assert await sink.publish([message(100)]) == {}
+    assert sink._session is producer
+
+
+async def test_a_dead_letter_topic_that_is_made_later_is_found(kafka: KafkaBackend, opened: Opened) -> None:
+    sink = await opened(kafka)
+    dead = KafkaBackend(kafka.server, partitions=1)
+    dead.delete_topic()
+    letter = message(0)._replace(topic=dead.topic)
+
+    async def missing() -> bool:
+        return isinstance((await sink.publish([letter])).get(0), SinkUnavailable)
+
+    gone: bool = await await_until(missing, what="the topic to be gone")
+    assert gone
+    kafka.server.create_topic(dead.topic, 1)
+
+    await until_it_arrives(sink, letter)
+
+
+async def test_behind_what_failed_on_another_topic_nothing_of_the_batch_is_sent(
+    kafka: KafkaBackend, opened: Opened
+) -> None:
+    sink = await opened(kafka)
+
+    answer = await sink.publish([message(0), message(1)._replace(topic="no-such-topic"), message(2)])
+
+    assert set(answer) == {1, 2}
+    assert [item.value for item in await kafka.receive(1)] == [b"0"]
+    await sink.close()
+    assert isinstance((await sink.publish([message(3)._replace(topic="no-such-topic")]))[0], SinkUnavailable)
+
+
 async def test_a_topic_that_is_deleted_under_the_sink_costs_no_attempt(kafka: KafkaBackend, opened: Opened) -> None:
     sink = await opened(kafka, timeout=10)
     assert await sink.publish([message(1)]) == {}
     kafka.delete_topic()
 
-    answer = await sink.publish([message(2)])
+    async def answer() -> Any:  # a real broker says that a topic is gone, and takes something for it for a moment more
+        return (await sink.publish([message(2)])).get(0)
 
-    assert isinstance(answer[0], SinkUnavailable)
+    assert isinstance(await await_until(answer, what="the topic to be gone"), SinkUnavailable)
     kafka.server.create_topic(kafka.topic, 1)
     await until_it_arrives(sink, message(3))
 
@@ -132,6 +364,80 @@ async def test_a_broker_that_was_never_there() -> None:
         await sink.open()
 
     assert "refused" in str(error.value).lower()
+    await sink.close()
+
+
+@pytest.fixture
+def slow_brokers(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowBrokers]:
+    brokers = SlowBrokers()
+    monkeypatch.setattr("mailboat.sinks.kafka.sink.describe_topic", brokers.describe)
+    yield brokers
+    brokers.answer.set()
+
+
+class SlowBrokers:
+    """Are asked about a topic, and say nothing until they are told to."""
+
+    def __init__(self) -> None:
+        self.answer = threading.Event()
+        self.asked = 0
+
+    def describe(self, *_: Any, **__: Any) -> TopicFacts:
+        self.asked += 1
+        assert self.answer.wait(60)
+        return TopicFacts(1)
+
+
+async def test_brokers_that_keep_many_sinks_waiting_hold_up_nobody_else(slow_brokers: SlowBrokers) -> None:
+    sinks = [build() for _ in range(40)]
+    opening = [asyncio.create_task(sink.open()) for sink in sinks]
+    await await_until(lambda: slow_brokers.asked == 40, what="all of them to ask")
+
+    async with asyncio.timeout(10):
+        await asyncio.to_thread(lambda: None)  # as the look-up of the database's address does
+
+    slow_brokers.answer.set()
+    await asyncio.gather(*opening)
+    for sink in sinks:
+        await sink.close()
+
+
+async def test_a_sink_asks_once_however_often_it_is_opened(slow_brokers: SlowBrokers) -> None:
+    sink = build()
+    for _ in range(5):  # the sessions of a relay whose database comes and goes
+        opening = asyncio.create_task(sink.open())
+        await await_until(lambda: slow_brokers.asked, what="the question")
+        opening.cancel()
+        await asyncio.gather(opening, return_exceptions=True)
+    slow_brokers.answer.set()
+    await sink.open()
+    await sink.open()
+    assert slow_brokers.asked == 1
+
+    await sink.close()
+    await sink.open()
+    assert slow_brokers.asked == 2, "what was known is forgotten with the connections"
+    await sink.close()
+
+
+async def test_a_file_that_vanishes_under_the_sink_is_an_outage_that_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate = tmp_path / "hunter2.pem"
+    certificate.write_text(Authority("somebody").certificate)
+    sink = build({"security.protocol": "SSL"}, secrets={"ssl.ca.location": str(certificate)})
+    certificate.unlink()
+
+    with pytest.raises(SinkUnavailable, match=r"127\.0\.0\.1:1 .*ssl\.ca\.location.*still there") as error:
+        await sink.open()
+    assert "hunter2" not in str(error.value)
+    assert error.value.__cause__ is None
+    monkeypatch.setattr("mailboat.sinks.kafka.sink.describe_topic", lambda *_, **__: TopicFacts(1))
+    with pytest.raises(SinkUnavailable, match=r"ssl\.ca\.location.*still there") as error:
+        await sink.open()
+    assert "hunter2" not in str(error.value)
+    answer = await sink.publish([message(1)])
+    assert isinstance(answer[0], SinkUnavailable), "nor does it escape from there"
     await sink.close()
 
 

@@ -49,7 +49,7 @@ async def test_a_full_disk_costs_no_attempt() -> None:
 
 async def test_a_pipe_that_nobody_reads_is_given_up_on_and_nothing_is_written_later() -> None:
     reading, writing = os.pipe()
-    sink = LogSink(None, delivery_timeout=0.3, descriptor=writing)
+    sink = LogSink(None, delivery_timeout=3.0, descriptor=writing)
     await sink.open()
     batch = [message(number, value=b"." * 1000) for number in range(200)]
 

@@ -45,32 +45,32 @@ def test_binary_mode_carries_everything_in_headers_and_the_payload_untouched() -
     assert message.key == "customer-9"
     assert message.value == b'{"total": 12.50}'
     assert message.topic is None
-    assert message.headers == [
-        ("ce_specversion", "1.0"),
-        ("ce_source", "mailboat://shop/orders"),
-        ("ce_id", EVENT.event_id),
-        ("ce_type", "order.created"),
-        ("ce_time", EVENT.created_at),
-        ("content-type", "application/json"),
-        ("event_id", EVENT.event_id),
-        ("event_type", "order.created"),
-        ("created_at", EVENT.created_at),
-        ("mailboat-sequence", "4711"),
-        ("mailboat-partition", "3"),
-        ("mailboat-generation", "2"),
-        ("mailboat-attempt", "5"),
-        ("ce_subject", "o-1"),
-        ("aggregate_id", "o-1"),
-        ("aggregate_type", "order"),
-        ("ce_partitionkey", "customer-9"),
-        ("ce_traceparent", TRACE),
-        ("traceparent", TRACE),
-        ("tenant", "acme"),
-    ]
+    assert message.headers == {
+        "ce_specversion": "1.0",
+        "ce_source": "mailboat://shop/orders",
+        "ce_id": EVENT.event_id,
+        "ce_type": "order.created",
+        "ce_time": EVENT.created_at,
+        "content-type": "application/json",
+        "event_id": EVENT.event_id,
+        "event_type": "order.created",
+        "created_at": EVENT.created_at,
+        "mailboat-sequence": "4711",
+        "mailboat-partition": "3",
+        "mailboat-generation": "2",
+        "mailboat-attempt": "5",
+        "ce_subject": "o-1",
+        "aggregate_id": "o-1",
+        "aggregate_type": "order",
+        "ce_partitionkey": "customer-9",
+        "ce_traceparent": TRACE,
+        "traceparent": TRACE,
+        "tenant": "acme",
+    }
 
 
 def test_what_an_event_lacks_has_no_header() -> None:
-    names = {name for name, _ in encode(BARE).headers}
+    names = encode(BARE).headers.keys()
 
     assert not names & {
         "ce_subject",
@@ -83,15 +83,15 @@ def test_what_an_event_lacks_has_no_header() -> None:
 
 
 def test_the_sink_chooses_how_attributes_are_spelled() -> None:
-    names = {name for name, _ in encode(EVENT, prefix="ce-").headers}
+    names = encode(EVENT, prefix="ce-").headers.keys()
 
     assert {"ce-id", "ce-source", "ce-type", "ce-partitionkey", "ce-traceparent"} <= names
     assert not any(name.startswith("ce_") for name in names)
 
 
 def test_only_a_replay_is_marked_as_one() -> None:
-    assert ("mailboat-replay", "true") in encode(EVENT, replay=True).headers
-    assert "mailboat-replay" not in dict(encode(EVENT).headers)
+    assert encode(EVENT, replay=True).headers["mailboat-replay"] == "true"
+    assert "mailboat-replay" not in encode(EVENT).headers
 
 
 def test_stamps_of_one_batch_do_not_leak_into_the_next() -> None:
@@ -99,9 +99,9 @@ def test_stamps_of_one_batch_do_not_leak_into_the_next() -> None:
     first = same.encode(EVENT, sequence=1, partition=3, generation=2, attempt=1)
     second = same.encode(EVENT, sequence=2, partition=4, generation=2, attempt=7)
 
-    assert dict(first.headers)["mailboat-partition"] == "3"
-    assert dict(second.headers)["mailboat-partition"] == "4"
-    assert dict(second.headers)["mailboat-attempt"] == "7"
+    assert first.headers["mailboat-partition"] == "3"
+    assert second.headers["mailboat-partition"] == "4"
+    assert second.headers["mailboat-attempt"] == "7"
 
 
 def test_structured_mode_inlines_json_as_the_application_wrote_it() -> None:
@@ -121,7 +121,7 @@ def test_structured_mode_inlines_json_as_the_application_wrote_it() -> None:
         "traceparent": TRACE,
         "data": {"total": 12.5},
     }
-    headers = dict(message.headers)
+    headers = message.headers
     assert headers["content-type"] == "application/cloudevents+json; charset=UTF-8"
     assert headers["mailboat-sequence"] == "4711"
     assert headers["tenant"] == "acme"
@@ -160,14 +160,14 @@ def test_raw_adds_only_what_a_consumer_needs_to_see_gaps_and_duplicates() -> Non
     message = encode(EVENT, "Raw")
 
     assert message.value == EVENT.payload
-    assert message.headers == [
-        ("event_id", EVENT.event_id),
-        ("mailboat-sequence", "4711"),
-        ("mailboat-partition", "3"),
-        ("mailboat-generation", "2"),
-        ("mailboat-attempt", "5"),
-        ("tenant", "acme"),
-    ]
+    assert message.headers == {
+        "event_id": EVENT.event_id,
+        "mailboat-sequence": "4711",
+        "mailboat-partition": "3",
+        "mailboat-generation": "2",
+        "mailboat-attempt": "5",
+        "tenant": "acme",
+    }
 
 
 @pytest.mark.parametrize("format", ["CloudEvents", "CloudEventsJson", "Raw"])
@@ -191,15 +191,15 @@ def test_a_tombstone_has_no_value_in_any_format(format: str) -> None:
 def test_application_headers_never_overwrite_ours(name: str) -> None:
     headers = encode(EVENT._replace(headers=json.dumps({name: "forged", "kept": "yes"}))).headers
 
-    assert "forged" not in [value for _, value in headers]
-    assert ("kept", "yes") in headers
+    assert "forged" not in headers.values()
+    assert headers["kept"] == "yes"
 
 
 def test_applications_may_add_extension_attributes_and_a_trace_of_their_own() -> None:
     headers = encode(BARE._replace(headers=json.dumps({"ce_tenant": "acme", "traceparent": TRACE}))).headers
 
-    assert ("ce_tenant", "acme") in headers
-    assert ("traceparent", TRACE) in headers
+    assert headers["ce_tenant"] == "acme"
+    assert headers["traceparent"] == TRACE
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,9 @@ def test_applications_may_add_extension_attributes_and_a_trace_of_their_own() ->
         '{"n": "a\\u0000b"}',
         '{"": "a"}',
         '{"n": "\\ud800"}',
+        '{"n": ' + "[" * 100_000 + "]" * 100_000 + "}",
     ],
+    ids=lambda headers: headers[:20],
 )
 def test_headers_that_are_not_an_object_of_strings_refuse_the_event(headers: str) -> None:
     with pytest.raises(EventRefused, match="emit headers as an object of strings") as refused:
@@ -247,7 +249,7 @@ def test_a_dead_letter_is_the_original_and_why_it_died(format: str) -> None:
 
     assert letter.topic == "orders.dead"
     assert (letter.event_id, letter.key, letter.value) == (EVENT.event_id, EVENT.key, EVENT.payload)
-    headers = dict(letter.headers)
+    headers = letter.headers
     assert headers["tenant"] == "acme"
     assert headers["mailboat-sequence"] == "4711"
     assert {name: value for name, value in headers.items() if name.startswith("mailboat-dead-")} == {
@@ -263,7 +265,7 @@ def test_a_dead_letter_is_the_original_and_why_it_died(format: str) -> None:
 def test_a_dead_letter_s_error_is_cut_at_1_kib_between_characters() -> None:
     letter = dead(EVENT, death=Death("Refused", "ü" * 2000, 1, "a", "b"))
 
-    error = dict(letter.headers)["mailboat-dead-error"]
+    error = letter.headers["mailboat-dead-error"]
     assert 1000 < len(error.encode()) <= 1024
     assert error.endswith("ü…")
 
@@ -272,4 +274,4 @@ def test_an_event_that_died_of_its_headers_still_has_a_dead_letter() -> None:
     letter = dead(EVENT._replace(headers="[]"))
 
     assert letter.value == EVENT.payload
-    assert dict(letter.headers)["mailboat-dead-reason"] == "TooLarge"
+    assert letter.headers["mailboat-dead-reason"] == "TooLarge"

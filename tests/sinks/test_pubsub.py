@@ -5,31 +5,32 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
+import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mailboat.errors import ConfigError
+from mailboat.errors import ConfigError, EventRefused, SinkUnavailable
 from mailboat.events import Outgoing
 from mailboat.sinks.pubsub import PubSubSink
 from mailboat.sinks.pubsub.connection import Destination
 from mailboat.sinks.pubsub.limits import GOOD_REQUEST_BYTES, MAX_REQUEST_MESSAGES, refusal, request_bytes, requests
-from sinks.backends import Opened, PubSubBackend, context, message
+from sinks.backends import POISON, Opened, PubSubBackend, context, message
 
-HEADER = ("event_id", "event-1")
+HEADERS = {"event_id": "event-1"}
 
 
 @pytest.mark.parametrize(
     ("outgoing", "reason"),
     [
-        (Outgoing("1", "k" * 1025, b"", [HEADER]), "KeyTooLong"),
-        (Outgoing("1", "ü" * 513, b"", [HEADER]), "KeyTooLong"),
-        (Outgoing("1", "k", b"", [(f"h{n}", "") for n in range(101)]), "TooManyHeaders"),
-        (Outgoing("1", "k", b"", [("n" * 257, "")]), "InvalidHeaders"),
-        (Outgoing("1", "k", b"", [("", "v")]), "InvalidHeaders"),
-        (Outgoing("1", "k", b"", [("googclient", "v")]), "InvalidHeaders"),
-        (Outgoing("1", "k", b"", [("n", "v" * 1025)]), "InvalidHeaders"),
-        (Outgoing("1", "k", b"." * 10_000_000, [HEADER]), "TooLarge"),
+        (Outgoing("1", "k" * 1025, b"", HEADERS), "KeyTooLong"),
+        (Outgoing("1", "ü" * 513, b"", HEADERS), "KeyTooLong"),
+        (Outgoing("1", "k", b"", {f"h{n}": "" for n in range(101)}), "TooManyHeaders"),
+        (Outgoing("1", "k", b"", {"n" * 257: ""}), "InvalidHeaders"),
+        (Outgoing("1", "k", b"", {"": "v"}), "InvalidHeaders"),
+        (Outgoing("1", "k", b"", {"googclient": "v"}), "InvalidHeaders"),
+        (Outgoing("1", "k", b"", {"n": "v" * 1025}), "InvalidHeaders"),
+        (Outgoing("1", "k", b"." * 10_000_000, HEADERS), "TooLarge"),
     ],
 )
 def test_what_google_would_refuse_is_refused_before_it_is_sent(outgoing: Outgoing, reason: str) -> None:
@@ -41,14 +42,14 @@ def test_what_google_would_refuse_is_refused_before_it_is_sent(outgoing: Outgoin
 
 
 def test_what_is_just_within_the_limits_is_taken() -> None:
-    headers = [(f"{n:03}" + "n" * 253, "v" * 1024) for n in range(100)]
+    headers = {f"{n:03}" + "n" * 253: "v" * 1024 for n in range(100)}
 
     assert refusal(Outgoing("1", "k" * 1024, b"." * 9_000_000, headers)) is None
 
 
 @given(st.lists(st.integers(0, 3_000_000), max_size=30))
 def test_requests_hold_every_message_once_in_order_and_within_limits(sizes: list[int]) -> None:
-    batch = [Outgoing(str(index), "k", bytes(size), [HEADER]) for index, size in enumerate(sizes)]
+    batch = [Outgoing(str(index), "k", bytes(size), HEADERS) for index, size in enumerate(sizes)]
 
     cut = list(requests(batch, range(len(batch))))
 
@@ -68,6 +69,19 @@ async def test_12_mb_of_one_key_are_split_and_arrive_in_order(google: PubSubBack
     assert [(item.value or b"")[:2] for item in received] == [b"00", b"01", b"02", b"03", b"04", b"05"]
 
 
+async def test_2500_tiny_messages_of_one_key_go_in_requests_that_google_takes(
+    google: PubSubBackend, opened: Opened
+) -> None:
+    sink = await opened(google)
+
+    assert await sink.publish([message(number) for number in range(2500)]) == {}
+
+    assert [item.value for item in await google.receive(2500)] == [b"%d" % number for number in range(2500)]
+    assert sum(google.published) == 2500
+    assert max(google.published) <= MAX_REQUEST_MESSAGES
+    assert MAX_REQUEST_MESSAGES == 1000  # Google's limit, whatever ours becomes
+
+
 async def test_one_bad_key_does_not_hold_up_the_others(google: PubSubBackend, opened: Opened) -> None:
     sink = await opened(google)
     other = message(2, key="other")._replace(topic="no-such-topic")
@@ -76,6 +90,27 @@ async def test_one_bad_key_does_not_hold_up_the_others(google: PubSubBackend, op
 
     assert set(answer) == {1}
     assert [item.value for item in await google.receive(2)] == [b"1", b"3"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "meaning"),
+    [
+        (grpc.StatusCode.INVALID_ARGUMENT, EventRefused),
+        (grpc.StatusCode.OUT_OF_RANGE, EventRefused),
+        (grpc.StatusCode.FAILED_PRECONDITION, SinkUnavailable),  # no billing, no encryption key, a forbidden region: G4
+        (grpc.StatusCode.PERMISSION_DENIED, SinkUnavailable),
+        (grpc.StatusCode.ABORTED, SinkUnavailable),
+    ],
+)
+async def test_only_what_google_says_about_a_message_is_held_against_it(
+    google: PubSubBackend, opened: Opened, answer: grpc.StatusCode, meaning: type[Exception]
+) -> None:
+    sink = await opened(google)
+    google.refuse_poison(answer)
+
+    failures = await sink.publish([message(1, value=POISON)])
+
+    assert isinstance(failures[0], meaning)
 
 
 def test_only_google_s_own_hosts_get_tls_and_credentials() -> None:

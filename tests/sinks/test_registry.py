@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from mailboat.errors import ConfigError
+from mailboat.errors import NoSuchSink
+from mailboat.runtime.reasons import reason_for
 from mailboat.sinks.kafka import KafkaSink
 from mailboat.sinks.log import LogSink
 from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.pubsub import PubSubSink
 from mailboat.sinks.registry import build_sink
+from mailboat_spec import Reason
 from mailboat_spec import Sink as SinkSpec
 from sinks.backends import context
 
@@ -62,7 +64,7 @@ def test_a_third_party_s_sink_gets_its_own_mapping() -> None:
     ],
 )
 def test_a_third_party_s_sink_that_can_t_be_had_is_explained(type_: str, what: str) -> None:
-    with pytest.raises(ConfigError, match=r"^shop/orders: spec\.sink\.custom\.type: .*" + what):
+    with pytest.raises(NoSuchSink, match=r"^shop/orders: spec\.sink\.custom\.type: .*" + what):
         build_sink(spec(custom={"type": type_}), context())
 
 
@@ -74,8 +76,8 @@ def test_a_third_party_s_sink_that_can_t_be_had_is_explained(type_: str, what: s
         ("postgres", {"url": "postgresql://db/other", "table": "public.events"}),
     ],
 )
-def test_what_comes_later_says_so(kind: str, settings: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match=rf"spec\.sink\.{kind} is not in this release: use kafka"):
+def test_what_comes_later_is_not_there(kind: str, settings: dict[str, str]) -> None:
+    with pytest.raises(NoSuchSink, match=rf'spec\.sink\.{kind}: no installed package offers a sink "{kind}"'):
         build_sink(spec(**{kind: settings}), context())
 
 
@@ -84,5 +86,12 @@ def test_a_client_that_is_not_installed_is_named_with_its_extra(monkeypatch: pyt
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
 
-    with pytest.raises(ConfigError, match=r"pip install 'mailboat\[kafka\]'"):
+    with pytest.raises(NoSuchSink, match=r"pip install 'mailboat\[kafka\]'"):
         build_sink(spec(kafka={"bootstrapServers": ["127.0.0.1:9092"], "topic": "orders"}), context())
+
+
+def test_what_is_not_installed_is_told_as_a_sink_that_is_not_supported() -> None:
+    with pytest.raises(NoSuchSink) as missing:
+        build_sink(spec(custom={"type": "acme2"}), context())
+
+    assert reason_for(missing.value) is Reason.SINK_NOT_SUPPORTED

@@ -134,7 +134,13 @@ def test_the_error_reads_as_a_list_or_as_one_sentence() -> None:
         ({"kind": "Subscription"}, "kind: must be one of OutboxRelay, EventSubscription"),
         ({"kind": None}, "kind: is required: OutboxRelay or EventSubscription"),
         ({"kind": 5}, "kind: must be one of OutboxRelay, EventSubscription, not a number"),
-        ({"kind": "Secret", "apiVersion": "v1"}, 'kind: "Secret" is not a resource of Mailboat'),
+        (
+            {"kind": "Secret", "apiVersion": "mailboat.dev/v1alpha1"},
+            "kind: must be one of OutboxRelay, EventSubscription",
+        ),
+        ({"kind": "Secret", "apiVersion": None}, "kind: must be one of OutboxRelay, EventSubscription"),
+        ({"kind": "OutboxRely", "apiVersion": "mailbot.dev/v1"}, "did you mean OutboxRelay?"),
+        ({"kind": "OutboxRelay", "apiVersion": "apps/v1"}, 'must be mailboat.dev/v1alpha1, not "apps/v1"'),
         ({"apiVersion": "mailboat.dev/v1"}, 'apiVersion: must be mailboat.dev/v1alpha1, not "mailboat.dev/v1"'),
         ({"apiVersion": None}, "apiVersion: is required: write apiVersion: mailboat.dev/v1alpha1"),
         ({"apiVersion": 1}, "apiVersion: must be mailboat.dev/v1alpha1, not a number"),
@@ -143,6 +149,27 @@ def test_the_error_reads_as_a_list_or_as_one_sentence() -> None:
 def test_other_kinds_and_versions_are_refused(head: dict[str, Any], expected: str) -> None:
     (problem,) = problems(edited(RELAY, **head))
     assert expected in problem
+
+
+OTHERS: list[dict[str, Any]] = [
+    {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "orders-db"}, "stringData": {"url": "x"}},
+    {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "orders"}, "spec": {"replicas": 2}},
+    {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "orders"}},
+    {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": {"name": "orders"}},
+]
+
+
+def test_resources_of_other_groups_beside_ours_are_passed_over() -> None:
+    ours = read_documents([("a", RELAY), ("b", SUBSCRIPTION)])
+    mixed = [OTHERS[0], RELAY, *OTHERS[1:], {"apiVersion": "v1", "kind": "List", "items": [OTHERS[0], SUBSCRIPTION]}]
+    assert read_documents((str(number), body) for number, body in enumerate(mixed)) == ours
+
+
+def test_where_nothing_is_ours_it_is_told() -> None:
+    assert problems(*OTHERS) == [
+        'orders.yaml, document 1: kind: "Secret" is not a resource of Mailboat, only OutboxRelay and EventSubscription '
+        "are, and there is none of them here"
+    ]
 
 
 def test_names_are_unique_within_kind_and_namespace() -> None:

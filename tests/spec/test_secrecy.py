@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
+from mailboat_spec.references import SecretRef, UsesSecrets
 from mailboat_spec.secrecy import holds_password, looks_secret, secret_names
+from mailboat_spec.sinks import Sink
 
 
 @pytest.mark.parametrize(
@@ -105,3 +109,14 @@ def test_urls_with_a_password(url: str) -> None:
 )
 def test_urls_without_one(url: str) -> None:
     assert not holds_password(url)
+
+
+@pytest.mark.parametrize("field", Sink.model_fields)
+def test_whatever_a_sink_refers_to_is_found_by_its_type(field: str) -> None:
+    """The operator mounts what is found so: a reference that is forgotten would be a Secret that no relay sees."""
+    model = next(kind for kind in get_args(Sink.model_fields[field].annotation) if kind is not type(None))
+    assert issubclass(model, UsesSecrets)
+    named = [name for name in model.model_fields if name.endswith("_secret_ref")]
+    references = {name: SecretRef(name=f"secret-{n}") for n, name in enumerate(named)}
+    whole = model.model_construct(**(dict.fromkeys(model.model_fields) | references))
+    assert [reference.name for reference in whole.secret_refs()] == [f"secret-{n}" for n in range(len(named))]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from mailboat.outbox.settings import ReadLimits
 from outbox.relays import Relay, write
-from outbox.worlds import World, Writer, subscription
+from outbox.worlds import SETTINGS, World, Writer, subscription
 
 EVENTS: dict[str, dict[str, Any]] = {
     "placed": {"type": "order.placed", "aggregate_type": "order", "tags": ["eu", "new"]},
@@ -50,6 +52,24 @@ async def test_subscriptions_that_are_read_together_get_their_own_events_each(wo
     for key, events in (await relay.drain()).items():
         found[relay.subscriptions[key.subscription].name] |= {names[event.event_id] for event in events}
     assert found == {f"shop/s{n}": wanted for n, (_, wanted) in enumerate(CASES)}
+
+
+@pytest.mark.parametrize("limits", [SETTINGS.limits, ReadLimits(small_rows=2, rows=3)], ids=["small", "large"])
+async def test_what_is_read_for_everybody_goes_to_members_only(
+    world: World, monkeypatch: pytest.MonkeyPatch, limits: ReadLimits
+) -> None:
+    """Beyond so many sets of subscriptions a set has no statements of its own, and gets its own events all the same."""
+    monkeypatch.setattr("mailboat.outbox.composed._MOST_SETS", -100)
+    declared = [subscription(f"s{n}", partitions=1, filter=f) for n, (f, _) in enumerate(CASES)]
+    relay = await Relay.start(world, declared, settings=replace(SETTINGS, limits=limits))
+    some = await relay.claim(relay.keys[1:4])
+    writer = world.begin()
+    names = insert_all(writer)
+    writer.commit()
+    delivered = await relay.drain()
+    assert delivered.keys() == set(some)
+    for key, (_, wanted) in zip(some, CASES[1:4], strict=True):
+        assert {names[event.event_id] for event in delivered[key]} == wanted
 
 
 @pytest.mark.parametrize(("wanted", "expected"), CASES)

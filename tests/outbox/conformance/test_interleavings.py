@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from mailboat.events import Event
+from mailboat.outbox.settings import ReadLimits
 from mailboat.outbox.store import Cursor, CursorKey, Lease, Opened, Settlement, TipGroup, Window
-from mailboat.outbox.windows import ReadLimits
+from outbox.relays import ticked
 from outbox.worlds import SETTINGS, MemoryWorld, Store, World, Writer, joined, subscription
 
 WRITERS = st.integers(0, 3)
@@ -164,7 +165,8 @@ class Interleavings(RuleBasedStateMachine):
         groups: dict[str, list[Lease]] = defaultdict(list)
         for key, done in self.done.items():
             groups[done].append(self.leases[key])
-        result = await self.store.tick(settlements, [TipGroup(done, tuple(group)) for done, group in groups.items()])
+        tips = [TipGroup(done, tuple(group)) for done, group in groups.items()]
+        result = await ticked(self.store, settlements, tips)
         assert not result.lost
         for advanced in result.advanced:
             for lease in advanced.members:

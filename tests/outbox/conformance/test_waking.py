@@ -46,6 +46,7 @@ async def test_a_writer_that_looked_before_the_bell_hung_out_is_known(world: Wor
 
 
 async def test_lag_counts_what_matches_and_is_not_settled(world: World) -> None:
+    """G7."""
     declared = [subscription("all"), subscription("some", filter={"eventTypes": ["b.*"]})]
     relay = await Relay.start(world, declared)
     await relay.claim()
@@ -83,6 +84,20 @@ async def test_lag_stops_counting_at_its_bound(world: World) -> None:
     write(world, *[None] * 4)
     (lag,) = (await relay.store.backlog(number)).partitions.values()
     assert (lag.pending, lag.bounded) == (5, True)
+
+
+async def test_who_is_behind_beyond_the_bound_is_not_told_that_nothing_waits(world: World) -> None:
+    """G7: all that is looked at is for others, and what comes after it is not known."""
+    declared = [subscription("some", filter={"eventTypes": ["b.*"]}, partitions=2)]
+    relay = await Relay.start(world, declared, settings=replace(SETTINGS, lag_bound=5))
+    await relay.claim()
+    (number,) = relay.subscriptions
+    write(world, *[None] * 4, type="a.x")
+    assert not (await relay.store.backlog(number)).partitions
+    write(world, *[None] * 4, type="a.x")
+    write(world, *[None] * 4, type="b.x")
+    lags = (await relay.store.backlog(number)).partitions
+    assert [(lag.pending, lag.oldest_age, lag.bounded) for lag in lags.values()] == [(0, None, True)] * 2
 
 
 @pytest.mark.parametrize("partitions", [1, 3])

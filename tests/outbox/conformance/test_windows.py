@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from mailboat.outbox.store import Settlement
-from mailboat.outbox.windows import ReadLimits
+from mailboat.outbox.settings import ReadLimits
+from mailboat.outbox.store import Measured, Settlement
 from outbox.relays import Relay, write
 from outbox.worlds import SETTINGS, PostgresWorld, World, subscription
 
@@ -99,6 +99,43 @@ async def test_a_large_window_is_walked_in_stretches_and_resumed_in_the_middle(w
     assert (cursor.window, cursor.position, cursor.sequence) == (opened.window, events[1].id, 2)
     resumed = replace(opened, members=(cursor.lease,))
     assert (await again.events(resumed, cursor.position))[key] == events[2:]
+
+
+async def test_a_large_window_is_measured_before_it_is_opened_and_until_then_nothing_is_written(world: World) -> None:
+    relay = await Relay.start(world, ONE, settings=LARGE)
+    (key,) = await relay.claim()
+    written = write(world, *["a"] * 9)
+    (overflowing,) = (await relay.store.tick([], relay.tips())).overflowing
+    window = await relay.store.measure(overflowing)
+    assert window is not None
+    await relay.crash()
+    again = await Relay.start(world, ONE, settings=LARGE)
+    await again.claim()
+    assert again.cursors[key].window is None
+    stale = await again.store.tick([], [], [Measured(window, overflowing.members)])
+    assert not stale.opened, "it was measured for an owner of before"
+    assert stale.lost == {key}
+    assert [event.event_id for event in await again.drained()] == written
+
+
+async def test_a_large_window_has_bounds_also_when_the_one_who_asks_for_all_was_lost(world: World) -> None:
+    """Without bounds it would be read as a small one: all of it at once, by every owner to come."""
+    relay = await Relay.start(
+        world, [subscription("one", partitions=1), subscription("two", partitions=1)], settings=LARGE
+    )
+    first, second = await relay.claim()
+    write(world, *["a"] * 9)
+    (overflowing,) = (await relay.store.tick([], relay.tips())).overflowing
+    assert {lease.key for lease in overflowing.members} == {first, second}
+    await relay.store.release([relay.lease(overflowing.members[0].key)])
+    window = await relay.store.measure(overflowing)
+    assert window is not None
+    assert window.highest is not None
+    result = await relay.store.tick([], [], [Measured(window, overflowing.members)])
+    assert [lease.key for opened in result.opened for lease in opened.members] == [overflowing.members[1].key]
+    assert result.lost == {overflowing.members[0].key}
+    await relay.store.release([relay.lease(overflowing.members[1].key)])
+    assert await relay.store.measure(overflowing) is None
 
 
 @pytest.mark.parametrize("payloads", [[None] * 5, [None, None, b"x" * 50, None, b"x" * 50, None], [b"x" * 90] * 4])

@@ -1,0 +1,87 @@
+"""What the tests on a real Kubernetes API server share. Everything in this folder is marked ``api``.
+
+- ``api`` is a bare server: what a test creates stays as it is, for nobody else acts. Pods are accepted without a
+  service account, a deleted namespace stays for ever.
+- ``api_with_controllers`` has Kubernetes' own controllers: Deployments get pods, orphans are collected.
+
+Both know our kinds, record all requests (``requests``), and are shared: a test has a namespace of its own there, and
+starts a server of its own (``start_api_server``) to kill it or to count all that is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from api.definitions import until_established, until_served
+from mailboat_harbor.kubernetes import ApiServer, start_api_server
+from mailboat_operator.kube import Kube
+from operating import Cluster
+from waiting import wait_until
+
+CRDS = Path(__file__).parents[2] / "crds"
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker(pytest.mark.api)
+
+
+def with_our_kinds(server: ApiServer) -> ApiServer:
+    """The same server, once it serves what ``crds/*.yaml`` define."""
+    files = sorted(CRDS.glob("*.yaml"))
+    assert files, f"there are no custom resource definitions in {CRDS}"
+    for file in files:
+        server.kubectl("apply", "--server-side", "--filename", str(file))
+    until_established(server, "crd", "--all")
+    until_served(server)
+    return server
+
+
+@pytest.fixture(scope="session")
+def api(tmp_path_factory: pytest.TempPathFactory, or_skip: Callable[..., ApiServer]) -> Iterator[ApiServer]:
+    """A bare API server. Shared: start one of your own to kill it."""
+    place = tmp_path_factory.mktemp("api")
+    with or_skip(lambda: start_api_server(place, audit=True)) as server:
+        yield with_our_kinds(server)
+
+
+@pytest.fixture(scope="session")
+def api_with_controllers(
+    tmp_path_factory: pytest.TempPathFactory, or_skip: Callable[..., ApiServer]
+) -> Iterator[ApiServer]:
+    """An API server with Kubernetes' own controllers; shared like ``api``."""
+    place = tmp_path_factory.mktemp("api-with-controllers")
+    with or_skip(lambda: start_api_server(place, controllers=True, audit=True)) as server:
+        yield with_our_kinds(server)
+
+
+@pytest.fixture
+def namespace(api: ApiServer, unique_name: Callable[[str], str]) -> str:
+    """A fresh namespace on ``api``."""
+    name = unique_name("test")
+    api.kubectl("create", "namespace", name)
+    return name
+
+
+@pytest.fixture
+def controlled_namespace(api_with_controllers: ApiServer, unique_name: Callable[[str], str]) -> Iterator[str]:
+    """A fresh namespace on ``api_with_controllers``, with its default service account."""
+    name = unique_name("test")
+    api_with_controllers.kubectl("create", "namespace", name)
+    account = ("get", "serviceaccount", "default", "--namespace", name)
+    wait_until(lambda: api_with_controllers.try_kubectl(*account).status == 0, what="the default service account")
+    yield name
+    api_with_controllers.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest_asyncio.fixture
+async def cluster(api: ApiServer, namespace: str, tmp_path: Path) -> AsyncIterator[Cluster]:
+    """The fresh namespace as its administrator sees it, for tests in which the operator's core runs beside them."""
+    kube = await Kube.connect(api.kubeconfig)
+    cluster = Cluster(api, kube, namespace, tmp_path)
+    yield cluster
+    await cluster.close()
+    await kube.close()

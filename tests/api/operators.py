@@ -1,0 +1,159 @@
+"""Operators in processes of their own, and the webhook configuration that leads an API server to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from waiting import wait_until
+
+IMAGE = "mailboat-relay:test"
+API = "mailboat.dev/v1alpha1"
+
+
+class RunningOperator:
+    """``mailboat-operator run`` for one namespace, which is its own as well."""
+
+    def __init__(self, folder: Path, name: str, kubeconfig: Path, namespace: str, *flags: str) -> None:
+        self.name = name
+        self._log = folder / f"{name}.log"
+        with self._log.open("wb") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "mailboat_operator", "run", *self._flags(kubeconfig, namespace, flags)],
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+
+    def _flags(self, kubeconfig: Path, namespace: str, flags: Sequence[str]) -> list[str]:
+        given = {
+            "--kubeconfig": str(kubeconfig),
+            "--operator-namespace": namespace,
+            "--namespace": namespace,
+            "--identity": self.name,
+            "--relay-image": IMAGE,
+            "--webhook-listen": "127.0.0.1:0",
+            "--webhook-host": "127.0.0.1",
+            "--webhook-config-name": namespace,
+            "--health-listen": "127.0.0.1:0",
+            "--shutdown-delay": "0s",
+            "--log-format": "json",
+        } | dict(flag.split("=", 1) for flag in flags)
+        return [f"{flag}={value}" for flag, value in given.items()]
+
+    @property
+    def text(self) -> str:
+        """Its whole log."""
+        return self._log.read_text()
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What it logged so far."""
+        whole = self.text.rpartition("\n")[0]
+        return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
+
+    def said(self, message: str) -> dict[str, Any] | None:
+        assert self.process.poll() is None, f"the operator ended:\n{self.text}"
+        return next((line for line in self.lines() if line["message"] == message), None)
+
+    def address(self, of: str) -> str:
+        # Importing everything takes seconds of a processor's time, and a busy machine may stretch them tenfold.
+        line = wait_until(lambda: self.said("Listening."), timeout=60, what=f"{self.name} to listen ({self._log})")
+        assert line is not None
+        return str(line[of])
+
+    def wait_leading(self, timeout: float = 60) -> None:
+        wait_until(lambda: self.said("Leading."), timeout=timeout, what=f"{self.name} to lead ({self._log})")
+
+    def get(self, path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://{self.address('health')}{path}", timeout=60) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def wait_ready(self) -> None:
+        wait_until(lambda: self.get("/readyz")[0] == 200, timeout=60, what=f"{self.name} to be ready ({self._log})")
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(timeout=60)
+
+
+def webhook_configuration(namespace: str, address: str, failure_policy: str = "Ignore") -> dict[str, Any]:
+    """As the chart has it, but for one namespace, by address, and without a caBundle."""
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "MutatingWebhookConfiguration",
+        "metadata": {"name": namespace},
+        "webhooks": [
+            {
+                "name": "sidecar.mailboat.dev",
+                "admissionReviewVersions": ["v1"],
+                "sideEffects": "None",
+                "failurePolicy": failure_policy,
+                "reinvocationPolicy": "IfNeeded",
+                "timeoutSeconds": 30,
+                "clientConfig": {"url": f"https://{address}/inject"},
+                "rules": [
+                    {
+                        "operations": ["CREATE"],
+                        "apiGroups": [""],
+                        "apiVersions": ["v1"],
+                        "resources": ["pods"],
+                        "scope": "Namespaced",
+                    }
+                ],
+                "objectSelector": {"matchExpressions": [{"key": "mailboat.dev/relay", "operator": "Exists"}]},
+                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+            }
+        ],
+    }
+
+
+def a_pod(name: str, relay: str = "orders", **spec: Any) -> dict[str, Any]:
+    """A pod that asks for a relay, good enough for a restricted namespace."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {"mailboat.dev/relay": relay}},
+        "spec": {
+            "securityContext": {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [
+                {
+                    "name": "shop",
+                    "image": "shop:1",
+                    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+                }
+            ],
+            **spec,
+        },
+    }
+
+
+def a_relay(name: str = "orders", **spec: Any) -> dict[str, Any]:
+    plain = {"database": {"urlSecretRef": {"name": "orders-db", "key": "url"}}, "runtime": "Sidecar"}
+    return {"apiVersion": API, "kind": "OutboxRelay", "metadata": {"name": name}, "spec": {**plain, **spec}}
+
+
+def a_subscription(name: str = "to-kafka", relay: str = "orders") -> dict[str, Any]:
+    kafka = {"bootstrapServers": ["kafka:9092"], "topic": "orders", "configSecretRef": {"name": "kafka-login"}}
+    return {
+        "apiVersion": API,
+        "kind": "EventSubscription",
+        "metadata": {"name": name},
+        "spec": {
+            "relayRef": {"name": relay},
+            "sink": {"kafka": kafka},
+            "delivery": {"deadLetter": {"topic": "orders.dead"}},
+        },
+    }

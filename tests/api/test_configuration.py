@@ -1,0 +1,129 @@
+"""What relays are told to do: by the ConfigMap that they mount and by signed calls, on a real API server."""
+
+from __future__ import annotations
+
+import time
+
+from mailboat_operator.kube import (
+    CONFIG_MAP,
+    RELAY,
+    SUBSCRIPTION,
+)
+from mailboat_operator.podspec import RESOURCES_KEY
+from operating import condition_of, configuring, operating, quick, subscription
+from waiting import await_until
+
+INVALID_SINK = {"kafka": None, "custom": {"type": "nats", "config": {"auth": {"token": "x"}}}}
+"""Passes the CRD, which can't look into what has no schema, and is refused by the model."""
+NONSENSE = "metadata: {name: nonsense}"
+
+
+async def test_a_subscription_without_its_relay_says_so_until_it_is_there(cluster):
+    await cluster.create_subscription()
+    async with operating(cluster):
+        found = await cluster.until_condition(SUBSCRIPTION, "orders-to-kafka", "Ready", "False", "RelayNotFound")
+        assert condition_of(found, "Stalled")["status"] == "True"
+        told = await cluster.until_told("orders-to-kafka", "RelayNotFound")
+        assert [kind for kind, reason, _ in told] == ["Warning"]
+        await cluster.create_relay()
+        await cluster.until(CONFIG_MAP, "orders-relay", configuring("orders", "orders-to-kafka"), "the subscription")
+        found = await cluster.until_condition(SUBSCRIPTION, "orders-to-kafka", "Ready", "False", "NotEnoughRelays")
+        assert condition_of(found, "Stalled") == {}
+        await cluster.delete(SUBSCRIPTION, "orders-to-kafka")
+        await cluster.until(CONFIG_MAP, "orders-relay", configuring("orders"), "the subscription to go")
+
+
+async def test_a_spec_that_can_not_be_used_any_more_changes_nothing(cluster):
+    await cluster.create_relay()
+    await cluster.create_subscription()
+    await cluster.create_subscription("broken", sink={"custom": INVALID_SINK["custom"]})
+    async with operating(cluster):
+        before = await cluster.until(
+            CONFIG_MAP, "orders-relay", configuring("orders", "orders-to-kafka"), "the good one"
+        )
+        await cluster.until_condition(SUBSCRIPTION, "broken", "Ready", "False", "InvalidSpec")
+        await cluster.patch(SUBSCRIPTION, "orders-to-kafka", {"spec": {"sink": INVALID_SINK}})
+        found = await cluster.until_condition(SUBSCRIPTION, "orders-to-kafka", "Ready", "False", "InvalidSpec")
+        message = condition_of(found, "Ready")["message"]
+        assert message.startswith('spec.sink.custom.config["auth.token"]: is a secret')
+        assert condition_of(found, "Stalled")["status"] == "True"
+        assert ("Warning", "InvalidSpec", message) in await cluster.until_told("orders-to-kafka", "InvalidSpec")
+        assert (await cluster.get(CONFIG_MAP, "orders-relay"))["data"] == before["data"]
+    await cluster.create_subscription("another")
+    async with operating(cluster):  # a new operator knows the last valid form, too
+        after = await cluster.until(
+            CONFIG_MAP, "orders-relay", configuring("orders", "another", "orders-to-kafka"), "the new one"
+        )
+        assert "token" not in after["data"][RESOURCES_KEY]
+
+
+async def test_a_config_map_full_of_nonsense_takes_no_subscription_from_relays(cluster):
+    await cluster.create_relay()
+    await cluster.create_subscription()
+    nonsense = {"data": {RESOURCES_KEY: NONSENSE}}
+    async with operating(cluster):
+        relay = await cluster.run_pod("orders-relay-a")
+        known = [f"{cluster.namespace}/orders-to-kafka"]
+        await cluster.until_condition(SUBSCRIPTION, "orders-to-kafka", "Ready", "True")
+        await cluster.patch(SUBSCRIPTION, "orders-to-kafka", {"spec": {"sink": INVALID_SINK}})
+        await cluster.until_condition(SUBSCRIPTION, "orders-to-kafka", "Ready", "False", "InvalidSpec")
+        await cluster.patch(CONFIG_MAP, "orders-relay", nonsense)
+        await cluster.until(CONFIG_MAP, "orders-relay", configuring("orders", "orders-to-kafka"), "it to be put back")
+        assert relay.names() == known
+    await cluster.patch(CONFIG_MAP, "orders-relay", nonsense)
+    await cluster.create_subscription("another")
+    mended = {"custom": None, **subscription()["spec"]["sink"]}
+    async with operating(cluster):  # a new operator remembers nothing, and does not guess
+        found = await cluster.until_condition(RELAY, "orders", "Ready", "False", "ConfigurationHeld")
+        assert "orders-to-kafka" in condition_of(found, "Ready")["message"]
+        assert condition_of(found, "Stalled")["status"] == "True"
+        assert (await cluster.get(CONFIG_MAP, "orders-relay"))["data"][RESOURCES_KEY] == NONSENSE
+        assert relay.names() == known
+        await cluster.patch(SUBSCRIPTION, "orders-to-kafka", {"spec": {"sink": mended}})
+        await await_until(lambda: sorted(relay.names()) == [f"{cluster.namespace}/another", *known], what="both")
+        await cluster.until_condition(RELAY, "orders", "Ready", "False", "NotEnoughRelays")
+
+
+async def test_a_configuration_reaches_relays_that_are_there_and_relays_that_come(cluster):
+    await cluster.create_relay()
+    async with operating(cluster):
+        first = await cluster.run_pod("orders-relay-a")
+        await await_until(lambda: first.version, what="the configuration")
+        versions = [first.version]
+        await cluster.create_subscription()
+        await await_until(lambda: len(first.documents) == 2, what="the subscription")
+        versions.append(first.version)
+        second = await cluster.run_pod("orders-relay-b")
+        await await_until(lambda: second.version == first.version, what="the same at the second relay")
+        assert versions == sorted(set(versions))
+        assert first.configs == 2, "nobody gets the same configuration twice"
+
+        second.version = first.version + 5_000  # as if the ConfigMap had been restored from a backup
+        second.documents = []
+        await await_until(lambda: len(second.documents) == 2, what="a version above the one in use")
+        assert second.version > versions[-1] + 5_000
+
+
+async def test_calls_are_signed_for_one_pod(cluster):
+    await cluster.create_relay()
+    async with operating(cluster):
+        impostor = await cluster.run_pod("orders-relay-a")
+        impostor.uid = "another"
+        await await_until(lambda: impostor.refused, what="a call that is refused")
+        assert (impostor.refused[0], impostor.version) == (401, None)
+
+
+async def test_a_first_configuration_that_relays_refuse_is_told_and_offered_at_every_look_only(cluster, caplog):
+    await cluster.create_relay()
+    relay = await cluster.run_pod("orders-relay-a", answering=False)
+    relay.refuses_configs = "spec.urgency: there is no such field"
+    await relay.start()
+    async with operating(cluster, quick(cluster.namespace, status_interval=4.0)):
+        found = await cluster.until_condition(RELAY, "orders", "Ready", "False", "InvalidSpec")
+        assert relay.refuses_configs in condition_of(found, "Ready")["message"]
+        assert ("Warning", "InvalidSpec") in [each[:2] for each in await cluster.until_told("orders", "InvalidSpec")]
+        offered, began = relay.offered, time.monotonic()
+        await await_until(lambda: relay.offered >= offered + 2, what="two more offers")
+        assert time.monotonic() - began > 3.0, "not every second"
+    told = [record for record in caplog.records if record.message.startswith("A relay did not take the configuration")]
+    assert len(told) == 1

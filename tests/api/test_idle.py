@@ -1,0 +1,82 @@
+"""An idle cluster hears nothing from the operator but reads (G8)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from api.operators import RunningOperator, webhook_configuration
+from mailboat_operator.kube import CONFIG_MAP, MUTATING_WEBHOOK, RELAY, SUBSCRIPTION
+from mailboat_operator.podspec import KEYS_KEY
+from operating import operating
+from waiting import await_until
+
+USER = "idle-operator"
+MINUTE = 60.0
+LOOKS = 12
+"""As many as a minute has with the usual interval."""
+
+
+async def test_a_minute_in_which_nothing_happens_brings_no_write(api, cluster):
+    await cluster.create_relay()
+    for name in ("a", "b"):
+        await cluster.create_subscription(name)
+    cluster.outbox.lag[f"{cluster.namespace}/a"] = {0: 3}  # a backlog that stands still is idle, too
+    async with operating(cluster, user=USER):
+        relay = await cluster.run_pod("orders-relay-a")
+        await cluster.run_pod("orders-relay-b")
+        await settled(cluster, relay)
+        assert await writes_of_a_minute(api, relay, USER) == []
+
+
+async def settled(cluster, relay):
+    for name in ("a", "b"):
+        await cluster.until_condition(SUBSCRIPTION, name, "Ready", "True")
+    await cluster.until(SUBSCRIPTION, "a", lambda found: found["status"].get("lag") == 3, "the lag")
+    await cluster.until_condition(RELAY, "orders", "Ready", "True")
+    asked = relay.asked
+    await await_until(lambda: relay.asked > asked + 4, timeout=120, what="all to be settled")
+
+
+async def writes_of_a_minute(api, relay, user):
+    mark, asked = api.bookmark(), relay.asked
+    over = time.monotonic() + MINUTE
+    await await_until(
+        lambda: time.monotonic() > over and relay.asked > asked + LOOKS, timeout=2 * MINUTE, what="a minute"
+    )
+    made = api.requests(user=user, after=mark)
+    return [each for each in made if each.verb not in ("get", "list", "watch")]
+
+
+@pytest.mark.timeout(600)
+async def test_the_whole_process_writes_its_lease_and_nothing_else(api, cluster, tmp_path):
+    """With all that it does beside: certificates, the caBundle, signing keys."""
+    user = f"whole-{cluster.namespace}"
+    kubeconfig = await asyncio.to_thread(api.kubeconfig_for, user, ("system:masters",))
+    await cluster.create_relay()
+    for name in ("a", "b"):
+        await cluster.create_subscription(name)
+    cluster.outbox.lag[f"{cluster.namespace}/a"] = {0: 3}
+    operator = RunningOperator(tmp_path, "whole", kubeconfig, cluster.namespace, "--status-interval=5s")
+    try:
+        address = await asyncio.to_thread(operator.address, "webhook")
+        await cluster.kube.create(MUTATING_WEBHOOK, webhook_configuration(cluster.namespace, address))
+        found = await cluster.until(CONFIG_MAP, "orders-relay", bool, "the configuration", timeout=60)
+        cluster.trust(found["data"][KEYS_KEY])
+        relay = await cluster.run_pod("orders-relay-a")
+        await cluster.run_pod("orders-relay-b")
+        await settled(cluster, relay)
+        await asyncio.to_thread(operator.wait_ready)
+
+        async def published():
+            found = await cluster.kube.get(MUTATING_WEBHOOK, None, cluster.namespace)
+            return "caBundle" in found["webhooks"][0]["clientConfig"]
+
+        await await_until(published, timeout=60, what="the caBundle")
+        made = await writes_of_a_minute(api, relay, user)
+        assert {(each.verb, each.resource) for each in made} == {("update", "leases")}
+    finally:
+        await asyncio.to_thread(operator.end)
+        await cluster.kube.delete(MUTATING_WEBHOOK, None, cluster.namespace)

@@ -1,0 +1,159 @@
+"""What ``kubectl get`` prints, as text: the table is the first thing that anybody sees of a subscription."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from mailboat_harbor.kubernetes import ApiServer
+from mailboat_spec import (
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    Duration,
+    EventSubscriptionStatus,
+    OutboxRelayStatus,
+    Reason,
+    ResourceStatus,
+)
+
+MANIFESTS = """
+apiVersion: mailboat.dev/v1alpha1
+kind: OutboxRelay
+metadata: {name: orders}
+spec: {database: {urlSecretRef: {name: orders-db, key: url}}, replicas: 2}
+---
+apiVersion: mailboat.dev/v1alpha1
+kind: OutboxRelay
+metadata: {name: payments}
+spec: {database: {urlSecretRef: {name: payments-db, key: url}}, runtime: Sidecar, outbox: {table: public.outbox}}
+---
+apiVersion: mailboat.dev/v1alpha1
+kind: EventSubscription
+metadata: {name: orders-to-kafka}
+spec: {relayRef: {name: orders}, sink: {kafka: {bootstrapServers: ["kafka:9092"], topic: orders}}}
+---
+apiVersion: mailboat.dev/v1alpha1
+kind: EventSubscription
+metadata: {name: orders-to-shop}
+spec: {relayRef: {name: orders}, partitions: 32, sink: {http: {url: "https://shop.example/hook"}}}
+---
+apiVersion: mailboat.dev/v1alpha1
+kind: EventSubscription
+metadata: {name: payments-to-pubsub}
+spec: {relayRef: {name: payments}, sink: {pubsub: {project: acme, topic: payments}}}
+"""
+
+
+def ready(status: ConditionStatus, reason: Reason) -> tuple[Condition, ...]:
+    return (
+        Condition(type=ConditionType.SINK_REACHABLE, status=ConditionStatus.TRUE, reason=Reason.REACHABLE),
+        Condition(type=ConditionType.READY, status=status, reason=reason),
+    )
+
+
+STATUSES: dict[str, ResourceStatus] = {
+    "obr/orders": OutboxRelayStatus(
+        conditions=ready(ConditionStatus.FALSE, Reason.NOT_ENOUGH_RELAYS),
+        replicas=2,
+        ready_replicas=1,
+        replicas_display="1/2",
+        subscriptions=2,
+    ),
+    "evs/orders-to-kafka": EventSubscriptionStatus(
+        conditions=ready(ConditionStatus.TRUE, Reason.DELIVERING), sink="kafka", lag=12, lag_display="12", rate=830.5
+    ),
+    "evs/orders-to-shop": EventSubscriptionStatus(
+        conditions=ready(ConditionStatus.FALSE, Reason.SINK_UNAVAILABLE),
+        sink="http",
+        lag=100_000,
+        lag_display="100000+",
+        oldest_age=Duration.parse("1h30m"),
+        parked=7,
+        dead=3,
+        last_error="503 Service Unavailable",
+    ),
+}
+
+SUBSCRIPTIONS = """\
+NAME                 READY   RELAY      SINK    PARTITIONS   LAG       OLDEST   DEAD   STATUS            AGE
+orders-to-kafka      True    orders     kafka   8            12                 0      Delivering        *
+orders-to-shop       False   orders     http    32           100000+   1h30m    3      SinkUnavailable   *
+payments-to-pubsub           payments           8                                                        *
+"""
+
+WIDE = """\
+NAME                 READY   RELAY      SINK    PARTITIONS   LAG       OLDEST   DEAD   STATUS            AGE   PARKED \
+  RATE    LAST ERROR
+orders-to-kafka      True    orders     kafka   8            12                 0      Delivering        *     0      \
+  830.5
+orders-to-shop       False   orders     http    32           100000+   1h30m    3      SinkUnavailable   *     7      \
+  0       503 Service Unavailable
+payments-to-pubsub           payments           8                                                        *
+"""
+
+RELAYS = """\
+NAME       READY   RUNTIME      REPLICAS   SUBSCRIPTIONS   STATUS            AGE
+orders     False   Deployment   1/2        2               NotEnoughRelays   *
+payments           Sidecar                                                   *
+"""
+
+
+@pytest.fixture
+def shop(api: ApiServer, namespace: str) -> str:
+    api.kubectl("apply", "--namespace", namespace, "--filename", "-", input=MANIFESTS)
+    for name, status in STATUSES.items():
+        patch = json.dumps({"status": status.manifest()})
+        api.kubectl("patch", name, "--namespace", namespace, "--subresource=status", "--type=merge", "--patch", patch)
+    return namespace
+
+
+def printed(api: ApiServer, *arguments: str) -> str:
+    """The table with a star for every age, whatever its length, and without blanks at the ends of lines."""
+    table = re.sub(r"(?<=\s)(\d+m)?\d+s\b {0,2}", lambda age: "*".ljust(len(age[0])), api.kubectl("get", *arguments))
+    return "".join(f"{line.rstrip()}\n" for line in table.splitlines())
+
+
+def test_subscriptions(api: ApiServer, shop: str) -> None:
+    assert printed(api, "eventsubscriptions", "--namespace", shop) == SUBSCRIPTIONS
+
+
+def test_subscriptions_wide(api: ApiServer, shop: str) -> None:
+    assert printed(api, "evs", "--namespace", shop, "--output", "wide") == WIDE
+
+
+def test_relays(api: ApiServer, shop: str) -> None:
+    assert printed(api, "obr", "--namespace", shop) == RELAYS
+
+
+def test_both_kinds_are_listed_by_one_word(api: ApiServer, shop: str) -> None:
+    listed = api.kubectl("get", "mailboat", "--namespace", shop, "--output", "name").split()
+    assert listed == [
+        "eventsubscription.mailboat.dev/orders-to-kafka",
+        "eventsubscription.mailboat.dev/orders-to-shop",
+        "eventsubscription.mailboat.dev/payments-to-pubsub",
+        "outboxrelay.mailboat.dev/orders",
+        "outboxrelay.mailboat.dev/payments",
+    ]
+
+
+def test_a_relay_can_be_scaled(api: ApiServer, shop: str) -> None:
+    api.kubectl("scale", "obr/orders", "--namespace", shop, "--replicas", "5")
+    found = api.kubectl("get", "obr/orders", "--namespace", shop, "--output", "jsonpath={.spec.replicas}")
+    assert found == "5"
+
+
+def test_a_sidecar_can_not_be_scaled(api: ApiServer, shop: str) -> None:
+    answer = api.try_kubectl("scale", "obr/payments", "--namespace", shop, "--replicas", "2")
+    assert answer.status != 0
+    assert "a Sidecar has no replicas of its own, it runs in the application's pods" in answer.err
+
+
+def test_a_status_in_a_manifest_is_passed_over(api: ApiServer, shop: str) -> None:
+    """It is a subresource: who may write the spec may not claim that all is well."""
+    patch = '{"status": {"lagDisplay": "0"}}'
+    api.kubectl("patch", "evs/orders-to-shop", "--namespace", shop, "--type=merge", "--patch", patch)
+    found = api.kubectl("get", "evs/orders-to-shop", "--namespace", shop, "--output", "jsonpath={.status.lagDisplay}")
+    assert found == "100000+"

@@ -1,0 +1,324 @@
+"""The operator under fire: killed at any point, and with the API server away in the middle of its work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+
+from api.conftest import with_our_kinds
+from mailboat_harbor.kubernetes import start_api_server
+from mailboat_operator import leading
+from mailboat_operator.kube import (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    DISRUPTION_BUDGET,
+    RELAY,
+    SERVICE,
+    SUBSCRIPTION,
+    Kube,
+)
+from mailboat_operator.metrics import Metrics
+from mailboat_operator.podspec import RESOURCES_KEY
+from mailboat_operator.relays import RelayClient
+from operating import CHILDREN, Cluster, condition_of, holders, operating, quick
+from waiting import await_until
+
+
+class Life:
+    """Ends at its first write, to the API server or to a relay: before it is sent, or once it is done and unheard."""
+
+    def __init__(self, *, after_it):
+        self.ended = asyncio.Event()
+        self.wrote_to = ""
+        self._after_it = after_it
+
+    async def write(self, whom, write):
+        if not self.ended.is_set():
+            self.ended.set()
+            self.wrote_to = whom
+            if self._after_it:
+                await write
+                write = None
+        if write is not None:
+            write.close()
+        await asyncio.Event().wait()  # nothing follows
+
+
+class MortalKube(Kube):
+    life: Life
+
+    async def _json(self, method, *arguments, **options):
+        call = super()._json(method, *arguments, **options)
+        return await (call if method == "GET" else self.life.write("the API server", call))
+
+
+class MortalRelayClient(RelayClient):
+    life: Life
+
+    async def _put(self, pod, path, body):
+        return await self.life.write(path, super()._put(pod, path, body))
+
+
+async def live_until_a_write(cluster, monkeypatch, *, after_it):
+    """An operator that lives for one write, or until it has nothing to write any more. Whom it wrote to; "": nobody."""
+    life = Life(after_it=after_it)
+    kube = await MortalKube.connect(cluster.api.kubeconfig)
+    kube.life = life
+    registry = CollectorRegistry()
+
+    def client(*arguments, **options):
+        made = MortalRelayClient(*arguments, **options)
+        made.life = life
+        return made
+
+    monkeypatch.setattr(leading, "RelayClient", client)
+    task = asyncio.create_task(leading.run_leader(kube, quick(cluster.namespace), cluster.signing, Metrics(registry)))
+
+    def looked():
+        return (registry.get_sample_value("mailboat_operator_reconciles_total", {"result": "done"}) or 0) >= 3
+
+    try:
+        await await_until(lambda: life.ended.is_set() or looked(), timeout=60, what="a death, or a quiet life")
+        return life.wrote_to
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await kube.close()
+
+
+@pytest.mark.timeout(600)
+async def test_an_operator_that_is_killed_at_every_single_write_gets_there_all_the_same(cluster, monkeypatch):
+    """Each one gets one write done (or none, every third time) and dies; the next goes on from what is there."""
+    await cluster.create_relay()
+    await cluster.create_subscription()
+    relays = [await cluster.run_pod(f"orders-relay-{name}") for name in "ab"]
+    written: Counter[str] = Counter()
+    while whom := await live_until_a_write(cluster, monkeypatch, after_it=True):
+        written[whom] += 1
+        if written.total() % 3 == 0:
+            await live_until_a_write(cluster, monkeypatch, after_it=False)
+        assert written.total() < 60, f"it goes round in circles: {written}"
+    assert written["the API server"] >= len(CHILDREN) + 2
+    assert written["/config"] >= len(relays)
+    assert written["/assignment"] >= 1
+    for kind in CHILDREN:
+        assert await cluster.find(kind, "orders-relay") is not None
+    found = await cluster.get(SUBSCRIPTION, "orders-to-kafka")
+    assert condition_of(found, "Ready")["reason"] == "Delivering"
+    assert Counter(holders(found).values()) == {"orders-relay-a": 2, "orders-relay-b": 2}
+    assert len({relay.version for relay in relays}) == 1
+
+
+class Deaf(Kube):
+    """Lists, and hears nothing of what happens afterwards."""
+
+    async def watch(self, kind, namespace, selector, resource_version):
+        await asyncio.Event().wait()
+        yield
+
+
+async def test_what_watches_never_told_is_found_by_comparing_now_and_then(cluster):
+    await cluster.create_relay()
+    relay = await cluster.run_pod("orders-relay-a")
+    kube = await Deaf.connect(cluster.api.kubeconfig)
+    settings = quick(cluster.namespace, compare_interval=1.0)
+    task = asyncio.create_task(leading.run_leader(kube, settings, cluster.signing, Metrics(CollectorRegistry())))
+    try:
+        await cluster.until(DISRUPTION_BUDGET, "orders-relay", bool, "the children")
+        await await_until(lambda: relay.version, what="the configuration")
+        await cluster.delete(SERVICE, "orders-relay")
+        await cluster.remove_pod("orders-relay-a")
+        await cluster.until(SERVICE, "orders-relay", bool, "the Service, again")
+        await cluster.until(RELAY, "orders", lambda it: it["status"].get("replicas") == 0, "the pod to be missed")
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await kube.close()
+
+
+SCENES = {
+    "no child at all": [],
+    "a ConfigMap of an older version": ["config"],
+    "everything but the Deployment": ["no deployment"],
+    "a subscription that was deleted meanwhile": ["subscription"],
+    "a relay that was deleted and made anew": ["relay"],
+}
+
+
+@pytest.mark.parametrize("scene", SCENES)
+async def test_the_same_state_is_reached_from_any_other(cluster, scene):
+    await cluster.create_relay()
+    await cluster.create_subscription("a")
+    await cluster.create_subscription("b")
+    if SCENES[scene]:
+        async with operating(cluster):
+            await cluster.until(DISRUPTION_BUDGET, "orders-relay", bool, "the last child")
+            await cluster.until_condition(SUBSCRIPTION, "b", "Ready", "False")
+    expected = ["orders", "a", "b"]
+    match SCENES[scene]:
+        case ["config"]:
+            old = "apiVersion: mailboat.dev/v1alpha1\nkind: OutboxRelay\nmetadata: {name: orders}\n"
+            await cluster.patch(CONFIG_MAP, "orders-relay", {"data": {RESOURCES_KEY: old}})
+        case ["no deployment"]:
+            await cluster.delete(DEPLOYMENT, "orders-relay")
+        case ["subscription"]:
+            await cluster.delete(SUBSCRIPTION, "a")
+            expected = ["orders", "b"]
+        case ["relay"]:
+            await cluster.delete(RELAY, "orders")
+            for kind in CHILDREN:  # what Kubernetes would collect
+                await cluster.delete(kind, "orders-relay")
+            await cluster.create_relay()
+    relay = await cluster.get(RELAY, "orders")
+    async with operating(cluster):
+        for kind in CHILDREN:
+            child = await cluster.until(kind, "orders-relay", bool, f"the {kind.name}")
+            assert child["metadata"]["ownerReferences"][0]["uid"] == relay["metadata"]["uid"]
+
+        def right(found):
+            documents = list(yaml.safe_load_all(found["data"][RESOURCES_KEY]))
+            return [document["metadata"]["name"] for document in documents] == expected
+
+        await cluster.until(CONFIG_MAP, "orders-relay", right, "the configuration")
+
+
+async def until_in_the_way(registry):
+    """Until the new relay is known, and has found children of the old one.
+
+    Word of relays and word of children come apart: whoever hears first that a child is gone, and last that its relay
+    is, makes it anew, and here nobody collects it.
+    """
+    await await_until(
+        lambda: registry.get_sample_value("mailboat_operator_reconciles_total", {"result": "conflict"}),
+        what="the new relay to find the old children in its way",
+    )
+
+
+async def test_children_of_a_deleted_relay_of_the_same_name_are_waited_for(cluster):
+    await cluster.create_relay()
+    async with operating(cluster) as registry:
+        old = await cluster.until(DISRUPTION_BUDGET, "orders-relay", bool, "the children")
+        await cluster.delete(RELAY, "orders")
+        await cluster.create_relay()  # nobody collects garbage here: the old children are in the way
+        await until_in_the_way(registry)
+        for kind in CHILDREN:
+            await cluster.delete(kind, "orders-relay")
+        uid = old["metadata"]["uid"]
+        await cluster.until(DISRUPTION_BUDGET, "orders-relay", lambda it: it["metadata"]["uid"] != uid, "new children")
+        found = await cluster.until_condition(RELAY, "orders", "Ready", "False", "Starting")
+        reasons = Counter(reason for _, reason, _ in await cluster.events("orders"))
+        assert "NameTaken" not in reasons
+        assert condition_of(found, "Stalled") == {}
+
+
+async def test_a_predecessors_child_that_can_not_go_is_told_once_it_lasts(cluster):
+    await cluster.create_relay()
+    async with operating(cluster) as registry:
+        await cluster.until(DISRUPTION_BUDGET, "orders-relay", bool, "the children")
+        held = {"metadata": {"finalizers": ["example.com/theirs"]}}
+        await cluster.patch(SERVICE, "orders-relay", held)
+        await cluster.delete(RELAY, "orders")
+        await cluster.create_relay()
+        await until_in_the_way(registry)
+        for kind in CHILDREN:
+            await cluster.delete(kind, "orders-relay")
+        still = "Service orders-relay of the deleted relay is still there"
+        found = await cluster.until(
+            RELAY, "orders", lambda it: still in condition_of(it, "Ready").get("message", ""), "the Service to be told"
+        )
+        assert condition_of(found, "Ready")["reason"] == "Progressing"
+        assert "finalizer" in condition_of(found, "Ready")["message"]
+        assert condition_of(found, "Reconciling")["status"] == "True"
+        await cluster.patch(SERVICE, "orders-relay", {"metadata": {"finalizers": None}})
+        await cluster.until_condition(RELAY, "orders", "Ready", "False", "Starting")
+
+
+async def test_children_that_were_orphaned_on_purpose_are_taken_over_by_the_next_relay(cluster):
+    await cluster.create_relay()
+    async with operating(cluster):
+        await cluster.until(DISRUPTION_BUDGET, "orders-relay", bool, "the children")
+        await cluster.until_condition(RELAY, "orders", "Ready", "False", "Starting")
+    for kind in CHILDREN:  # as the garbage collector does for --cascade=orphan
+        await cluster.patch(kind, "orders-relay", {"metadata": {"ownerReferences": None}})
+    await cluster.delete(RELAY, "orders")
+    before = {kind: (await cluster.get(kind, "orders-relay"))["metadata"]["uid"] for kind in CHILDREN}
+    relay = await cluster.create_relay()
+    uid = relay["metadata"]["uid"]
+    async with operating(cluster):
+        for kind in CHILDREN:
+
+            def adopted(found):
+                return [each["uid"] for each in found["metadata"].get("ownerReferences") or ()] == [uid]
+
+            found = await cluster.until(kind, "orders-relay", adopted, f"the {kind.name} to be taken over")
+            assert found["metadata"]["uid"] == before[kind], "the very same object"
+        await cluster.until_condition(RELAY, "orders", "Ready", "False", "Starting")
+
+
+async def test_somebody_who_writes_the_same_fields_all_the_time_does_not_win(api, cluster):
+    await cluster.create_relay()
+    rival = ("apply", "--server-side", "--force-conflicts", "--field-manager=rival", "--filename=-")
+    wanted = """
+    apiVersion: apps/v1
+    kind: Deployment
+    metadata: {{name: orders-relay, namespace: {namespace}, labels: {{mailboat.dev/relay: stolen}}}}
+    spec: {{replicas: {replicas}}}
+    """
+    async with operating(cluster) as registry:
+        await cluster.until(DISRUPTION_BUDGET, "orders-relay", bool, "the children")
+        for replicas in range(10, 20):  # each takes the fields away from the operator, whatever it is doing just then
+            text = wanted.format(namespace=cluster.namespace, replicas=replicas)
+            await asyncio.to_thread(api.kubectl, *rival, input=text)
+        deployment = await cluster.until(
+            DEPLOYMENT, "orders-relay", lambda it: it["spec"]["replicas"] == 2, "what the spec says"
+        )
+        assert deployment["metadata"]["labels"]["mailboat.dev/relay"] == "orders"
+        applied = sum(
+            sample.value
+            for family in registry.collect()
+            for sample in family.samples
+            if sample.labels.get("verb") == "apply"
+            and sample.labels.get("resource") == "deployments"
+            and sample.name.endswith("_total")
+        )
+        assert 2 <= applied <= 12, "put back, and not more often than it was taken"
+
+
+@pytest.mark.timeout(600)
+async def test_an_api_server_that_restarts_in_the_middle_costs_nothing(tmp_path, or_skip):
+    server = await asyncio.to_thread(or_skip, lambda: start_api_server(tmp_path / "api"))
+    with server as api:
+        await asyncio.to_thread(with_our_kinds, api)
+        await asyncio.to_thread(api.kubectl, "create", "namespace", "shop")
+        kube = await Kube.connect(api.kubeconfig)
+        cluster = Cluster(api, kube, "shop", tmp_path)
+        try:
+            await cluster.create_relay()
+            for name in ("a", "b", "c"):
+                await cluster.create_subscription(name)
+            async with operating(cluster):
+                relay = await cluster.run_pod("orders-relay-a")
+                await cluster.until_condition(SUBSCRIPTION, "c", "Ready", "True")
+                pushes = cluster.outbox.assignments
+                await asyncio.to_thread(api.kill)
+                asked = relay.asked
+                cluster.outbox.lag["shop/a"] = {1: 9}
+                await await_until(lambda: relay.asked > asked + 3, what="relays to be looked at all the same")
+                await asyncio.to_thread(api.restart)
+                await cluster.until(SUBSCRIPTION, "a", lambda it: it["status"].get("lag") == 9, "the lag", timeout=60)
+                # What happens right after a restart is what watches tend to miss.
+                await cluster.delete(SUBSCRIPTION, "b")
+                await cluster.create_subscription("d")
+                await cluster.delete(DEPLOYMENT, "orders-relay")
+                expected = ["shop/a", "shop/c", "shop/d"]
+                await await_until(lambda: sorted(relay.names()) == expected, timeout=60, what="the new configuration")
+                await cluster.until_condition(SUBSCRIPTION, "d", "Ready", "True", timeout=60)
+                await cluster.until(DEPLOYMENT, "orders-relay", bool, "the Deployment", timeout=60)
+                assert cluster.outbox.assignments == pushes + 1, "only what is new was shared out"
+        finally:
+            await cluster.close()
+            await kube.close()

@@ -1,0 +1,290 @@
+"""Certificates under way: renewed while pods are created all the time, and none fails or misses its sidecar."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from cryptography import x509
+from prometheus_client import CollectorRegistry
+
+from api.operators import IMAGE, RunningOperator, a_pod, a_relay, webhook_configuration
+from mailboat_harbor.kubernetes import ApiServer
+from mailboat_harbor.kubernetes_certificates import Authority
+from mailboat_operator.certificates import Certificates, Lifetimes
+from mailboat_operator.following import follow, from_secret
+from mailboat_operator.housekeeping import CertificateKeeper, KeyKeeper, keep_looking, read_secret
+from mailboat_operator.kube import MUTATING_WEBHOOK, POD, RELAY, Conflict, Kind, Kube, NotFound, Object
+from mailboat_operator.kube import SECRET as SECRET_KIND
+from mailboat_operator.podspec import RelayImage
+from mailboat_operator.settings import Address
+from mailboat_operator.tls import ServedCertificate
+from mailboat_operator.webhook import HttpServer, InjectionMetrics, Webhook
+from waiting import await_until, wait_until
+
+SECRET = "webhook-cert"
+SHORT = Lifetimes(
+    ca=timedelta(seconds=40), leaf=timedelta(seconds=20), settle=timedelta(seconds=5), skew=timedelta(minutes=1)
+)
+
+
+@pytest_asyncio.fixture
+async def kube(api: ApiServer) -> AsyncIterator[Kube]:
+    connection = await Kube.connect(api.kubeconfig)
+    yield connection
+    await connection.close()
+
+
+@asynccontextmanager
+async def replica(kube: Kube, namespace: str, look_every: float) -> AsyncIterator[Address]:
+    """One operator's webhook, with the certificate that it finds in the Secret."""
+    served = ServedCertificate()
+    hook = Webhook(kube, RelayImage(IMAGE), InjectionMetrics(CollectorRegistry()))
+    hook.leaving = True  # every request makes a connection of its own, and with it a handshake
+    server = HttpServer(hook.application())
+    following = asyncio.create_task(follow(from_secret(kube, namespace, SECRET), served, look_every))
+    try:
+        yield await server.start(Address("127.0.0.1", 0), served.context)
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await server.close()
+
+
+def keeper(kube: Kube, namespace: str) -> CertificateKeeper:
+    return CertificateKeeper(kube, namespace, SECRET, namespace, ("127.0.0.1",), SHORT)
+
+
+async def test_renewals_of_leaf_and_ca_are_not_noticed_by_anybody(kube: Kube, namespace: str) -> None:
+    """Two replicas, one of which looks at the Secret only now and then; both are asked about every pod."""
+    async with replica(kube, namespace, 0.1) as quick, replica(kube, namespace, 2.0) as slow:
+        configuration = webhook_configuration(namespace, str(quick), "Fail")
+        (first,) = configuration["webhooks"]
+        second = {**first, "name": "slow.mailboat.dev", "clientConfig": {"url": f"https://{slow}/inject"}}
+        configuration["webhooks"].append(second)
+        await kube.create(MUTATING_WEBHOOK, configuration)
+        await kube.create(RELAY, {**a_relay(), "metadata": {"name": "orders", "namespace": namespace}})
+        keeping = asyncio.create_task(keep_looking("the certificates", keeper(kube, namespace).look, 0.2))
+        try:
+            begun: bool = await await_until(lambda: is_injecting(kube, namespace), timeout=60, what="an injection")
+            assert begun
+            served, trusted, pods = await watch_renewals(kube, namespace)
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+            await kube.delete(MUTATING_WEBHOOK, None, namespace)
+    assert pods > 50
+    assert len(served) >= 4, "too few serving certificates for a proof"
+    assert len({certificate.issuer for certificate in served}) >= 3, "too few CAs for a proof"
+    assert {len(bundle) for bundle in trusted} >= {1, 2}, "the old CA was never trusted beside the new one, or always"
+
+
+async def is_injecting(kube: Kube, namespace: str) -> bool:
+    return await injected(kube, namespace, "probe") and await injected(kube, namespace, "probe-again")
+
+
+async def injected(kube: Kube, namespace: str, name: str) -> bool:
+    """Create a pod, see, and remove it."""
+    pod = a_pod(name)
+    pod["metadata"]["namespace"] = namespace
+    try:
+        created = await kube.create(POD, pod)
+    except Exception as error:  # the webhook must not fail, but before the first look it may
+        if name.startswith("probe"):
+            return False
+        raise AssertionError(f"{name}: {error}") from error
+    await kube.delete(POD, namespace, name)
+    return any(each["name"] == "mailboat-relay" for each in created["spec"].get("initContainers", ()))
+
+
+async def watch_renewals(
+    kube: Kube, namespace: str
+) -> tuple[set[x509.Certificate], set[tuple[x509.Certificate, ...]], int]:
+    """Create pods until the CA was renewed twice and serves; what was served and trusted meanwhile."""
+    served: dict[x509.Certificate, str] = {}
+    trusted: set[tuple[x509.Certificate, ...]] = set()
+    pods = 0
+    while len(set(served.values())) < 3:
+        pods += 1
+        assert await injected(kube, namespace, f"pod-{pods}"), f"pod-{pods} has no sidecar"
+        content = await read_secret(kube, namespace, SECRET)
+        found = Certificates.parse(content.data) if content is not None else None
+        assert found is not None
+        served[found.leaf] = found.leaf.issuer.rfc4514_string()
+        trusted.add(found.bundle)
+    return set(served), trusted, pods
+
+
+async def test_the_bundle_is_written_only_when_it_differs(kube: Kube, namespace: str) -> None:
+    keep = CertificateKeeper(kube, namespace, SECRET, namespace, ("127.0.0.1",))
+    configuration = webhook_configuration(namespace, "127.0.0.1:1")
+    configuration["webhooks"][0]["failurePolicy"] = "Ignore"
+    await kube.create(MUTATING_WEBHOOK, configuration)
+    try:
+        await keep.look()
+        first = await kube.get(MUTATING_WEBHOOK, None, namespace)
+        await keep.look()
+        await keep.look()
+        assert await kube.get(MUTATING_WEBHOOK, None, namespace) == first
+        content = await read_secret(kube, namespace, SECRET)
+        assert content is not None
+        bundle = base64.b64encode(content.data["ca.crt"]).decode()
+        assert first["webhooks"][0]["clientConfig"] == {"url": "https://127.0.0.1:1/inject", "caBundle": bundle}
+
+        foreign = {"webhooks": [{**first["webhooks"][0], "clientConfig": {"url": "https://127.0.0.1:1/inject"}}]}
+        await kube.patch(MUTATING_WEBHOOK, None, namespace, foreign)
+        await keep.look()
+        mended = await kube.get(MUTATING_WEBHOOK, None, namespace)
+        assert mended["webhooks"] == first["webhooks"], "somebody else's change is put back, and nothing else changed"
+    finally:
+        await kube.delete(MUTATING_WEBHOOK, None, namespace)
+
+
+class Overlapping(Kube):
+    """Every leader has read before any of them writes."""
+
+    expected = 0
+
+    def expect(self, leaders: int) -> None:
+        self.expected, self.barrier = leaders, asyncio.Barrier(leaders)
+
+    async def create(self, kind: Kind, body: Object, *, dry_run: bool = False) -> Object:
+        await self._meet(kind)
+        return await super().create(kind, body, dry_run=dry_run)
+
+    async def replace(self, kind: Kind, body: Object) -> Object:
+        await self._meet(kind)
+        return await super().replace(kind, body)
+
+    async def patch(
+        self, kind: Kind, namespace: str | None, name: str, body: Object, subresource: str | None = None
+    ) -> Object:
+        await self._meet(kind)
+        return await super().patch(kind, namespace, name, body, subresource)
+
+    async def _meet(self, kind: Kind) -> None:
+        if self.expected and kind in (SECRET_KIND, MUTATING_WEBHOOK):
+            self.expected -= 1
+            await self.barrier.wait()
+
+
+@pytest_asyncio.fixture
+async def overlapping(api: ApiServer) -> AsyncIterator[Overlapping]:
+    connection = await Overlapping.connect(api.kubeconfig)
+    yield connection
+    await connection.close()
+
+
+async def both(look: Callable[[], Awaitable[object]], kube: Overlapping) -> list[BaseException]:
+    """Two looks whose first write is made at the same moment; what the loser got."""
+    kube.expect(2)
+    answers = await asyncio.gather(look(), look(), return_exceptions=True)
+    return [each for each in answers if isinstance(each, BaseException)]
+
+
+@pytest.mark.parametrize("before", ["nothing", "something of the past"])
+async def test_two_leaders_that_overlap_end_with_one_ring(
+    overlapping: Overlapping, namespace: str, before: str
+) -> None:
+    first = KeyKeeper(overlapping, namespace, "keys")
+    later = KeyKeeper(overlapping, namespace, "keys", now=lambda: datetime.now(UTC) + timedelta(days=400))
+    if before != "nothing":
+        await first.look()
+    keeper = first if before == "nothing" else later
+    (conflict,) = await both(keeper.look, overlapping)
+    assert isinstance(conflict, Conflict)
+    used = (await keeper.look()).data()
+    assert (await keeper.look()).data() == used
+    content = await read_secret(overlapping, namespace, "keys")
+    assert content is not None
+    assert content.data == used, "what is used is what is written down"
+
+
+@pytest.mark.parametrize("before", ["nothing", "an authority of the past"])
+async def test_two_leaders_that_overlap_end_with_one_authority_and_its_bundle(
+    overlapping: Overlapping, namespace: str, before: str
+) -> None:
+    await overlapping.create(MUTATING_WEBHOOK, webhook_configuration(namespace, "127.0.0.1:1"))
+    names = ("127.0.0.1",)
+    keep = CertificateKeeper(overlapping, namespace, SECRET, namespace, names)
+    try:
+        if before != "nothing":
+            await keep.look()
+            keep = replace(keep, now=lambda: datetime.now(UTC) + timedelta(days=400))
+        (conflict,) = await both(keep.look, overlapping)
+        assert isinstance(conflict, Conflict)
+        await keep.look()
+        content = await read_secret(overlapping, namespace, SECRET)
+        assert content is not None
+        found = Certificates.parse(content.data)
+        assert found is not None
+        there = await overlapping.get(MUTATING_WEBHOOK, None, namespace)
+        bundle = base64.b64encode(found.bundle_pem()).decode()
+        assert there["webhooks"][0]["clientConfig"]["caBundle"] == bundle
+        assert len(found.bundle) == 1, "one new authority, not one per leader"
+
+        # And both at the bundle: one of them is too late, and finds nothing to do at its next look.
+        webhook = {**there["webhooks"][0], "clientConfig": {"url": "https://127.0.0.1:1/inject"}}
+        await overlapping.patch(MUTATING_WEBHOOK, None, namespace, {"webhooks": [webhook]})
+        (conflict,) = await both(keep.look, overlapping)
+        assert isinstance(conflict, Conflict)
+        await keep.look()
+        assert (await overlapping.get(MUTATING_WEBHOOK, None, namespace))["webhooks"] == there["webhooks"]
+    finally:
+        await overlapping.delete(MUTATING_WEBHOOK, None, namespace)
+
+
+async def test_certificates_are_made_even_where_nothing_calls_the_webhook_yet(kube: Kube, namespace: str) -> None:
+    with pytest.raises(NotFound, match="Install the chart's"):
+        await CertificateKeeper(kube, namespace, SECRET, "not-there", ("127.0.0.1",)).look()
+    content = await read_secret(kube, namespace, SECRET)
+    assert content is not None
+    assert Certificates.parse(content.data) is not None
+
+
+def test_certificates_of_somebody_else_are_served_and_followed_and_the_bundle_is_left_alone(
+    api: ApiServer, namespace: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "certificates"
+    folder.mkdir()
+    operator = RunningOperator(
+        tmp_path, "one", api.kubeconfig, namespace, "--webhook-certs=external", f"--cert-dir={folder}"
+    )
+    try:
+        assert operator.get("/readyz") == (503, "the webhook has no certificate yet\n")
+        configuration = webhook_configuration(namespace, operator.address("webhook"), "Fail")
+        for number in (1, 2):
+            authority = Authority.create()
+            pair = authority.for_server("webhook", ["127.0.0.1"])
+            (folder / "tls.crt").write_text(pair.certificate)
+            (folder / "tls.key").write_text(pair.key)
+            configuration["webhooks"][0]["clientConfig"]["caBundle"] = authority.bundle
+            api.kubectl("apply", "--filename", "-", input=json.dumps(configuration))
+            wait_until(
+                lambda: "no OutboxRelay" in create(api, namespace, a_pod("probe", "nobody")),
+                timeout=60,
+                what=f"an answer with certificate {number}",
+            )
+        operator.wait_ready()
+        there = json.loads(api.kubectl("get", "mutatingwebhookconfiguration", namespace, "--output", "json"))
+        assert there["webhooks"][0]["clientConfig"]["caBundle"] == authority.bundle
+        assert api.kubectl("get", "secrets", "--namespace", namespace, "--output", "name").split() == [
+            "secret/mailboat-signing-keys"
+        ]
+    finally:
+        operator.end()
+        api.kubectl("delete", "mutatingwebhookconfiguration", namespace)
+
+
+def create(api: ApiServer, namespace: str, pod: dict[str, object]) -> str:
+    """What creating it warns of, or fails with."""
+    flags = ("create", "--namespace", namespace, "--dry-run=server", "--filename", "-")
+    return api.try_kubectl(*flags, input=json.dumps(pod)).err

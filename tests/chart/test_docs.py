@@ -1,0 +1,42 @@
+"""docs/kubernetes.md names what there is."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from helmchart import CHART, ROOT, one, rendered
+from markdown import rows
+
+TEXT = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+
+
+def test_the_values_exist_and_have_these_defaults() -> None:
+    for names, default, _ in rows(TEXT, "what kind of installation"):
+        for name in re.findall(r"`([^`]+)`", names):
+            value: Any = VALUES
+            for part in name.split("."):
+                value = value[part]
+            assert yaml.safe_load(default.strip("`")) == value, name
+
+
+def test_values_on_a_command_line_exist() -> None:
+    named = re.findall(r"--set ([\w.]+)=", TEXT)
+    assert named
+    for name in named:
+        value: Any = VALUES
+        for part in name.split("."):
+            assert part in value, name
+            value = value[part]
+
+
+@pytest.mark.api
+def test_the_alerts_are_those_of_the_chart() -> None:
+    groups = one(rendered("everything"), "PrometheusRule")["spec"]["groups"]
+    listed = rows(TEXT, "### Alerts")
+    assert [name for name, *_ in listed] == [rule["alert"] for group in groups for rule in group["rules"]]
+    assert all(len(do) > 20 for *_, do in listed), "each says what to do"

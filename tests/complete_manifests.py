@@ -1,0 +1,129 @@
+"""Manifests in which every field that there is has a value, so that a test can reach any field by changing one.
+
+Some fields exclude one another (kinds of sinks, a URL and a reference to one), hence several manifests.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Body = dict[str, Any]
+
+_KEY = {"name": "some-secret", "key": "url"}
+_RELAY_SPEC: Body = {
+    "database": {"urlSecretRef": _KEY, "pooler": "Direct"},
+    "outbox": {
+        "tracking": "Rows",
+        "table": "public.outbox",
+        "columns": {
+            "preset": "rows",
+            "id": "id",
+            "eventId": "id",
+            "eventType": "event_type",
+            "aggregateType": "aggregate_type",
+            "aggregateId": "aggregate_id",
+            "key": "aggregate_id",
+            "payload": "payload_json",
+            "contentType": "content_type",
+            "headers": "headers",
+            "tags": "tags",
+            "traceparent": "trace",
+            "createdAt": "created_at",
+            "publishedAt": "published_at",
+            "attemptCount": "attempt_count",
+            "lastError": "last_error",
+        },
+        "manageSchema": False,
+        "retention": {"after": "24h", "policy": "Drop", "maxAge": "720h", "maxBytes": "10Gi"},
+        "durability": "Replicated",
+    },
+    "runtime": "Deployment",
+    "replicas": 3,
+    "wake": {"notify": "Never", "pollInterval": "1.5s", "idleAfter": 5, "maxIdleInterval": "1m30s"},
+    "template": {
+        "labels": {"team": "shop"},
+        "annotations": {"example.com/why": "because"},
+        "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"cpu": 1, "memory": "256Mi"}},
+        "env": [
+            {"name": "TZ", "value": "UTC"},
+            {"name": "PGPASSWORD", "valueFrom": {"secretKeyRef": {"name": "some-secret", "key": "password"}}},
+        ],
+        "nodeSelector": {"kubernetes.io/arch": "arm64"},
+        "tolerations": [
+            {"key": "spot", "operator": "Equal", "value": "yes", "effect": "NoExecute", "tolerationSeconds": 60}
+        ],
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}},
+        "serviceAccountName": "relay",
+        "imagePullSecrets": [{"name": "registry"}],
+        "securityContext": {"runAsUser": 1000},
+    },
+}
+_SUBSCRIPTION_SPEC: Body = {
+    "relayRef": {"name": "orders"},
+    "state": "Paused",
+    "filter": {
+        "eventTypes": ["order.*"],
+        "aggregateTypes": ["order", "cart"],
+        "tags": {"allOf": ["eu"], "anyOf": ["a", "b"], "noneOf": ["test"]},
+    },
+    "partitions": 16,
+    "ordering": "None",
+    "start": {"from": "Time", "time": "2026-01-31T12:00:00Z"},
+    "format": "Raw",
+    "schemas": {"configMapRef": {"name": "order-schemas"}},
+    "delivery": {
+        "batchSize": 100,
+        "maxAttempts": 5,
+        "backoff": {"initial": "500ms", "factor": 1.5, "max": "10m", "jitter": 0},
+        "timeout": "10s",
+        "onExhausted": "Block",
+    },
+    "idempotency": {"redis": {"urlSecretRef": _KEY}, "ttl": "24h"},
+}
+_SINKS: dict[str, Body] = {
+    "kafka": {
+        "bootstrapServers": ["kafka-0:9092", "[::1]:9093"],
+        "topic": "orders",
+        "config": {"linger.ms": "5", "ssl.key.location": "/etc/key.pem"},
+        "configSecretRef": {"name": "kafka-secrets"},
+    },
+    "pubsub": {"project": "acme", "topic": "orders", "endpoint": "localhost:8085", "credentialsSecretRef": _KEY},
+    "http": {
+        "url": "https://example.com/hook?tenant=1",
+        "headers": {"X-Tenant": "1"},
+        "headersSecretRef": {"name": "headers"},
+        "signingSecretRef": _KEY,
+    },
+    "redis": {"urlSecretRef": _KEY, "stream": "orders", "maxLength": 100000},
+    "postgres": {"urlSecretRef": _KEY, "table": "public.inbox"},
+    "log": {"path": "/tmp/events"},
+    "custom": {"type": "nats", "config": {"servers": ["n:4222"]}, "configSecretRef": {"name": "nats"}},
+}
+_WITH_TOPICS = ("kafka", "pubsub", "redis", "log", "custom")
+
+
+def _body(kind: str, name: str, spec: Body) -> Body:
+    return {"apiVersion": "mailboat.dev/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec}
+
+
+def _subscription(kind: str, sink: Body, **changes: Any) -> Body:
+    spec = {**_SUBSCRIPTION_SPEC, **changes, "sink": {kind: sink}}
+    if kind in _WITH_TOPICS:
+        spec["delivery"] = {**spec["delivery"], "deadLetter": {"topic": "orders.dead"}}
+    return _body("EventSubscription", f"to-{kind}", spec)
+
+
+COMPLETE_RELAYS: list[Body] = [
+    _body("OutboxRelay", "orders", _RELAY_SPEC),
+    _body("OutboxRelay", "orders", {**_RELAY_SPEC, "database": {"url": "postgresql://relay@db/shop"}}),
+]
+COMPLETE_SUBSCRIPTIONS: list[Body] = [
+    *(_subscription(kind, sink) for kind, sink in _SINKS.items()),
+    _subscription("redis", {"url": "redis://redis:6379/0", "stream": "orders"}),
+    _subscription("postgres", {"url": "postgresql://relay@db/shop", "table": "public.inbox"}),
+    _subscription(
+        "http", {"urlSecretRef": _KEY}, idempotency={"redis": {"url": "redis://redis"}}, start={"from": "Latest"}
+    ),
+    _subscription("log", {}, start={"from": "Position", "position": 2**63 - 1}),
+]
+COMPLETE: list[Body] = [*COMPLETE_RELAYS, *COMPLETE_SUBSCRIPTIONS]

@@ -1,0 +1,348 @@
+"""The children of a relay: what pods may do, what they see, and when the configuration gets a new version."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from complete_manifests import COMPLETE
+from mailboat.runtime.session import Timings
+from mailboat_operator.children.config import (
+    Configuration,
+    all_paused,
+    config_map,
+    configuration_in,
+    last_valid_form,
+    next_configuration,
+)
+from mailboat_operator.children.deployment import deployment
+from mailboat_operator.children.disruption_budget import disruption_budget
+from mailboat_operator.children.ownership import Owner, owner_of
+from mailboat_operator.desired import desired
+from mailboat_operator.kube import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, SERVICE, SERVICE_ACCOUNT
+from mailboat_operator.podspec import (
+    DRAIN_SECONDS,
+    RelayImage,
+    is_relay_pod,
+    relay_labels,
+    relay_volumes,
+    secret_volume,
+    secrets_in,
+    secrets_of,
+    sink_secrets,
+)
+from mailboat_spec import EventSubscription, EventSubscriptionSpec, Filter, OutboxRelay, read_documents
+
+IMAGE = RelayImage("mailboat-relay:1")
+
+
+def relay(**spec):
+    database = {"urlSecretRef": {"name": "orders-db", "key": "url"}}
+    metadata = {"name": "orders", "namespace": "shop", "uid": "u1", "generation": 3, "labels": {"team": "x"}}
+    return OutboxRelay.model_validate({"metadata": metadata, "spec": {"database": database, **spec}})
+
+
+def subscription(name="out", sink=None, **spec):
+    sink = sink or {"kafka": {"bootstrapServers": ["k:9092"], "topic": "orders"}}
+    metadata = {"name": name, "namespace": "shop", "uid": f"uid-{name}", "generation": 1}
+    body = {"metadata": metadata, "spec": {"relayRef": {"name": "orders"}, "sink": sink, **spec}}
+    return EventSubscription.model_validate(body)
+
+
+def pod_of(**template):
+    return deployment(relay(template=template), IMAGE, ["orders-db"])["spec"]["template"]
+
+
+def test_a_pod_is_harmless_by_default():
+    pod = pod_of()["spec"]
+    (container,) = pod["containers"]
+    security = container["securityContext"]
+    assert security["runAsNonRoot"] is security["readOnlyRootFilesystem"] is True
+    assert security["allowPrivilegeEscalation"] is False
+    assert security["capabilities"] == {"drop": ["ALL"]}
+    assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod["automountServiceAccountToken"] is False
+    assert container["resources"]["requests"]
+    assert container["resources"]["limits"]["memory"]
+    assert (container["livenessProbe"]["httpGet"]["path"], container["readinessProbe"]["httpGet"]["path"]) == (
+        "/livez",
+        "/readyz",
+    )
+
+
+def test_a_missing_secret_keeps_no_pod_from_starting():
+    volumes = relay_volumes("orders", ["orders-db", "kafka.login"])
+    assert all(each["secret"]["optional"] for each in volumes if "secret" in each)
+    assert volumes[0]["configMap"] == {"name": "orders-relay", "optional": True}
+
+
+def test_the_template_adds_and_our_own_labels_and_variables_win():
+    env = [{"name": "POD_NAME", "value": "mine"}, {"name": "TZ", "value": "UTC"}]
+    pod = pod_of(
+        labels={"team": "shop", "mailboat.dev/relay": "another"},
+        annotations={"note": "x", "mailboat.dev/port": "9000"},
+        env=env,
+        nodeSelector={"disk": "fast"},
+        tolerations=[{"key": "relays", "effect": "NoSchedule"}],
+        imagePullSecrets=[{"name": "registry"}],
+        securityContext={"runAsUser": 1000, "seccompProfile": None},
+        resources={"limits": {"cpu": 1}},
+        serviceAccountName="mine",
+    )
+    assert pod["metadata"]["labels"] == {"team": "shop", **relay_labels("orders")}
+    assert pod["metadata"]["annotations"]["note"] == "x"
+    (container,) = pod["spec"]["containers"]
+    names = [each["name"] for each in container["env"]]
+    assert names == ["POD_NAME", "POD_NAMESPACE", "POD_UID", "TZ"]
+    assert "fieldRef" in container["env"][0]["valueFrom"]
+    assert container["securityContext"]["runAsUser"] == 1000
+    assert "seccompProfile" not in container["securityContext"]
+    assert container["resources"] == {"limits": {"cpu": "1"}}
+    assert container["ports"][0]["containerPort"] == 9000
+    assert "[::]:9000" in container["args"]
+    assert pod["spec"]["nodeSelector"] == {"disk": "fast"}
+    assert pod["spec"]["imagePullSecrets"] == [{"name": "registry"}]
+    assert pod["spec"]["serviceAccountName"] == "mine"
+
+
+def test_a_pod_is_not_killed_before_its_relay_has_drained():
+    grace = pod_of()["spec"]["terminationGracePeriodSeconds"]
+    timings = Timings()
+    assert grace == DRAIN_SECONDS
+    assert grace >= 2 * timings.drain_within, "a drain, and time for all that is closed after it"
+    assert grace <= timings.lease_ttl, "whoever hangs is dead before its leases end"
+
+
+def test_relays_are_spread_and_a_drained_node_takes_one_of_them_at_a_time():
+    model = relay(replicas=3)
+    made = deployment(model, IMAGE, [])["spec"]
+    labels = made["template"]["metadata"]["labels"]
+    spread = made["template"]["spec"]["topologySpreadConstraints"]
+    assert [each["topologyKey"] for each in spread] == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
+    for each in spread:
+        assert (each["maxSkew"], each["whenUnsatisfiable"]) == (1, "ScheduleAnyway"), "never a reason not to run"
+        assert each["labelSelector"]["matchLabels"].items() <= labels.items()
+    budget = disruption_budget(model)["spec"]
+    assert budget.pop("selector") == made["selector"]
+    assert budget == {"maxUnavailable": 1, "unhealthyPodEvictionPolicy": "AlwaysAllow"}
+    assert made["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+
+
+def test_an_applications_pod_is_no_pod_of_ours():
+    assert is_relay_pod(relay_labels("orders"))
+    assert not is_relay_pod({"mailboat.dev/relay": "orders"})
+
+
+@pytest.mark.parametrize(
+    ("sink", "names"),
+    [
+        ({"log": {}}, ()),
+        ({"kafka": {"bootstrapServers": ["k:1"], "topic": "t", "configSecretRef": {"name": "a"}}}, ("a",)),
+        ({"pubsub": {"project": "acme-1", "topic": "tee", "credentialsSecretRef": {"name": "a", "key": "k"}}}, ("a",)),
+        (
+            {
+                "http": {
+                    "urlSecretRef": {"name": "a", "key": "k"},
+                    "headersSecretRef": {"name": "b"},
+                    "signingSecretRef": {"name": "c", "key": "k"},
+                }
+            },
+            ("a", "b", "c"),
+        ),
+        ({"redis": {"urlSecretRef": {"name": "a", "key": "k"}, "stream": "s"}}, ("a",)),
+        ({"postgres": {"urlSecretRef": {"name": "a", "key": "k"}, "table": "a.b"}}, ("a",)),
+        ({"custom": {"type": "nats", "configSecretRef": {"name": "a"}}}, ("a",)),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_every_secret_that_a_sink_refers_to_is_mounted(sink, names):
+    assert sink_secrets(subscription(sink=sink)) == names
+    redis = {"redis": {"urlSecretRef": {"name": "seen", "key": "url"}}}
+    assert secrets_of(relay(), [subscription(sink=sink, idempotency=redis)]) == tuple(
+        sorted({*names, "orders-db", "seen"})
+    )
+
+
+def test_volumes_of_secrets_have_names_that_kubernetes_takes():
+    long = "a" * 200 + ".b"
+    assert len(secret_volume(long)) <= 63
+    assert "." not in secret_volume(long)
+    assert secret_volume("a") != secret_volume("b")
+
+
+@pytest.mark.parametrize(
+    ("spec", "kinds"),
+    [
+        ({}, {CONFIG_MAP, SERVICE, SERVICE_ACCOUNT, DEPLOYMENT, DISRUPTION_BUDGET}),
+        ({"template": {"serviceAccountName": "mine"}}, {CONFIG_MAP, SERVICE, DEPLOYMENT, DISRUPTION_BUDGET}),
+        ({"runtime": "Sidecar"}, {CONFIG_MAP, SERVICE}),
+    ],
+)
+def test_which_children_there_are(spec, kinds):
+    children = desired(relay(**spec), [], Configuration(1, ""), "keys", IMAGE)
+    assert set(children) == kinds
+    for child in children.values():
+        assert child["metadata"]["name"] == "orders-relay"
+        assert owner_of(child, "orders", "u1") is Owner.OURS
+        assert owner_of(child, "orders", "u2") is Owner.PREDECESSOR
+        assert owner_of(child, "other", "u2") is Owner.STRANGER
+    assert owner_of({"metadata": {}}, "orders", "u1") is Owner.STRANGER
+
+
+def orphan(**changes):
+    fields = [{"manager": "mailboat-operator", "operation": "Apply"}]
+    metadata = {"name": "orders-relay", "labels": relay_labels("orders"), "managedFields": fields, **changes}
+    return {"metadata": metadata}
+
+
+THEIRS = [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "x", "uid": "x", "controller": True}]
+
+
+@pytest.mark.parametrize(
+    ("child", "owner"),
+    [
+        (orphan(), Owner.OURS),
+        (orphan(ownerReferences=[]), Owner.OURS),
+        (orphan(ownerReferences=THEIRS), Owner.STRANGER),
+        (orphan(labels={"mailboat.dev/relay": "orders"}), Owner.STRANGER),
+        (orphan(labels=relay_labels("other")), Owner.STRANGER),
+        (orphan(managedFields=[{"manager": "kubectl", "operation": "Apply"}]), Owner.STRANGER),
+        (orphan(managedFields=[{"manager": "mailboat-operator", "operation": "Update"}]), Owner.STRANGER),
+    ],
+    ids=["orphan", "empty list", "another controller", "few labels", "other relay", "other manager", "not applied"],
+)
+def test_a_child_that_we_made_and_nobody_owns_is_ours(child, owner):
+    assert owner_of(child, "orders", "new") is owner
+
+
+# ---- configuration ------------------------------------------------------------------------------------------------
+
+
+def test_the_configuration_is_the_resources_with_a_version_and_nothing_else():
+    made = next_configuration(relay(), [subscription("b"), subscription("a")], None, now_ms=1000)
+    first, *rest = yaml.safe_load_all(made.text)
+    assert first["metadata"] == {
+        "name": "orders",
+        "namespace": "shop",
+        "uid": "u1",
+        "generation": 3,
+        "annotations": {"mailboat.dev/config-version": "1000"},
+    }
+    assert [each["metadata"]["name"] for each in rest] == ["a", "b"]
+    assert all(set(each) == {"apiVersion", "kind", "metadata", "spec"} for each in (first, *rest))
+    assert configuration_in(config_map(relay(), made, "keys")) == made
+
+
+SUBSETS = st.sets(st.sampled_from("abc")).map(lambda names: [subscription(name) for name in sorted(names)])
+
+
+@settings(deadline=None)  # YAML takes its time on a busy machine
+@given(st.lists(st.tuples(SUBSETS, st.integers(0, 10**6), st.integers(0, 10**6)), min_size=2, max_size=6))
+def test_versions_rise_with_every_change_and_only_then(history):
+    before, content = None, None
+    for subscriptions, now_ms, in_use in history:
+        made = next_configuration(relay(), subscriptions, before, now_ms, in_use)
+        if before is not None and content == subscriptions and in_use <= before.version:
+            assert made == before
+        else:
+            assert before is None or made.version > before.version
+            assert made.version > in_use
+        before, content = made, subscriptions
+
+
+def test_a_version_from_the_far_future_is_not_believed():
+    made = next_configuration(relay(), [], None, now_ms=1000, in_use=2**62)
+    assert made.version == 1000
+
+
+@pytest.mark.parametrize("text", [None, "", "nonsense", "a: [", "- 1", "metadata: {annotations: {x: y}}", "[" * 5000])
+def test_a_config_map_that_was_tampered_with_says_nothing(text):
+    assert configuration_in({"data": {"resources.yaml": text}}) is None
+    assert configuration_in({}) is configuration_in(None) is None
+
+
+def test_a_pause_of_all_changes_nothing_else_and_is_made_once():
+    made = next_configuration(relay(), [subscription("a"), subscription("b", state="Paused")], None, now_ms=1000)
+    paused = all_paused(made, now_ms=500)
+    assert configuration_in({"data": {"resources.yaml": paused.text}}) == paused
+    assert paused.version == 1001
+    expected = [subscription("a", state="Paused"), subscription("b", state="Paused")]
+    wanted = next_configuration(relay(), expected, None, now_ms=1001)
+    assert list(yaml.safe_load_all(paused.text)) == list(yaml.safe_load_all(wanted.text))
+    assert all_paused(paused, now_ms=9000) is paused
+    assert all_paused(made, now_ms=9000).version == 9000
+
+
+def test_the_last_valid_form_is_found_by_identity():
+    made = next_configuration(relay(), [subscription("a")], None, now_ms=1)
+    form = last_valid_form(made, "uid-a")
+    assert form is not None
+    assert EventSubscription.model_validate(form).spec == subscription("a").spec
+    assert last_valid_form(made, "uid-of-another-that-had-the-name") is last_valid_form(None, "uid-a") is None
+
+
+def test_what_relays_know_stays_word_for_word_whether_it_can_be_read_or_not():
+    before = next_configuration(relay(), [subscription("a"), subscription("b")], None, now_ms=1)
+    first, a, b = yaml.safe_load_all(before.text)
+    b["spec"]["ofAnotherVersion"] = {"at": "2026-01-31"}
+    before = Configuration(1, yaml.safe_dump_all([first, a, b]))
+    form = last_valid_form(before, "uid-b")
+    assert form is not None
+    assert form == b
+    made = next_configuration(relay(), [subscription("a"), subscription("c")], before, now_ms=2, kept=[form])
+    assert [each["metadata"]["name"] for each in yaml.safe_load_all(made.text)] == ["orders", "a", "b", "c"]
+    assert last_valid_form(made, "uid-b") == b
+    again = next_configuration(relay(), [subscription("a"), subscription("c")], made, now_ms=3, kept=[form])
+    assert again is made
+
+
+def test_secrets_of_what_can_not_be_read_are_found_by_the_names_of_fields():
+    known = subscription(
+        sink={"kafka": {"bootstrapServers": ["k:9092"], "topic": "t", "configSecretRef": {"name": "s"}}}
+    )
+    document = known.manifest()
+    document["spec"]["sink"]["kafka"]["ofAnotherVersion"] = True
+    assert secrets_in(document) == sink_secrets(known) == ("s",)
+    garbled: Mapping[str, object]
+    for garbled in ({}, {"spec": []}, {"spec": {"sink": 1}}, {"spec": {"sink": {"kafka": {"configSecretRef": "s"}}}}):
+        assert secrets_in(garbled) == ()
+
+
+def test_a_relay_takes_the_configuration_of_an_operator_that_has_more_fields():
+    class LaterFilter(Filter):
+        hours: int = 24
+
+    class LaterSpec(EventSubscriptionSpec):
+        filter: LaterFilter = LaterFilter()
+        urgency: str = "Normal"
+
+    class LaterSubscription(EventSubscription):
+        spec: LaterSpec
+
+    later = LaterSubscription.model_validate(subscription("out", filter={"eventTypes": ["order.*"]}).manifest())
+    assert {"urgency", "hours"} <= {*later.manifest()["spec"], *later.manifest()["spec"]["filter"]}
+    made = next_configuration(relay(), [later], None, now_ms=1)
+    read = read_documents((str(number), each) for number, each in enumerate(yaml.safe_load_all(made.text)))
+    assert read.subscriptions[0].spec == subscription("out", filter={"eventTypes": ["order.*"]}).spec
+
+
+@pytest.mark.parametrize("body", [relay().manifest(), subscription().manifest(), *COMPLETE])
+def test_what_the_configuration_leaves_out_is_what_it_is_by_default(body):
+    model = OutboxRelay if body["kind"] == "OutboxRelay" else EventSubscription
+    resource = model.model_validate(body)
+    spec = resource.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)["spec"]
+    assert model.model_validate({**body, "spec": spec}) == resource
+
+
+def test_an_upgrade_from_a_configuration_with_all_defaults_costs_one_version():
+    documents = [relay().manifest(), subscription("a").manifest()]
+    documents[0]["metadata"]["annotations"] = {"mailboat.dev/config-version": "7"}
+    before = configuration_in({"data": {"resources.yaml": yaml.safe_dump_all(documents)}})
+    assert before is not None
+    after = next_configuration(relay(), [subscription("a")], before, now_ms=8)
+    assert (before.version, after.version) == (7, 8)
+    assert next_configuration(relay(), [subscription("a")], after, now_ms=9) is after

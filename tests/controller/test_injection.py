@@ -1,0 +1,358 @@
+"""Injection: which pods get a sidecar, what it is made of, and that nothing keeps an application from starting."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mailboat_operator.injection import (
+    NO_TOKEN_VOLUME,
+    TOKEN_FOLDER,
+    Injection,
+    Outcome,
+    inject,
+    objection,
+    trial,
+    wanted_relay,
+)
+from mailboat_operator.pods import relay_pod
+from mailboat_operator.podspec import RelayImage, is_injected, relay_labels, secret_volume
+
+IMAGE = RelayImage("mailboat-relay:1")
+API = "mailboat.dev/v1alpha1"
+
+
+def a_pod(**changes: Any) -> dict[str, Any]:
+    pod: dict[str, Any] = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"generateName": "shop-", "labels": {"app": "shop", "mailboat.dev/relay": "orders"}},
+        "spec": {"containers": [{"name": "shop", "image": "shop:1"}]},
+    }
+    pod["metadata"] |= changes.pop("metadata", {})
+    pod["spec"] |= changes
+    return pod
+
+
+def a_relay(**spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": API,
+        "kind": "OutboxRelay",
+        "metadata": {"name": "orders", "namespace": "shop", "uid": "1", "generation": 1},
+        "spec": {"database": {"urlSecretRef": {"name": "orders-db", "key": "url"}}, "runtime": "Sidecar", **spec},
+    }
+
+
+def a_subscription(name: str = "to-kafka", relay: str = "orders", secret: str | None = "kafka-login") -> dict[str, Any]:
+    kafka: dict[str, Any] = {"bootstrapServers": ["kafka:9092"], "topic": "orders"}
+    if secret is not None:
+        kafka["configSecretRef"] = {"name": secret}
+    return {
+        "apiVersion": API,
+        "kind": "EventSubscription",
+        "metadata": {"name": name, "namespace": "shop"},
+        "spec": {
+            "relayRef": {"name": relay},
+            "sink": {"kafka": kafka},
+            "delivery": {"deadLetter": {"topic": "orders.dead"}},
+        },
+    }
+
+
+def patched(pod: dict[str, Any], injection: Injection) -> dict[str, Any]:
+    """The pod after its patch, as RFC 6902 has it (only "add" is used)."""
+    result = copy.deepcopy(pod)
+    for step in injection.patch:
+        assert step["op"] == "add"
+        *path, last = [part.replace("~1", "/").replace("~0", "~") for part in step["path"].split("/")[1:]]
+        place: Any = result
+        for part in path:
+            place = place[part]
+        if isinstance(place, list):
+            place.insert(len(place) if last == "-" else int(last), step["value"])
+        else:
+            place[last] = step["value"]
+    return result
+
+
+def injected(
+    pod: dict[str, Any], relay: dict[str, Any] | None = None, *subscriptions: dict[str, Any]
+) -> dict[str, Any]:
+    answer = inject(pod, "shop", relay or a_relay(), subscriptions, IMAGE)
+    assert answer.outcome is Outcome.INJECTED
+    return patched(pod, answer)
+
+
+def test_the_sidecar_starts_first_stays_and_has_what_it_needs() -> None:
+    setup = {"name": "setup", "image": "setup:1"}
+    pod = injected(a_pod(initContainers=[setup]), a_relay(), a_subscription())
+    sidecar, after = pod["spec"]["initContainers"]
+    assert after == setup
+    assert (sidecar["name"], sidecar["restartPolicy"]) == ("mailboat-relay", "Always")
+    assert sidecar["image"] == IMAGE.name
+    assert sidecar["livenessProbe"]["httpGet"] == {"path": "/livez", "port": 9808, "scheme": "HTTP"}
+    assert "readinessProbe" not in sidecar
+    assert "startupProbe" not in sidecar
+    assert sidecar["securityContext"]["runAsNonRoot"]
+    assert {each["name"] for each in sidecar["env"]} >= {"POD_NAME", "POD_NAMESPACE", "POD_UID"}
+    mounted = {each["name"]: each["mountPath"] for each in sidecar["volumeMounts"]}
+    volumes = {each["name"]: each for each in pod["spec"]["volumes"]}
+    assert set(mounted) == set(volumes)
+    assert mounted[secret_volume("orders-db")] == "/etc/mailboat/secrets/orders-db"
+    assert mounted[secret_volume("kafka-login")] == "/etc/mailboat/secrets/kafka-login"
+    assert pod["spec"]["containers"] == a_pod()["spec"]["containers"]
+
+
+def test_nothing_that_it_mounts_has_to_exist() -> None:
+    pod = injected(a_pod(), a_relay(), a_subscription())
+    for volume in pod["spec"]["volumes"]:
+        source = volume.get("secret") or volume.get("configMap")
+        if source is not None:
+            assert source["optional"] is True
+        else:
+            assert volume["emptyDir"]["medium"] == "Memory", "other local storage ties the pod to its node"
+
+
+def test_no_variable_of_its_has_to_exist() -> None:
+    env = [
+        {"name": "PROXY", "valueFrom": {"secretKeyRef": {"name": "proxy", "key": "url"}}},
+        {"name": "ZONE", "valueFrom": {"configMapKeyRef": {"name": "zone", "key": "it", "optional": False}}},
+        {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+        {"name": "TZ", "value": "UTC"},
+    ]
+    (sidecar,) = injected(a_pod(), a_relay(template={"env": env}))["spec"]["initContainers"]
+    *_, proxy, zone, node, tz = sidecar["env"]
+    assert proxy["valueFrom"] == {"secretKeyRef": {"name": "proxy", "key": "url", "optional": True}}
+    assert zone["valueFrom"] == {"configMapKeyRef": {"name": "zone", "key": "it", "optional": True}}
+    assert [node, tz] == env[2:]
+
+
+def test_an_empty_folder_lies_where_the_api_token_would() -> None:
+    sidecar = injected(a_pod())["spec"]["initContainers"][0]
+    mounts = {each["mountPath"]: each for each in sidecar["volumeMounts"]}
+    assert mounts[TOKEN_FOLDER] == {"name": NO_TOKEN_VOLUME, "mountPath": TOKEN_FOLDER, "readOnly": True}
+
+
+def test_only_secrets_of_its_own_subscriptions_are_mounted_and_invalid_ones_are_no_hindrance() -> None:
+    broken = a_subscription("broken", secret="broken-login")
+    broken["spec"]["sink"] = {"kafka": {}, "http": {}}
+    others = a_subscription("other", relay="invoices", secret="others-login")
+    pod = injected(a_pod(), a_relay(), a_subscription(), others, broken)
+    secrets = {each["secret"]["secretName"] for each in pod["spec"]["volumes"] if "secret" in each}
+    assert secrets == {"orders-db", "kafka-login"}
+
+
+def test_secrets_for_pulling_the_image_are_added_once() -> None:
+    relay = a_relay(template={"imagePullSecrets": [{"name": "pull"}, {"name": "also"}]})
+    pod = injected(a_pod(imagePullSecrets=[{"name": "pull"}]), relay)
+    assert pod["spec"]["imagePullSecrets"] == [{"name": "pull"}, {"name": "also"}]
+
+
+def test_asked_again_there_is_nothing_to_do() -> None:
+    pod = injected(a_pod(), a_relay(), a_subscription())
+    assert is_injected(pod)
+    assert wanted_relay(pod) is None
+    assert inject(pod, "shop", a_relay(), (a_subscription(),), IMAGE) == Injection(Outcome.NOT_ASKED)
+
+
+def test_the_annotation_tells_templates_apart_and_is_the_same_for_the_same() -> None:
+    def mark(pod: dict[str, Any]) -> str:
+        return str(pod["metadata"]["annotations"]["mailboat.dev/injected"])
+
+    assert mark(injected(a_pod())) == mark(injected(a_pod(metadata={"annotations": {"a": "b"}})))
+    assert mark(injected(a_pod())) != mark(injected(a_pod(), a_relay(), a_subscription()))
+    assert injected(a_pod(metadata={"annotations": {"a": "b"}}))["metadata"]["annotations"]["a"] == "b"
+
+
+def test_a_copied_annotation_without_a_sidecar_proves_nothing() -> None:
+    pod = a_pod(metadata={"annotations": {"mailboat.dev/injected": "from a template"}})
+    after = injected(pod)
+    assert is_injected(after)
+    assert after["metadata"]["annotations"]["mailboat.dev/injected"] != "from a template"
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"labels": {}},
+        {"labels": None},
+        {"labels": {"mailboat.dev/relay": ""}},
+        {"annotations": {"mailboat.dev/inject": "false"}},
+        {"annotations": {"kubernetes.io/config.mirror": "static"}},
+        {"labels": relay_labels("orders")},
+    ],
+)
+def test_pods_that_do_not_ask_are_left_alone_without_a_word(metadata: dict[str, Any]) -> None:
+    assert inject(a_pod(metadata=metadata), "shop", a_relay(), (), IMAGE) == Injection(Outcome.NOT_ASKED)
+
+
+@pytest.mark.parametrize(
+    ("pod", "relay", "remedy"),
+    [
+        (a_pod(), None, "Create it, then restart the pod"),
+        (a_pod(), a_relay(runtime="Deployment"), "set runtime: Sidecar"),
+        (a_pod(), a_relay(database={}), "Its conditions say why"),
+        (a_pod(), a_relay(runtime="Rocket"), "Its conditions say why"),
+        (a_pod(os={"name": "windows"}), a_relay(), "use runtime Deployment"),
+        (a_pod(containers=[{"name": "mailboat-relay"}]), a_relay(), 'a container called "mailboat-relay" of its own'),
+        (a_pod(initContainers=[{"name": "mailboat-relay"}]), a_relay(), 'a container called "mailboat-relay"'),
+        (a_pod(volumes=[{"name": "mailboat-config"}]), a_relay(), 'a volume called "mailboat-config" of its own'),
+    ],
+)
+def test_what_can_not_be_injected_is_left_out_with_what_to_do(
+    pod: dict[str, Any], relay: dict[str, Any] | None, remedy: str
+) -> None:
+    answer = inject(pod, "shop", relay, (), IMAGE)
+    assert answer.outcome is Outcome.LEFT_OUT
+    assert answer.patch == ()
+    (warning,) = answer.warnings
+    assert remedy in warning
+    assert warning.startswith("mailboat: ")
+    assert len(warning) <= 250
+
+
+@pytest.mark.parametrize(
+    ("refusal", "short"),
+    [
+        (
+            'POST /apis/apps/v1/namespaces/shop/deployments: Deployment.apps "mailboat-trial-ffrvz" is invalid: '
+            'spec.template.spec.initContainers[0].securityContext: Invalid value: {"Capabilities":{"Add":null},'
+            '"Privileged":true}: cannot set `allowPrivilegeEscalation` to false and `privileged` to true (422)',
+            "securityContext: cannot set `allowPrivilegeEscalation` to false and `privileged` to true (422)",
+        ),
+        (
+            'POST /apis/apps/v1/namespaces/shop/deployments: Deployment in version "v1" cannot be handled as a '
+            "Deployment: json: cannot unmarshal string into Go struct field SecurityContext.spec.template.spec."
+            "initContainers.securityContext.runAsUser of type int64 (400)",
+            "a string does not fit into securityContext.runAsUser of type int64 (400)",
+        ),
+    ],
+)
+def test_a_refused_trial_is_told_by_its_field(refusal: str, short: str) -> None:
+    assert objection(refusal) == short
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        "deployments.apps \"mailboat-trial-\" is forbidden: ValidatingAdmissionPolicy 'team' with binding 'b' denied "
+        "request: a Deployment needs the label team (422)",
+        'admission webhook "owners.example.com" denied the request: it is invalid: spec.template.spec.volumes '
+        "has no owner (400)",
+        'admission webhook "old.example.com" does not support dry run (400)',
+        'Deployment.apps "mailboat-trial-x" is invalid: metadata.labels: Required value: team (422)',
+    ],
+)
+def test_what_is_refused_for_other_reasons_says_nothing_about_the_sidecar(refusal: str) -> None:
+    assert objection(f"POST /apis/apps/v1/namespaces/shop/deployments: {refusal}") is None
+
+
+def test_a_trial_is_of_the_very_sidecar_and_would_run_nothing() -> None:
+    answer = inject(a_pod(), "shop", a_relay(), (a_subscription(),), IMAGE)
+    assert answer.sidecar is not None
+    spec = trial(answer.sidecar, "shop")["spec"]
+    after = patched(a_pod(), answer)["spec"]
+    assert spec["replicas"] == 0
+    assert spec["template"]["spec"]["initContainers"] == after["initContainers"]
+    assert spec["template"]["spec"]["volumes"] == after["volumes"]
+
+
+# ---- ports --------------------------------------------------------------------------------------------------------
+
+
+def test_the_port_can_be_chosen() -> None:
+    sidecar = injected(a_pod(metadata={"annotations": {"mailboat.dev/port": "7000"}}))["spec"]["initContainers"][0]
+    assert sidecar["ports"][0]["containerPort"] == 7000
+    assert sidecar["livenessProbe"]["httpGet"]["port"] == 7000
+    assert "[::]:7000" in sidecar["args"]
+
+
+@pytest.mark.parametrize("port", ["", "0", "65536", "-1", "http", "1e3", "\u0663", "1" * 5000])
+def test_what_is_no_port_is_told_and_the_usual_one_taken(port: str) -> None:
+    answer = inject(a_pod(metadata={"annotations": {"mailboat.dev/port": port}}), "shop", a_relay(), (), IMAGE)
+    assert answer.outcome is Outcome.INJECTED
+    assert "listens on 9808" in answer.warnings[0]
+
+
+def test_a_port_that_another_container_has_is_left_to_it_and_the_next_is_taken_and_written_down() -> None:
+    taken = {"name": "shop", "ports": [{"containerPort": 9808}, {"containerPort": 9809}]}
+    for metadata in ({}, {"annotations": {"a": "b"}}):
+        pod = a_pod(metadata=metadata, containers=[taken])
+        answer = inject(pod, "shop", a_relay(), (), IMAGE)
+        after = patched(pod, answer)
+        assert after["spec"]["initContainers"][0]["ports"][0]["containerPort"] == 9810
+        assert after["metadata"]["annotations"]["mailboat.dev/port"] == "9810"
+        assert "listens on 9810" in answer.warnings[0]
+        where = {"namespace": "shop", "name": "shop-1", "uid": "u"}
+        seen = {**after, "metadata": {**after["metadata"], **where}, "status": {"podIP": "10.0.0.1"}}
+        assert relay_pod(seen).address == "10.0.0.1:9810", "where the operator looks for it"
+
+
+def test_a_chosen_port_that_another_container_has_leaves_the_relay_out() -> None:
+    taken = {"name": "shop", "ports": [{"containerPort": 7000}]}
+    pod = a_pod(metadata={"annotations": {"mailboat.dev/port": "7000"}}, containers=[taken])
+    answer = inject(pod, "shop", a_relay(), (), IMAGE)
+    assert (answer.outcome, answer.patch) == (Outcome.LEFT_OUT, ())
+    assert "Choose another port" in answer.warnings[0]
+
+
+def test_on_the_nodes_network_no_port_is_declared_and_a_warning_says_what_may_collide() -> None:
+    answer = inject(a_pod(hostNetwork=True), "shop", a_relay(), (), IMAGE)
+    sidecar = patched(a_pod(hostNetwork=True), answer)["spec"]["initContainers"][0]
+    assert "ports" not in sidecar
+    assert sidecar["livenessProbe"]["httpGet"]["port"] == 9808
+    assert "port 9808 of the node" in answer.warnings[0]
+
+
+# ---- any pod ------------------------------------------------------------------------------------------------------
+
+NAMES = st.sampled_from(["shop", "setup", "mailboat-relay", "mailboat-config", "mailboat-tmp", "data"])
+CONTAINERS = st.lists(st.fixed_dictionaries({"name": NAMES}), max_size=3, unique_by=lambda each: each["name"])
+PODS = st.fixed_dictionaries(
+    {
+        "metadata": st.fixed_dictionaries(
+            {},
+            optional={
+                "labels": st.none() | st.dictionaries(st.sampled_from(["mailboat.dev/relay", "a"]), st.just("orders")),
+                "annotations": st.none()
+                | st.dictionaries(
+                    st.sampled_from(["mailboat.dev/port", "mailboat.dev/inject", "mailboat.dev/injected", "a/b~c"]),
+                    st.sampled_from(["false", "80", ""]),
+                ),
+            },
+        ),
+        "spec": st.fixed_dictionaries(
+            {"containers": CONTAINERS},
+            optional={
+                "initContainers": st.none() | CONTAINERS,
+                "volumes": st.none() | CONTAINERS,
+                "imagePullSecrets": st.none() | CONTAINERS,
+                "hostNetwork": st.booleans(),
+            },
+        ),
+    }
+)
+
+
+@settings(deadline=None)
+@given(PODS, st.booleans(), st.booleans())
+def test_whatever_the_pod_the_patch_only_adds_and_a_second_one_adds_nothing(
+    pod: dict[str, Any], there: bool, pull: bool
+) -> None:
+    relay = a_relay(template={"imagePullSecrets": [{"name": "pull"}]} if pull else {}) if there else None
+    before = copy.deepcopy(pod)
+    answer = inject(pod, "shop", relay, (a_subscription(),), IMAGE)
+    assert pod == before, "the request itself is not touched"
+    after = patched(pod, answer)
+    assert bool(answer.patch) == (answer.outcome is Outcome.INJECTED)
+    assert is_injected(after) or not answer.patch
+    if answer.patch:
+        assert inject(after, "shop", relay, (a_subscription(),), IMAGE) == Injection(Outcome.NOT_ASKED)
+    for field in ("containers", "initContainers", "volumes", "imagePullSecrets"):
+        had, has = before["spec"].get(field) or [], after["spec"].get(field) or []
+        assert [each for each in has if each in had] == had
+        assert len({each["name"] for each in has}) == len(has)

@@ -1,0 +1,204 @@
+"""What is remembered about children and resources: what is in the way, for a while; what is gone, not at all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from mailboat_operator.children.config import Configuration
+from mailboat_operator.desired import CHILD_KINDS, desired
+from mailboat_operator.fleet import Fleet, Handed, Patience
+from mailboat_operator.keeping import Keeper
+from mailboat_operator.kube import (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    DISRUPTION_BUDGET,
+    RELAY,
+    SERVICE,
+    SUBSCRIPTION,
+    ApiUnavailable,
+    Forbidden,
+    Invalid,
+    Kube,
+    NotFound,
+    Throttled,
+)
+from mailboat_operator.metrics import Metrics
+from mailboat_operator.podspec import RelayImage
+from mailboat_operator.reconcile import Reconciler
+from mailboat_operator.relays import RelayClient
+from mailboat_operator.reporting import Reporter
+from mailboat_operator.world import World
+from mailboat_spec import OutboxRelay
+
+IMAGE = RelayImage("mailboat-relay:1")
+KEY = ("shop", "orders")
+
+
+class Server(Kube):
+    """As much of an API server as is needed: takes everything, but for what a test refuses."""
+
+    def __init__(self):
+        self.refuses: dict[Any, Exception] = {}
+        self.applied: Counter[Any] = Counter()
+        self.theirs: dict[Any, Any] = {}
+        self.statuses: list[Any] = []
+        self._version = 100
+
+    async def get(self, kind, namespace, name):
+        if kind in self.theirs:
+            return self.theirs[kind]
+        raise NotFound(name)
+
+    async def apply(self, kind, body):
+        self.applied[kind] += 1
+        if kind in self.refuses:
+            raise self.refuses[kind]
+        return self._taken(body)
+
+    async def create(self, kind, body, *, dry_run=False):
+        return self._taken(body)
+
+    async def patch_status(self, kind, namespace, name, status):
+        self.statuses.append(status)
+        return self._taken(relay() if kind == RELAY else subscription(name))
+
+    def _taken(self, body):
+        self._version += 1
+        metadata = {"uid": f"u-{body['kind']}", **body["metadata"], "resourceVersion": str(self._version)}
+        return {**body, "metadata": metadata}
+
+
+class Keys:
+    def public_keys(self):
+        return "keys"
+
+    def token(self, audience, method, path, body):
+        return "token"
+
+
+def relay(**spec: Any) -> dict[str, Any]:
+    metadata = {"name": "orders", "namespace": "shop", "uid": "u-orders", "generation": 1, "resourceVersion": "1"}
+    spec = {"database": {"urlSecretRef": {"name": "orders-db", "key": "url"}}, **spec}
+    return {"apiVersion": "mailboat.dev/v1alpha1", "kind": "OutboxRelay", "metadata": metadata, "spec": spec}
+
+
+def subscription(name: str = "out") -> dict[str, Any]:
+    metadata = {"name": name, "namespace": "shop", "uid": f"u-{name}", "generation": 1, "resourceVersion": "1"}
+    spec = {"relayRef": {"name": "orders"}, "sink": {"log": {}}}
+    return {"apiVersion": "mailboat.dev/v1alpha1", "kind": "EventSubscription", "metadata": metadata, "spec": spec}
+
+
+def wanted(model: OutboxRelay) -> dict[Any, Any]:
+    return desired(model, [], Configuration(1, "x"), "keys", IMAGE)
+
+
+@pytest.mark.parametrize("error", [Invalid("no such field"), Forbidden("a policy")], ids=["refused", "forbidden"])
+async def test_what_was_refused_is_not_tried_again_at_once_unless_it_changes(error):
+    server, now = Server(), [0.0]
+    keeper = Keeper(server, World(), Metrics(CollectorRegistry()), patience=30, clock=lambda: now[0])
+    server.refuses[DEPLOYMENT] = error
+    model = OutboxRelay.model_validate(relay())
+    for _ in range(5):
+        now[0] += 4
+        kept = await keeper.keep(model, wanted(model))
+        assert kept.obstructed == {DEPLOYMENT}
+        assert [*kept.refused, *kept.forbidden] == [str(error)]
+    assert server.applied[DEPLOYMENT] == 1
+    assert server.applied[DISRUPTION_BUDGET] >= 1, "one child keeps no other from being kept"
+    changed = OutboxRelay.model_validate(relay(replicas=5))
+    await keeper.keep(changed, wanted(changed))
+    assert server.applied[DEPLOYMENT] == 2, "what is changed is tried at once"
+    now[0] += 30
+    del server.refuses[DEPLOYMENT]
+    kept = await keeper.keep(changed, wanted(changed))
+    assert (server.applied[DEPLOYMENT], kept.obstructed) == (3, set())
+
+
+async def test_a_name_that_is_taken_is_looked_at_again_when_it_may_be_free():
+    server, now = Server(), [0.0]
+    keeper = Keeper(server, World(), Metrics(CollectorRegistry()), patience=30, clock=lambda: now[0])
+    server.theirs[SERVICE] = {"metadata": {"name": "orders-relay", "uid": "theirs"}}
+    model = OutboxRelay.model_validate(relay())
+    assert (await keeper.keep(model, wanted(model))).taken == ["Service"]
+    server.theirs.clear()
+    assert (await keeper.keep(model, wanted(model))).taken == ["Service"]
+    now[0] += 30
+    assert (await keeper.keep(model, wanted(model))).taken == []
+    assert server.applied[SERVICE] == 1
+
+
+async def test_nothing_is_remembered_about_what_was_deleted():
+    server, world, registry = Server(), World(), CollectorRegistry()
+    metrics = Metrics(registry)
+    keeper, reporter = Keeper(server, world, metrics), Reporter(server, world, metrics, "test")
+    fleet = Fleet(RelayClient(Keys()), metrics, Patience())  # there are no pods to be asked
+    reconciler = Reconciler(world, keeper, fleet, reporter, metrics, Keys(), IMAGE, 5.0)
+    world.saw(RELAY, relay())
+    world.saw(SUBSCRIPTION, subscription())
+    server.refuses[DISRUPTION_BUDGET] = Forbidden("a policy")
+    await reconciler.reconcile(KEY)
+
+    def lag():
+        return registry.get_sample_value(
+            "mailboat_operator_subscription_lag", {"namespace": "shop", "subscription": "out"}
+        )
+
+    def remembered():
+        memories = (reporter._written, reconciler._tally._total, reconciler._tally._last, fleet._relays)
+        return [len(each) for each in (*memories, keeper._applied, keeper._obstacles)]
+
+    assert lag() == 0
+    assert remembered() == [2, 1, 1, 1, len(CHILD_KINDS) - 1, 1]
+    world.lost(SUBSCRIPTION, {**subscription(), "metadata": {**subscription()["metadata"], "resourceVersion": "900"}})
+    world.lost(RELAY, {**relay(), "metadata": {**relay()["metadata"], "resourceVersion": "901"}})
+    await reconciler.reconcile(KEY)
+    assert lag() is None
+    assert remembered() == [0] * 6
+
+
+async def test_relays_that_run_are_told_though_a_child_is_forbidden():
+    server, world, metrics = Server(), World(), Metrics(CollectorRegistry())
+    told = []
+
+    class Recorder(Fleet):
+        async def configure(self, key, pods, answers, configuration):
+            told.append(configuration.version)
+            return Handed()
+
+    fleet = Recorder(RelayClient(Keys()), metrics, Patience())
+    keeper, reporter = Keeper(server, world, metrics), Reporter(server, world, metrics, "test")
+    reconciler = Reconciler(world, keeper, fleet, reporter, metrics, Keys(), IMAGE, 5.0)
+    world.saw(RELAY, relay())
+    server.refuses[DISRUPTION_BUDGET] = Forbidden("a policy")
+    await reconciler.reconcile(KEY)
+    assert len(told) == 1
+    server.refuses[CONFIG_MAP] = Forbidden("a quota")
+    world.saw(SUBSCRIPTION, subscription())
+    await reconciler.reconcile(KEY)
+    assert len(told) == 1, "not before it is in the ConfigMap, where a relay that restarts finds it"
+
+
+@pytest.mark.parametrize(("error", "told"), [(ApiUnavailable("500"), True), (Throttled("429"), False)])
+async def test_a_look_that_can_not_be_finished_is_told_once_it_lasts_unless_the_server_wants_quiet(error, told):
+    server, world, metrics = Server(), World(), Metrics(CollectorRegistry())
+    fleet = Fleet(RelayClient(Keys()), metrics, Patience())
+    keeper, reporter = Keeper(server, world, metrics), Reporter(server, world, metrics, "test")
+    reconciler = Reconciler(world, keeper, fleet, reporter, metrics, Keys(), IMAGE, 5.0)
+    world.saw(RELAY, relay())
+    server.refuses[SERVICE] = error
+    for attempt in range(1, 6):
+        with pytest.raises(type(error)):
+            await reconciler.reconcile(KEY)
+        assert bool(server.statuses) == (told and attempt == 5)
+    if told:
+        (ready,) = (each for each in server.statuses[-1]["conditions"] if each["type"] == "Ready")
+        assert (ready["status"], ready["reason"]) == ("False", "Progressing")
+        assert "500" in ready["message"]
+    del server.refuses[SERVICE]
+    await reconciler.reconcile(KEY)
+    (ready,) = (each for each in server.statuses[-1]["conditions"] if each["type"] == "Ready")
+    assert ready["reason"] == "Starting"

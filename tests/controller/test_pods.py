@@ -1,0 +1,91 @@
+"""A pod, from the operator's point of view: where its relay listens, and whether there is one at all."""
+
+from __future__ import annotations
+
+import pytest
+
+from mailboat_operator.children.deployment import deployment
+from mailboat_operator.injection import inject
+from mailboat_operator.pods import relay_pod
+from mailboat_operator.podspec import RelayImage, relay_labels
+from mailboat_spec import OutboxRelay
+
+IMAGE = RelayImage("mailboat-relay:1")
+RELAY = {"name": "mailboat-relay", "image": "mailboat-relay:1"}
+SIDECAR = {**RELAY, "restartPolicy": "Always"}
+SHOP = {"name": "shop", "image": "shop:1"}
+
+
+def pod(labels=None, annotations=None, **spec):
+    metadata = {"namespace": "shop", "name": "p", "uid": "u", "annotations": annotations or {}}
+    metadata["labels"] = labels or {"mailboat.dev/relay": "orders"}
+    return {"metadata": metadata, "spec": spec, "status": {"podIP": "10.0.0.1"}}
+
+
+@pytest.mark.parametrize(
+    ("found", "has_relay"),
+    [
+        (pod(relay_labels("orders"), containers=[RELAY]), True),
+        (pod(annotations={"mailboat.dev/injected": "x"}, containers=[SHOP], initContainers=[SIDECAR]), True),
+        (pod(containers=[{**SHOP, "name": "mailboat-relay"}]), False),
+        (pod(containers=[SHOP], initContainers=[SIDECAR]), False),
+        (pod(annotations={"mailboat.dev/injected": "x"}, containers=[SHOP]), False),
+    ],
+    ids=["of a Deployment", "injected", "a container of that name", "an init container of that name", "a copied note"],
+)
+def test_a_relay_is_what_we_put_there(found, has_relay):
+    read = relay_pod(found)
+    assert (read.has_relay, read.lacks_sidecar) == (has_relay, not has_relay)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "port"),
+    [
+        (None, 9808),
+        ("7000", 7000),
+        (" 7000 ", 7000),
+        ("00080", 80),
+        ("000080", 9808),
+        ("65536", 9808),
+        ("7" * 5000, 9808),
+    ],
+    ids=["none", "plain", "with spaces", "five digits", "six", "too high", "endless"],
+)
+def test_everybody_reads_the_same_port(annotation, port):
+    annotations = {} if annotation is None else {"mailboat.dev/port": annotation}
+    assert relay_pod(pod(annotations=annotations)).address == f"10.0.0.1:{port}"
+
+    spec = {"database": {"url": "postgresql://db/x"}, "template": {"annotations": annotations}}
+    manifest = {"metadata": {"namespace": "shop", "name": "orders", "uid": "1", "generation": 1}, "spec": spec}
+    template = deployment(OutboxRelay.model_validate(manifest), IMAGE, [])["spec"]["template"]
+    assert template["spec"]["containers"][0]["ports"][0]["containerPort"] == port
+
+    sidecars = {**manifest, "apiVersion": "mailboat.dev/v1alpha1", "kind": "OutboxRelay"}
+    sidecars["spec"] = {"database": spec["database"], "runtime": "Sidecar"}
+    answer = inject(pod(annotations=annotations, containers=[SHOP]), "shop", sidecars, (), IMAGE)
+    assert answer.sidecar is not None
+    assert answer.sidecar.container["ports"][0]["containerPort"] == port
+
+
+def test_what_keeps_a_relay_from_starting_is_read_from_its_pod():
+    def trouble(container="containerStatuses", waiting=None, conditions=()):
+        status = {
+            "conditions": list(conditions),
+            container: [{"name": "mailboat-relay", "state": {"waiting": waiting}}],
+        }
+        spec = {"containers": [{"name": "mailboat-relay", "image": "relay:1"}]}
+        metadata = {"namespace": "shop", "name": "a", "uid": "u", "labels": {}}
+        return relay_pod({"metadata": metadata, "spec": spec, "status": status}).trouble
+
+    assert trouble() == trouble(waiting={"reason": "ContainerCreating"}) == ""
+    pending = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "0/3 nodes are available",
+    }
+    assert trouble(conditions=[pending]) == "can't be scheduled (Unschedulable: 0/3 nodes are available)"
+    pulls = [trouble(waiting={"reason": each, "message": each}) for each in ("ErrImagePull", "ImagePullBackOff")]
+    assert pulls == ["the image relay:1 can't be pulled"] * 2
+    bad = {"reason": "CreateContainerConfigError", "message": "runAsNonRoot"}
+    assert trouble("initContainerStatuses", bad) == "can't start (CreateContainerConfigError: runAsNonRoot)"

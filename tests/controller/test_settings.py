@@ -1,0 +1,136 @@
+"""Settings: what a person may write, and what is said when it is wrong."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from mailboat_operator import logs
+from mailboat_operator.settings import (
+    Address,
+    LogFormat,
+    SettingsError,
+    WebhookCerts,
+    all_settings,
+    read_settings,
+)
+
+NEEDED = {"operator_namespace": "mailboat-system", "relay_image": "mailboat-relay:1"}
+
+
+def test_two_settings_are_enough() -> None:
+    settings = read_settings(NEEDED)
+    assert settings.webhook_certs is WebhookCerts.SELF
+    assert settings.namespaces == ()
+    assert settings.status_interval.seconds == 5
+
+
+def test_every_setting_has_a_flag_a_variable_and_a_help_of_its_own() -> None:
+    settings = list(all_settings())
+    flags = [each.flag for each in settings]
+    variables = [name for each in settings for name in each.environment]
+    assert len(set(flags)) == len(flags)
+    assert len(set(variables)) == len(variables)
+    assert all(each.help.endswith(".") for each in settings)
+    assert all(each.required or "Default:" in each.help or "for --webhook-certs" in each.help for each in settings)
+
+
+def test_all_that_is_wrong_is_said_at_once_by_the_names_that_were_written() -> None:
+    given = {"status_interval": "5", "webhook_certs": "slef", "namespaces": ("Shop!",), "relay_image": "a b"}
+    with pytest.raises(SettingsError) as refused:
+        read_settings(given)
+    lines = str(refused.value).splitlines()
+    assert [line.split(":")[0] for line in lines] == [
+        "--namespace",
+        "--operator-namespace",
+        "--relay-image",
+        "--status-interval",
+        "--webhook-certs",
+    ]
+    assert "$POD_NAMESPACE" in lines[1]
+    assert 'write "5s"' in lines[3]
+    assert "self, external, off" in lines[4]
+
+
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        ({"webhook_certs": "external"}, "needs --cert-dir"),
+        ({"cert_dir": "certificates"}, "add that or remove it"),
+        ({"webhook_listen": "9443"}, 'write ":9443"'),
+        ({"health_listen": ":70000"}, 'write ":9443"'),
+        ({"log_level": "loud"}, "debug, info, warning, error"),
+        ({"status_interval": "10ms"}, "between 1s and 1h"),
+        ({"webhook_hosts": ("no host",)}, "neither a host name nor an IP address"),
+        ({"identity": "me and you"}, "is no identity"),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_what_to_do(given: dict[str, object], remedy: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        read_settings({**NEEDED, **given})
+    assert remedy in str(refused.value)
+
+
+def test_the_certificate_is_for_the_service_and_for_further_hosts() -> None:
+    settings = read_settings({**NEEDED, "webhook_service": "hook", "webhook_hosts": ("127.0.0.1",)})
+    assert settings.certificate_names == (
+        "hook.mailboat-system.svc",
+        "hook.mailboat-system.svc.cluster.local",
+        "hook.mailboat-system",
+        "hook",
+        "127.0.0.1",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [(":9443", None, 9443), ("127.0.0.1:0", "127.0.0.1", 0), ("[::1]:80", "::1", 80)],
+)
+def test_addresses_are_read_and_written_alike(text: str, host: str | None, port: int) -> None:
+    address = Address.parse(text)
+    assert (address.host, address.port, str(address)) == (host, port, text)
+
+
+# ---- log lines ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lines() -> Iterator[io.StringIO]:
+    root, own = logging.getLogger(), logging.getLogger("mailboat_operator")
+    before = root.level, own.level
+    stream = io.StringIO()
+    logs.configure("info", LogFormat.JSON, stream)
+    yield stream
+    root.handlers = [each for each in root.handlers if not isinstance(each, logs._Lines)]
+    root.setLevel(before[0])
+    own.setLevel(before[1])
+
+
+def test_a_line_is_a_sentence_and_its_fields(lines: io.StringIO) -> None:
+    logging.getLogger("mailboat_operator.leader").info("Leading.", extra={"lease": "mailboat-operator"})
+    line = json.loads(lines.getvalue())
+    assert (line["level"], line["message"], line["lease"]) == ("info", "Leading.", "mailboat-operator")
+    assert line["time"].endswith("Z")
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "Authorization: Bearer abcdefghijklmnopqrstuvwxyz",
+        "eyJhbGciOiJFZERTQSJ9.eyJhdWQiOiJ4In0.abcdefghijklmnopqrstuvwxyz",
+        "-----BEGIN PRIVATE KEY-----\nabcdefghijklmnopqrstuvwxyz\n-----END PRIVATE KEY-----\n",
+        "postgresql://shop:abcdefghijklmnopqrstuvwxyz@db/shop",
+    ],
+)
+def test_no_line_holds_a_secret(lines: io.StringIO, secret: str) -> None:
+    log = logging.getLogger("mailboat_operator")
+    try:
+        raise RuntimeError(secret)
+    except RuntimeError:
+        log.exception("It failed: %s", secret, extra={"header": secret, "more": {"deep": [secret]}})
+    assert "It failed" in lines.getvalue()
+    assert "abcdefghijklmnopqrstuvwxyz" not in lines.getvalue()

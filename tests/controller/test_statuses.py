@@ -1,0 +1,393 @@
+"""What a status says: made from relays' words, the same for the same words, with the time of the last change."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mailboat_operator.counting import Count, Tally
+from mailboat_operator.pods import RelayPod
+from mailboat_operator.reports import Answer, Report, read_report
+from mailboat_operator.statuses.conditions import news
+from mailboat_operator.statuses.of_relay import RelayFacts, relay_status
+from mailboat_operator.statuses.of_subscription import SubscriptionFacts, subscription_status
+from mailboat_operator.statuses.patching import status_patch
+from mailboat_spec import EventSubscription, EventSubscriptionStatus, OutboxRelay, OutboxRelayStatus
+
+NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
+NAME, RELAY = "shop/out", "shop/orders"
+
+
+def subscription(**spec):
+    body = {"relayRef": {"name": "orders"}, "partitions": 2, "sink": {"log": {}}, **spec}
+    return EventSubscription.model_validate({"metadata": {"name": "out", "namespace": "shop"}, "spec": body})
+
+
+def owned(number, **words):
+    return {"partition": number, "lag": 0, **words}
+
+
+def answer(pod="a", partitions=(), *, relay=None, config=None, **words):
+    said = {"name": NAME, "owned": list(partitions), **words}
+    whole = {"name": RELAY, "databaseReachable": True, "schemaReady": True, "subscriptions": [said], **(relay or {})}
+    return Answer(pod, Report.model_validate({"relays": [whole], "config": config or {}}))
+
+
+BOTH = (answer("a", [owned(0)]), answer("b", [owned(1)]))
+FACTS = SubscriptionFacts(
+    name=NAME, generation=3, before={}, subscription=subscription(), relay=RELAY, relay_exists=True, problem="",
+    answers=BOTH, lacking=(), published=7,
+)  # fmt: skip
+
+
+def conditions(status):
+    return {each["type"]: (each["status"], each["reason"]) for each in status["conditions"]}
+
+
+def test_all_is_well():
+    status = subscription_status(FACTS, NOW)
+    assert conditions(status) == {
+        "Ready": ("True", "Delivering"),
+        "SinkReachable": ("True", "Reachable"),
+        "Assigned": ("True", "AllAssigned"),
+        "Paused": ("False", "Running"),
+        "KeysBlocked": ("False", "NothingBlocked"),
+        "SecretsMounted": ("True", "UpToDate"),
+    }
+    assert [(each["partition"], each["pod"]) for each in status["assignments"]] == [(0, "a"), (1, "b")]
+    assert (status["sink"], status["published"], status["observedGeneration"]) == ("log", 7, 3)
+    ready = EventSubscriptionStatus.model_validate(status).condition("Ready")
+    assert ready is not None
+    assert ready.status == "True"
+
+
+NO_TABLES = {
+    "databaseReachable": False,
+    "schemaReady": False,
+    "message": "a table is missing",
+    "reason": "SchemaMismatch",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "ready", "progress"),
+    [
+        ({"problem": "spec.sink: no"}, ("False", "InvalidSpec"), "Stalled"),
+        ({"relay_exists": False, "answers": ()}, ("False", "RelayNotFound"), "Stalled"),
+        ({"answers": ()}, ("False", "NotEnoughRelays"), "Reconciling"),
+        ({"answers": (Answer("a", None, "no route"),)}, ("Unknown", "Starting"), "Reconciling"),
+        ({"answers": (answer(name="shop/other"),)}, ("False", "Progressing"), "Reconciling"),
+        ({"answers": (answer(relay={"databaseReachable": False}),)}, ("False", "DatabaseUnreachable"), None),
+        ({"answers": BOTH[:1]}, ("False", "PartitionsWithoutOwner"), "Reconciling"),
+        ({"answers": (answer("a", [owned(0), owned(1)], sinkReachable=False),)}, ("False", "SinkUnavailable"), None),
+        (
+            {"answers": (answer(state="Failed", lastError="secret x was not found", reason="SecretNotFound"),)},
+            ("False", "SecretNotFound"),
+            "Stalled",
+        ),
+        ({"answers": (answer(state="Failed", lastError="no such sink"),)}, ("False", "SinkNotSupported"), "Stalled"),
+        ({"subscription": subscription(state="Paused")}, ("True", "PausedBySpec"), None),
+        ({"answers": (answer("a", [owned(0), owned(1)], state="Paused"),)}, ("False", "PausedByCommand"), None),
+    ],
+)
+def test_why_it_is_not_ready_and_whether_it_will_be(changes, ready, progress):
+    found = conditions(subscription_status(replace(FACTS, **changes), NOW))
+    assert found["Ready"] == ready
+    assert {"Stalled", "Reconciling"} & set(found) == ({progress} if progress else set())
+
+
+def test_numbers_are_added_up_over_relays():
+    answers = (
+        answer("a", [owned(0, lag=70, oldestAge=61.0, parked=1)], rate=10.4, dead=2, lastError="refused"),
+        answer("b", [owned(1, lag=64, lagBounded=True)], rate=10.4, dead=2),
+    )
+    status = subscription_status(replace(FACTS, answers=answers), NOW)
+    assert (status["lag"], status["lagDisplay"], status["oldestAge"]) == (130, "130+", "1m")
+    assert (status["parked"], status["dead"], status["rate"], status["lastError"]) == (1, 2, 21.0, "refused")
+    assert status["assignments"][0] == {"partition": 0, "pod": "a", "lag": 70, "oldestAge": "1m"}
+
+
+def test_what_was_known_last_stays_while_nobody_answers():
+    before = subscription_status(replace(FACTS, answers=(answer("a", [owned(0, lag=9)]), BOTH[1])), NOW)
+    status = subscription_status(replace(FACTS, before=before, answers=(Answer("a", None, "away"),)), NOW)
+    assert (status["lag"], status["assignments"]) == (9, before["assignments"])
+
+
+def test_an_owner_that_the_store_names_counts_if_it_is_there():
+    answers = (answer("a", [owned(0)], owners={"0": "a", "1": "b"}), Answer("b", None, "slow"))
+    assert conditions(subscription_status(replace(FACTS, answers=answers), NOW))["Assigned"][0] == "True"
+    assert conditions(subscription_status(replace(FACTS, answers=answers[:1]), NOW))["Assigned"][0] == "False"
+
+
+def test_the_same_words_make_the_same_status_and_no_patch():
+    first = subscription_status(FACTS, NOW)
+    later = subscription_status(replace(FACTS, before=first), NOW + timedelta(hours=1))
+    assert later == first
+    assert status_patch(first, later, only_counters_may=True) is None
+
+
+def test_the_time_of_a_condition_is_that_of_its_last_change():
+    first = subscription_status(FACTS, NOW)
+    away = replace(FACTS, before=first, answers=(answer("a", [owned(0), owned(1)], sinkReachable=False),))
+    second = subscription_status(away, NOW + timedelta(hours=1))
+    times = {each["type"]: each["lastTransitionTime"] for each in second["conditions"]}
+    assert (times["Ready"], times["Assigned"]) == ("2026-01-31T13:00:00Z", "2026-01-31T12:00:00Z")
+
+
+def test_counters_alone_are_no_reason_to_write_every_time():
+    before = {"published": 1, "rate": 1.0, "lag": 0}
+    assert status_patch(before, {"published": 2, "rate": 2.0, "lag": 0}, only_counters_may=False) is None
+    assert status_patch(before, {"published": 2, "rate": 1.0, "lag": 0}, only_counters_may=True) == {"published": 2}
+    assert status_patch(before, {"published": 2, "rate": 1.0}, only_counters_may=False) == {"published": 2, "lag": None}
+
+
+def test_news_is_what_changed():
+    well = subscription_status(FACTS, NOW)["conditions"]
+    away = replace(FACTS, answers=(answer("a", [owned(0), owned(1)], sinkReachable=False),))
+    ill = subscription_status(away, NOW)["conditions"]
+    assert [(item.warning, item.reason) for item in news((), well)] == [(False, "Delivering")]
+    assert news(well, well) == []
+    assert {(item.warning, item.reason) for item in news(well, ill)} == {(True, "SinkUnavailable")}
+    assert (False, "Delivering") in {(item.warning, item.reason) for item in news(ill, well)}
+
+
+def test_the_steps_of_a_start_are_no_news_but_falling_back_to_them_is():
+    stages = [
+        subscription_status(replace(FACTS, answers=answers), NOW)["conditions"]
+        for answers in ((), (Answer("a", None, "no answer"),), (answer("a", [owned(0)]),), FACTS.answers)
+    ]
+    assert [each["reason"] for stage in stages for each in stage if each["type"] == "Ready"] == [
+        "NotEnoughRelays",
+        "Starting",
+        "PartitionsWithoutOwner",
+        "Delivering",
+    ]
+    told = [news(before, after) for before, after in itertools.pairwise([(), *stages])]
+    assert [[item.reason for item in items] for items in told] == [[], [], [], ["Delivering"]]
+    well = stages[-1]
+    for number, reason in enumerate(["NotEnoughRelays", "Starting", "PartitionsWithoutOwner"]):
+        assert [item.reason for item in news(well, stages[number])] == [reason]
+        assert [item.reason for item in news(stages[number], well)] == ["Delivering"]
+
+
+# ---- the relay ----------------------------------------------------------------------------------------------------
+
+
+def pod(name, **changes):
+    plain = RelayPod(
+        "shop", name, f"uid-{name}", "", "10.0.0.1:9808", True, True, False, False, False, True, frozenset()
+    )
+    return replace(plain, **changes)
+
+
+def relay(**spec):
+    body = {"database": {"url": "postgresql://db/orders"}, **spec}
+    return OutboxRelay.model_validate({"metadata": {"name": "orders", "namespace": "shop"}, "spec": body})
+
+
+REFUSES = Answer("a", Report.model_validate({"relays": [], "config": {"error": "spec.urgency: no such field"}}))
+"""It has never had a configuration that it could use."""
+
+RELAY_FACTS = RelayFacts(
+    name=RELAY, generation=1, before={}, relay=relay(), problem="", taken="", refused="", forbidden="", held="",
+    uncreated="", stuck="", pods=(pod("a"), pod("b")), answers=BOTH, subscriptions=1, lacking=(), selector="x=y",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "ready"),
+    [
+        ({}, ("True", "Available")),
+        ({"relay": None, "problem": "spec: no"}, ("False", "InvalidSpec")),
+        ({"taken": "Service x exists"}, ("False", "NameTaken")),
+        ({"refused": "422"}, ("False", "InvalidSpec")),
+        ({"forbidden": "quota"}, ("False", "Forbidden")),
+        ({"held": "a form is lost"}, ("False", "ConfigurationHeld")),
+        ({"stuck": "still there"}, ("False", "Progressing")),
+        ({"relay": relay(replicas=0), "pods": (), "answers": ()}, ("True", "Available")),
+        ({"pods": (), "answers": ()}, ("False", "Starting")),
+        ({"relay": relay(runtime="Sidecar"), "pods": (), "answers": ()}, ("False", "NotEnoughRelays")),
+        ({"answers": (Answer("a", None, "away"), Answer("b", None, "away"))}, ("False", "Starting")),
+        ({"pods": (pod("a"), pod("b", ready=False))}, ("False", "NotEnoughRelays")),
+        ({"pods": (pod("a"), pod("b", terminating=True))}, ("False", "NotEnoughRelays")),
+        ({"answers": (answer(config={"error": "too new"}),)}, ("False", "InvalidSpec")),
+        ({"answers": (REFUSES, REFUSES)}, ("False", "InvalidSpec")),
+        (
+            {
+                "answers": (
+                    answer(
+                        relay={
+                            "databaseReachable": False,
+                            "message": "run mailboat rebase",
+                            "reason": "ForeignDatabase",
+                        }
+                    ),
+                )
+            },
+            ("False", "ForeignDatabase"),
+        ),
+        (
+            {"answers": (answer(relay=NO_TABLES),)},
+            ("False", "SchemaMismatch"),
+        ),
+        (
+            {"answers": (answer(relay={"schemaReady": False, "message": "table is missing"}),)},
+            ("False", "SchemaMismatch"),
+        ),
+        ({"answers": (answer(relay={"partitionsAheadDays": 2.0}),)}, ("True", "Available")),
+    ],
+)
+def test_how_a_relay_is_doing(changes, ready):
+    status = relay_status(replace(RELAY_FACTS, **changes), NOW)
+    assert conditions(status)["Ready"] == ready
+    assert OutboxRelayStatus.model_validate(status).selector == "x=y"
+
+
+def test_a_relay_that_misses_tables_has_reached_the_database():
+    found = conditions(relay_status(replace(RELAY_FACTS, answers=(answer(relay=NO_TABLES),)), NOW))
+    assert found["DatabaseReachable"] == ("True", "Reachable")
+    assert found["SchemaReady"] == ("False", "SchemaMismatch")
+
+
+def test_ready_out_of_wanted_is_what_kubectl_prints():
+    facts = replace(RELAY_FACTS, pods=(pod("a"), pod("b", ready=False)))
+    assert relay_status(facts, NOW)["replicasDisplay"] == "1/2"
+    sidecars = replace(facts, relay=relay(runtime="Sidecar"), pods=(pod("a", own=False),), answers=(answer("a"),))
+    assert relay_status(sidecars, NOW)["replicasDisplay"] == "1/1"
+
+
+def test_partitions_that_run_out_and_retention_that_waits_are_conditions_of_their_own():
+    words = {"partitionsAheadDays": 2.0, "retentionBlocked": "shop/out has not delivered"}
+    found = conditions(relay_status(replace(RELAY_FACTS, answers=(answer(relay=words),)), NOW))
+    assert found["SchemaReady"] == ("False", "PartitionsRunOut")
+    assert found["RetentionBlocked"] == ("True", "UndeliveredEvents")
+
+
+def test_why_partitions_run_out_is_told_where_a_relay_knows():
+    words = {"partitionsAheadDays": 2.0, "message": "Upkeep of the outbox failed: a table is in the way"}
+    status = relay_status(replace(RELAY_FACTS, answers=(answer(relay=words),)), NOW)
+    (condition,) = (each for each in status["conditions"] if each["type"] == "SchemaReady")
+    assert "without them writes fail. Upkeep of the outbox failed: a table is in the way" in condition["message"]
+
+
+def test_pods_that_ask_for_a_sidecar_and_have_none_are_named():
+    pods = (
+        pod("with", own=False),
+        pod("without", own=False, has_relay=False),
+        pod("not-wanted", own=False, has_relay=False, opted_out=True),
+        pod("done", own=False, has_relay=False, finished=True),
+    )
+    facts = replace(RELAY_FACTS, relay=relay(runtime="Sidecar"), pods=pods, answers=(answer("with"),))
+    status = relay_status(facts, NOW)
+    (condition,) = (each for each in status["conditions"] if each["type"] == "SidecarsInjected")
+    assert (condition["status"], "restart without. If" in condition["message"]) == ("False", True)
+    assert (status["replicas"], status["readyReplicas"]) == (1, 1)
+
+
+# ---- reading and counting -----------------------------------------------------------------------------------------
+
+
+@given(st.recursive(st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
+def test_whatever_a_pod_answers_is_a_report_or_none(document):
+    assert read_report(document) is None or isinstance(read_report(document), Report)
+
+
+def test_a_report_of_another_version_is_read_as_far_as_it_goes():
+    report = read_report({"relays": [{"name": RELAY, "news": 1, "subscriptions": [{"name": NAME}]}], "more": {}})
+    assert report is not None
+    (relay,) = report.relays
+    assert [each.state for each in relay.subscriptions] == ["Running"]
+
+
+def test_published_events_are_counted_over_restarts_of_relays_and_operators():
+    tally, asked = Tally(), {"a", "b"}
+    assert tally.count("s", 0, {"a": Count(10, False)}, asked) == 10
+    assert tally.count("s", 10, {"a": Count(15, False)}, asked) == 15
+    assert tally.count("s", 15, {"a": Count(2, False)}, asked) == 17, "a new process"
+    assert tally.count("s", 17, {"a": Count(2, False), "b": Count(5, True)}, asked) == 22, "a new pod"
+    later = Tally()
+    assert later.count("s", 22, {"a": Count(2, False), "b": Count(6, False)}, asked) == 22, "may be counted already"
+    assert later.count("s", 22, {"a": Count(3, False), "b": Count(6, False)}, asked) == 23
+
+
+def test_pods_that_are_gone_are_forgotten_and_nothing_is_counted_twice():
+    tally = Tally()
+    for number in range(100):
+        made = f"2026-01-31T12:{number // 60:02}:{number % 60:02}Z"
+        assert tally.count("s", 0, {f"pod-{number}": Count(3, True, made)}, {f"pod-{number}"}) == 3 * (number + 1)
+    assert len(tally._last["s"]) == 1
+    assert tally.count("s", 0, {}, {"pod-99"}) == 300, "it does not answer at present"
+    assert tally.count("s", 0, {"pod-99": Count(5, True, made)}, {"pod-99"}) == 302
+    assert tally.count("s", 0, {}, set()) == 302, "its label is taken off"
+    assert tally.count("s", 0, {"pod-99": Count(5, True, made)}, {"pod-99"}) == 302, "and put on again"
+    assert tally.count("s", 0, {"pod-99": Count(6, True, made)}, {"pod-99"}) == 303
+
+
+def test_pods_that_lack_a_secret_are_named_in_the_same_words_on_both_kinds():
+    lacking = [pod(f"shop-{number}", own=False) for number in range(7)]
+    said = []
+    for status in (
+        subscription_status(replace(FACTS, lacking=lacking), NOW),
+        relay_status(replace(RELAY_FACTS, lacking=lacking), NOW),
+    ):
+        said += [each["message"] for each in status["conditions"] if each["type"] == "SecretsMounted"]
+    assert said[0] == said[1]
+    assert said[0].endswith("restart shop-0, shop-1, shop-2, shop-3, shop-4 and 2 more.")
+
+
+def test_pods_of_our_own_that_lack_a_secret_are_replaced_by_nobody_but_us():
+    lacking = [pod("orders-relay-a")]
+    for status in (
+        subscription_status(replace(FACTS, lacking=lacking), NOW),
+        relay_status(replace(RELAY_FACTS, lacking=lacking), NOW),
+    ):
+        (mounted,) = (each for each in status["conditions"] if each["type"] == "SecretsMounted")
+        assert (mounted["status"], mounted["reason"]) == ("False", "Progressing")
+        assert "being replaced: orders-relay-a" in mounted["message"]
+        assert "restart" not in mounted["message"]
+        well = [{**mounted, "status": "True", "reason": "UpToDate"}]
+        assert [item.warning for item in news(well, [mounted])] == [False]
+
+
+def test_what_keeps_pods_from_starting_is_told_in_kubernetes_words():
+    silent = (Answer("a", None, "has no address yet"),)
+    for changes, words in (
+        ({"pods": (), "answers": (), "uncreated": "pods is forbidden: exceeded quota"}, "exceeded quota"),
+        ({"pods": (pod("a", trouble="can't be scheduled (x)"),), "answers": silent}, "a can't be scheduled (x)"),
+        ({"pods": (pod("a"), pod("b", ready=False, trouble="the image x can't be pulled"))}, "b the image x can't"),
+    ):
+        (ready,) = (
+            each for each in relay_status(replace(RELAY_FACTS, **changes), NOW)["conditions"] if each["type"] == "Ready"
+        )
+        assert words in ready["message"]
+
+
+def test_what_the_api_server_forbids_is_a_warning():
+    after = relay_status(replace(RELAY_FACTS, forbidden="exceeded quota"), NOW)["conditions"]
+    assert [(item.warning, item.reason) for item in news((), after) if "quota" in item.message] == [(True, "Forbidden")]
+    assert "Reconciling" not in {each["type"] for each in after}
+
+
+def test_what_is_between_the_operator_and_its_relays_is_named_when_none_answers():
+    silent = (Answer("a", None, "did not answer in time"),)
+    for status in (
+        subscription_status(replace(FACTS, answers=silent), NOW),
+        relay_status(replace(RELAY_FACTS, answers=silent), NOW),
+    ):
+        (ready,) = (each for each in status["conditions"] if each["type"] == "Ready")
+        assert "NetworkPolicy" in ready["message"]
+
+
+def test_no_password_in_a_relays_words_gets_into_a_status():
+    spilled = "connection to postgresql://relay:hunter2@db/orders failed"
+    answers = (answer("a", [owned(0), owned(1)], sinkReachable=False, lastError=spilled),)
+    assert "hunter2" not in repr(subscription_status(replace(FACTS, answers=answers), NOW))
+    unreachable = answer(relay={"databaseReachable": False, "message": spilled})
+    status = relay_status(replace(RELAY_FACTS, answers=(unreachable,)), NOW)
+    assert "hunter2" not in repr(status)
+    assert "failed" in repr(status)

@@ -1,0 +1,108 @@
+"""docs/messages.md against the encoder: the headers, in each format and spelling, and the messages that are shown."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mailboat.events import Event
+from mailboat.messages import Death, Encoder, dead_letter_message
+from mailboat.pump.parked import RELAY_DIED
+from mailboat.pump.unexpected import CANT_ENCODE
+from mailboat.sinks.kafka import KafkaSink
+from mailboat.sinks.pubsub import PubSubSink
+from mailboat_spec import Format
+from markdown import blocks, rows
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "messages.md").read_text(encoding="utf-8")
+SHOWN, DOCUMENT = map(json.loads, blocks(PAGE, "json"))
+EVENT = Event(
+    id=1,
+    event_id=SHOWN["event_id"],
+    type="order.placed",
+    aggregate_type="order",
+    aggregate_id="o-1",
+    key="o-1",
+    payload=SHOWN["value"].encode(),
+    content_type="application/json",
+    headers='{"tenant":"acme"}',
+    tags="{}",
+    traceparent=None,
+    created_at=SHOWN["headers"]["created_at"],
+    slot=0,
+)
+WHOLE = EVENT._replace(traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+BARE = EVENT._replace(aggregate_type=None, aggregate_id=None, key=None, headers=None)
+APPLICATION = {"tenant"}
+
+
+def encoder(format: Format, prefix: str = KafkaSink.traits.header_prefix) -> Encoder:
+    return Encoder(format, source="mailboat/shop/orders", header_prefix=prefix)
+
+
+def headers(event: Event, made_by: Encoder, *, replay: bool = False) -> set[str]:
+    message = made_by.encode(event, sequence=2, partition=4, generation=1, attempt=1, replay=replay)
+    return set(message.headers)
+
+
+def documented(format: Format, *marks: str) -> set[str]:
+    column = 1 + ["CloudEvents", "CloudEventsJson", "Raw"].index(format.value)
+    cells = [row[0] for row in rows(PAGE, "## Headers") if row[column] in marks]
+    return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+
+
+@pytest.mark.parametrize("format", list(Format))
+def test_the_headers_are_those_of_the_encoder(format: Format) -> None:
+    assert documented(format, "always") == headers(BARE, encoder(format))
+    assert documented(format, "always", "if any") == headers(WHOLE, encoder(format), replay=True) - APPLICATION
+
+
+@pytest.mark.parametrize("format", list(Format))
+def test_pubsub_spells_them_as_the_page_says(format: Format) -> None:
+    names = {re.sub("^ce_", "ce-", name) for name in documented(format, "always")}
+    assert names == headers(BARE, encoder(format, PubSubSink.traits.header_prefix))
+
+
+def test_the_message_that_is_shown_is_what_its_event_becomes() -> None:
+    message = encoder(Format.CLOUD_EVENTS).encode(EVENT, sequence=2, partition=4, generation=1, attempt=1)
+    assert SHOWN["headers"] == message.headers
+    assert SHOWN["key"] == message.key
+
+
+def test_the_document_that_is_shown_is_what_its_event_becomes() -> None:
+    message = encoder(Format.CLOUD_EVENTS_JSON).encode(EVENT, sequence=2, partition=4, generation=1, attempt=1)
+    assert message.value is not None
+    document: dict[str, Any] = json.loads(message.value)
+    assert document == DOCUMENT
+
+
+@pytest.mark.parametrize("format", list(Format))
+def test_the_headers_of_a_dead_letter_are_those_that_are_listed(format: Format) -> None:
+    made_by = encoder(format)
+    letter = dead_letter_message(
+        made_by, EVENT, Death("TooLarge", "the topic takes less", 1, "a", "b"),
+        topic="orders.dead", subscription="shop/orders", sequence=2, partition=4, generation=1,
+    )  # fmt: skip
+    listed = {name for cell, _ in rows(PAGE, "## Dead letters") for name in re.findall(r"`([^`]+)`", cell)}
+    usual = headers(EVENT, encoder(Format.RAW if format is Format.RAW else Format.CLOUD_EVENTS))
+    assert set(letter.headers) == listed | usual
+
+
+def test_the_reasons_of_death_are_those_of_the_code() -> None:
+    sources = [*(ROOT / "relay/mailboat/sinks").rglob("*.py"), ROOT / "relay/mailboat/messages.py"]
+    sources = [file for file in sources if file.name not in ("memory.py", "settings.py")]
+    found = {
+        word
+        for file in sources
+        for line in re.findall(
+            r"reason=(.*)|_refused\((?:.|\n)*?(\"[A-Z]\w+\")[,)\n]", file.read_text(encoding="utf-8")
+        )
+        for word in re.findall(r'"([A-Z]\w+)"', "".join(line))
+    }
+    (listed,) = (text for cell, text in rows(PAGE, "## Dead letters") if cell == "`mailboat-dead-reason`")
+    assert set(re.findall(r"`([A-Z]\w+)`", listed)) == found | {RELAY_DIED, CANT_ENCODE}

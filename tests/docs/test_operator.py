@@ -1,0 +1,46 @@
+"""docs/operator.md lists what the operator has: settings, exit codes, metrics."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from mailboat_operator import __main__ as command
+from mailboat_operator.metrics import Metrics
+from mailboat_operator.settings import all_settings
+from mailboat_operator.webhook import InjectionMetrics
+from markdown import rows
+
+PAGE = (Path(__file__).parents[2] / "docs" / "operator.md").read_text(encoding="utf-8")
+
+
+def test_the_settings_are_those_that_it_takes_in_its_own_words() -> None:
+    expected = [
+        [
+            f"`{setting.flag}`",
+            ", ".join(f"`{name}`" for name in setting.environment),
+            setting.help + (" Required." if setting.required else ""),
+        ]
+        for setting in all_settings()
+    ]
+    assert rows(PAGE, "\n## Settings") == expected
+
+
+def test_the_exit_codes_are_those_that_it_ends_with() -> None:
+    listed = re.findall(r"(\d) ", (command.__doc__ or "").partition("Exit codes:")[2])
+    assert [row[0] for row in rows(PAGE, "\n## Exit codes")] == listed
+    assert {str(command.WRONG_SETTINGS), str(command.NO_CLUSTER)} <= set(listed)
+
+
+def test_the_metrics_are_those_that_it_exposes_with_their_labels() -> None:
+    registry = CollectorRegistry()
+    owners = (Metrics(registry), InjectionMetrics(registry))
+    exposed = {
+        metric._name + ("_total" if metric._type == "counter" else ""): set(metric._labelnames)
+        for owner in owners
+        for metric in vars(owner).values()
+    }
+    listed = {row[0].strip("`"): set(re.findall(r"`(\w+)`", row[1])) for row in rows(PAGE, "\n## Metrics")}
+    assert listed == exposed

@@ -1,0 +1,48 @@
+"""The stories find in Postgres' log who made the shop wait, and only that."""
+
+from __future__ import annotations
+
+from lockwaits import waits_behind
+
+STARTING = "2026-01-01 00:00:00.000 UTC [1] LOG:  starting PostgreSQL 18.0 on x86_64"
+
+
+def connected(pid: int, name: str) -> str:
+    who = f"user=shop database=shop application_name={name}"
+    return f"2026-01-01 00:00:01.000 UTC [{pid}] LOG:  connection authorized: {who}"
+
+
+def waits(pid: int, *holders: int) -> list[str]:
+    held = (
+        f"Process holding the lock: {holders[0]}"
+        if len(holders) == 1
+        else f"Processes holding the lock: {holders[0]}, {holders[1]}"
+    )
+    prefix = f"2026-01-01 00:00:02.000 UTC [{pid}]"
+    return [
+        f"{prefix} LOG:  process {pid} still waiting for ShareLock on transaction 7 after 1000.1 ms",
+        f"{prefix} DETAIL:  {held}. Wait queue: {pid}.",
+    ]
+
+
+def test_a_writer_behind_a_relay_is_found():
+    [found] = waits_behind(
+        "mailboat", "shop", [STARTING, connected(20, "shop"), connected(30, "mailboat reader"), *waits(20, 30)]
+    )
+    assert "process 20 still waiting" in found
+    assert "behind mailboat reader" in found
+
+
+def test_one_of_several_who_hold_it_is_enough():
+    log = [connected(20, "shop"), connected(21, "shop"), connected(30, "mailboat main"), *waits(20, 21, 30)]
+    assert len(list(waits_behind("mailboat", "shop", log))) == 1
+
+
+def test_writers_behind_each_other_and_relays_behind_writers_are_none_of_it():
+    log = [connected(20, "shop"), connected(21, "shop"), connected(30, "mailboat main"), *waits(20, 21), *waits(30, 20)]
+    assert list(waits_behind("mailboat", "shop", log)) == []
+
+
+def test_a_new_server_numbers_its_processes_anew():
+    log = [connected(20, "shop"), connected(30, "mailboat main"), STARTING, connected(20, "shop"), *waits(20, 30)]
+    assert list(waits_behind("mailboat", "shop", log)) == []

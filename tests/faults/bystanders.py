@@ -1,0 +1,44 @@
+"""Somebody who works on a thread of their own while a test goes on."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Self
+
+
+class Bystander:
+    """Works for as long as its block lasts. What goes wrong there is told where the block ends, or sooner."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._ending = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name)
+
+    def work(self) -> None:
+        """Work until ``self._ending`` is set."""
+        raise NotImplementedError
+
+    def complain(self) -> None:
+        """Raises if it failed."""
+        if self._failure is not None:
+            raise AssertionError(f"{self.name} failed") from self._failure
+
+    def _run(self) -> None:
+        try:
+            self.work()
+        except BaseException as error:
+            self._failure = error
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ending.set()
+        self._thread.join(timeout=30)
+        if error is None:
+            self.complain()

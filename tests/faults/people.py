@@ -1,0 +1,46 @@
+"""What people do about events that were set aside, as the commands of the CLI do it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from mailboat.outbox import parkinglot
+from mailboat.outbox.deadletters import candidates, plan
+from mailboat.outbox.deadletters import replay as replay_dead
+from mailboat.outbox.interventions import Match
+from mailboat.outbox.link import Link
+from mailboat_harbor.postgres import Database
+
+OUTBOX = "mailboat.outbox"
+
+
+@asynccontextmanager
+async def _at(outbox: Database) -> AsyncIterator[Link]:
+    link = await Link.open(lambda: outbox.url, "people")
+    try:
+        yield link
+    finally:
+        await link.close()
+
+
+async def replay(outbox: Database, **match: Any) -> int:
+    """`mailboat dlq replay`; how many dead letters."""
+    async with _at(outbox) as link:
+        found = await candidates(link, Match(OUTBOX, **match), replayed=False, limit=None)
+        return await replay_dead(link, OUTBOX, plan(found).replay, again=False)
+
+
+async def retry(outbox: Database) -> int:
+    """`mailboat parked retry --all`; how many keys are tried again."""
+    async with _at(outbox) as link:
+        found = await parkinglot.list_parked(link, Match(OUTBOX), behind=True, limit=None)
+        return (await parkinglot.retry(link, OUTBOX, found)).heads
+
+
+async def drop(outbox: Database) -> int:
+    """`mailboat parked drop --all`; how many events."""
+    async with _at(outbox) as link:
+        found = await parkinglot.list_parked(link, Match(OUTBOX), behind=True, limit=None)
+        return await parkinglot.drop(link, OUTBOX, found)

@@ -1,0 +1,102 @@
+"""A relay that sleeps is woken by whoever writes, as `wake.notify` says.
+
+The relays here poll so seldom that no event of a test would be found by it: what arrives, arrives because of a ring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from faults.fleet import Manifest, outbox_relay, subscription
+from faults.inprocess import STAGED, StagedSink, afloat, events, status_of, write
+from faults.ledger import Written, check_delivery
+from mailboat_harbor.postgres import Database
+from waiting import await_until
+
+Stage = dict[str, StagedSink]
+SELDOM = {"pollInterval": "10m", "maxIdleInterval": "10m"}
+BY_POLL = {"pollInterval": "1s", "maxIdleInterval": "1s"}
+ROUNDS = 5
+
+
+def _relay(url: str, **wake: Any) -> Manifest:
+    manifest = outbox_relay(url)
+    return manifest | {"spec": manifest["spec"] | {"wake": wake}}
+
+
+@pytest.fixture
+def ears(each_outbox: Database) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+    """Somebody who hears all rings."""
+    with psycopg.connect(each_outbox.url, autocommit=True) as connection:
+        connection.execute("listen mailboat")
+        yield connection
+
+
+def _rings(ears: psycopg.Connection[tuple[Any, ...]]) -> int:
+    return len(list(ears.notifies(timeout=0.2)))
+
+
+async def _two_heartbeats(outbox: Database) -> None:
+    """So long that a relay which finds nothing is asleep."""
+    heard: set[object] = set()
+
+    def third() -> bool:
+        heard.update(outbox.execute("select beat_at from mailboat.relays"))
+        return len(heard) == 3
+
+    await await_until(third, what="two more heartbeats")
+
+
+@pytest.mark.parametrize("notify", ["Auto", "Always"])
+async def test_a_sleeping_relay_is_rung_out_of_bed(
+    notify: str, each_outbox: Database, stage: Stage, ears: psycopg.Connection[tuple[Any, ...]]
+) -> None:
+    outbox = each_outbox
+    manifests = _relay(outbox.url, notify=notify, **SELDOM), subscription("orders", STAGED, partitions=2)
+    committed: dict[str, Written] = {}
+    async with afloat(*manifests) as relay:
+        await await_until(lambda: len(status_of(relay, "orders").owned) == 2, what="the relay")
+        for number in range(1, ROUNDS + 1):
+            await _two_heartbeats(outbox)
+            await await_until(lambda: outbox.execute("select rings from mailboat.doorbells") == [(True,)], what="sleep")
+            _rings(ears)  # those of before
+            committed.update(write(outbox.url, events(1, 1, first=number)))
+            await await_until(lambda: len(stage["orders"].arrived) == len(committed), 30, "the event, by a ring")
+            assert list(ears.notifies(timeout=30, stop_after=1)), "nobody rang"
+    check_delivery(committed, (), stage["orders"].arrivals)
+
+
+async def test_nobody_rings_who_is_told_not_to_and_the_poll_finds_it(
+    each_outbox: Database, stage: Stage, ears: psycopg.Connection[tuple[Any, ...]]
+) -> None:
+    outbox = each_outbox
+    manifests = _relay(outbox.url, notify="Never", **BY_POLL), subscription("orders", STAGED, partitions=2)
+    committed: dict[str, Written] = {}
+    async with afloat(*manifests) as relay:
+        await await_until(lambda: len(status_of(relay, "orders").owned) == 2, what="the relay")
+        for number in range(1, ROUNDS + 1):
+            await _two_heartbeats(outbox)
+            committed.update(write(outbox.url, events(1, 1, first=number)))
+            await await_until(lambda: len(stage["orders"].arrived) == len(committed), 30, "the event, by a poll")
+        assert _rings(ears) == 0
+    check_delivery(committed, (), stage["orders"].arrivals)
+
+
+async def test_without_a_ring_and_between_polls_an_event_waits(each_outbox: Database, stage: Stage) -> None:
+    """The other side of it: it is the ring that wakes, and nothing else that goes on in a relay."""
+    outbox = each_outbox
+    manifests = _relay(outbox.url, notify="Never", **SELDOM), subscription("orders", STAGED, partitions=2)
+    async with afloat(*manifests) as relay:
+        await await_until(lambda: len(status_of(relay, "orders").owned) == 2, what="the relay")
+        await _two_heartbeats(outbox)
+        committed = write(outbox.url, events(1, 1))
+        for _ in range(5):
+            await _two_heartbeats(outbox)
+        assert not stage["orders"].arrived
+    async with afloat(*manifests):  # and one that begins looks at once
+        await await_until(lambda: stage["orders"].arrived, 30, "the event")
+    check_delivery(committed, (), stage["orders"].arrivals)

@@ -1,0 +1,131 @@
+"""What goes on beside deliveries, or before them, is held up by others: deliveries go on, and the status says why."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from faults.fleet import SWIFT, outbox_relay, subscription
+from faults.inprocess import STAGED, StagedSink, afloat, events, staged_sinks_installed, status_of, write
+from mailboat.outbox.settings import RelayIdentity
+from mailboat.runtime.beforehand import ToldToStop, unless
+from mailboat.runtime.relay import Relay
+from mailboat.runtime.secrets import SecretPlaces
+from mailboat.runtime.status import RelayState
+from mailboat_harbor.postgres import Database
+from mailboat_spec import read_documents
+from waiting import await_until
+
+IMPATIENT = replace(SWIFT, probe_every=0.2)
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[dict[str, StagedSink]]:
+    with staged_sinks_installed(tmp_path) as stage:
+        yield stage
+
+
+def probers(database: Database) -> int:
+    [(count,)] = database.execute(
+        "select count(*) from pg_stat_activity where application_name = 'mailboat prober'"
+        " and datname = current_database()"
+    )
+    return int(count)
+
+
+async def test_a_lock_that_keeps_lag_from_being_asked_for_stops_no_delivery(
+    each_outbox: Database, stage: dict[str, StagedSink], caplog: pytest.LogCaptureFixture
+) -> None:
+    """G7: the last answer stands, and the status says that it is old."""
+    caplog.set_level(logging.INFO)
+    orders = subscription("orders", STAGED, partitions=1)
+    async with afloat(outbox_relay(each_outbox.url), orders, timings=IMPATIENT) as relay:
+        await await_until(lambda: probers(each_outbox) == 1, timeout=30, what="a first probe")
+        with psycopg.connect(each_outbox.url) as person:
+            person.execute("lock table mailboat.dead_letters in access exclusive mode")
+            write(each_outbox.url, events(10, keys=2))
+            await await_until(
+                lambda: "lag is as it was last known" in (status_of(relay, "orders").last_error or ""),
+                timeout=30,
+                what="the probe to be given up",
+            )
+            write(each_outbox.url, events(10, keys=2, first=6))
+            await await_until(lambda: len(stage["orders"].ids) == 20, timeout=30, what="delivery behind the lock")
+            assert relay.status().state is RelayState.RUNNING
+        await await_until(lambda: status_of(relay, "orders").last_error is None, timeout=30, what="lag to be known")
+    said = [record.getMessage() for record in caplog.records]
+    assert said.count("Connected.") == 1
+    assert len([line for line in said if line.startswith("Lag is not known")]) == 1
+    await await_until(lambda: probers(each_outbox) == 0, what="the prober's session to end")
+
+
+async def test_upkeep_that_fails_is_told_in_the_status_of_a_relay_that_runs(
+    each_outbox: Database, stage: dict[str, StagedSink]
+) -> None:
+    with psycopg.connect(each_outbox.url) as owner:  # what would be made is in its own way, and nothing is missing yet
+        [(name,)] = owner.execute(
+            "select max(inhrelid::regclass::text) from pg_inherits where inhparent = 'mailboat.outbox'::regclass"
+        ).fetchall()
+        owner.execute(f"alter table mailboat.outbox detach partition {name}")
+    manifest = outbox_relay(each_outbox.url, manageSchema=False)
+    async with afloat(manifest, subscription("orders", STAGED, partitions=1)) as relay:
+        await await_until(lambda: "Upkeep of the outbox failed" in relay.status().message, timeout=30, what="a message")
+        assert f"{name} is in the way" in relay.status().message
+        assert relay.status().state is RelayState.RUNNING
+        assert 28 < (relay.status().partitions_ahead_days or 0) < 30
+
+
+async def test_who_waits_for_another_migration_says_so_and_hears_when_to_stop(each_outbox: Database) -> None:
+    read = read_documents([("relay", outbox_relay(each_outbox.url))])
+    identity = RelayIdentity("relay-1", str(uuid.uuid4()))
+    relay = Relay(read.relays[0], (), secrets=SecretPlaces(), identity=identity, timings=IMPATIENT)
+    stop = asyncio.Event()
+    with psycopg.connect(each_outbox.url, application_name="by hand") as person:
+        person.execute("select pg_advisory_xact_lock(1835167604, 0)")
+        life = asyncio.create_task(relay.run(stop))
+        await await_until(
+            lambda: "another migration is under way (lock held by process" in relay.status().message,
+            timeout=30,
+            what="a word about the lock",
+        )
+        assert "application by hand" in relay.status().message
+        assert relay.status().state is RelayState.CONNECTING
+        stop.set()
+        async with asyncio.timeout(10):
+            await life
+        assert relay.status().state is RelayState.STOPPING
+
+
+async def test_a_relay_goes_on_when_the_other_migration_has_ended(
+    each_outbox: Database, stage: dict[str, StagedSink]
+) -> None:
+    with psycopg.connect(each_outbox.url) as person:
+        person.execute("select pg_advisory_xact_lock(1835167604, 0)")
+        async with afloat(outbox_relay(each_outbox.url), subscription("orders", STAGED), timings=IMPATIENT) as relay:
+            await await_until(lambda: "another migration" in relay.status().message, timeout=30, what="the lock")
+            person.rollback()
+            await await_until(lambda: relay.status().state is RelayState.RUNNING, timeout=30, what="the relay to run")
+            assert relay.status().message == ""
+
+
+async def test_a_migration_that_is_being_applied_is_not_cut_and_all_else_is() -> None:
+    stop, applied = asyncio.Event(), asyncio.Event()
+
+    async def apply() -> str:
+        stop.set()
+        await applied.wait()
+        return "applied"
+
+    migrating = asyncio.ensure_future(unless(stop, apply(), in_the_middle=lambda: True))
+    await await_until(stop.is_set, what="the word to stop")
+    applied.set()
+    assert await migrating == "applied"
+    with pytest.raises(ToldToStop):
+        await unless(stop, asyncio.Event().wait())

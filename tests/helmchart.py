@@ -1,0 +1,71 @@
+"""The chart as tests see it: rendered by the real Helm, into documents."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mailboat_harbor.kubernetes_programs import kubernetes_program
+
+ROOT = Path(__file__).parents[1]
+CHART = ROOT / "charts" / "mailboat"
+RELEASE = "mailboat"
+NAMESPACE = "mailboat-system"
+COMMON = ("--namespace", NAMESPACE, "--kube-version", "1.34.0")
+
+Document = dict[str, Any]
+
+
+def variants() -> list[str]:
+    """The names of all sets of values under ``ci/``."""
+    names = sorted(file.name.removesuffix("-values.yaml") for file in (CHART / "ci").glob("*-values.yaml"))
+    assert {"default", "ha", "restricted"} <= set(names)
+    return names
+
+
+def values_of(variant: str) -> Path:
+    return CHART / "ci" / f"{variant}-values.yaml"
+
+
+def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs Helm away from whatever configuration and cluster the machine has."""
+    with tempfile.TemporaryDirectory() as home:
+        return subprocess.run(
+            [str(kubernetes_program("helm")), *arguments],
+            env={"HOME": home, "PATH": "/usr/bin:/bin", "KUBECONFIG": f"{home}/none"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+
+@functools.cache  # many tests look at the same text
+def manifest(variant: str = "default", *arguments: str) -> str:
+    """The release as Helm would send it, hooks included."""
+    done = helm("template", RELEASE, str(CHART), *COMMON, "--values", str(values_of(variant)), *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def rendered(variant: str = "default", *arguments: str) -> list[Document]:
+    """Every document of the release."""
+    return [document for document in yaml.load_all(manifest(variant, *arguments), yaml.CSafeLoader) if document]
+
+
+def one(documents: list[Document], kind: str, name: str | None = None) -> Document:
+    """The only document of a kind (and name)."""
+    found = [each for each in documents if each["kind"] == kind and name in (None, each["metadata"]["name"])]
+    assert len(found) == 1, f"{len(found)} documents of kind {kind} called {name}: {[names(each) for each in found]}"
+    return found[0]
+
+
+def names(document: Mapping[str, Any]) -> tuple[str, str, str]:
+    metadata = document["metadata"]
+    return document["kind"], metadata.get("namespace", ""), metadata["name"]

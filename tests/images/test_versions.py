@@ -1,0 +1,39 @@
+"""One release, one version: wherever it is written, it is the same."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+PROJECTS = {
+    folder: tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for folder in ("crds", "relay", "operator", "harbor")
+}
+VERSION: str = PROJECTS["crds"]["version"]
+
+
+def test_all_distributions_have_it() -> None:
+    assert {project["version"] for project in PROJECTS.values()} == {VERSION}
+
+
+@pytest.mark.parametrize("folder", ["relay", "operator"])
+def test_they_ask_for_the_spec_of_their_own_version(folder: str) -> None:
+    assert f"mailboat-spec=={VERSION}" in PROJECTS[folder]["dependencies"]
+
+
+def test_the_chart_has_it_and_installs_it() -> None:
+    chart = yaml.safe_load((ROOT / "charts/mailboat/Chart.yaml").read_text(encoding="utf-8"))
+    assert (chart["version"], chart["appVersion"]) == (VERSION, VERSION)
+
+
+@pytest.mark.parametrize("file", ["Dockerfile.operator", "Dockerfile.relay", "docs/kubernetes.md"])
+def test_what_is_built_and_shown_has_it(file: str) -> None:
+    text = (ROOT / file).read_text(encoding="utf-8")
+    found = re.findall(r"(?:mailboat-(?:operator|relay):|^ARG VERSION=|^Mailboat )(\d+\.\d+\.\d+)", text, re.MULTILINE)
+    assert found
+    assert set(found) == {VERSION}

@@ -1,0 +1,40 @@
+"""Volumes as kubelet mounts them: files are links through ``..data``, which is swapped as a whole."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+
+_NUMBERS = itertools.count(1)
+
+
+class Volume:
+    """A Secret or a ConfigMap in a pod. Empty until it is first filled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True)
+
+    def fill(self, files: Mapping[str, str]) -> str:
+        """Puts another content in place, in one move; returns its version."""
+        version = f"..2026_01_01_00_00_00.{next(_NUMBERS)}"
+        fresh = self.folder / version
+        fresh.mkdir()
+        for name, content in files.items():
+            (fresh / name).write_text(content)
+        swapped = self.folder / "..data_tmp"
+        swapped.symlink_to(version)
+        swapped.replace(self.folder / "..data")
+        for name in files:
+            if not (self.folder / name).is_symlink():
+                (self.folder / name).symlink_to(f"..data/{name}")
+        for link in list(self.folder.iterdir()):
+            if not link.name.startswith("..") and link.name not in files:
+                link.unlink()
+        for old in self.folder.glob("..2026*"):
+            if old.name != version:
+                for file in old.iterdir():
+                    file.unlink()
+                old.rmdir()
+        return version

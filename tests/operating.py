@@ -1,0 +1,277 @@
+"""The operator's core inside a test: it leads from the first moment on, on a real API server, with stand-in relays.
+
+Objects are written and read as the cluster's administrator; the operator is a user of its own, so that its requests
+can be counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+from prometheus_client import CollectorRegistry
+
+from mailboat_harbor.kubernetes import ApiServer
+from mailboat_operator.housekeeping import Signing
+from mailboat_operator.kube import (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    DISRUPTION_BUDGET,
+    EVENT,
+    POD,
+    RELAY,
+    SERVICE,
+    SERVICE_ACCOUNT,
+    SUBSCRIPTION,
+    Kind,
+    Kube,
+    NotFound,
+    Object,
+)
+from mailboat_operator.leading import CoreSettings, run_leader
+from mailboat_operator.metrics import Metrics
+from mailboat_operator.podspec import CONTAINER, RESOURCES_KEY, RelayImage, relay_labels, relay_volumes
+from mailboat_operator.tokens import turned
+from mailboat_operator.workqueue import Backoff
+from mailboat_spec.names import API_VERSION, INJECTED_ANNOTATION, RELAY_LABEL
+from relay_standins import Outbox, RelayStandIn
+from waiting import PATIENCE, await_until
+
+CHILDREN = (CONFIG_MAP, SERVICE, SERVICE_ACCOUNT, DEPLOYMENT, DISRUPTION_BUDGET)
+"""What an OutboxRelay with a Deployment becomes; all of one name."""
+
+USER = "operator-under-test"
+DATABASE_SECRET = "orders-db"
+
+
+def relay(name: str = "orders", **spec: Any) -> Object:
+    database = {"urlSecretRef": {"name": DATABASE_SECRET, "key": "url"}}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "OutboxRelay",
+        "metadata": {"name": name},
+        "spec": {"database": database, **spec},
+    }
+
+
+def subscription(name: str = "orders-to-kafka", of: str = "orders", **spec: Any) -> Object:
+    sink = {"kafka": {"bootstrapServers": ["kafka:9092"], "topic": "orders"}}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "EventSubscription",
+        "metadata": {"name": name},
+        "spec": {"relayRef": {"name": of}, "partitions": 4, "sink": sink, **spec},
+    }
+
+
+class Cluster:
+    """One namespace, as its administrator sees it, and the relays that stand in for those in its pods."""
+
+    def __init__(self, api: ApiServer, kube: Kube, namespace: str, place: Path) -> None:
+        self.api = api
+        self.kube = kube
+        self.namespace = namespace
+        self.signing = Signing(turned(None, datetime.now(UTC)))
+        self.outbox = Outbox()
+        self.relays: dict[str, RelayStandIn] = {}
+        self._keys = place / "operator-keys.pem"
+        self._keys.write_text(self.signing.public_keys())
+
+    def trust(self, public_keys: str) -> None:
+        """Let the relays believe another operator than the one beside the test."""
+        self._keys.write_text(public_keys)
+
+    # ---- resources -------------------------------------------------------------------------------------------------
+
+    async def create(self, kind: Kind, body: Object) -> Object:
+        return await self.kube.create(kind, {**body, "metadata": {**body["metadata"], "namespace": self.namespace}})
+
+    async def create_relay(self, name: str = "orders", **spec: Any) -> Object:
+        return await self.create(RELAY, relay(name, **spec))
+
+    async def create_subscription(self, name: str = "orders-to-kafka", of: str = "orders", **spec: Any) -> Object:
+        return await self.create(SUBSCRIPTION, subscription(name, of, **spec))
+
+    async def get(self, kind: Kind, name: str) -> Object:
+        return await self.kube.get(kind, self.namespace, name)
+
+    async def find(self, kind: Kind, name: str) -> Object | None:
+        try:
+            return await self.get(kind, name)
+        except NotFound:
+            return None
+
+    async def patch(self, kind: Kind, name: str, body: Object) -> Object:
+        return await self.kube.patch(kind, self.namespace, name, body)
+
+    async def delete(self, kind: Kind, name: str) -> None:
+        await self.kube.delete(kind, self.namespace, name)
+
+    async def until(
+        self, kind: Kind, name: str, holds: Callable[[Object], Any], what: str, timeout: float = PATIENCE
+    ) -> Object:
+        """The object, once it is there and the condition holds."""
+
+        async def look() -> Any:
+            found = await self.find(kind, name)
+            return found if found is not None and holds({"status": {}, **found}) else None
+
+        try:
+            found: Object = await await_until(look, timeout=timeout, what=what)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; it is {await self.find(kind, name)}") from None
+        return found
+
+    async def until_condition(
+        self, kind: Kind, name: str, type_: str, status: str, reason: str | None = None, timeout: float = PATIENCE
+    ) -> Object:
+        def holds(found: Object) -> bool:
+            condition = condition_of(found, type_)
+            return bool(condition) and condition["status"] == status and reason in (None, condition["reason"])
+
+        return await self.until(kind, name, holds, f"{type_} {status} ({reason}) of {name}", timeout)
+
+    async def events(self, name: str) -> list[tuple[str, str, str]]:
+        """Type, reason and message of every event about a resource."""
+        listed = await self.kube.list(EVENT, self.namespace)
+        return [
+            (each["type"], each["reason"], each["note"]) for each in listed.items if each["regarding"]["name"] == name
+        ]
+
+    async def until_told(self, name: str, reason: str) -> list[tuple[str, str, str]]:
+        """All events about a resource, once one for this reason is among them: the operator writes them after the
+        status that they are about."""
+
+        async def look() -> list[tuple[str, str, str]]:
+            events = await self.events(name)
+            return events if any(given == reason for _, given, _ in events) else []
+
+        return await await_until(look, what=f"an event {reason} on {name}")
+
+    # ---- pods ------------------------------------------------------------------------------------------------------
+
+    async def run_pod(
+        self,
+        name: str,
+        of: str = "orders",
+        *,
+        sidecar: bool = False,
+        relay_inside: bool = True,
+        secrets: tuple[str, ...] = (DATABASE_SECRET,),
+        answering: bool = True,
+        annotations: dict[str, str] | None = None,
+        outbox: Outbox | None = None,
+    ) -> RelayStandIn:
+        """A running pod with a relay that answers."""
+        stand_in = RelayStandIn(outbox or self.outbox, name, self.namespace, self._keys)
+        containers: list[Object] = [{"name": "application", "image": "application:1"}]
+        container = {"name": CONTAINER, "image": "mailboat-relay:test"}
+        spec: Object = {"containers": [container], "volumes": relay_volumes(of, secrets)}
+        if sidecar:
+            inits = [{**container, "restartPolicy": "Always"}] if relay_inside else []
+            spec = {"containers": containers, "initContainers": inits, "volumes": relay_volumes(of, secrets)}
+            if relay_inside:
+                annotations = {INJECTED_ANNOTATION: "0123456789abcdef", **(annotations or {})}
+        labels = {RELAY_LABEL: of} if sidecar else relay_labels(of)
+        pod = await self.create(
+            POD,
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": name, "labels": labels, "annotations": annotations or {}},
+                "spec": spec,
+            },
+        )
+        stand_in.uid = pod["metadata"]["uid"]
+        if answering:
+            await stand_in.start()
+        self.relays[name] = stand_in
+        status = {
+            "phase": "Running",
+            "podIP": stand_in.ip,
+            "podIPs": [{"ip": stand_in.ip}],
+            "conditions": [{"type": "Ready", "status": "True"}],
+        }
+        await self.kube.patch(POD, self.namespace, name, {"status": status}, "status")
+        return stand_in
+
+    async def remove_pod(self, name: str) -> None:
+        await self.relays.pop(name).stop()
+        # Nobody is there to end it in good order.
+        await asyncio.to_thread(
+            self.api.kubectl, "delete", "pod", name, "--namespace", self.namespace, "--grace-period=0", "--force"
+        )
+
+    async def close(self) -> None:
+        for stand_in in self.relays.values():
+            await stand_in.stop()
+
+
+def condition_of(found: Object, type_: str) -> dict[str, Any]:
+    conditions = (found.get("status") or {}).get("conditions") or ()
+    return next((each for each in conditions if each["type"] == type_), {})
+
+
+def holders(found: Object) -> dict[int, str]:
+    """Partition -> pod, as the status has it."""
+    return {each["partition"]: each["pod"] for each in (found.get("status") or {}).get("assignments") or ()}
+
+
+def spread(*shares: int) -> Callable[[Object], bool]:
+    """Whether so many partitions are at each pod, whichever pods they are."""
+    return lambda found: sorted(Counter(holders(found).values()).values()) == sorted(shares)
+
+
+def configuring(*expected: str) -> Callable[[Object], bool]:
+    """Whether a ConfigMap holds the resources of these names, in this order."""
+
+    def holds(config_map: Object) -> bool:
+        documents = yaml.safe_load_all(config_map["data"][RESOURCES_KEY])
+        return [document["metadata"]["name"] for document in documents] == list(expected)
+
+    return holds
+
+
+def quick(namespace: str | None, **changes: Any) -> CoreSettings:
+    """Settings of a real operator, with shorter breaths."""
+    settings = CoreSettings(
+        image=RelayImage("mailboat-relay:test"),
+        namespaces=(namespace,) if namespace else (),
+        status_interval=0.3,
+        relay_timeout=30.0,  # who is away refuses; nobody is silent
+        backoff=Backoff(initial=0.1, longest=1.0),
+    )
+    return replace(settings, **changes)
+
+
+@asynccontextmanager
+async def operating(
+    cluster: Cluster,
+    settings: CoreSettings | None = None,
+    user: str = USER,
+    groups: Sequence[str] = ("system:masters",),
+    kubeconfig: Path | None = None,
+) -> AsyncIterator[CollectorRegistry]:
+    """The operator at work. What ends it before its time fails the test."""
+    if kubeconfig is None:
+        kubeconfig = await asyncio.to_thread(cluster.api.kubeconfig_for, user, groups)
+    kube = await Kube.connect(kubeconfig)
+    registry = CollectorRegistry()
+    task = asyncio.create_task(
+        run_leader(kube, settings or quick(cluster.namespace), cluster.signing, Metrics(registry)), name="operator"
+    )
+    try:
+        yield registry
+        if task.done():
+            task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await kube.close()

@@ -1,0 +1,103 @@
+"""What a person or a new configuration asks for once may take longer than a statement may: it grows with the outbox."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from mailboat.outbox.declaring import declare
+from mailboat.outbox.layout import Layout
+from mailboat.outbox.link import Link
+from mailboat.outbox.rebase import rebase
+from mailboat_harbor.postgres import Database, PostgresServer
+from migrated import migrated_database
+from outbox.relays import Relay
+from outbox.worlds import PostgresWorld, subscription
+from waiting import await_until
+
+DEADLINE = 3.0
+
+
+@pytest.fixture
+def slow(postgres: PostgresServer) -> Iterator[Database]:
+    """Whoever changes events or takes cursors away takes longer than the deadline, as if there were millions."""
+    for database in migrated_database(postgres):
+        with psycopg.connect(database.url) as connection:
+            connection.execute(
+                "create function public.slowly() returns trigger language plpgsql as"
+                " $$ begin perform pg_sleep(4); return null; end $$"
+            )
+            for change in ("update on mailboat.outbox", "delete on mailboat.cursors"):
+                trigger = f"create trigger slow after {change} for each statement execute function public.slowly()"
+                connection.execute(trigger.encode())
+        yield database
+
+
+async def test_a_rebase_takes_the_time_it_takes(slow: Database) -> None:
+    link = await Link.open(lambda: slow.url, "rebase", deadline=DEADLINE)
+    try:
+        assert await declare(link, Layout(), subscription(partitions=3), may_lay_out=True)
+        slow.execute("select mailboat.emit('x', '{}'::jsonb)")
+        slow.execute("update mailboat.cursors set system_identifier = 1")
+        assert await rebase(link, Layout()) == 3
+    finally:
+        await link.close()
+
+
+async def test_another_number_of_partitions_takes_the_time_it_takes(slow: Database) -> None:
+    link = await Link.open(lambda: slow.url, "sentry", deadline=DEADLINE)
+    try:
+        await declare(link, Layout(), subscription(partitions=3), may_lay_out=True)
+        route = await declare(link, Layout(), subscription(partitions=5), may_lay_out=True)
+        assert route is not None
+        assert (route.subscription.partitions, route.subscription.generation) == (5, 2)
+    finally:
+        await link.close()
+
+
+@pytest.fixture
+def quick(postgres: PostgresServer) -> Iterator[Database]:
+    yield from migrated_database(postgres)
+
+
+async def test_subscriptions_laid_out_anew_at_the_same_moment_share_no_window(quick: Database) -> None:
+    world = PostgresWorld(quick)
+    relay = await Relay.start(world, [subscription("one"), subscription("other")])
+    quick.execute(
+        "update mailboat.cursors set upto = '10:10:', lowest = 1, highest = 2,"
+        """ debts = '{"partitions": 1, "cursors": [{"done": "3:3:"}]}'"""
+    )
+    await relay.claim()
+    windows = {key.subscription: cursor.window for key, cursor in relay.cursors.items()}
+    assert len(windows) == len(set(windows.values())) == 2
+    assert all(window is not None and window.indebted for window in windows.values())
+    await world.close()
+
+
+_WAITING = "select 1 from pg_stat_activity where application_name = 'mailboat sentry' and wait_event_type = 'Lock'"
+
+
+async def test_while_a_backlog_is_looked_through_nobody_holds_a_cursor(
+    outbox_database: Database,
+) -> None:
+    link = await Link.open(lambda: outbox_database.url, "sentry")
+    try:
+        await declare(link, Layout(), subscription(partitions=3), may_lay_out=True)
+        outbox_database.execute("select mailboat.emit('x', '{}'::jsonb)")
+        with psycopg.connect(outbox_database.url) as slow, psycopg.connect(outbox_database.url) as tick:
+            slow.execute("lock table mailboat.outbox in access exclusive mode")  # as if there were millions
+            laying_out = asyncio.ensure_future(declare(link, Layout(), subscription(partitions=5), may_lay_out=True))
+            await await_until(lambda: outbox_database.execute(_WAITING), what="the look to be under way")
+            tick.execute("select from mailboat.cursors for update nowait")
+            tick.execute("select from mailboat.subscriptions for update nowait")
+            tick.rollback()
+            slow.rollback()
+            route = await laying_out
+        assert route is not None
+        assert (route.subscription.partitions, route.subscription.generation) == (5, 2)
+        assert outbox_database.execute("select distinct lowest = highest from mailboat.cursors") == [(True,)]
+    finally:
+        await link.close()

@@ -1,0 +1,157 @@
+"""Sinks that do not keep their contract: they raise, or never answer. They are away, and nobody else suffers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import pytest
+
+from mailboat.events import Outgoing
+from mailboat.pump.handing import SLACK
+from mailboat.pump.retry import Policy
+from mailboat.runtime.reporting import subscription_status
+from mailboat.runtime.session import Totals
+from mailboat.sinks.memory import MemorySink
+from mailboat.sinks.protocol import Failures
+from pump.fleet import BACKOFF, DEAD_TOPIC, Fleet, RunningRelay, header, refusing, settings, subscription
+from pump.virtual_time import in_virtual_time, until
+
+ONCE = Policy(1, BACKOFF, dead_letters=True)
+
+
+class Broken(MemorySink):
+    """Fails in the way that ``how`` names, until that is None."""
+
+    how: str | None = None
+    cancelled = 0
+
+    async def open(self) -> None:
+        if self.how == "raises in open":
+            raise OSError("ca.pem is gone")
+        await super().open()
+
+    def publish(self, batch: Sequence[Outgoing]) -> Coroutine[Any, Any, Failures]:
+        if self.how == "raises at once":
+            raise OSError("ca.pem is gone")
+        return super().publish(batch) if self.how is None else self._fail()
+
+    async def _fail(self) -> Failures:
+        if self.how == "raises a timeout":
+            raise TimeoutError("ca.pem is gone")
+        if self.how == "is cancelled inside":
+            raise asyncio.CancelledError("ca.pem is gone")
+        if self.how == "never answers":
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                self.cancelled += 1
+        raise OSError("ca.pem is gone")
+
+
+def status_of(fleet: Fleet, relay: RunningRelay) -> tuple[bool, str]:
+    assert relay.session is not None, "the relay lives"
+    status = subscription_status(fleet.declared[0].resource, relay.session, Totals(), 0.0)
+    return status.sink_reachable, status.last_error or ""
+
+
+@pytest.mark.parametrize(
+    "how", ["raises in open", "raises at once", "raises later", "raises a timeout", "is cancelled inside"]
+)
+@in_virtual_time
+async def test_a_sink_that_raises_is_away_and_told_once(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    fleet = Fleet([subscription("broken"), subscription("well")], settings(policy=ONCE), new_sink=Broken)
+    broken = fleet.sinks["shop/broken"]
+    assert isinstance(broken, Broken)
+    broken.how = how
+    relay = fleet.start()
+    events = [event.event_id for event in fleet.write(*"abcabc")]
+    await until(lambda: fleet.arrived("shop/well") == events, "the other subscription", within=5)
+    await asyncio.sleep(60)
+    reachable, told = status_of(fleet, relay)
+    assert not reachable
+    assert "the sink failed" in told
+    assert "ca.pem" not in told, "nobody knows what is in its text"
+    (record,) = (record for record in caplog.records if record.exc_info)
+    assert "ca.pem" in str(record.exc_info)
+    broken.how = None
+    await fleet.all_settled()
+    assert fleet.arrived("shop/broken") == events
+    assert {header(message, "mailboat-attempt") for message in broken.arrived} == {"1"}, "G4"
+    assert status_of(fleet, relay)[0]
+    await fleet.stop()
+
+
+@in_virtual_time
+async def test_a_sink_that_never_answers_is_given_up_in_time_and_keeps_its_order() -> None:
+    fleet = Fleet(new_sink=Broken)
+    assert isinstance(fleet.sink, Broken)
+    relay = fleet.start()
+    await until(lambda: relay.session is not None and relay.session.owned, "ownership")
+    fleet.sink.how = "never answers"
+    events = [event.event_id for event in fleet.write(*"abcabcabc")]
+    await until(lambda: not status_of(fleet, relay)[0], "it to be told", within=1.0 + SLACK + 1.0)
+    assert "gave no answer within 11 s" in status_of(fleet, relay)[1]
+    assert fleet.sink.cancelled, "what it has in hand must not arrive behind the pump's back"
+    fleet.sink.how = None
+    await fleet.all_settled()
+    assert fleet.arrived() == events
+    await fleet.stop()
+
+
+@in_virtual_time
+async def test_a_relay_that_stops_waits_for_no_answer_that_never_comes() -> None:
+    fleet = Fleet(new_sink=Broken)
+    assert isinstance(fleet.sink, Broken)
+    fleet.start()
+    fleet.sink.how = "never answers"
+    fleet.write("a")
+    await until(lambda: fleet.sink.publishes or fleet.outbox.cursors, "a beginning")
+    async with asyncio.timeout(fleet.timings.drain_within + 1):
+        await fleet.stop()
+
+
+@in_virtual_time
+async def test_a_sink_that_never_answers_keeps_no_other_subscription_from_moving_on() -> None:
+    fleet = Fleet([subscription("broken"), subscription("well")], new_sink=Broken)
+    broken = fleet.sinks["shop/broken"]
+    assert isinstance(broken, Broken)
+    leaver = fleet.start("leaver")
+    await until(lambda: leaver.session is not None and leaver.session.owned, "ownership")
+    broken.how = "never answers"
+    events = [fleet.write("a")[0].event_id]
+    await until(lambda: fleet.arrived("shop/well") == events, "the healthy one")
+    stopping = asyncio.create_task(fleet.stop("leaver"))
+    fleet.start("follower")
+    events += [fleet.write("a")[0].event_id]
+    await until(lambda: fleet.arrived("shop/well") == events, "the other relay to move on", within=3)
+    assert not stopping.done(), "an answer is still waited for"
+    broken.how = None
+    await stopping
+    await fleet.all_settled()
+    assert fleet.arrived("shop/broken") == events
+    await fleet.stop("follower")
+
+
+@in_virtual_time
+async def test_a_sink_that_raises_for_the_dead_letter_topic_is_asked_again() -> None:
+    class BrokenForTheDead(Broken):
+        def publish(self, batch: Sequence[Outgoing]) -> Coroutine[Any, Any, Failures]:
+            if self.how is not None and batch[0].topic is None:
+                return MemorySink.publish(self, batch)
+            return super().publish(batch)
+
+    fleet = Fleet(streams=settings(policy=ONCE), dead_topic=True, new_sink=BrokenForTheDead)
+    assert isinstance(fleet.sink, Broken)
+    fleet.sink.how = "raises later"
+    poison, other = [event.event_id for event in fleet.write("a", "b")]
+    refusing(fleet).times[poison] = 1000
+    fleet.start()
+    await until(lambda: fleet.arrived() == [other], "the healthy key")
+    await asyncio.sleep(30)
+    assert not fleet.outbox.dead, "it is not dead before that is told"
+    fleet.sink.how = None
+    await fleet.all_settled()
+    assert [message.event_id for message in fleet.sink.arrived if message.topic == DEAD_TOPIC] == [poison]
+    await fleet.stop()

@@ -1,0 +1,251 @@
+"""What becomes of events that are given up on: announced, kept, blocked, replayed. One story per test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from mailboat.errors import EventRefused, SinkUnavailable
+from mailboat.events import Outgoing
+from mailboat.pump.retry import Policy
+from mailboat.runtime.reporting import subscription_status
+from mailboat.runtime.session import Totals
+from mailboat.sinks.memory import MemorySink
+from mailboat.sinks.protocol import Failures
+from pump.fleet import BACKOFF, DEAD_TOPIC, Fleet, always, header, refusing, settings, subscription
+from pump.virtual_time import in_virtual_time, until
+
+BLOCK = Policy(3, BACKOFF, dead_letters=False)
+
+
+@in_virtual_time
+async def test_block_keeps_the_key_until_a_person_decides_and_other_keys_go_on() -> None:
+    fleet = Fleet(streams=settings(policy=BLOCK))
+    first, *_ = events = [event.event_id for event in fleet.write("a", "a", "b")]
+    refusals = refusing(fleet)
+    refusals.times.update(always(first))
+    fleet.start()
+    await fleet.all_settled()
+    (head,) = (row for row in fleet.outbox.parked.values() if row.blocked)
+    assert (head.event.event_id, head.attempts) == (first, 3)
+    await asyncio.sleep(120)
+    assert fleet.arrived() == [events[2]]
+    assert refusals.given[first] == 3, "G4: no attempt beyond the limit"
+    await fleet.stop()
+
+
+class DeadTopicAway(MemorySink):
+    """Its dead-letter topic takes its time to answer, and then says that it is away."""
+
+    dead_topic_away = True
+    seconds = 0.0
+    asked = 0
+
+    async def publish(self, batch: Sequence[Outgoing]) -> Failures:
+        if all(message.topic is None for message in batch):
+            return await super().publish(batch)
+        self.asked += 1
+        await asyncio.sleep(self.seconds)
+        if self.dead_topic_away:
+            return dict.fromkeys(range(len(batch)), SinkUnavailable("no such topic"))
+        return await super().publish(batch)
+
+
+@in_virtual_time
+async def test_a_full_parking_lot_takes_nothing_new_says_so_and_goes_on_when_a_person_makes_room(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    once = Policy(1, BACKOFF, dead_letters=False)
+    fleet = Fleet(streams=settings(policy=once, batch_size=1, max_parked=3))
+    blocked = [event.event_id for event in fleet.write("a", "b", "c")]
+    refusing(fleet).times.update(dict.fromkeys(blocked, 1000))
+    relay = fleet.start()
+    await until(lambda: len(fleet.outbox.parked) == 3, "a full parking lot")
+    waiting = [event.event_id for event in fleet.write("d", "e")]
+    await asyncio.sleep(60)
+    assert not fleet.arrived()
+    assert relay.session is not None
+    (told,) = (record.message for record in caplog.records if "takes nothing new" in record.message)
+    assert told.startswith("Partition 0 has 3 parked events")
+    assert subscription_status(fleet.declared[0].resource, relay.session, Totals(), 0.0).last_error == told
+    fleet.outbox.parked.clear()
+    await until(lambda: fleet.arrived() == waiting, "delivery to go on", within=6)
+    assert subscription_status(fleet.declared[0].resource, relay.session, Totals(), 0.0).last_error != told
+    await fleet.all_settled()
+    await fleet.stop()
+
+
+@in_virtual_time
+async def test_a_dead_letter_is_announced_and_one_that_can_not_be_waits() -> None:
+    fleet = Fleet(dead_topic=True, new_sink=DeadTopicAway)
+    poison, behind, other = [event.event_id for event in fleet.write("a", "a", "b")]
+    refusals = refusing(fleet)
+    refusals.times.update(always(poison))
+    fleet.start()
+    await until(lambda: any(row.doomed for row in fleet.outbox.parked.values()), "an event that is given up on")
+    await asyncio.sleep(60)
+    assert fleet.arrived() == [other], "its key does not go on before it is announced"
+    assert not fleet.outbox.dead
+    assert isinstance(fleet.sink, DeadTopicAway)
+    fleet.sink.dead_topic_away = False
+    await fleet.all_settled()
+    (notice,) = (message for message in fleet.sink.arrived if message.topic == DEAD_TOPIC)
+    assert notice.event_id == poison
+    assert fleet.arrived() == [other, behind]
+    (dead,) = fleet.outbox.dead
+    assert dead.attempts == refusals.given[poison] == 3
+    await fleet.stop()
+
+
+@in_virtual_time
+async def test_a_dead_letter_topic_that_is_away_stops_no_healthy_key_and_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    once = Policy(1, BACKOFF, dead_letters=True)
+    fleet = Fleet(
+        declared=[subscription(partitions=2)], streams=settings(policy=once), dead_topic=True, new_sink=DeadTopicAway
+    )
+    assert isinstance(fleet.sink, DeadTopicAway)
+    fleet.sink.seconds = 5.0
+    poison, healthy = set[str](), set[str]()
+    for number in range(40):
+        bad, good = fleet.write(f"bad-{number}", f"good-{number}")
+        poison.add(bad.event_id)
+        healthy.add(good.event_id)
+    refusals = refusing(fleet)
+    refusals.times.update(dict.fromkeys(poison, 1000))
+    relay = fleet.start()
+    await until(lambda: healthy == set(fleet.arrived()), "all healthy keys", within=15)
+    await asyncio.sleep(60)
+    assert fleet.sink.asked < 15, "one answer stands for all, in both partitions"
+    (told,) = (record.message for record in caplog.records if "dead-letter topic takes nothing" in record.message)
+    assert "no such topic" in told
+    assert relay.session is not None
+    status = subscription_status(fleet.declared[0].resource, relay.session, Totals(), 0.0)
+    assert status.last_error == told
+    assert not fleet.outbox.dead
+    fleet.sink.dead_topic_away, fleet.sink.seconds = False, 0.0
+    await fleet.all_settled()
+    assert {dead.event.event_id for dead in fleet.outbox.dead} == poison
+    assert {m.event_id for m in fleet.sink.arrived if m.topic == DEAD_TOPIC} == poison
+    assert set(refusals.given.values()) == {1}, "G4"
+    assert subscription_status(fleet.declared[0].resource, relay.session, Totals(), 0.0).last_error != told
+    await fleet.stop()
+
+
+@in_virtual_time
+async def test_a_relay_that_stops_leaves_its_announcements_to_its_heir() -> None:
+    once = Policy(1, BACKOFF, dead_letters=True)
+    fleet = Fleet(streams=settings(policy=once, batch_size=20), dead_topic=True, new_sink=DeadTopicAway)
+    assert isinstance(fleet.sink, DeadTopicAway)
+    fleet.sink.dead_topic_away, fleet.sink.seconds = False, 3.0
+    poison = [event.event_id for event in fleet.write(*(f"key-{number}" for number in range(20)))]
+    refusing(fleet).times.update(dict.fromkeys(poison, 1000))
+    fleet.start()
+    await until(lambda: len(fleet.sink.arrived) == 1, "the first announcement")
+    async with asyncio.timeout(5):
+        await fleet.stop()
+    fleet.sink.seconds = 0.0
+    fleet.start("heir")
+    await until(lambda: len(fleet.outbox.dead) == 20, "all of them to be dead", within=5)
+    assert [m.event_id for m in fleet.sink.arrived] == poison
+    await fleet.stop("heir")
+
+
+@in_virtual_time
+async def test_a_dead_letter_that_its_topic_refuses_is_kept_in_the_table_and_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fleet = Fleet(dead_topic=True)
+    poison, behind = [event.event_id for event in fleet.write("a", "a")]
+    fleet.sink.refuse(lambda message: message.event_id == poison)  # on either topic
+    fleet.start()
+    await fleet.all_settled()
+    (dead,) = fleet.outbox.dead
+    assert dead.event.event_id == poison
+    assert fleet.arrived() == [behind], "its key goes on"
+    (told,) = (record.message for record in caplog.records if "dead-letter topic refused it" in record.message)
+    assert poison in told
+    await fleet.stop()
+
+
+@pytest.mark.parametrize("dead_topic", [False, True])
+@in_virtual_time
+async def test_headers_that_are_nested_without_end_cost_their_own_event_and_no_relay(dead_topic: bool) -> None:
+    fleet = Fleet(dead_topic=dead_topic)
+    transaction = fleet.outbox.begin()
+    deep = '{"n": ' + "[" * 100_000 + "]" * 100_000 + "}"
+    bad = transaction.insert("order.placed", key="a", headers=deep)
+    behind = transaction.insert("order.placed", key="a")
+    transaction.commit()
+    fleet.start()
+    await fleet.all_settled()
+    assert fleet.arrived() == [behind.event_id]
+    (dead,) = fleet.outbox.dead
+    assert (dead.event.event_id, dead.attempts, dead.failure.reason) == (bad.event_id, 1, "InvalidHeaders")
+    assert [m.event_id for m in fleet.sink.arrived if m.topic == DEAD_TOPIC] == [bad.event_id] * dead_topic
+    await fleet.stop()
+
+
+class Stumbling(MemorySink):
+    """Its ``refusal`` has a bug that one event meets; on its way to the dead-letter topic as well, if that is said."""
+
+    stumbles_at = ""
+    on_dead_topic = False
+
+    def refusal(self, message: Outgoing) -> EventRefused | None:
+        if message.event_id == self.stumbles_at and (message.topic is None or self.on_dead_topic):
+            raise KeyError(message.value)
+        return super().refusal(message)
+
+
+@pytest.mark.parametrize("on_dead_topic", [False, True])
+@pytest.mark.parametrize("parked_before", [False, True])
+@in_virtual_time
+async def test_an_error_that_nobody_foresaw_costs_its_own_event_and_is_told_without_its_payload(
+    on_dead_topic: bool, parked_before: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = Fleet(dead_topic=True, new_sink=Stumbling)
+    assert isinstance(fleet.sink, Stumbling)
+    fleet.sink.on_dead_topic = on_dead_topic
+    bad, behind, other = [event.event_id for event in fleet.write("a", "a", "b", payload=b"4711-0815")]
+    if parked_before:
+        refusing(fleet).times[bad] = 1
+        fleet.start()
+        await until(lambda: fleet.outbox.parked, "parking")
+        fleet.sink.stumbles_at = bad
+    else:
+        fleet.sink.stumbles_at = bad
+        fleet.start()
+    await fleet.all_settled()
+    assert sorted(fleet.arrived()) == sorted([behind, other]), "its key goes on"
+    (dead,) = fleet.outbox.dead
+    assert (dead.event.event_id, dead.failure.reason) == (bad, "CantEncode")
+    assert "KeyError" in dead.failure.error
+    notices = [m.event_id for m in fleet.sink.arrived if m.topic == DEAD_TOPIC]
+    assert notices == ([] if on_dead_topic else [bad])
+    told = [record for record in caplog.records if record.exc_info and bad in record.message]
+    assert len(told) == 1 + on_dead_topic, "once, and once more where it is in the table only"
+    assert "in refusal" in caplog.text, "where it happened"
+    assert "4711-0815" not in caplog.text + dead.failure.error
+    await fleet.stop()
+
+
+@in_virtual_time
+async def test_replayed_dead_letters_go_out_marked_and_in_their_own_order() -> None:
+    fleet = Fleet()
+    first, second, third = [event.event_id for event in fleet.write("a", "a", "a")]
+    refusals = refusing(fleet)
+    refusals.times.update({first: 1000, second: 1000})
+    fleet.start()
+    await fleet.all_settled()
+    assert fleet.arrived() == [third]
+    refusals.times.clear()
+    fleet.outbox.replay(list(fleet.outbox.dead))
+    await fleet.all_settled()
+    assert fleet.arrived() == [third, first, second]
+    assert [header(m, "mailboat-replay") for m in fleet.sink.arrived[1:]] == ["true", "true"]
+    assert [header(m, "mailboat-sequence") for m in fleet.sink.arrived[1:]] == ["1", "2"]
+    await fleet.stop()

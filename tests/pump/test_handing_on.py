@@ -1,0 +1,250 @@
+"""How partitions pass from one relay, or one session, to the next: stops, kills, shares. One story per test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from mailboat.events import Outgoing
+from mailboat.outbox.store import CursorKey
+from mailboat.pump.points import Point
+from mailboat.sinks.memory import MemorySink
+from mailboat.sinks.protocol import Failures
+from pump.fleet import TIMINGS, Fleet, header, settings, subscription
+from pump.virtual_time import in_virtual_time, until
+
+
+def owners(fleet: Fleet) -> Counter[str | None]:
+    return Counter(cursor.owner for cursor in fleet.outbox.cursors.values())
+
+
+@in_virtual_time
+async def test_a_stop_during_an_outage_settles_the_contiguous_part_only() -> None:
+    class HalfAway(MemorySink):
+        """Takes the first two messages of its life."""
+
+        async def publish(self, batch: Sequence[Outgoing]) -> Failures:
+            self.go_away()
+            failures = dict(await super().publish(batch))
+            for index in range(2 - len(self.arrived)):
+                self.arrived.append(batch[index])
+                failures.pop(index, None)
+            return failures
+
+    fleet = Fleet(new_sink=HalfAway)
+    events = fleet.write(*"abcd")
+    fleet.start()
+    await until(lambda: len(fleet.arrived()) == 2, "half of the batch")
+    await fleet.stop()
+    (cursor,) = fleet.outbox.cursors.values()
+    assert (cursor.position, cursor.sequence, cursor.owner) == (events[1].id, 2, None)
+    assert cursor.upto is not None
+    assert cursor.released
+
+
+@in_virtual_time
+async def test_an_orderly_stop_finishes_the_batch_in_hand_and_the_next_relay_repeats_nothing() -> None:
+    fleet = Fleet()
+    fleet.sink.hold_answers()
+    fleet.write(*"abcdefghijklmnop")
+    fleet.start()
+    await until(lambda: fleet.sink.publishes > 0, "the first batch")
+    stopping = asyncio.ensure_future(fleet.stop())
+    await asyncio.sleep(0.1)
+    fleet.sink.let_go()
+    await stopping
+    handed = len(fleet.arrived())
+    assert 0 < handed < 16
+    fleet.start("heir")
+    await fleet.all_settled()
+    assert len(fleet.arrived()) == len(set(fleet.arrived())) == 16
+    await fleet.stop("heir")
+
+
+@in_virtual_time
+async def test_a_killed_relay_is_taken_over_and_duplicates_carry_the_same_numbers() -> None:
+    points: list[Point] = []
+    fleet = Fleet(passing=points.append)
+    events = [event.event_id for event in fleet.write(*"abcdefgh")]
+    fleet.start("first")
+    fleet.start("second")
+    await until(lambda: Point.ANSWERED in points, "the first answer")
+    (owner,) = {cursor.owner for cursor in fleet.outbox.cursors.values()}
+    assert owner is not None
+    await fleet.kill(owner)
+    await fleet.all_settled()
+    first_arrivals = list(dict.fromkeys(fleet.arrived()))
+    assert first_arrivals == events
+    numbers = {(m.event_id, header(m, "mailboat-sequence")) for m in fleet.sink.arrived}
+    assert len(numbers) == 8
+    await fleet.end()
+
+
+@in_virtual_time
+async def test_nothing_is_handed_over_when_the_lease_may_end_before_the_answer() -> None:
+    fleet = Fleet(timings=replace(TIMINGS, lease_ttl=0.8), streams=settings(timeout=1.0))
+    fleet.write("a")
+    fleet.start()
+    await asyncio.sleep(20)
+    assert fleet.sink.publishes == 0
+    await fleet.stop()
+
+
+@in_virtual_time
+async def test_a_paused_subscription_sends_nothing_until_it_is_resumed() -> None:
+    fleet = Fleet()
+    fleet.start()
+    fleet.write("a")
+    await fleet.all_settled()
+    fleet.outbox.pause(1, True)
+    await asyncio.sleep(2)
+    fleet.write("a", "b")
+    await asyncio.sleep(30)
+    assert len(fleet.arrived()) == 1
+    fleet.outbox.pause(1, False)
+    await fleet.all_settled()
+    assert len(fleet.arrived()) == 3
+    await fleet.stop()
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 10])
+@in_virtual_time
+async def test_an_event_that_kills_its_relay_is_found_and_the_others_are_delivered(batch_size: int) -> None:
+    class Killer(MemorySink):
+        """Whoever hands the poison over dies of it."""
+
+        poison = ""
+        victims = 0
+
+        async def publish(self, batch: Sequence[Outgoing]) -> Failures:
+            if any(message.event_id == self.poison and message.topic is None for message in batch):
+                self.victims += 1
+                dying = next(iter(fleet.relays.values()))
+                dying.task.cancel()
+                await asyncio.sleep(3600)
+            return await super().publish(batch)
+
+    fleet = Fleet(streams=settings(batch_size=batch_size), new_sink=Killer)
+    assert isinstance(fleet.sink, Killer)
+    events = [event.event_id for event in fleet.write(*"abcdefghijklmnopqrst")]
+    fleet.sink.poison = events[13]
+    for _ in range(60):
+        fleet.start()
+        settled = asyncio.ensure_future(fleet.all_settled())
+        await asyncio.wait({settled, fleet.relays["relay"].task}, return_when=asyncio.FIRST_COMPLETED)
+        if settled.done():
+            break
+        settled.cancel()
+        await fleet.kill()
+    await fleet.all_settled()
+    assert set(fleet.arrived()) == set(events) - {events[13]}
+    (dead,) = fleet.outbox.dead
+    assert (dead.event.event_id, dead.attempts, dead.failure.reason) == (events[13], 3, "RelayDied")
+    assert fleet.sink.victims <= 12, "one event may not take a whole fleet with it"
+    await fleet.end()
+
+
+@in_virtual_time
+async def test_a_suspect_waits_for_an_outage_without_losing_an_attempt() -> None:
+    fleet = Fleet()
+    (event,) = fleet.write("a")
+    for _ in range(5):
+        fleet.sink.hold_answers()
+        relay = fleet.start()
+        await until(lambda: fleet.sink.publishes > 0 or fleet.outbox.parked, "the event to be tried")
+        fleet.sink.publishes = 0
+        if fleet.outbox.parked:
+            break
+        await fleet.kill()
+    (row,) = fleet.outbox.parked.values()
+    assert (row.suspect, row.attempts) == (True, 1)
+    fleet.sink.let_go()
+    fleet.sink.go_away()
+    await asyncio.sleep(120)
+    assert row.attempts == 2, "the one that is to be made next"
+    assert not relay.task.done()
+    fleet.sink.come_back()
+    await fleet.all_settled()
+    assert fleet.arrived() == [event.event_id]
+    await fleet.stop()
+
+
+@in_virtual_time
+async def test_partitions_are_shared_and_shared_anew_when_a_relay_comes_or_goes() -> None:
+    fleet = Fleet(declared=[subscription(partitions=6)])
+
+    fleet.start("one")
+    await until(lambda: owners(fleet) == {"one": 6}, "all partitions")
+    fleet.start("two")
+    await until(lambda: owners(fleet) == {"one": 3, "two": 3}, "an equal share", within=5)
+    fleet.start("three")
+    await until(lambda: owners(fleet) == {"one": 2, "two": 2, "three": 2}, "a share for the third", within=5)
+    await fleet.kill("two")
+    await until(lambda: owners(fleet) == {"one": 3, "three": 3}, "a take-over", within=5)
+    await fleet.stop("one")
+    await until(lambda: owners(fleet) == {"three": 6}, "a hand-over", within=3)
+    await fleet.stop("three")
+    assert owners(fleet) == {None: 6}
+
+
+@in_virtual_time
+async def test_an_assignment_from_outside_goes_first_while_its_relay_lives() -> None:
+    fleet = Fleet(declared=[subscription(partitions=4)])
+    fleet.start("one")
+    fleet.start("two")
+    await until(lambda: owners(fleet).keys() == {"one", "two"}, "owners")
+    fleet.outbox.assign(1, dict.fromkeys(range(4), "two"))
+    await until(lambda: owners(fleet) == {"two": 4}, "the assignment to be followed")
+    await fleet.kill("two")
+    await until(lambda: owners(fleet) == {"one": 4}, "delivery without it")
+    await fleet.stop("one")
+
+
+@in_virtual_time
+async def test_a_relay_whose_leases_ran_out_under_way_learns_of_it_and_lets_the_heir_work() -> None:
+    fleet = Fleet(declared=[subscription(partitions=2)], timings=replace(TIMINGS, lease_ttl=2.0))
+    relay = fleet.start("one")
+    await until(lambda: relay.session is not None and len(relay.session.owned) == 2, "ownership")
+    for key in (CursorKey(1, 0), CursorKey(1, 1)):  # as if another had claimed them while this one slept
+        fleet.outbox.cursors[key].owner, fleet.outbox.cursors[key].epoch = "other", f"of-the-other-{key.partition}"
+    fleet.write(*"abcdefgh")
+    await fleet.all_settled()
+    assert sorted(fleet.arrived()) == sorted(row.event.event_id for row in fleet.outbox.rows)
+    await fleet.stop("one")
+
+
+@in_virtual_time
+async def test_a_database_that_goes_away_ends_the_session_and_the_next_one_goes_on() -> None:
+    fleet = Fleet()
+    relay = fleet.start()
+    await until(lambda: relay.session is not None and relay.session.owned, "ownership")
+    fleet.outbox.away = "the server is restarting"
+    await until(lambda: relay.session is None, "the end of the session")
+    fleet.write(*"abc")
+    await asyncio.sleep(5)
+    fleet.outbox.away = None
+    await fleet.all_settled()
+    assert len(fleet.arrived()) == 3
+    await fleet.stop()
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.001, 0.01, 0.2])
+@in_virtual_time
+async def test_a_relay_that_is_told_to_stop_while_it_hands_partitions_on_ends(pause: float) -> None:
+    fleet = Fleet(declared=[subscription(partitions=8)])
+    fleet.outbox.latency = lambda: 0.003
+    fleet.start("one")
+    await until(lambda: owners(fleet) == {"one": 8}, "owners")
+    fleet.write(*"abcdefgh")
+    fleet.start("two")
+    await until(lambda: owners(fleet)["one"] < 8, "the first hand-over")
+    await asyncio.sleep(pause)
+    async with asyncio.timeout(30):
+        await fleet.stop("one")
+    await fleet.all_settled()
+    await fleet.stop("two")
+    assert len(set(fleet.arrived())) == 8

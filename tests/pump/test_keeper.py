@@ -1,0 +1,186 @@
+"""When the keeper looks: together for all that lands at about the same time, without waiting for those who are late."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+
+import pytest
+
+from mailboat.events import Outgoing
+from mailboat.outbox.memory import MemoryStore
+from mailboat.outbox.settings import ReadLimits
+from mailboat.outbox.store import Measured, Settlement, TickResult, TipGroup, Window
+from mailboat.pump.rhythm import WakeSettings
+from mailboat.runtime.reporting import stalled
+from mailboat.sinks.memory import MemorySink
+from mailboat.sinks.protocol import Failures
+from pump.fleet import Fleet, subscription
+from pump.virtual_time import in_virtual_time, until
+
+
+class Distant(MemorySink):
+    """Answers after a while."""
+
+    seconds = 0.002
+
+    async def publish(self, batch: Sequence[Outgoing]) -> Failures:
+        failures = await super().publish(batch)
+        await asyncio.sleep(self.seconds)
+        return failures
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """For how many groups of cursors each tick looked."""
+    counted: list[int] = []
+    tick = MemoryStore.tick
+
+    async def counting(
+        store: MemoryStore, settlements: Sequence[Settlement], tips: Sequence[TipGroup], measured: Sequence[Measured]
+    ) -> TickResult:
+        counted.append(len(tips))
+        await asyncio.sleep(0.003)  # about what a database takes
+        return await tick(store, settlements, tips, measured)
+
+    monkeypatch.setattr(MemoryStore, "tick", counting)
+    return counted
+
+
+async def trickle(fleet: Fleet, events: int) -> None:
+    for number in range(events):
+        fleet.write(f"key {number % 50}")
+        await asyncio.sleep(0.0021)
+
+
+def _near_has(fleet: Fleet, event_id: str) -> bool:
+    return event_id in fleet.arrived("shop/near")
+
+
+def test_one_look_serves_all_partitions_of_a_busy_subscription(looks: list[int]) -> None:
+    @in_virtual_time
+    async def story() -> None:
+        fleet = Fleet(declared=[subscription(partitions=8)], new_sink=Distant)
+        fleet.start()
+        await trickle(fleet, 300)
+        await fleet.all_settled()
+        await fleet.stop()
+
+    story()
+    apart = sum(count > 1 for count in looks)
+    assert apart < len(looks) / 10, f"{apart} of {len(looks)} ticks looked for partitions apart from each other"
+
+
+def test_a_distant_destination_keeps_no_other_waiting(looks: list[int]) -> None:
+    @in_virtual_time
+    async def story() -> None:
+        fleet = Fleet(declared=[subscription("near"), subscription("far")], new_sink=Distant)
+        far = fleet.sinks["shop/far"]
+        assert isinstance(far, Distant)
+        far.seconds = 0.5
+        fleet.start()
+        await trickle(fleet, 50)
+        for _ in range(20):
+            (event,) = fleet.write("key")
+            await until(partial(_near_has, fleet, event.event_id), "it", within=0.025)
+        await fleet.stop()
+
+    story()
+
+
+def test_nobody_is_asked_to_ring_while_nobody_waits_for_events() -> None:
+    """A ring costs every writer something (G10): a relay that has its hands full, or owns nothing, wants none."""
+
+    @in_virtual_time
+    async def story() -> None:
+        fleet = Fleet(limits=ReadLimits(small_rows=2, rows=4))
+        fleet.sink.go_away()
+        fleet.write(*["key"] * 20)
+        fleet.start()
+        await until(lambda: any(cursor.upto for cursor in fleet.outbox.cursors.values()), "a window that is open")
+        for _ in range(100):
+            assert not fleet.outbox.bells, "there is a backlog, and nowhere to go with it"
+            await asyncio.sleep(0.05)
+        fleet.sink.come_back()
+        await fleet.all_settled()
+        await until(lambda: fleet.outbox.bells, "the relay to sleep")
+        fleet.outbox.assign(1, {0: "another"})
+        fleet.start("another")
+        await until(lambda: set(fleet.outbox.bells) == {"another"}, "the owner to sleep, and nobody else")
+        await fleet.end()
+
+    story()
+
+
+def test_others_are_served_while_a_large_window_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may take minutes where a subscription was paused for days; it is stopped when its owner has to let go."""
+    measure = MemoryStore.measure
+
+    async def slowly(store: MemoryStore, group: TipGroup) -> Window | None:
+        await asyncio.sleep(300)
+        return await measure(store, group)
+
+    monkeypatch.setattr(MemoryStore, "measure", slowly)
+
+    @in_virtual_time
+    async def story() -> None:
+        declared = [subscription("behind"), subscription("near", start={"from": "Latest"})]
+        fleet = Fleet(declared=declared, limits=ReadLimits(small_rows=5, rows=4))
+        written = fleet.write(*["key"] * 20)
+        fleet.start()
+        await until(lambda: fleet.relays["relay"].session is not None, "the relay")
+        await asyncio.sleep(1)
+        for _ in range(100):
+            (event,) = fleet.write("key")
+            written.append(event)
+            await until(partial(_near_has, fleet, event.event_id), "it", within=2)
+        assert not fleet.arrived("shop/behind")
+        await fleet.stop()
+        fleet.start()
+        await until(lambda: len(fleet.arrived("shop/behind")) >= len(written), "all of the backlog", within=700)
+        assert fleet.arrived("shop/behind") == [event.event_id for event in written]
+        await fleet.stop()
+
+    story()
+
+
+def _stands_still(fleet: Fleet) -> bool:
+    return stalled(fleet.relays["relay"].session, asyncio.get_running_loop().time())
+
+
+@pytest.mark.parametrize("longest", [60.0, 3600.0])
+def test_a_relay_that_sleeps_is_alive_however_seldom_it_polls(longest: float) -> None:
+    @in_virtual_time
+    async def story() -> None:
+        fleet = Fleet(wake=WakeSettings(longest=longest))
+        fleet.start()
+        fleet.write("key")
+        await fleet.all_settled()
+        for _ in range(300):
+            await asyncio.sleep(20.0)
+            assert not _stands_still(fleet)
+        await fleet.stop()
+
+    story()
+
+
+def test_a_relay_whose_tick_never_ends_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hanging(*_: object) -> TickResult:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    @in_virtual_time
+    async def story() -> None:
+        fleet = Fleet(wake=WakeSettings(longest=3600.0))
+        fleet.start()
+        await fleet.all_settled()
+        monkeypatch.setattr(MemoryStore, "tick", hanging)
+        fleet.write("key")
+        await asyncio.sleep(60.0)
+        assert not _stands_still(fleet), "it may still be the database that takes its time"
+        await asyncio.sleep(60.0)
+        assert _stands_still(fleet)
+        await fleet.end()
+
+    story()

@@ -1,0 +1,27 @@
+"""How many events a second: what the count gained over the last ten seconds, and nothing older."""
+
+from __future__ import annotations
+
+from mailboat.runtime.rates import Rates
+
+
+def test_a_rate_is_what_was_gained_over_the_last_seconds() -> None:
+    rates = Rates()
+    assert rates["orders"] == 0.0
+    rates.note("orders", 100.0, 50)
+    assert rates["orders"] == 0.0, "one look tells nothing about speed"
+    rates.note("orders", 101.0, 80)
+    assert rates["orders"] == 30.0
+    for second in range(2, 30):
+        rates.note("orders", 100.0 + second, 80)
+    assert rates["orders"] == 0.0, "the burst is long over"
+    assert rates["payments"] == 0.0
+
+
+def test_a_subscription_that_went_leaves_nothing_behind_and_one_of_its_name_begins_anew() -> None:
+    rates = Rates()
+    rates.note("orders", 1.0, 0)
+    rates.note("orders", 2.0, 100)
+    rates.forget_all_but({"payments"})
+    rates.note("orders", 3.0, 7)
+    assert rates["orders"] == 0.0

@@ -1,0 +1,181 @@
+"""Relays for tests of the operator: they speak its language over real HTTP, and move nothing.
+
+All relays of one outbox share an ``Outbox``, which stands for the database: the assignment that one of them takes is
+seen by the others. Tokens are checked by the relay's own code.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from pathlib import Path
+from typing import Any
+
+import yaml
+from aiohttp import web
+
+from mailboat.http.assignment import parse
+from mailboat.http.callers import Callers
+from mailboat.http.signatures import PublicKeys, SignedCalls
+from mailboat_spec.names import CONFIG_VERSION_ANNOTATION
+
+PORT = 9808
+
+
+class Outbox:
+    """What relays of one outbox have in common."""
+
+    def __init__(self) -> None:
+        self.reachable = True
+        self.generation = 0
+        self.owners: dict[str, dict[int, str]] = {}
+        self.lag: dict[str, dict[int, int]] = {}
+        self.published: dict[str, int] = {}
+        self.assignments = 0
+
+    def assign(self, name: str, generation: int, owners: dict[int, str]) -> bool:
+        if generation < self.generation:
+            return False
+        self.generation = generation
+        self.owners[name] = owners
+        return True
+
+
+class RelayStandIn:
+    """One relay in one pod."""
+
+    def __init__(self, outbox: Outbox, pod: str, namespace: str, keys: Path) -> None:
+        self.outbox = outbox
+        self.pod = pod
+        self.namespace = namespace
+        self.uid = ""
+        # Any address of 127/8 is this machine: pods of several tests can all use the usual port.
+        self.ip = f"127.{secrets.randbelow(200) + 20}.{secrets.randbelow(256)}.{secrets.randbelow(254) + 1}"
+        self.documents: list[dict[str, Any]] = []
+        self.version: int | None = None
+        self.config_error: str | None = None
+        self.failed: dict[str, str] = {}
+        self.sink_reachable = True
+        self.paused: set[str] = set()
+        self.configs = 0
+        self.asked = 0
+        self.refused: list[int] = []
+        self.refuses_configs = ""
+        self.offered = 0
+        self._keys = keys
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        application = web.Application(client_max_size=16 * 1024 * 1024)
+        application.router.add_get("/status", self._status)
+        application.router.add_put("/config", self._config)
+        application.router.add_put("/assignment", self._assignment)
+        self._runner = web.AppRunner(application, access_log=None)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, self.ip, PORT, reuse_address=True).start()
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _body(self, request: web.Request) -> bytes:
+        audience = f"{self.namespace}/{self.pod}/{self.uid}"
+        try:
+            return await Callers(None, SignedCalls(PublicKeys(self._keys), audience)).body_of(request)
+        except web.HTTPException as refusal:
+            self.refused.append(refusal.status)
+            raise
+
+    async def _config(self, request: web.Request) -> web.Response:
+        documents = list(yaml.safe_load_all(await self._body(request)))
+        version = int(documents[0]["metadata"]["annotations"][CONFIG_VERSION_ANNOTATION])
+        self.offered += 1
+        if self.refuses_configs:
+            self.config_error = self.refuses_configs
+            return web.Response(status=400, text=self.refuses_configs)
+        if self.version is not None and version < self.version:
+            return web.Response(status=409, text="a newer one is known")
+        self.configs += 1
+        self.documents, self.version = documents, version
+        return web.json_response({"version": version})
+
+    async def _assignment(self, request: web.Request) -> web.Response:
+        assignment = parse(await self._body(request), "the body")
+        stale, unknown = [], []
+        for name, owners in assignment.subscriptions.items():
+            if name not in self.names():
+                unknown.append(name)
+            elif not self.outbox.assign(name, assignment.generation, dict(owners)):
+                stale.append(name)
+        self.outbox.assignments += 1
+        code = 409 if stale else 404 if unknown else 200
+        return web.json_response({"stale": stale, "unknown": unknown}, status=code)
+
+    def names(self) -> list[str]:
+        return [
+            f"{document['metadata']['namespace']}/{document['metadata']['name']}"
+            for document in self.documents
+            if document["kind"] == "EventSubscription"
+        ]
+
+    async def _status(self, _: web.Request) -> web.Response:
+        self.asked += 1
+        relay = next((each for each in self.documents if each["kind"] == "OutboxRelay"), None)
+        relays = [] if relay is None else [self._relay(relay)]
+        document = {"relays": relays, "config": {"version": self.version, "error": self.config_error}, "secrets": {}}
+        return web.Response(text=json.dumps(document), content_type="application/json")
+
+    def _relay(self, relay: dict[str, Any]) -> dict[str, Any]:
+        subscriptions = [each for each in self.documents if each["kind"] == "EventSubscription"]
+        return {
+            "name": f"{relay['metadata']['namespace']}/{relay['metadata']['name']}",
+            "relay": self.pod,
+            "state": "Running" if self.outbox.reachable else "Connecting",
+            "message": "" if self.outbox.reachable else "the database can't be reached: connection refused",
+            "databaseReachable": self.outbox.reachable,
+            "schemaReady": self.outbox.reachable,
+            "outbox": "mailboat.outbox",
+            "partitionsAheadDays": 29.5,
+            "retentionBlocked": None,
+            "peers": [],
+            "stalled": False,
+            "subscriptions": [self._subscription(each) for each in subscriptions] if self.outbox.reachable else [],
+        }
+
+    def _subscription(self, document: dict[str, Any]) -> dict[str, Any]:
+        name = f"{document['metadata']['namespace']}/{document['metadata']['name']}"
+        owners = self.outbox.owners.get(name, {})
+        count = document["spec"].get("partitions", 8)
+        lags = self.outbox.lag.get(name, {})
+        owned = [number for number in range(count) if owners.get(number) == self.pod]
+        paused = name in self.paused or document["spec"].get("state") == "Paused"
+        return {
+            "name": name,
+            "sink": next(iter(document["spec"]["sink"])),
+            "state": "Failed" if name in self.failed else "Paused" if paused else "Running",
+            "partitions": count,
+            "lag": sum(lags.get(number, 0) for number in owned),
+            "lagBounded": any(lags.get(number, 0) >= 100_000 for number in owned),
+            "oldestAge": None,
+            "parked": 0,
+            "dead": 0,
+            "published": self.outbox.published.get(name, 0) if owned else 0,
+            "refused": 0,
+            "rate": 0.0,
+            "sinkReachable": self.sink_reachable,
+            "lastError": self.failed.get(name) or (None if self.sink_reachable else "broker: connection refused"),
+            "owned": [
+                {
+                    "partition": number,
+                    "lag": lags.get(number, 0),
+                    "lagBounded": lags.get(number, 0) >= 100_000,
+                    "oldestAge": 90.0 if lags.get(number, 0) else None,
+                    "parked": 0,
+                    "published": 0,
+                    "lastError": None,
+                }
+                for number in owned
+            ],
+            "owners": {str(number): owners.get(number) for number in range(count)},
+        }

@@ -1,0 +1,25 @@
+"""An outbox with names of its own; most of its columns are called as Debezium calls them."""
+
+from __future__ import annotations
+
+import psycopg
+from psycopg import sql
+
+from mailboat.outbox.layout import Layout, renamed
+from mailboat_harbor.postgres import Database
+from mailboat_spec import Columns, ColumnsPreset
+
+COLUMNS = Columns(preset=ColumnsPreset.DEBEZIUM, key="sorted_by", created_at="written_at")
+RENAMED = Layout("shop.events", renamed(COLUMNS))
+
+
+def make_renamed(database: Database) -> None:
+    """Makes the table, beside ``mailboat.outbox``."""
+    with psycopg.connect(database.url) as connection:
+        connection.execute("select mailboat.create_outbox(%s)", [RENAMED.table])
+        for ours, theirs in sorted(RENAMED.columns.items(), key=lambda names: names[1] in RENAMED.columns):
+            connection.execute(
+                sql.SQL("alter table {} rename column {} to {}").format(
+                    RENAMED.outbox, sql.Identifier(ours), sql.Identifier(theirs)
+                )
+            )

@@ -1,0 +1,193 @@
+"""Kafka behind TLS and a login: settings from the manifest, secrets from the Secret, and neither in any message."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psycopg
+import pytest
+import yaml
+from confluent_kafka.admin import AdminClient
+
+from authority import Authority
+from commandline import RunningRelay
+from mailboat.errors import SinkUnavailable
+from mailboat.sinks.kafka import KafkaSink
+from mailboat_harbor.kafka import KafkaServer, SecureListener, start_apache_kafka
+from mailboat_harbor.ports import free_port
+from mailboat_harbor.postgres import Database, PostgresServer
+from migrated import migrated_database
+from mounted import Volume
+from sinks.backends import KafkaBackend, context, message
+from waiting import wait_until
+
+USER, PASSWORD, WRONG = "mailboat", "correct-horse-battery", "hunter2-hunter2"
+MECHANISMS = ["PLAIN", "SCRAM-SHA-512"]
+
+pytestmark = pytest.mark.timeout(600)
+
+
+class Secured(KafkaBackend):
+    """A topic on a broker that speaks TLS and wants a login; what arrived is read by another way."""
+
+    def __init__(self, server: KafkaServer, way_in: SecureListener, authority: Authority) -> None:
+        super().__init__(server, partitions=1)
+        self.way_in = way_in
+        self.authority = authority
+
+    def spec(self, **config: str) -> dict[str, Any]:
+        """``spec.sink.kafka``, without what is secret."""
+        settings = {"security.protocol": "SASL_SSL", "ssl.ca.pem": self.authority.certificate}
+        dotted = {name.replace("_", "."): value for name, value in config.items()}
+        return {"bootstrapServers": [self.way_in.bootstrap], "topic": self.topic, "config": settings | dotted}
+
+    def secured_sink(self, password: str = PASSWORD, timeout: float = 5.0, **config: str) -> KafkaSink:
+        spec = self.spec(**config)
+        model = SimpleNamespace(bootstrap_servers=spec["bootstrapServers"], topic=self.topic, config=spec["config"])
+        return KafkaSink.build(model, context(timeout, secret(password)))
+
+
+def secret(password: str) -> dict[str, str]:
+    return {"sasl.username": USER, "sasl.password": password}
+
+
+@pytest.fixture(scope="session")
+def authority() -> Authority:
+    return Authority("the brokers' authority")
+
+
+@pytest.fixture(scope="session")
+def broker(
+    tmp_path_factory: pytest.TempPathFactory, or_skip: Callable[..., KafkaServer], authority: Authority
+) -> Iterator[tuple[KafkaServer, SecureListener]]:
+    place = tmp_path_factory.mktemp("secured-kafka")
+    keystore = place / "keystore.pem"
+    keystore.write_text(authority.keystore())
+    way_in = SecureListener(free_port(), keystore, USER, PASSWORD)
+    with or_skip(lambda: start_apache_kafka(place, secure=way_in)) as server:
+        for mechanism in MECHANISMS:
+            _log_in(way_in, authority, mechanism)
+        yield server, way_in
+
+
+def _log_in(way_in: SecureListener, authority: Authority, mechanism: str) -> None:
+    """The first one takes a JVM seconds, in which it loads what TLS and the login need; tests wait for less."""
+    login = {"sasl.mechanism": mechanism, **secret(PASSWORD)}
+    tls = {"security.protocol": "SASL_SSL", "ssl.ca.pem": authority.certificate}
+    client = AdminClient({"bootstrap.servers": way_in.bootstrap, "log_level": 0, **tls, **login})
+    assert client.list_topics(timeout=60).brokers
+
+
+@pytest.fixture
+def kafka(broker: tuple[KafkaServer, SecureListener], authority: Authority) -> Iterator[Secured]:
+    backend = Secured(*broker, authority)
+    yield backend
+    backend.close()
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+async def test_with_the_right_password_events_arrive(kafka: Secured, mechanism: str) -> None:
+    sink = kafka.secured_sink(timeout=20, sasl_mechanism=mechanism)
+    try:
+        await sink.open()
+        assert await sink.publish([message(number) for number in range(3)]) == {}
+    finally:
+        await sink.close()
+    assert [item.value for item in await kafka.receive(3)] == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+async def test_a_wrong_password_is_nobodys_fault_and_not_repeated(
+    kafka: Secured, mechanism: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sink = kafka.secured_sink(WRONG, sasl_mechanism=mechanism)
+    try:
+        with pytest.raises(SinkUnavailable, match=r"refused the login: .*check sasl\.\*") as error:
+            await sink.open()
+    finally:
+        await sink.close()
+    printed = capfd.readouterr()
+    assert WRONG not in str(error.value) + caplog.text + printed.out + printed.err
+
+
+async def test_a_broker_that_an_unknown_authority_vouches_for_is_refused(kafka: Secured) -> None:
+    sink = kafka.secured_sink(sasl_mechanism="PLAIN", ssl_ca_pem=Authority("somebody").certificate)
+    try:
+        with pytest.raises(
+            SinkUnavailable, match=r"^TLS to Kafka at .* failed: .*check ssl\.\* and security\.protocol"
+        ):
+            await sink.open()
+    finally:
+        await sink.close()
+
+
+async def test_without_tls_nobody_gets_in(kafka: Secured) -> None:
+    sink = kafka.secured_sink(timeout=2, security_protocol="SASL_PLAINTEXT", sasl_mechanism="PLAIN")
+    try:
+        with pytest.raises(SinkUnavailable) as error:
+            await sink.open()
+    finally:
+        await sink.close()
+    assert PASSWORD not in str(error.value)
+
+
+@pytest.fixture
+def outbox(postgres: PostgresServer) -> Iterator[Database]:
+    yield from migrated_database(postgres)
+
+
+def test_a_relay_takes_up_a_corrected_password_and_has_counted_no_attempt(
+    kafka: Secured, outbox: Database, tmp_path: Path
+) -> None:
+    sink = kafka.spec(sasl_mechanism="SCRAM-SHA-512") | {"configSecretRef": {"name": "kafka-login"}}
+    metadata, api = {"namespace": "shop"}, "mailboat.dev/v1alpha1"
+    manifests = [
+        {
+            "apiVersion": api,
+            "kind": "OutboxRelay",
+            "metadata": {"name": "orders", **metadata},
+            "spec": {"database": {"url": outbox.url}},
+        },
+        {
+            "apiVersion": api,
+            "kind": "EventSubscription",
+            "metadata": {"name": "to-kafka", **metadata},
+            "spec": {
+                "relayRef": {"name": "orders"},
+                "partitions": 1,
+                "sink": {"kafka": sink},
+                "delivery": {"timeout": "5s"},
+            },
+        },
+    ]
+    (tmp_path / "manifests.yaml").write_text(yaml.safe_dump_all(manifests))
+    login = Volume(tmp_path / "secrets" / "kafka-login")
+    login.fill(secret(WRONG))
+    log = tmp_path / "relay.log"
+    arguments = ["-f", str(tmp_path / "manifests.yaml"), "--secrets-dir", str(tmp_path / "secrets")]
+    relay = RunningRelay(arguments, log)
+    try:
+        relay.wait_ready()
+        with psycopg.connect(outbox.url) as connection:
+            connection.execute("select mailboat.emit('order.placed', '1'::bytea, key => 'k')")
+
+        def told() -> dict[str, Any]:
+            (subscription,) = json.loads(relay.get("/status")[1])["relays"][0]["subscriptions"]
+            return dict(subscription)
+
+        wait_until(lambda: "refused the login" in (told()["lastError"] or ""), 60, "the refusal to be told")
+        assert (told()["sinkReachable"], told()["refused"], told()["parked"]) == (False, 0, 0)
+        login.fill(secret(PASSWORD))
+        wait_until(lambda: told()["published"] == 1, 60, "the event to be delivered")
+        assert outbox.execute("select count(*) from mailboat.parked") == [(0,)]
+        everything = log.read_text() + relay.get("/status")[1] + relay.get("/metrics")[1]
+        assert not [word for word in (WRONG, PASSWORD) if word in everything]
+        assert relay.stop() == 0
+    finally:
+        if relay.process.poll() is None:
+            relay.process.kill()
+            relay.process.wait(timeout=10)

@@ -1,0 +1,83 @@
+"""A terminal with a program on it: what it draws can be read, and keys can be pressed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import termios
+import threading
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+CTRL_C = b"\x03"
+HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+
+
+class Terminal:
+    """120 columns by 40 lines, the controlling terminal of one process."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+        self._ours, theirs = pty.openpty()
+        without_size = {name: value for name, value in env.items() if name not in ("COLUMNS", "LINES")}
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+        self.process = subprocess.Popen(
+            # The controlling terminal of a session of its own: that is what turns Ctrl-C into a signal.
+            ["setsid", "--ctty", "--wait", *command],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env={**without_size, "TERM": "xterm-256color"},
+        )
+        os.close(theirs)
+        self._drawn = bytearray()
+        self._reader = threading.Thread(target=self._read, name="terminal")
+        self._reader.start()
+
+    @property
+    def raw(self) -> str:
+        """All that was written to it."""
+        return self._drawn.decode(errors="replace")
+
+    @property
+    def text(self) -> str:
+        """The same without colours and movements: one frame after the other."""
+        return _CONTROL.sub("", self.raw)
+
+    def press(self, key: bytes) -> None:
+        os.write(self._ours, key)
+
+    def wait(self, timeout: float) -> int:
+        """What the program ended with."""
+        status = self.process.wait(timeout)
+        self._reader.join(timeout)
+        return status
+
+    def _read(self) -> None:
+        while True:
+            try:
+                some = os.read(self._ours, 65536)
+            except OSError:  # nobody has the other side any more
+                return
+            self._drawn += some
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.press(CTRL_C)
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait(10)
+        self._reader.join(10)
+        os.close(self._ours)
