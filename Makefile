@@ -1,4 +1,6 @@
-# What one can do here. `make` alone lists it. Needs Python 3.11+ and nothing else: every target sets up what it uses.
+# What one can do here. `make` alone lists it. `make demo` and `make lint` need Python 3.11+ and nothing else; what the tests need
+# from the system (a JDK, Maven, PgBouncer, for e2e a container engine or its parts) is installed if you are root on Debian or
+# its like, and named if you are not. Everything else is fetched or built into .venv and ~/.cache/mailboat.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -6,7 +8,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.set-up
 
 DISTRIBUTIONS := crds relay operator harbor
-CODE          := $(DISTRIBUTIONS) tests $(wildcard bench examples)
+CODE          := $(DISTRIBUTIONS) tests e2e $(wildcard bench examples)
 COMPILE       := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
                  --no-emit-index-url
 # Each worker has servers of its own, hence at most four. `make test WORKERS=0` runs the tests one after the other.
@@ -14,10 +16,10 @@ WORKERS ?= auto
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo parts test test-faults lint format lock bench clean
+.PHONY: help setup demo parts test test-faults parts-api test-api parts-e2e e2e lint format lock crds bench clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Make .venv with everything that development needs (done by the other targets as well)
 
@@ -35,20 +37,36 @@ $(STAMP): locks/dev.txt $(DISTRIBUTIONS:%=%/pyproject.toml)
 demo: $(STAMP) ## Watch events flow from Postgres to Kafka, a relay die, and nothing get lost
 	@$(BIN)/python -m mailboat.demo
 
-parts: $(STAMP) ## Fetch and build the real servers that the tests run against
+parts: $(STAMP) ## Fetch and build the real servers that the tests run against (as root: with apt-get, too)
+	@.ci/packages test || echo "Not all packages of the system could be installed; tests that need the others are skipped."
 	@$(BIN)/python -m mailboat_harbor
 
 test: parts ## Run the tests against real servers
-	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal -m "not faults"
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal -m "not faults and not api"
 
 test-faults: parts ## Run the long tests: minutes of kills, millions of rows
 	$(BIN)/python -m pytest -m faults
+
+parts-api: $(STAMP)
+	@$(BIN)/python -m mailboat_harbor api
+
+test-api: parts-api ## Run the tests against a real Kubernetes API server; the first run builds it
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m api
+
+parts-e2e: $(STAMP)
+	@.ci/packages e2e
+	@PYTHONPATH=tests $(BIN)/python e2e
+
+e2e: parts-e2e ## Tell the stories on a real cluster with real pods (as root: with apt-get, too); STORY=install tells one
+	$(BIN)/python -m pytest -p no:cacheprovider $(if $(STORY),e2e/stories/test_$(STORY).py,e2e)
 
 lint: $(STAMP) ## Check format, style, types and layers
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy $(DISTRIBUTIONS)
 	$(BIN)/mypy --allow-untyped-defs --allow-incomplete-defs --allow-untyped-calls tests
+	$(BIN)/mypy --allow-untyped-defs --allow-incomplete-defs --allow-untyped-calls e2e
+	MYPYPATH=bench $(BIN)/mypy bench
 	$(BIN)/lint-imports --no-logo
 
 format: $(STAMP) ## Format the code, mend what can be mended
@@ -58,6 +76,10 @@ format: $(STAMP) ## Format the code, mend what can be mended
 lock: $(STAMP) ## Compile locks/*.in into locks/*.txt; with UPGRADE=1 to the newest versions
 	$(COMPILE) $(if $(UPGRADE),--upgrade) locks/dev.in -o locks/dev.txt
 	$(COMPILE) $(if $(UPGRADE),--upgrade) locks/go.in -o locks/go.txt
+	for image in build operator relay; do $(COMPILE) --upgrade locks/$$image.in -o locks/$$image.txt || exit; done
+
+crds: $(STAMP) ## Write the CRDs and the reference of the resources from the models
+	@$(BIN)/python crds/generate.py
 
 bench: $(STAMP) ## Measure the relay against a bare pipe, and print a table
 	@$(BIN)/python bench/bench.py

@@ -1,0 +1,102 @@
+"""A cluster in a container, by kind: quick, and close to what most people try things on. Needs docker or podman."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+
+from cluster import Cluster
+from cluster.folders import abandoned_folders, own_folder
+from mailboat_harbor.kubernetes_commands import Commands
+from mailboat_harbor.kubernetes_programs import kubernetes_program
+from programs import run
+
+_FOLDER = "mailboat-e2e-kind-"
+_KUBELET = {
+    "apiVersion": "kubelet.config.k8s.io/v1beta1",
+    "kind": "KubeletConfiguration",
+    # As on the node from source: changed Secrets arrive in seconds, what was killed comes back in seconds.
+    "syncFrequency": "5s",
+    "crashLoopBackOff": {"maxContainerRestartPeriod": "2s"},
+}
+_CLUSTER = {
+    "apiVersion": "kind.x-k8s.io/v1alpha4",
+    "kind": "Cluster",
+    "featureGates": {"KubeletCrashLoopBackOffMax": True},
+    "kubeadmConfigPatches": [json.dumps(_KUBELET)],
+}
+
+
+class KindCluster(Cluster):
+    """One node in a container; see ``Cluster`` for what it can do."""
+
+    def __init__(self, engine: str) -> None:
+        super().__init__()
+        self._engine = engine
+        self._end = ExitStack()
+        for folder in abandoned_folders(_FOLDER):  # a container does not die with whoever has started it
+            self._kind(folder, "delete", "cluster")
+        self._directory = self._end.enter_context(own_folder(_FOLDER))
+        config = self._directory / "kind.yaml"
+        config.write_text(json.dumps(_CLUSTER))
+        self._end.callback(self._kind, self._directory, "delete", "cluster")
+        try:
+            self._kind(self._directory, "create", "cluster", "--config", str(config), "--wait=180s")
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def commands(self) -> Commands:
+        return Commands(_kubeconfig(self._directory), self._directory / "commands")
+
+    def load(self, archive: Path) -> None:
+        self._kind(self._directory, "load", "image-archive", str(archive))
+
+    def tag(self, image: str, another: str) -> None:
+        self._on_node("ctr", "--namespace", "k8s.io", "images", "tag", "--force", image, another)
+
+    def kill_container(self, container: str) -> None:
+        self._on_node("ctr", "--namespace", "k8s.io", "tasks", "kill", "--signal", "SIGKILL", container)
+
+    def kill_api_server(self) -> None:
+        self._on_node("sh", "-c", "kill -KILL $(pidof kube-apiserver)")
+
+    def logs(self, into: Path) -> None:
+        self._kind(self._directory, "export", "logs", str(into))
+
+    def close(self) -> None:
+        self._end.close()
+
+    def _on_node(self, *command: str) -> None:
+        run(self._engine, "exec", f"{self._directory.name}-control-plane", *command)
+
+    def _kind(self, folder: Path, *arguments: str) -> None:
+        """With the cluster that has its name from the folder; whatever its user has configured stays as it is."""
+        own = {"KIND_EXPERIMENTAL_PROVIDER": self._engine, "KUBECONFIG": str(_kubeconfig(folder))}
+        run(str(kubernetes_program("kind")), *arguments, "--name", folder.name, env=own)
+
+
+def _kubeconfig(folder: Path) -> Path:
+    return folder / "kubeconfig"
+
+
+def container_engine() -> str | None:
+    """``docker`` or ``podman`` if one is here and runs; having the program alone is not enough."""
+    for engine in ("docker", "podman"):
+        # A `docker` that is podman by another name is asked for as podman: kind has to know.
+        if shutil.which(engine) is not None and engine in _said(engine, "--version") and _said(engine, "info"):
+            return engine
+    return None
+
+
+def _said(*command: str) -> str:
+    """In small letters; nothing where it failed, or hangs."""
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except subprocess.TimeoutExpired:
+        return ""
+    return asked.stdout.lower() if asked.returncode == 0 else ""

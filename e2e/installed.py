@@ -1,0 +1,83 @@
+"""Mailboat on the cluster, by its own chart."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster import Cluster
+from readme import ROOT, commands
+
+CHART = ROOT / "charts" / "mailboat"
+DOCS = ROOT / "docs" / "kubernetes.md"
+NAMESPACE = "mailboat-system"
+RELEASE = "mailboat"
+_HERE = ("--namespace", NAMESPACE)
+_WAIT = ("--wait", "--timeout", "180s")
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """A release of the chart, with two operators, so that one may die."""
+
+    cluster: Cluster
+
+    def ensure(self) -> None:
+        """Install it as the README says, if no release is there."""
+        if self.cluster.helm("list", *_HERE, "--short").split() != [RELEASE]:
+            program, *arguments = commands()[0]
+            chart = str(CHART.relative_to(ROOT))
+            assert [program, *arguments[:3]] == ["helm", "install", RELEASE, chart]
+            words = (str(CHART) if word == chart else word for word in arguments)
+            self.cluster.helm(*words, *_WAIT, *_set(_images(self.cluster.images)), *_set(_SETTINGS))
+
+    def install(self, chart: Path, images: Mapping[str, str]) -> None:
+        """Another chart, with other images."""
+        values = (*_set(_images(images)), *_set(_SETTINGS))
+        self.cluster.helm("install", RELEASE, str(chart), *_HERE, "--create-namespace", *_WAIT, *values)
+
+    def upgrade(self) -> None:
+        """To the present chart as the docs say, with the present images; all other settings come from what is there."""
+        documented = re.search(r"`(helm upgrade [^`]+)`", DOCS.read_text(encoding="utf-8"))
+        assert documented, "the docs say how to upgrade"
+        program, *words = shlex.split(documented[1])
+        chart = str(CHART.relative_to(ROOT))
+        assert (program, words.count(chart)) == ("helm", 1), documented[1]
+        words[words.index(chart)] = str(CHART)
+        self.cluster.helm(*words, *_WAIT, *_set(_images(self.cluster.images)))
+
+    def test(self) -> str:
+        """What ``helm test`` prints: the chart's own question whether an operator answers. Raises where none does."""
+        return self.cluster.helm("test", RELEASE, *_HERE, "--timeout", "150s")
+
+    def uninstall(self) -> None:
+        self.cluster.helm("uninstall", RELEASE, *_HERE, "--wait", "--ignore-not-found")
+
+    def operators(self) -> list[dict[str, Any]]:
+        return self.cluster.list("pods", NAMESPACE, "app.kubernetes.io/component=operator")
+
+
+def _images(images: Mapping[str, str]) -> dict[str, str]:
+    operator, relay = (images[name].rpartition(":") for name in ("operator", "relay"))
+    return {
+        "image.repository": operator[0],
+        "image.tag": operator[2],
+        "relay.image.repository": relay[0],
+        "relay.image.tag": relay[2],
+    }
+
+
+def _set(values: Mapping[str, str]) -> list[str]:
+    return [argument for name, value in values.items() for argument in ("--set", f"{name}={value}")]
+
+
+_SETTINGS = {
+    "replicas": "2",
+    "operator.statusInterval": "2s",
+    "operator.shutdownDelay": "1s",  # nobody makes pods while operators go
+    "webhook.timeoutSeconds": "10",  # a busy machine is no reason for a pod without its sidecar
+}

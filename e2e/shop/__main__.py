@@ -1,0 +1,117 @@
+"""``python -m shop``: what the stories start inside the cluster. Answers are single lines of JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+
+import click
+import psycopg
+
+from mailboat.demo.orders import book, change, lay_out
+from mailboat.demo.proof import prove
+from shop.numbering import numbering
+from shop.receiving import arrived_at_kafka, from_kafka, from_pubsub, stamped
+from shop.topics import create_kafka_topic, create_pubsub_topic, resize_kafka_topic
+from shop.trading import Trade
+
+_ORDERS = 100
+
+
+def _url() -> str:
+    return os.environ["DATABASE_URL"]
+
+
+@click.group()
+def shop() -> None:
+    """A shop and its auditor."""
+
+
+@shop.command()
+@click.option("--kafka", metavar="HOST:PORT")
+@click.option("--topic", "topics", multiple=True, help="A Kafka topic, or name:largest message.")
+@click.option("--pubsub-topic", "pubsub_topics", multiple=True, help="project/topic")
+def prepare(kafka: str | None, topics: tuple[str, ...], pubsub_topics: tuple[str, ...]) -> None:
+    """Make tables and topics, as far as they are not there."""
+    lay_out(_url(), [f"order-{number}" for number in range(_ORDERS)])
+    for topic in topics:
+        assert kafka is not None, "--topic needs --kafka"
+        name, _, largest = topic.partition(":")
+        create_kafka_topic(kafka, name, 4, int(largest) if largest else None)
+    for topic in pubsub_topics:
+        project, _, name = topic.partition("/")
+        create_pubsub_topic(project, name)
+
+
+@shop.command()
+@click.option("--count", type=int, help="Changes to commit. [default: until SIGTERM]")
+@click.option("--per-second", type=float, default=0.0, help="0: as fast as it goes.")
+@click.option("--writers", type=int, default=4)
+def trade(count: int | None, per_second: float, writers: int) -> None:
+    """Change orders, with their events; fails if a change did although the database was there."""
+    trading = Trade(_url(), orders=_ORDERS, writers=writers, per_second=per_second, count=count)
+    signal.signal(signal.SIGTERM, lambda *_: trading.stop())
+    trading.start()
+    trading.join()
+    click.echo(json.dumps(dataclasses.asdict(trading.report)))
+    sys.exit(1 if trading.report.complaints else 0)
+
+
+@shop.command("change")
+@click.argument("order")
+@click.option("--type", "type_", default="order.changed")
+@click.option("--filler", type=int, default=0, help="Bytes to add to the payload.")
+@click.option("--count", type=int, default=1)
+@click.option("--header-of-number", is_flag=True, help="Give it a header that is no string, as only plain SQL does it.")
+def change_one(order: str, type_: str, filler: int, count: int, header_of_number: bool) -> None:
+    """Change one order so many times."""
+    for _ in range(count):
+        with psycopg.connect(_url()) as connection:
+            change(connection, order, type=type_, filler=filler)
+            if header_of_number:
+                newest = "select max(id) from mailboat.outbox where aggregate_id = %s"
+                headers = """update mailboat.outbox set headers = '{"tenant": 7}'"""
+                connection.execute(f"{headers} where id = ({newest})", (order,))
+
+
+@shop.command()
+@click.option("--kafka", metavar="HOST:PORT", required=True)
+@click.option("--topic", required=True)
+@click.option("--largest", type=int, required=True, help="Bytes that a message may have from now on.")
+def resize(kafka: str, topic: str, largest: int) -> None:
+    """Let larger messages into a topic."""
+    resize_kafka_topic(kafka, topic, largest)
+
+
+@shop.command()
+@click.option("--kafka", metavar="HOST:PORT", required=True)
+@click.option("--topic", required=True)
+def arrived(kafka: str, topic: str) -> None:
+    """How many messages a topic got so far."""
+    click.echo(arrived_at_kafka(kafka, topic))
+
+
+@shop.command()
+@click.option("--kafka", metavar="HOST:PORT", required=True)
+@click.option("--topic", required=True)
+def headers(kafka: str, topic: str) -> None:
+    """The headers of all messages of a topic, and how large their payloads are."""
+    click.echo(json.dumps([{**each.headers, "payload-bytes": len(each.body)} for each in from_kafka(kafka, topic)]))
+
+
+@shop.command()
+@click.option("--kafka", metavar="HOST:PORT")
+@click.option("--topic", required=True, help="A Kafka topic, or project/topic of Pub/Sub.")
+def audit(kafka: str | None, topic: str) -> None:
+    """Compare what was committed with what has arrived by now."""
+    received = from_pubsub(*topic.split("/", 1)) if kafka is None else from_kafka(kafka, topic)
+    messages = [stamped(message) for message in received]
+    proof = prove(book(_url()), [message.arrival for message in messages])
+    click.echo(json.dumps({**dataclasses.asdict(proof), **dataclasses.asdict(numbering(messages))}))
+
+
+if __name__ == "__main__":
+    shop()

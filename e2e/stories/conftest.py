@@ -1,0 +1,55 @@
+"""What the stories share: one Mailboat on the cluster, and a stage for each of them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+import pytest
+
+from cluster import Cluster
+from installed import Installed
+from inventory import Object, inventory
+from stage import KAFKA, PASSWORD, STORY, Stage
+from waiting import wait_until
+
+
+@pytest.fixture(scope="session")
+def pristine(cluster: Cluster) -> set[Object]:
+    """All that the cluster held before anything of Mailboat came to it."""
+    return inventory(cluster)
+
+
+@pytest.fixture(scope="module")
+def mailboat(cluster: Cluster, pristine: set[Object]) -> Installed:
+    """The chart, installed by the first story and left to the next; it goes with the cluster."""
+    installed = Installed(cluster)
+    installed.ensure()
+    return installed
+
+
+@pytest.fixture(scope="module")
+def stage(cluster: Cluster, mailboat: Installed, request: pytest.FixtureRequest) -> Iterator[Stage]:
+    """A namespace of the story's own with Postgres, Kafka, Pub/Sub and the shop, all ready, and nothing of Mailboat."""
+    story = request.module.__name__.rpartition("test_")[2].replace("_", "-")
+    name = f"{story}-{secrets.token_hex(3)}"
+    cluster.kubectl("create", "namespace", name)
+    cluster.kubectl("label", "namespace", name, f"{STORY}={story}")
+    stage = Stage(cluster, name)
+    try:
+        stage.apply("database", "kafka", "pubsub", "shop")
+        for workload in ("statefulset/postgres", "statefulset/kafka", "deployment/pubsub", "deployment/shop"):
+            stage.kubectl("rollout", "status", workload, "--timeout=180s")
+        stage.in_postgres(f"create role shop login createrole password '{PASSWORD}'")
+        stage.in_postgres("create database shop owner shop")
+        topics = ("--topic", "orders:40000", "--topic", "orders.dead", "--pubsub-topic", "shop/orders")
+        # A server that is ready is not yet known to all as such: its address may still lead nowhere for a moment.
+        wait_until(
+            lambda: stage.try_shop("prepare", "--kafka", KAFKA, *topics),
+            180,
+            "tables and topics",
+            met=lambda answer: answer.status == 0,
+        )
+        yield stage
+    finally:
+        cluster.kubectl("delete", "namespace", name, "--wait=false")
