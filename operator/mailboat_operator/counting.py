@@ -2,57 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
-@dataclass(frozen=True, slots=True)
-class Count:
-    """What one relay says."""
+@dataclass(slots=True)
+class _Relay:
+    """One that was met."""
 
-    published: int
-    young: bool
-    """Its pod was made while this operator was looking: nobody can have counted it before."""
-    created: str = ""
-    """When that was, as Kubernetes writes it."""
+    created: str
+    """When its pod was made, as Kubernetes writes it."""
+    published: int | None
+    """What it had published when it last answered; None: it is not known how much of that is counted already."""
+
+
+@dataclass(slots=True)
+class _Counted:
+    """Of one subscription."""
+
+    total: int
+    youngest: str
+    """When the youngest pod was made that was there before this operator looked, or is asked no more. Only one that
+    is younger is new for certain: others may come back (a label that was taken off and put on again)."""
+    relays: dict[str, _Relay] = field(default_factory=dict)
+    """By the uid of their pods."""
 
 
 class Tally:
     """For all subscriptions."""
 
     def __init__(self) -> None:
-        self._last: dict[str, dict[str, Count]] = {}
-        """By the subscription's uid: what each relay (by its pod's uid) had counted when it was last asked."""
-        self._forgotten: dict[str, str] = {}
-        """By the subscription's uid: when the youngest pod was made that is not asked any more. One that comes back (a
-        label that was taken off and put on again) is no younger, and is not counted a second time."""
-        self._total: dict[str, int] = {}
+        self._counted: dict[str, _Counted] = {}
 
-    def count(self, uid: str, before: int, counts: Mapping[str, Count], asked: Collection[str]) -> int:
-        """The new total. ``before`` is the one in the status, where a new operator goes on; ``asked`` are all pods that
-        there are, whether they answered or not: others are forgotten.
+    def count(self, uid: str, before: int, published: Mapping[str, int], asked: Mapping[str, str]) -> int:
+        """The new total. ``before`` is the one in the status, where a new operator goes on; ``published`` is what
+        relays answered; ``asked`` are all pods that there are and when each was made: others are forgotten.
 
-        What an old relay had published when this operator first asked it may be in the status already, and adds
-        nothing, unless nothing was counted at all. A count that went down is a new process.
+        What a relay had published when it was first met may be in the status already, and adds nothing, unless its pod
+        is new or nothing was counted at all. A count that went down is a new process.
         """
-        total = self._total.get(uid, before)
-        known = self._last.get(uid, {})
-        forgotten = [self._forgotten.get(uid, ""), *(each.created for pod, each in known.items() if pod not in asked)]
-        newest = self._forgotten[uid] = max(forgotten)
-        last = {pod: each for pod, each in known.items() if pod in asked}
-        nothing_counted = total == 0
-        for pod, count in counts.items():
-            if pod in last:
-                had = last[pod].published
-                total += count.published - had if count.published >= had else count.published
-            elif nothing_counted or (count.young and (not newest or count.created > newest)):
-                total += count.published
-            last[pod] = count
-        self._last[uid] = last
-        self._total[uid] = total
-        return total
+        counted = self._counted.get(uid)
+        if counted is None:
+            counted = self._counted[uid] = _Counted(before, youngest=max(asked.values(), default=""))
+        for pod in counted.relays.keys() - asked.keys():
+            counted.youngest = max(counted.youngest, counted.relays.pop(pod).created)
+        for pod in asked.keys() - counted.relays.keys():
+            new = counted.total == 0 or asked[pod] > counted.youngest
+            counted.relays[pod] = _Relay(asked[pod], published=0 if new else None)
+        for pod, now in published.items():
+            relay = counted.relays[pod]
+            had = now if relay.published is None else relay.published
+            counted.total += now - had if now >= had else now
+            relay.published = now
+        return counted.total
 
     def forget(self, uid: str) -> None:
-        self._last.pop(uid, None)
-        self._total.pop(uid, None)
-        self._forgotten.pop(uid, None)
+        self._counted.pop(uid, None)

@@ -22,7 +22,7 @@ from mailboat_operator.children.config import (
 )
 from mailboat_operator.children.deployment import replica_failure, selector_labels
 from mailboat_operator.children.ownership import Owner, owner_of
-from mailboat_operator.counting import Count, Tally
+from mailboat_operator.counting import Tally
 from mailboat_operator.desired import CHILD_KINDS, desired
 from mailboat_operator.fleet import Fleet
 from mailboat_operator.keeping import Keeper, Kept
@@ -145,7 +145,6 @@ class Reconciler:
         self._wall_clock = wall_clock
         self._tally = Tally()
         self._stuck: dict[Key, int] = {}
-        self._started = self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
 
     async def reconcile(self, key: Key) -> float | None:
         """Returns the seconds after which to look again by itself; None: when something happens."""
@@ -272,21 +271,15 @@ class Reconciler:
             answers=_of_the_living(look),
             lacking=[pod for pod in look.pods if pod.alive and not all(pod.sees(each) for each in needed)],
             published=self._tally.count(
-                metadata["uid"], before.get("published", 0), self._counts(look, name), {pod.uid for pod in look.asked}
+                metadata["uid"],
+                before.get("published", 0),
+                _published(look, name),
+                {pod.uid: pod.created for pod in look.asked},
             ),
         )
         status = subscription_status(facts, now)
         self._metrics.lag.labels(metadata["namespace"], metadata["name"]).set(status.get("lag", 0))
         await self._reporter.report(SUBSCRIPTION, found, status)
-
-    def _counts(self, look: _Look, subscription: str) -> dict[str, Count]:
-        counts = {}
-        for pod, answer in zip(look.asked, look.answers, strict=True):
-            report = answer.report.relay("/".join(look.key)) if answer.report is not None else None
-            found = report.subscription(subscription) if report is not None else None
-            if found is not None:
-                counts[pod.uid] = Count(found.published, pod.created >= self._started, pod.created)
-        return counts
 
     def _forget_departed(self, key: Key) -> None:
         for gone in self._world.departed(key):
@@ -344,6 +337,17 @@ class Reconciler:
 def _work(relay: OutboxRelay, subscription: EventSubscription) -> Work:
     metadata, needed = subscription.metadata, (*database_secrets(relay), *sink_secrets(subscription))
     return Work(f"{metadata.namespace}/{metadata.name}", subscription.spec.partitions, frozenset(needed))
+
+
+def _published(look: _Look, subscription: str) -> dict[str, int]:
+    """What relays say, by the uid of their pods."""
+    published = {}
+    for pod, answer in zip(look.asked, look.answers, strict=True):
+        report = answer.report.relay("/".join(look.key)) if answer.report is not None else None
+        found = report.subscription(subscription) if report is not None else None
+        if found is not None:
+            published[pod.uid] = found.published
+    return published
 
 
 def _of_the_living(look: _Look) -> list[Answer]:
