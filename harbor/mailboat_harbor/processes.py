@@ -32,6 +32,10 @@ from mailboat_harbor.missing import ServerFailed
 
 _LAUNCHER = Path(__file__).with_name("launcher.py")
 _POLL = 0.02
+_STILL_WITHIN = 10.0
+"""Seconds that a process has to stop in once it was told to."""
+_STILL = "TtZX"
+"""The kernel's letters for a thread that runs no more: stopped, traced, a zombie, dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +143,9 @@ class Child:
             _kill_group(self._process)
 
     def suspend(self) -> None:
-        """SIGSTOP: connections stay open and nobody answers."""
+        """SIGSTOP: connections stay open and nobody answers. Returns once it stands still."""
         _signal_group(self.pid, signal.SIGSTOP)
+        _until_still(self.pid)
 
     def resume(self) -> None:
         """SIGCONT."""
@@ -187,6 +192,10 @@ def kill_tree(process: subprocess.Popen[bytes]) -> None:
         return
     process.send_signal(signal.SIGSTOP)  # or it would see its children die, and start new ones
     try:
+        _until_still(process.pid)
+    except ServerFailed:
+        pass  # it is killed in any case
+    try:
         descendants = psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:  # it has ended by itself just now
         descendants = []
@@ -203,9 +212,17 @@ def kill_tree(process: subprocess.Popen[bytes]) -> None:
 
 
 def signal_tree(pid: int, number: signal.Signals) -> None:
-    """A signal to a process and all of its descendants. Those that are gone already don't mind."""
+    """A signal to a process and all of its descendants. Those that are gone already don't mind.
+
+    SIGSTOP: returns once all of them stand still.
+    """
+    stopping = number == signal.SIGSTOP
     try:
         process = psutil.Process(pid)
+        if stopping:
+            # Before its children are looked for: one that it forks meanwhile would never be stopped.
+            process.send_signal(number)
+            _until_still(pid)
         family = [process, *process.children(recursive=True)]
     except psutil.NoSuchProcess:
         return
@@ -214,6 +231,34 @@ def signal_tree(pid: int, number: signal.Signals) -> None:
             member.send_signal(number)
         except psutil.NoSuchProcess:
             pass
+    if stopping:
+        for member in family:
+            _until_still(member.pid)
+
+
+def _until_still(pid: int) -> None:
+    """SIGSTOP stops one thread after the other, and the last ones may live on for milliseconds."""
+    deadline = time.monotonic() + _STILL_WITHIN
+    while not _stands_still(pid):
+        if time.monotonic() > deadline:
+            raise ServerFailed(f"process {pid} was told to stand still, and goes on after {_STILL_WITHIN:.0f} s")
+        time.sleep(_POLL / 10)
+
+
+def _stands_still(pid: int) -> bool:
+    """Whether no thread of it runs. One that is gone does not."""
+    try:
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    for thread in threads:
+        try:
+            text = (thread / "stat").read_text(errors="replace")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if text.rpartition(")")[2].split()[0] not in _STILL:  # behind the name, which may hold anything
+            return False
+    return True
 
 
 def _is_over(process: psutil.Process) -> bool:
