@@ -81,7 +81,7 @@ class Proxy:
         self.close()
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=10)
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=60)
 
     async def _set_hearing(self, hearing: bool) -> None:
         if hearing:
@@ -115,17 +115,22 @@ class Proxy:
         if not self._open:  # stopped, while this one was being accepted
             writer.transport.abort()
             return
+        # Before its task has taken a step: a cut that comes first ends the task, and it would never begin.
+        self._writers.add(writer)
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._serving.add(task)
-        task.add_done_callback(self._serving.discard)
+
+        def over(task: asyncio.Task[None]) -> None:
+            self._serving.discard(task)
+            self._forget(writer)
+
+        task.add_done_callback(over)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
         try:
             await self._hearing.wait()
             target_reader, target_writer = await asyncio.open_connection(*self._target)
         except (OSError, asyncio.CancelledError):
-            self._forget(writer)
             return
         self._writers.add(target_writer)
         try:
@@ -133,7 +138,6 @@ class Proxy:
         except (OSError, asyncio.CancelledError):
             pass  # the end of a connection is not an error here
         finally:
-            self._forget(writer)
             self._forget(target_writer)
 
     async def _pass_on(self, source: asyncio.StreamReader, destination: asyncio.StreamWriter) -> None:

@@ -50,7 +50,7 @@ def client(proxy: Proxy) -> Iterator[socket.socket]:
 
 
 def connect(proxy: Proxy) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", proxy.port), timeout=5)
+    return socket.create_connection(("127.0.0.1", proxy.port), timeout=60)
 
 
 def ask(client: socket.socket, question: bytes) -> bytes:
@@ -77,6 +77,19 @@ def test_a_cut_ends_living_connections_only(proxy: Proxy, client: socket.socket)
         assert ask(another, b"after") == b"after"
 
 
+def test_a_connection_that_is_cut_in_the_moment_of_its_arrival_is_not_left_open(proxy: Proxy) -> None:
+    ours, theirs = socket.socketpair()
+
+    async def arrive_and_be_cut() -> None:
+        proxy._accept(*await asyncio.open_connection(sock=ours))
+        await proxy._cut()  # in the same turn of the loop: nobody has begun to serve it
+
+    with theirs:
+        theirs.settimeout(60)
+        proxy._run(arrive_and_be_cut())
+        assert is_cut(theirs)
+
+
 def test_a_stopped_proxy_refuses_until_it_is_started_again(proxy: Proxy, client: socket.socket) -> None:
     assert ask(client, b"before") == b"before"
     proxy.stop()
@@ -99,8 +112,8 @@ def test_a_deaf_proxy_accepts_and_swallows(proxy: Proxy, client: socket.socket) 
         with pytest.raises(TimeoutError):
             ask(another, b"hello?")
         proxy.undeafen()
-        another.settimeout(5)
-        client.settimeout(5)
+        another.settimeout(60)
+        client.settimeout(60)
         assert client.recv(1024) == b"anybody there?"
         assert another.recv(1024) == b"hello?"
 
