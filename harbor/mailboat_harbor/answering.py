@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import ssl
 import urllib.error
 import urllib.request
@@ -23,5 +24,5 @@ def says_ok(url: str, trust: ssl.SSLContext | None = None) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=5, context=trust) as answer:
             return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
+    except (urllib.error.URLError, OSError, http.client.HTTPException):
         return False

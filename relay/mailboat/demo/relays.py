@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
 from urllib.error import URLError
@@ -47,7 +48,7 @@ class RelayProcess(Child):
         try:
             with urlopen(self._status, timeout=_ANSWER_WITHIN) as answer:
                 (relay,) = json.load(answer)["relays"]
-        except (URLError, OSError):
+        except (URLError, OSError, HTTPException):  # the last: it died in the middle of a sentence
             return None
         return _glance(relay)
 
