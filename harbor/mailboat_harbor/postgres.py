@@ -155,7 +155,7 @@ class PostgresServer(Child):
     def pause_replay(self) -> None:
         """Let this standby fall behind; returns once it stands still."""
         self.execute("select pg_wal_replay_pause()")
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while self.execute("select pg_get_wal_replay_pause_state()") != [("paused",)]:
             if time.monotonic() > deadline:
                 raise ServerFailed(f"{self.name} went on replaying.\n{self.log_tail()}")

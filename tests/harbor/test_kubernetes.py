@@ -73,9 +73,10 @@ def test_controllers_make_pods_and_collect_orphans(server: ApiServer) -> None:
     def pods() -> int:
         return len(server.kubectl("get", "pods", "--selector=app=web", "--output=name").split())
 
-    wait_until(lambda: pods() == 2, timeout=30, what="two pods of the deployment")
+    # After a restart of the API server, controllers come back to it with pauses of up to half a minute.
+    wait_until(lambda: pods() == 2, timeout=120, what="two pods of the deployment")
     server.kubectl("delete", "deployment", "web")
-    wait_until(lambda: pods() == 0, timeout=30, what="the pods to go with their deployment")
+    wait_until(lambda: pods() == 0, timeout=120, what="the pods to go with their deployment")
 
 
 def test_requests_are_counted_by_user(server: ApiServer) -> None:
