@@ -31,7 +31,18 @@ from mailboat_operator.injection import (
     trial,
     wanted_relay,
 )
-from mailboat_operator.kube import DEPLOYMENT, RELAY, SUBSCRIPTION, Invalid, Kube, KubeError, NotFound, Object
+from mailboat_operator.kube import (
+    DEPLOYMENT,
+    RELAY,
+    SUBSCRIPTION,
+    ApiUnavailable,
+    Invalid,
+    Kube,
+    KubeError,
+    NotFound,
+    Object,
+    Throttled,
+)
 from mailboat_operator.podspec import RelayImage
 from mailboat_operator.settings import Address
 
@@ -46,6 +57,11 @@ _SHARE: Final = 0.6
 """Of the time that the API server waits: for reading from it. Beyond that time it goes on without an answer."""
 _ANSWER_WITHIN: Final = 3.0
 """Seconds, where it does not say how long it waits."""
+_AGAIN_AFTER: Final = 0.2
+"""Seconds until the API server is asked again, after it did not answer as it should."""
+_KEPT_OPEN: Final = 120
+"""Seconds for which a connection without a request is kept. The API server itself ends it after 90: a review that is
+sent just as we end it would be lost, and the pod would start without its relay."""
 _CLOSE_WITHIN: Final = 3.0
 _REMEMBERED: Final = 1000
 """Kinds of sidecars that are known to be acceptable."""
@@ -110,7 +126,7 @@ class Webhook:
         where = {"namespace": asked.get("namespace"), "uid": asked.get("uid")}
         try:
             async with asyncio.timeout(within):
-                answer = await self._answer(asked)
+                answer = await self._answer_at_last(asked)
         except Exception as error:
             log.exception("A pod starts without its relay: the webhook failed.", extra=where)
             reason = "the API server did not answer in time" if isinstance(error, TimeoutError) else "an error"
@@ -118,6 +134,15 @@ class Webhook:
         if answer.warnings:
             log.info("Injection: %s.", answer.outcome, extra={**where, "warnings": answer.warnings})
         return answer
+
+    async def _answer_at_last(self, asked: Object) -> Injection:
+        """However often it takes: a moment without an API server must not cost a pod its relay."""
+        while True:
+            try:
+                return await self._answer(asked)
+            except (ApiUnavailable, Throttled) as error:
+                log.info("The API server is asked again about a pod.", extra={"error": str(error)})
+                await asyncio.sleep(_AGAIN_AFTER)
 
     async def _answer(self, asked: Object) -> Injection:
         pod = asked.get("object")
@@ -184,7 +209,11 @@ class HttpServer:
     def __init__(self, application: web.Application) -> None:
         # No access log: probes and pods come every few seconds.
         self._runner = web.AppRunner(
-            application, access_log=None, handle_signals=False, shutdown_timeout=_CLOSE_WITHIN, keepalive_timeout=60
+            application,
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=_CLOSE_WITHIN,
+            keepalive_timeout=_KEPT_OPEN,
         )
 
     async def start(self, address: Address, context: ssl.SSLContext | None = None) -> Address:
