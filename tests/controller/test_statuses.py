@@ -304,6 +304,20 @@ def test_a_report_of_another_version_is_read_as_far_as_it_goes():
     assert [each.state for each in relay.subscriptions] == ["Running"]
 
 
+def test_lag_that_a_silent_relay_had_is_still_lag():
+    both = (answer("a", [owned(0, lag=70)]), answer("b", [owned(1, lag=64)]))
+    before = subscription_status(replace(FACTS, answers=both), NOW)
+    hangs = (answer("a", [owned(0, lag=10)], owners={"0": "a", "1": "b"}), Answer("b", None, "did not answer in time"))
+    status = subscription_status(replace(FACTS, answers=hangs, before=before), NOW)
+    assert status["lag"] == 74
+    assert [(each["pod"], each["lag"]) for each in status["assignments"]] == [("a", 10), ("b", 64)]
+    gone = (answer("a", [owned(0, lag=0)], owners={"0": "a", "1": None}),)
+    status = subscription_status(replace(FACTS, answers=gone, before=status), NOW)
+    assert (status["lag"], status["assignments"][1]["pod"]) == (64, "")
+    taken = (answer("a", [owned(0), owned(1, lag=3)]),)
+    assert subscription_status(replace(FACTS, answers=taken, before=status), NOW)["lag"] == 3
+
+
 def test_published_events_are_counted_over_restarts_of_relays_and_operators():
     tally, asked = Tally(), {"a": second(1), "b": second(1)}
     assert tally.count("s", 0, {"a": 10}, asked) == 10

@@ -27,6 +27,13 @@ def not_reported(pods: str) -> str:
     )
 
 
+def where_to_put_it(reason: Reason, message: str) -> str:
+    """A relay's message, with what it can't know: in a cluster nobody writes into its folders."""
+    if reason is not Reason.SECRET_NOT_FOUND:
+        return message
+    return f"{message} In a cluster: create that Secret, in this namespace; relays take it up by themselves."
+
+
 def secrets_mounted(lacking: Sequence[RelayPod]) -> Verdict:
     """``lacking``: pods that can't see a Secret which they need. Those of our own Deployment are replaced by it."""
     since = "were started before a Secret was referred to, and can't see it"
@@ -36,4 +43,6 @@ def secrets_mounted(lacking: Sequence[RelayPod]) -> Verdict:
     if lacking:
         message = f"These pods {since}; they are being replaced: {named([pod.name for pod in lacking])}."
         return no(ConditionType.SECRETS_MOUNTED, Reason.PROGRESSING, message)
-    return yes(ConditionType.SECRETS_MOUNTED, Reason.UP_TO_DATE, "Every relay has the Secrets that it needs.")
+    return yes(
+        ConditionType.SECRETS_MOUNTED, Reason.UP_TO_DATE, "Every relay has a place for the Secrets that it needs."
+    )

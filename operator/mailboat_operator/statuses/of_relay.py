@@ -10,7 +10,7 @@ from typing import Any, Final
 from mailboat_operator.pods import RelayPod
 from mailboat_operator.reports import Answer, RelayReport, reason_given
 from mailboat_operator.statuses.conditions import Verdict, no, unknown, with_progress, written, yes
-from mailboat_operator.statuses.of_pods import NAMED, named, not_reported, secrets_mounted
+from mailboat_operator.statuses.of_pods import NAMED, named, not_reported, secrets_mounted, where_to_put_it
 from mailboat_spec import ConditionStatus, ConditionType, OutboxRelay, Reason, Runtime
 
 _DAYS_AHEAD: Final = 7.0
@@ -158,7 +158,7 @@ def _database(reports: Sequence[RelayReport]) -> Verdict:
     reason = reason_given(told.reason, Reason.DATABASE_UNREACHABLE)
     if reason is Reason.DATABASE_UNREACHABLE:
         return no(reachable, reason, f"{told.message} (Is the URL in its Secret right, and is the server up?)")
-    return no(reachable, reason, told.message)
+    return no(reachable, reason, where_to_put_it(reason, told.message))
 
 
 def _reaches(report: RelayReport) -> bool:

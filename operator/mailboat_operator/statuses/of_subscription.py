@@ -10,7 +10,7 @@ from typing import Any, Final
 from mailboat_operator.pods import RelayPod
 from mailboat_operator.reports import Answer, PartitionReport, RelayReport, SubscriptionReport, reason_given
 from mailboat_operator.statuses.conditions import Verdict, no, unknown, with_progress, written, yes
-from mailboat_operator.statuses.of_pods import not_reported, secrets_mounted
+from mailboat_operator.statuses.of_pods import not_reported, secrets_mounted, where_to_put_it
 from mailboat_operator.statuses.rounding import displayed, rounded_age, rounded_count, rounded_rate
 from mailboat_spec import ConditionType, Duration, EventSubscription, Reason, State
 from mailboat_spec.secrecy import redact
@@ -83,7 +83,8 @@ def subscription_status(facts: SubscriptionFacts, now: datetime) -> dict[str, An
 
 def _numbers(facts: SubscriptionFacts, words: _Words) -> dict[str, Any]:
     known = [report for _, report in words.held.values() if report is not None]
-    lag = sum(report.lag for report in known)
+    lags = _lags(facts, words)
+    lag = sum(lags.values())
     bounded = any(report.lag_bounded for report in known)
     ages = [report.oldest_age for report in known if report.oldest_age is not None]
     numbers: dict[str, Any] = {
@@ -93,15 +94,25 @@ def _numbers(facts: SubscriptionFacts, words: _Words) -> dict[str, Any]:
         "dead": max(each.dead for _, each in words.subscriptions),
         "rate": rounded_rate(sum(each.rate for _, each in words.subscriptions)),
         "lastError": redact(words.last_error)[:_ERROR_LIMIT],
-        "assignments": [_assignment(number, *held) for number, held in sorted(words.held.items())],
+        "assignments": [_assignment(number, lags[number], *held) for number, held in sorted(words.held.items())],
     }
     if ages and (age := rounded_age(max(ages))) is not None:
         numbers["oldestAge"] = str(Duration.of_seconds(age))
     return numbers
 
 
-def _assignment(number: int, pod: str, report: PartitionReport | None) -> dict[str, Any]:
-    entry: dict[str, Any] = {"partition": number, "pod": pod, "lag": rounded_count(report.lag) if report else 0}
+def _lags(facts: SubscriptionFacts, words: _Words) -> dict[int, int]:
+    """By partition. Where its owner says nothing, since it hangs or is no more, nothing was delivered by that: there it
+    is what was known last."""
+    before = {each["partition"]: each.get("lag", 0) for each in facts.before.get("assignments") or ()}
+    return {
+        number: report.lag if report is not None else before.get(number, 0)
+        for number, (_, report) in words.held.items()
+    }
+
+
+def _assignment(number: int, lag: int, pod: str, report: PartitionReport | None) -> dict[str, Any]:
+    entry: dict[str, Any] = {"partition": number, "pod": pod, "lag": rounded_count(lag)}
     if report is not None and (age := rounded_age(report.oldest_age)) is not None:
         entry["oldestAge"] = str(Duration.of_seconds(age))
     return entry
@@ -154,7 +165,8 @@ def _ready(facts: SubscriptionFacts, words: _Words) -> Verdict:
         return no(ready, Reason.PROGRESSING, message)
     if failed := [each for each in words.moving if each.state == "Failed"]:
         error = failed[0].last_error or "The relay gave no reason."
-        return no(ready, reason_given(failed[0].reason, Reason.SINK_NOT_SUPPORTED), error)
+        reason = reason_given(failed[0].reason, Reason.SINK_NOT_SUPPORTED)
+        return no(ready, reason, where_to_put_it(reason, error))
     paused = _paused(facts, words)
     if paused.reason is Reason.PAUSED_BY_SPEC:
         return yes(ready, Reason.PAUSED_BY_SPEC, paused.message)
@@ -178,7 +190,8 @@ def _no_database(words: _Words) -> Verdict:
     told = next((report for _, report in words.relays if report.message), None)
     if told is None:
         return no(ConditionType.READY, Reason.DATABASE_UNREACHABLE, "No relay reaches the database.")
-    return no(ConditionType.READY, reason_given(told.reason, Reason.DATABASE_UNREACHABLE), told.message)
+    reason = reason_given(told.reason, Reason.DATABASE_UNREACHABLE)
+    return no(ConditionType.READY, reason, where_to_put_it(reason, told.message))
 
 
 def _paused(facts: SubscriptionFacts, words: _Words) -> Verdict:
