@@ -55,7 +55,9 @@ def _whole_lines(log: Path, offset: int) -> Iterator[bytes]:
     if not log.exists():
         return
     with log.open("rb") as file:
-        file.seek(offset)
+        if offset:  # which may lie within a line that was being written
+            file.seek(offset - 1)
+            file.readline()
         for line in file:
             if line.endswith(b"\n"):  # else it is still being written
                 yield line

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from mailboat_operator.assigning import (
     Partition,
@@ -30,6 +31,9 @@ from mailboat_operator.reports import Answer, RelayReport
 from mailboat_operator.world import Key
 
 log = logging.getLogger(__name__)
+
+_FURTHEST_AHEAD: Final = 2**61
+"""Milliseconds: with the time of day on top it is still a number that Postgres can keep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,7 @@ class _Relay:
     """By the pod's uid: how it refused the configuration last; told once."""
     plan: Plan | None = None
     ahead: int = 0
-    """Milliseconds that our generations are ahead of the clock, after relays knew a newer one."""
+    """Milliseconds that our generations are ahead of the clock, after a relay knew a newer one."""
 
 
 class Fleet:
@@ -94,11 +98,7 @@ class Fleet:
     def forget(self, key: Key) -> None:
         """The resource is gone."""
         self._relays.pop(key, None)
-        for answers in ("yes", "no"):
-            try:
-                self._metrics.relays.remove(*key, answers)
-            except KeyError:
-                pass
+        self._metrics.forget_relay(*key)
 
     async def ask(self, key: Key, pods: Sequence[RelayPod]) -> list[Answer]:
         """One answer per pod: the present one, or the last good one while it is fresh enough, or the reason."""
@@ -172,9 +172,11 @@ class Fleet:
                 memory.plan = Plan(generation, wanted, now)
                 log.info("Partitions were shared out.", extra={"relay": name, "generation": generation})
                 return True
-            if outcome.code == 409:  # another clock was ahead of ours
-                memory.ahead = max(1000, 2 * memory.ahead)
             extra = {"pod": f"{pod.namespace}/{pod.name}", "code": outcome.code, "answer": outcome.text}
+            if outcome.code == 409:  # another clock was ahead of ours, and all relays read the same database
+                memory.ahead = min(max(1000, 2 * memory.ahead), _FURTHEST_AHEAD)
+                log.warning("A relay knows a newer assignment; the next one is numbered beyond it.", extra=extra)
+                return True
             log.warning("A relay did not take the assignment; another one is asked.", extra=extra)
         return True
 

@@ -8,6 +8,9 @@ kopf has a thread and an event loop of its own: it takes over signal handlers an
 it, neither of which it may do to ours. What it can't tell is what was deleted while it had lost the thread: it lists
 anew then, and what is not in the list is not mentioned. Objects of a list come without a type, so that the operator
 notices, lists as well, and compares.
+
+Its connections are sessions that we make and close. Left to itself it may log in once more after it has closed what it
+had, when it is told to stop in the middle of its start, and nobody closes that.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Final
 
+import aiohttp
 import kopf
 
 from mailboat_operator.kube import RELAY, SUBSCRIPTION, Access, Kind, Object
@@ -32,8 +36,10 @@ _STOP_WITHIN: Final = 2.0
 """Seconds. It only ever reads, so nobody has to wait until it is gone; it is a courtesy to what comes after."""
 
 _GOODBYE: Final = 0.25
-"""Seconds for TLS connections to be closed by both sides, before the event loop is."""
+"""Seconds for connections to be gone, before the event loop is."""
 
+_LOGIN_EVERY: Final = 1.0
+"""Seconds, at least: a server that lets nobody in is not to be asked without a pause."""
 
 _RUNNING_LOG: Final = logging.getLogger("kopf._core.reactor.running")
 
@@ -62,6 +68,8 @@ class KopfFeed:
         self._namespaces = tuple(namespaces)
         self._on_event = on_event
         self._stop = threading.Event()
+        self._sessions: list[aiohttp.ClientSession] = []
+        """All that are open. Only kopf's thread touches them."""
 
     async def run(self) -> None:
         """Until cancelled. Raises if kopf gives up, which it should not."""
@@ -97,6 +105,8 @@ class KopfFeed:
                 stop_flag=self._stop,
             )
         finally:
+            for session in self._sessions:
+                await session.close()
             await asyncio.sleep(_GOODBYE)
 
     def _registry(self, ours: asyncio.AbstractEventLoop) -> kopf.OperatorRegistry:
@@ -107,17 +117,14 @@ class KopfFeed:
                 ours.call_soon_threadsafe(self._on_event, event["type"], kind, _plain(kind, event["object"]))
 
         @kopf.on.login(registry=registry)
-        async def login(**_: Any) -> kopf.ConnectionInfo:
+        async def login(**_: Any) -> kopf.AiohttpSession:
             # Asked anew whenever the server wants to know who we are: a pod's token lives for an hour.
+            if self._sessions:
+                await asyncio.sleep(_LOGIN_EVERY)
             access = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._access(), ours))
-            return kopf.ConnectionInfo(
-                server=access.server,
-                ca_path=access.ca_path,
-                insecure=not access.verify,
-                token=access.token,
-                certificate_path=access.certificate_path,
-                private_key_path=access.key_path,
-            )
+            self._sessions = [each for each in self._sessions if not each.closed]
+            self._sessions.append(_session(access))
+            return kopf.AiohttpSession(server=access.server, aiohttp_session=self._sessions[-1])
 
         @kopf.on.event(GROUP, VERSION, RELAY_PLURAL, registry=registry)
         async def relay(event: Any, **_: Any) -> None:
@@ -143,6 +150,19 @@ def _settings() -> kopf.OperatorSettings:
     settings.watching.inactivity_timeout = 330
     settings.queueing.exit_timeout = 0.5
     return settings
+
+
+def _session(access: Access) -> aiohttp.ClientSession:
+    info = kopf.ConnectionInfo(
+        server=access.server,
+        ca_path=access.ca_path,
+        insecure=not access.verify,
+        token=access.token,
+        certificate_path=access.certificate_path,
+        private_key_path=access.key_path,
+    )
+    connector = aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context())
+    return aiohttp.ClientSession(connector=connector, headers=info.as_http_headers(), trust_env=False)
 
 
 def _fail(ended: asyncio.Future[None], outcome: BaseException) -> None:

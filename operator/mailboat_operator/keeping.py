@@ -18,7 +18,17 @@ from typing import Final
 from mailboat_operator.children.ownership import Owner, owner_of
 from mailboat_operator.desired import CHILD_KINDS
 from mailboat_operator.drift import Applied, outcome
-from mailboat_operator.kube import CONFIG_MAP, Forbidden, Invalid, Kind, Kube, KubeError, NotFound, Object
+from mailboat_operator.kube import (
+    CONFIG_MAP,
+    Forbidden,
+    Invalid,
+    Kind,
+    Kube,
+    KubeError,
+    NotFound,
+    Object,
+    ServerFailed,
+)
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.podspec import child_name
 from mailboat_operator.statuses.conditions import News
@@ -53,6 +63,8 @@ class Kept:
     news: list[News] = field(default_factory=list)
     obstructed: set[Kind] = field(default_factory=set)
     """Kinds of all children that are not as they should be."""
+    failed: ServerFailed | None = None
+    """What the API server failed at, for the time being: to be raised once all the rest is done."""
 
     def meet(self, kind: Kind, obstacle: KubeError) -> None:
         self.obstructed.add(kind)
@@ -115,6 +127,9 @@ class Keeper:
             except (Taken, Invalid, Forbidden) as obstacle:
                 self._obstacles[kind, key] = (obstacle, wanted[kind], self._clock())
                 kept.meet(kind, obstacle)
+            except ServerFailed as error:
+                kept.obstructed.add(kind)
+                kept.failed = error
         return kept
 
     def _obstacle(self, kind: Kind, key: Key, wanted: Object) -> KubeError | None:

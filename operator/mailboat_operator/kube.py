@@ -66,6 +66,7 @@ MUTATING_WEBHOOK: Final = Kind(
     "admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration", "mutatingwebhookconfigurations", False
 )
 _VERSION: Final = Kind("", "Version", "version", False)
+_GROUPS: Final = Kind("", "APIGroup", "apis", False)
 
 
 class KubeError(Exception):
@@ -77,7 +78,8 @@ class KubeError(Exception):
     - ``Invalid``: the object is wrong (400, 422); asking again will not help.
     - ``Forbidden``: the operator lacks a right (401, 403); a person has to give it.
     - ``Throttled``: too many requests (429); ``retry_after`` says when to come back.
-    - ``ApiUnavailable``: no answer, or a 5xx; it will come back.
+    - ``ApiUnavailable``: no answer; it will come back.
+    - ``ServerFailed``: an answer, with a 5xx: so may be this request alone (somebody's admission webhook is down).
     """
 
     def __init__(self, message: str, retry_after: float | None = None) -> None:
@@ -104,6 +106,9 @@ class Throttled(KubeError): ...
 
 
 class ApiUnavailable(KubeError): ...
+
+
+class ServerFailed(ApiUnavailable): ...
 
 
 class NoCluster(KubeError):
@@ -214,6 +219,15 @@ class Kube:
         answer = await self._json("GET", _VERSION, "/version")
         return int(answer["major"]), int("".join(filter(str.isdigit, answer["minor"])) or 0)
 
+    async def is_known(self, kind: Kind) -> bool:
+        """Whether everybody who looks for it finds it. It can be listed a moment before, while it is being defined."""
+        group = kind.api_version.partition("/")[0]
+        groups = await self._json("GET", _GROUPS, "/apis")
+        if not any(each["name"] == group for each in groups["groups"]):
+            return False
+        resources = await self._json("GET", _GROUPS, f"/apis/{kind.api_version}")
+        return any(each["name"] == kind.plural for each in resources["resources"])
+
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Object:
         return await self._json("GET", kind, kind.path(namespace, name))
 
@@ -268,8 +282,12 @@ class Kube:
             "application/merge-patch+json",
         )
 
-    async def patch_status(self, kind: Kind, namespace: str, name: str, status: Object) -> Object:
-        return await self.patch(kind, namespace, name, {"status": status}, "status")
+    async def patch_status(self, kind: Kind, found: Object, status: Object) -> Object:
+        """Of the very version that the status was made from, else raises ``Conflict``: what changed meanwhile is to be
+        looked at first, and an object that came after it, by the same name, has its own story."""
+        metadata = found["metadata"]
+        body = {"metadata": {"resourceVersion": metadata["resourceVersion"]}, "status": status}
+        return await self.patch(kind, metadata["namespace"], metadata["name"], body, "status")
 
     async def delete(self, kind: Kind, namespace: str | None, name: str, uid: str | None = None) -> None:
         """With a ``uid`` only the very object that was looked at, and nobody's who came after it."""
@@ -359,7 +377,7 @@ def _change(kind: Kind, line: bytes) -> Change:
 
 def _error(code: int, message: str, retry_after: str | None) -> KubeError:
     seconds = float(retry_after) if retry_after is not None and retry_after.isdecimal() else None
-    return _BY_CODE.get(code, ApiUnavailable)(f"{message} ({code})", seconds)
+    return _BY_CODE.get(code, ServerFailed)(f"{message} ({code})", seconds)
 
 
 def _message(text: str) -> str:

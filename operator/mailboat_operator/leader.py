@@ -103,6 +103,11 @@ class Election:
     def leading(self) -> bool:
         return self._held is not None
 
+    @property
+    def time_left(self) -> float:
+        """Seconds for which nobody else can lead, as of the last renewal."""
+        return max(0.0, self._renewed + self._timing.duration - self._clock())
+
     async def acquire(self) -> None:
         """Return once this process leads. An API server that is away is waited for."""
         while True:
@@ -144,13 +149,22 @@ class Election:
         if self._held is None:
             return
         held, self._held = self._held, None
-        spec = {**held["spec"], "holderIdentity": None, "leaseDurationSeconds": 1, "renewTime": _now()}
         try:
             async with asyncio.timeout(_RELEASE_WITHIN):
-                await self._kube.replace(LEASE, {**held, "spec": spec})
+                try:
+                    await self._give_back(held)
+                except Conflict:  # a renewal that was broken off has come through all the same
+                    held = await self._kube.get(LEASE, self._namespace, self._name)
+                    if (held.get("spec") or {}).get("holderIdentity") != self.identity:
+                        return
+                    await self._give_back(held)
             log.info("Gave the lead back.", extra={"lease": f"{self._namespace}/{self._name}"})
         except (KubeError, TimeoutError) as error:
             log.warning("The lead could not be given back; it runs out by itself.", extra={"error": str(error)})
+
+    async def _give_back(self, held: Object) -> None:
+        spec = {**held["spec"], "holderIdentity": None, "leaseDurationSeconds": 1, "renewTime": _now()}
+        await self._kube.replace(LEASE, {**held, "spec": spec})
 
     async def _take(self) -> bool:
         started = self._clock()
@@ -168,7 +182,8 @@ class Election:
         self._sighting = seen(lease, before, self._clock(), self._timing.duration)
         if before is None or before.holder != self._sighting.holder:
             log.info("Another operator leads.", extra={"holder": self._sighting.holder or "nobody"})
-        if not self._sighting.is_free(self._clock()):
+        # Our own name is in it if an answer to us got lost: names are unique per process.
+        if self._sighting.holder != self.identity and not self._sighting.is_free(self._clock()):
             return False
         return await self._write(self._kube.replace, {**lease, "spec": self._claim(lease)}, started)
 

@@ -128,7 +128,6 @@ class _Leader:
     async def run(self) -> None:
         self._metrics.leader.set(1)
         self._metrics.queue.set_function(self._queue.waiting)
-        feed = KopfFeed(self._kube.access, self._settings.namespaces, self._heard)
         self._world.on_change = self._changed
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -140,17 +139,35 @@ class _Leader:
                     for watcher in place.watchers:
                         tasks.create_task(watcher.run())
                     tasks.create_task(self._look_after(place))
-                tasks.create_task(self._feed(feed))
+                tasks.create_task(self._feed())
                 for _ in range(self._settings.workers):
                     tasks.create_task(self._work())
         finally:
             self._metrics.leader.set(0)
             self._metrics.queue.set_function(lambda: 0)
 
-    async def _feed(self, feed: KopfFeed) -> None:
-        """Not before the server has answered once: kopf makes an error of every request that has to wait for that."""
+    async def _feed(self) -> None:
+        """Not before the server has answered once: kopf makes an error of every request that has to wait for that. Nor
+        before both kinds can be found by whoever looks for them, which kopf does once. Should it give up, it begins
+        anew; what it missed is found by comparing."""
         await self._begun.wait()
-        await feed.run()
+        for attempt in itertools.count():
+            try:
+                for kind, _ in _OUR_KINDS:
+                    await self._until_known(kind)
+                await KopfFeed(self._kube.access, self._settings.namespaces, self._heard).run()
+            except Exception as error:
+                delay = self._settings.backoff.delay(attempt)
+                log.warning("The watch of resources ended; it begins anew.", extra={"error": str(error) or repr(error)})
+                await asyncio.sleep(delay)
+            for place in self._places:
+                place.compare.set()
+
+    async def _until_known(self, kind: Kind) -> None:
+        for attempt in itertools.count():
+            if await self._kube.is_known(kind):
+                return
+            await asyncio.sleep(self._settings.backoff.delay(attempt))
 
     def _changed(self, key: Key) -> None:
         """What changes where not everything is known yet is looked at when it is."""

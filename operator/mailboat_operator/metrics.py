@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from mailboat_spec.names import RELAY_PLURAL, SUBSCRIPTION_PLURAL
+
 
 class Metrics:
     """What the core counts, in the process's registry."""
@@ -42,6 +44,18 @@ class Metrics:
             ["namespace", "relay", "answers"],
             registry=registry,
         )
+        self.without_sidecar = Gauge(
+            "mailboat_operator_pods_without_sidecar",
+            "Pods that ask for a sidecar and have none.",
+            ["namespace", "relay"],
+            registry=registry,
+        )
+        self.ready = Gauge(
+            "mailboat_operator_ready",
+            "1 while the condition Ready of a resource is True.",
+            ["resource", "namespace", "name"],
+            registry=registry,
+        )
         self.lag = Gauge(
             "mailboat_operator_subscription_lag",
             "Events that wait, as written into the status.",
@@ -49,13 +63,25 @@ class Metrics:
             registry=registry,
         )
 
+    def forget_relay(self, namespace: str, name: str) -> None:
+        """It was deleted; what nobody has any more would be seen for ever."""
+        for answers in ("yes", "no"):
+            _remove(self.relays, namespace, name, answers)
+        _remove(self.without_sidecar, namespace, name)
+        _remove(self.ready, RELAY_PLURAL, namespace, name)
+
     def forget_subscription(self, namespace: str, name: str) -> None:
-        """It was deleted; a lag that nobody has would be seen for ever."""
-        try:
-            self.lag.remove(namespace, name)
-        except KeyError:
-            pass
+        """Likewise."""
+        _remove(self.lag, namespace, name)
+        _remove(self.ready, SUBSCRIPTION_PLURAL, namespace, name)
 
     def on_request(self, verb: str, plural: str, code: str) -> None:
         """For ``Kube``."""
         self.api_requests.labels(verb, plural, code).inc()
+
+
+def _remove(gauge: Gauge, *labels: str) -> None:
+    try:
+        gauge.remove(*labels)
+    except KeyError:
+        pass

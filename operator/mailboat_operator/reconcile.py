@@ -219,20 +219,32 @@ class Reconciler:
         wanted = desired(relay, look.secrets(relay), configuration, keys, self._image)
         kept = await self._keeper.keep(relay, wanted)
         await self._reporter.tell(RELAY, look.found, kept.news)
-        if CONFIG_MAP in kept.obstructed:
-            return _Done(kept)  # nothing is pushed that a relay would not find again
         if not kept.obstructed and (relay.spec.runtime is Runtime.DEPLOYMENT or _sidecar_works(look)):
             await self._keeper.remove(relay, [kind for kind in CHILD_KINDS if kind not in wanted])
+        # Nothing is pushed that a relay would not find again.
+        settled = CONFIG_MAP in kept.obstructed or await self._tell_relays(look, relay, configuration)
+        if kept.failed is not None:
+            raise kept.failed
+        return _Done(kept, settled=settled)
+
+    async def _tell_relays(self, look: _Look, relay: OutboxRelay, configuration: Configuration) -> bool:
+        """Whether they have it all."""
         handed = await self._fleet.configure(look.key, look.asked, look.answers, configuration)
         work = [_work(relay, each) for each in look.subscriptions]
         moving = await self._fleet.share_out(look.key, work, look.asked, look.answers, configuration)
-        return _Done(kept, settled=not (handed.on_its_way or moving))
+        return not (handed.on_its_way or moving)
 
     async def _report(self, look: _Look, done: _Done) -> None:
         name = "/".join(look.key)
         now = self._now()
+        delayed: KubeError | None = None
         for each in look.told:
-            await self._report_subscription(look, each, now)
+            try:
+                await self._report_subscription(look, each, now)
+            except Throttled:
+                raise
+            except KubeError as error:  # of this one: the others, and the relay, have their own news
+                delayed = error
         every = look.secrets(look.relay) if look.relay is not None else ()
         facts = RelayFacts(
             name=name,
@@ -252,7 +264,10 @@ class Reconciler:
             lacking=[pod for pod in look.pods if pod.alive and not all(pod.sees(secret) for secret in every)],
             selector=_selector(look),
         )
+        self._metrics.without_sidecar.labels(*look.key).set(sum(pod.lacks_sidecar for pod in look.pods))
         await self._reporter.report(RELAY, look.found, relay_status(facts, now))
+        if delayed is not None:
+            raise delayed
 
     async def _report_subscription(self, look: _Look, told: _Told, now: datetime) -> None:
         found = told.read.found
@@ -286,8 +301,9 @@ class Reconciler:
             metadata = gone["metadata"]
             self._tally.forget(metadata["uid"])
             self._reporter.forget(metadata["uid"])
-            if gone["kind"] == SUBSCRIPTION.name:
-                self._metrics.forget_subscription(metadata["namespace"], metadata["name"])
+            of_subscription = gone["kind"] == SUBSCRIPTION.name
+            forget = self._metrics.forget_subscription if of_subscription else self._metrics.forget_relay
+            forget(metadata["namespace"], metadata["name"])
 
     async def _without_relay(self, key: Key) -> float | None:
         """Its subscriptions say so; its children go by themselves, and its sidecars pause."""
@@ -325,8 +341,8 @@ class Reconciler:
             paused = all_paused(before, int(self._wall_clock() * 1000))
             answers = await self._fleet.ask(key, pods)
             handed = await self._fleet.configure(key, pods, answers, paused)
-            if handed.behind or any(answer.report is None for answer in answers):
-                return self._interval
+            behind = handed.behind or any(answer.report is None for answer in answers)
+            return self._interval if behind else None  # what they were told is remembered while they are there
         self._fleet.forget(key)
         return None
 

@@ -74,7 +74,11 @@ class RelayClient:
             report = read_report(json.loads(text))
         except (ValueError, RecursionError):
             report = None
-        return Answer(pod.name, report, "" if report is not None else "answered something that is no status")
+        if report is None:
+            return Answer(pod.name, None, "answered something that is no status")
+        if any(each.relay and each.relay != pod.name for each in report.relays):
+            return Answer(pod.name, None, "another relay answers at its address")  # given to a new pod by now
+        return Answer(pod.name, report)
 
     async def put_config(self, pod: RelayPod, text: str) -> Pushed:
         return await self._put(pod, "/config", text.encode())

@@ -17,7 +17,7 @@ from mailboat_operator.metrics import Metrics
 from mailboat_operator.statuses.conditions import News, news
 from mailboat_operator.statuses.patching import status_patch
 from mailboat_operator.world import World
-from mailboat_spec import FIELD_MANAGER
+from mailboat_spec import FIELD_MANAGER, ConditionType
 
 log = logging.getLogger(__name__)
 
@@ -42,15 +42,17 @@ class Reporter:
         self._told: dict[tuple[str, News], float] = {}
 
     async def report(self, kind: Kind, found: Object, status: Mapping[str, Any]) -> None:
-        """Bring the status up to date. The events follow it, so that none is told twice."""
+        """Bring the status up to date. The events follow it, so that none is told twice. Raises ``KubeError``."""
         metadata = found["metadata"]
+        ready = any(each["type"] == ConditionType.READY and each["status"] == "True" for each in status["conditions"])
+        self._metrics.ready.labels(kind.plural, metadata["namespace"], metadata["name"]).set(ready)
         before = found.get("status") or {}
         due = self._clock() - self._written.get(metadata["uid"], float("-inf")) >= _COUNTERS_EVERY
         patch = status_patch(before, status, only_counters_may=due)
         if patch is None:
             return
         try:
-            written = await self._kube.patch_status(kind, metadata["namespace"], metadata["name"], patch)
+            written = await self._kube.patch_status(kind, found, patch)
         except NotFound:
             self._world.missing(kind, found)  # deleted, and nobody told us yet
             return

@@ -143,7 +143,8 @@ class Operator:
             for task in work:
                 task.cancel()
             lost = holding.done() and not holding.cancelled() and holding.exception() is not None
-            _, still_at_it = await asyncio.wait(work, timeout=by_force_after if lost else _END_IN_ORDER_WITHIN)
+            within = by_force_after if lost else min(_END_IN_ORDER_WITHIN, election.time_left)
+            _, still_at_it = await asyncio.wait(work, timeout=within)
             if still_at_it:
                 # Whatever it is, it may still write. Nobody may get the lead from us, or have it beside us.
                 names = [task.get_name() for task in still_at_it]

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import time
 from collections import Counter
+
+import pytest
 
 from mailboat_operator import leading
 from mailboat_operator.fleet import Fleet
@@ -14,6 +17,7 @@ from mailboat_operator.kube import (
     POD,
     RELAY,
     SUBSCRIPTION,
+    Conflict,
 )
 from mailboat_spec.names import API_VERSION
 from operating import condition_of, holders, operating, spread
@@ -178,6 +182,41 @@ async def test_an_autoscaler_reads_how_many_there_are_and_which_pods_they_are(ap
         await cluster.until(DEPLOYMENT, "orders-relay", lambda it: it["spec"]["replicas"] == 2, "the default")
         answer = await asyncio.to_thread(api.try_kubectl, "get", "--raw", path)
         assert (answer.status != 0, ".spec.replicas" in answer.err) == (True, True), answer
+
+
+async def test_partitions_are_shared_out_also_after_an_operator_whose_clock_was_ahead(cluster):
+    ahead = 3_600_000
+    cluster.outbox.generation = int(time.time() * 1000) + ahead
+    await cluster.create_relay()
+    await cluster.create_subscription()
+    async with operating(cluster):
+        await cluster.run_pod("orders-relay-a")
+        await cluster.run_pod("orders-relay-b")
+        await cluster.until(SUBSCRIPTION, "orders-to-kafka", spread(2, 2), "2 and 2")
+    beyond = cluster.outbox.generation - int(time.time() * 1000)
+    assert beyond < 3 * ahead, "a relay that refuses is asked once, and no other in its place"
+
+
+async def test_a_status_is_never_written_onto_what_came_after_it(cluster):
+    await cluster.create_relay()
+    before = await cluster.create_subscription()
+    await cluster.delete(SUBSCRIPTION, "orders-to-kafka")
+    await cluster.create_subscription()
+    with pytest.raises(Conflict):
+        await cluster.kube.patch_status(SUBSCRIPTION, before, {"published": 100})
+    assert "status" not in await cluster.get(SUBSCRIPTION, "orders-to-kafka")
+
+
+async def test_the_word_of_another_relay_at_the_same_address_does_not_count(cluster):
+    await cluster.create_relay()
+    await cluster.create_subscription()
+    async with operating(cluster):
+        await cluster.run_pod("orders-relay-a")
+        second = await cluster.run_pod("orders-relay-b")
+        await cluster.until(SUBSCRIPTION, "orders-to-kafka", spread(2, 2), "2 and 2")
+        second.pod = "somebody-else"
+        found = await cluster.until(SUBSCRIPTION, "orders-to-kafka", spread(4), "all at the one that is there")
+        assert set(holders(found).values()) == {"orders-relay-a"}
 
 
 async def test_the_count_of_published_events_goes_on_over_restarts(cluster):

@@ -214,7 +214,7 @@ def test_whoever_may_edit_a_namespace_may_edit_its_relays_and_whoever_may_view_i
     kind = "eventsubscriptions.mailboat.dev"
     get, create = ("get", kind, "shop"), ("create", kind, "shop")
     # A controller brings our rules into the cluster's own roles.
-    wait_until(lambda: granted(cluster, "viewer", get) + granted(cluster, "editor", create) == [True, True])
+    wait_until(lambda: granted(cluster, "viewer", get) + granted(cluster, "editor", get, create) == [True] * 3)
     viewer, editor = granted(cluster, "viewer", get, create), granted(cluster, "editor", get, create)
     cluster.kubectl("delete", "rolebinding", "view-shop", "edit-shop", "--namespace", "shop")
     assert (viewer, editor) == ([True, False], [True, True])

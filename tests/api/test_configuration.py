@@ -107,8 +107,9 @@ async def test_a_configuration_reaches_relays_that_are_there_and_relays_that_com
 async def test_calls_are_signed_for_one_pod(cluster):
     await cluster.create_relay()
     async with operating(cluster):
-        impostor = await cluster.run_pod("orders-relay-a")
+        impostor = await cluster.run_pod("orders-relay-a", answering=False)
         impostor.uid = "another"
+        await impostor.start()
         await await_until(lambda: impostor.refused, what="a call that is refused")
         assert (impostor.refused[0], impostor.version) == (401, None)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import secrets
 from collections.abc import Iterator
 from typing import Any
 
@@ -77,8 +78,9 @@ for place, (body, with_password) in URLS.items():
 
 @pytest.fixture(scope="module")
 def asked(api: ApiServer) -> Iterator[Admission]:
-    api.kubectl("create", "namespace", "admission")
-    with admission(api, "admission") as asked:
+    namespace = f"admission-{secrets.token_hex(4)}"
+    api.kubectl("create", "namespace", namespace)
+    with admission(api, namespace) as asked:
         yield asked
 
 

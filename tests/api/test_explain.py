@@ -65,7 +65,8 @@ ENDING = """\
 @pytest.fixture(scope="module")
 def explaining(api: ApiServer) -> ApiServer:
     """The server publishes the schemas of new kinds a little after it serves them."""
-    wait_until(lambda: "FIELDS:" in api.try_kubectl("explain", "eventsubscription.spec").out, what="the explanations")
+    paths = ("eventsubscription.spec", "outboxrelay.spec")
+    wait_until(lambda: all("FIELDS:" in api.try_kubectl("explain", path).out for path in paths), what="explanations")
     return api
 
 

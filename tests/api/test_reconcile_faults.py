@@ -37,12 +37,14 @@ class Life:
         self._after_it = after_it
 
     async def write(self, whom, write):
-        if not self.ended.is_set():
-            self.ended.set()
+        if not self.wrote_to:
             self.wrote_to = whom
-            if self._after_it:
-                await write
-                write = None
+            try:
+                if self._after_it:
+                    await write
+                    write = None
+            finally:
+                self.ended.set()
         if write is not None:
             write.close()
         await asyncio.Event().wait()  # nothing follows

@@ -73,7 +73,8 @@ async def assert_all_is_put_in_order(cluster: Cluster, pods: Sequence[RelayStand
     assert sum(applied.values()) == RELAYS * CHILDREN, applied
     # Waiting for relays, waiting for owners, delivering; and only the last is told.
     assert RELAYS <= sent["patch", "outboxrelays/status"] <= 3 * RELAYS
-    assert SUBSCRIPTIONS <= sent["patch", "eventsubscriptions/status"] <= 3 * SUBSCRIPTIONS
+    # A few more: one whose answer got lost, or that somebody else's write came before, is written again.
+    assert SUBSCRIPTIONS <= sent["patch", "eventsubscriptions/status"] <= 3 * SUBSCRIPTIONS + 10
     assert SUBSCRIPTIONS + RELAYS <= sent["create", "events"] <= SUBSCRIPTIONS + 2 * RELAYS
     assert count(sent, "create") == sent["create", "events"]
 

