@@ -27,6 +27,8 @@ _SOURCES = Path(__file__).with_name("go")
 _LOCK = Path(__file__).parents[2] / "locks" / "go.txt"
 _NEEDED = (1, 26)
 """The newest ``go`` directive among the modules we build."""
+_TRIES = 2
+"""At a build: of hundreds of modules one may fail to arrive; those that did are kept."""
 
 
 def built_program(name: str) -> Path:
@@ -79,9 +81,11 @@ def _built(module: str, name: str, package: str, flags: Sequence[str]) -> Path:
         digest.update(flag.encode() + b"\0")
 
     def build(into: Path) -> None:
-        done = _go(["build", "-trimpath", *flags, "-o", str(into / name), package], sources)
-        if done.returncode != 0:
-            raise PartMissing(f"{name} could not be built with {_find_go()}; is the network there?\n{_end_of(done)}")
+        for _ in range(_TRIES):
+            done = _go(["build", "-trimpath", *flags, "-o", str(into / name), package], sources)
+            if done.returncode == 0:
+                return
+        raise PartMissing(f"{name} could not be built with {_find_go()}; is the network there?\n{_end_of(done)}")
 
     return made_once(f"{name}-{digest.hexdigest()[:16]}", build) / name
 
