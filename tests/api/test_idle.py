@@ -23,7 +23,7 @@ async def test_a_minute_in_which_nothing_happens_brings_no_write(api, cluster):
     await cluster.create_relay()
     for name in ("a", "b"):
         await cluster.create_subscription(name)
-    cluster.outbox.lag[f"{cluster.namespace}/a"] = {0: 3}  # a backlog that stands still is idle, too
+    cluster.outbox.lag[f"{cluster.namespace}/a"] = {0: 3}  # idle, too, between two steps of its age
     async with operating(cluster, user=USER):
         relay = await cluster.run_pod("orders-relay-a")
         await cluster.run_pod("orders-relay-b")
