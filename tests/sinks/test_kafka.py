@@ -24,9 +24,9 @@ from sinks.backends import KafkaBackend, Opened, context, message, until_it_arri
 from waiting import await_until, wait_until
 
 
-def build(config: dict[str, str] | None = None, secrets: dict[str, str] | None = None) -> KafkaSink:
+def build(config: dict[str, str] | None = None, secrets: dict[str, str] | None = None, timeout: float = 2) -> KafkaSink:
     model = SimpleNamespace(bootstrap_servers=("127.0.0.1:1",), topic="orders", config=config or {})
-    return KafkaSink.build(model, context(2, secrets))
+    return KafkaSink.build(model, context(timeout, secrets))
 
 
 @pytest.mark.parametrize("code", [KafkaError._SSL, KafkaError._TRANSPORT])
@@ -34,6 +34,25 @@ def test_what_openssl_refused_is_called_tls_whatever_the_client_calls_it(code: i
     text = "sasl_ssl://k:9092/bootstrap: error:0A000086:SSL routines::certificate verify failed (after 15ms)"
     said = str(no_answer("k:9092", 5, Report.of(KafkaError(code, text), "orders", -1)))
     assert said == f"TLS to Kafka at k:9092 failed: {text}; check ssl.* and security.protocol"
+
+
+class Refused(AdminClient):
+    """A client whose login is refused, and which is hung up on then."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        super().__init__(settings)
+        self._complain = settings["error_cb"]
+
+    def list_topics(self, *_: Any, **__: Any) -> Any:
+        for code in (KafkaError._AUTHENTICATION, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
+            self._complain(KafkaError(code))
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+
+def test_a_broker_that_hangs_up_after_it_refused_the_login_does_not_hide_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mailboat.sinks.kafka.topic.AdminClient", Refused)
+    with pytest.raises(SinkUnavailable, match="refused the login"):
+        describe_topic({"bootstrap.servers": "127.0.0.1:1"}, "orders", timeout=0.2)
 
 
 def test_an_error_about_a_topic_keeps_no_client_alive() -> None:
@@ -137,6 +156,7 @@ async def test_the_topic_tells_how_large_a_message_may_be(kafka: KafkaBackend, o
 async def test_a_limit_that_was_asked_for_long_ago_is_asked_for_anew_before_an_event_is_given_up(
     kafka: KafkaBackend, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("mailboat.sinks.kafka.sink._DOUBTFUL", 3600.0)  # however slow this machine is
     kafka.configure("max.message.bytes", "50000")
     sink = await opened(kafka)
     large = message(1, value=b"." * 60_000)
@@ -358,7 +378,7 @@ async def test_a_topic_that_is_deleted_under_the_sink_costs_no_attempt(kafka: Ka
 
 
 async def test_a_broker_that_was_never_there() -> None:
-    sink = build()
+    sink = build(timeout=10)
 
     with pytest.raises(SinkUnavailable, match=r"127\.0\.0\.1:1 .*bootstrapServers") as error:
         await sink.open()
@@ -418,6 +438,17 @@ async def test_a_sink_asks_once_however_often_it_is_opened(slow_brokers: SlowBro
     await sink.open()
     assert slow_brokers.asked == 2, "what was known is forgotten with the connections"
     await sink.close()
+
+
+async def test_a_sink_that_is_closed_while_it_asks_about_another_topic_makes_no_client_for_it(
+    slow_brokers: SlowBrokers,
+) -> None:
+    sink = build(timeout=60)
+    publishing = asyncio.create_task(sink.publish([message(1)._replace(topic="dead")]))
+    await await_until(lambda: slow_brokers.asked, what="the question")
+    await sink.close()
+    slow_brokers.answer.set()
+    assert str((await publishing)[0]) == "the sink is closed"
 
 
 async def test_a_file_that_vanishes_under_the_sink_is_an_outage_that_says_what_to_do(

@@ -249,6 +249,8 @@ class KafkaSink:
             if not session.stopped:
                 return session
             self._retired = [gone for gone in self._retired if not gone.gone] + [session]
+        if self._closed or self._facts is None:  # meanwhile: nobody would ever close a session that is made now
+            raise SinkUnavailable("the sink is closed")
         self._renew = False
         settings = producer_settings(self._client, max_message_bytes=self._facts.max_message_bytes)
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from mailboat.errors import SinkUnavailable
-from mailboat.sinks.kafka.errors import Report, missing_topic, no_answer, unavailable
+from mailboat.sinks.kafka.errors import _NETWORK, Report, missing_topic, no_answer, unavailable
 
 NOT_ACCEPTED: Final = (KafkaException, ValueError, TypeError)
 """What a client raises when it is made with settings that it can't use: a file that they name may be gone by now."""
@@ -59,13 +59,23 @@ def _ask(client: Mapping[str, Any], topic: str, timeout: float) -> TopicFacts | 
         found = admin.list_topics(topic, timeout=timeout).topics[topic]
     except KafkaException:
         admin.poll(0)  # hear its complaints: they say more than "timed out"
-        telling = [complaint for complaint in complaints if complaint.code != KafkaError._ALL_BROKERS_DOWN]
-        return no_answer(bootstrap, timeout, telling[-1] if telling else None)
+        return no_answer(bootstrap, timeout, _most_telling(complaints))
     if found.error is not None:
         return unavailable(Report.of(found.error, topic, -1), bootstrap)
     if not found.partitions:
         return missing_topic(topic, bootstrap)
     return _with_limits(admin, topic, len(found.partitions), timeout)
+
+
+def _most_telling(complaints: Sequence[Report]) -> Report | None:
+    """The last one that names a cause, a refused login for example; else the last one of all.
+
+    A broker that refuses somebody also hangs up, and the client may complain about that afterwards.
+    """
+    causes = [complaint for complaint in complaints if complaint.code not in _NETWORK]
+    others = [complaint for complaint in complaints if complaint.code != KafkaError._ALL_BROKERS_DOWN]
+    telling = causes or others
+    return telling[-1] if telling else None
 
 
 def _with_limits(admin: AdminClient, topic: str, partitions: int, timeout: float) -> TopicFacts:
