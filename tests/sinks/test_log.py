@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mailboat.errors import SinkUnavailable
 from mailboat.sinks.log import LogSink
 from sinks.backends import message
+from waiting import await_until
 
 
 async def test_lines_are_added_to_what_is_there(tmp_path: Path) -> None:
@@ -86,3 +90,31 @@ def _drain(descriptor: int) -> bytes:
         except BlockingIOError:
             return data
         data += piece
+
+
+async def test_a_call_that_is_cancelled_twice_still_ends_after_its_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = LogSink(tmp_path / "events.jsonl")
+    await sink.open()
+    began, end = threading.Event(), threading.Event()
+
+    def write_slowly(*_: Any) -> tuple[int, None]:
+        began.set()
+        assert end.wait(60)
+        return 0, None
+
+    monkeypatch.setattr(sink, "_write_pieces", write_slowly)
+    publishing = asyncio.create_task(sink.publish([message(1)]))
+    await await_until(began.is_set, what="the thread to write")
+
+    for _ in range(3):
+        publishing.cancel()
+        for _ in range(5):  # turns of the loop, in which it would end
+            await asyncio.sleep(0)
+        assert not publishing.done(), "or the next call could write into the middle of a line"
+
+    end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await publishing
+    await sink.close()

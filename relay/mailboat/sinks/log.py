@@ -15,6 +15,7 @@ import stat
 import threading
 import time
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
@@ -112,7 +113,10 @@ class LogSink:
             sent, error = await asyncio.shield(writing)
         except asyncio.CancelledError:
             gave_up.set()
-            await writing  # soon: between two pieces
+            while not writing.done():  # soon: between two pieces
+                # Cancelled again, it waits all the same: the next call must not write while the thread still does.
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([writing])
             raise
         if error is None:
             return len(lines), None
