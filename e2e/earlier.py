@@ -30,8 +30,9 @@ class Earlier:
 
 
 def earlier_version() -> Earlier | None:
-    revision = _revision()
-    if revision is None or _git_says_yes("diff", "--quiet", revision, "--", *_INSTALLED):
+    """None where there is no history, or nothing in it that would be installed otherwise."""
+    revision = first_that_differs()
+    if revision is None:
         return None
     commit = _git("rev-parse", f"{revision}^{{commit}}").decode().strip()
 
@@ -43,25 +44,34 @@ def earlier_version() -> Earlier | None:
     return Earlier(name, made_once(f"earlier-{commit[:16]}", check_out))
 
 
-def _revision() -> str | None:
-    """The last tag before this commit; while there is none, the first commit that could be installed at all."""
-    if shutil.which("git") is None or not (ROOT / ".git").exists():
-        return None
-    before = ("--merged=HEAD", "--no-contains=HEAD")
-    tags = _git("tag", "--list", "v*", *before, "--sort=-v:refname").decode().split()
+def first_that_differs(root: Path = ROOT) -> str | None:
+    """After a release come commits that change nothing of what it installs; then it is the release before that."""
+    equal = ("diff", "--quiet")
+    return next((each for each in revisions(root) if not _git_says_yes(root, *equal, each, "--", *_INSTALLED)), None)
+
+
+def revisions(root: Path = ROOT) -> list[str]:
+    """What was before this commit: the tags, the last first, and the first commit that could be installed at all."""
+    if shutil.which("git") is None or not (root / ".git").exists():
+        return []
     # The newest that added one of the files which it takes: from there on all of them are there.
-    first = _git("log", "-1", "--first-parent", "--diff-filter=A", "--format=%H", "--", *_NEEDED).decode().split()
-    return next(iter([*tags, *first]), None)
+    added = ("log", "-1", "--first-parent", "--diff-filter=A", "--format=%H", "--", *_NEEDED)
+    first = _git(*added, root=root).decode().split()
+    before = ("--merged=HEAD", "--no-contains=HEAD", *(f"--contains={each}" for each in first))
+    tags = _git("tag", "--list", "v*", *before, "--sort=-v:refname", root=root).decode().split()
+    # A clone without depth has one commit, which seems to have added everything.
+    head = _git("rev-parse", "HEAD", root=root).decode().split()
+    return [*tags, *(each for each in first if each not in head)]
 
 
-def _git(*arguments: str) -> bytes:
-    return subprocess.run(_command(*arguments), cwd=ROOT, check=True, capture_output=True).stdout
+def _git(*arguments: str, root: Path = ROOT) -> bytes:
+    return subprocess.run(_command(root, *arguments), cwd=root, check=True, capture_output=True).stdout
 
 
-def _git_says_yes(*arguments: str) -> bool:
-    return subprocess.run(_command(*arguments), cwd=ROOT, check=False, capture_output=True).returncode == 0
+def _git_says_yes(root: Path, *arguments: str) -> bool:
+    return subprocess.run(_command(root, *arguments), cwd=root, check=False, capture_output=True).returncode == 0
 
 
-def _command(*arguments: str) -> list[str]:
+def _command(root: Path, *arguments: str) -> list[str]:
     # The checkout may be another user's: root runs the cluster.
-    return ["git", "-c", f"safe.directory={ROOT}", *arguments]
+    return ["git", "-c", f"safe.directory={root}", *arguments]

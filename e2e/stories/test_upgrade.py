@@ -15,9 +15,11 @@ import pytest
 import yaml
 
 from cluster import Cluster
-from earlier import earlier_version
+from earlier import earlier_version, revisions
 from installed import CHART, DOCS, NAMESPACE, Installed
 from inventory import Object, inventory
+from mailboat_harbor.kubernetes_commands import Answer
+from markdown import blocks
 from provider import Provider
 from readme import ROOT
 from stage import STORY, Stage, staying, wrong_in
@@ -26,6 +28,15 @@ from waiting import wait_until
 CRDS = ("eventsubscriptions.mailboat.dev", "outboxrelays.mailboat.dev")
 NEW_FIELD, NEW_COLUMN = "schemas", "Oldest"
 """Of an EventSubscription: where both charts have the same CRDs, the earlier one loses these."""
+WITH_NEW_FIELD = f"""\
+apiVersion: mailboat.dev/v1alpha1
+kind: EventSubscription
+metadata: {{name: with-new-field}}
+spec:
+  relayRef: {{name: orders}}
+  {NEW_FIELD}: {{configMapRef: {{name: order-schemas}}}}
+  sink: {{log: {{}}}}
+"""
 KEPT = {
     *(Object("CustomResourceDefinition", "", name) for name in CRDS),
     Object("APIService", "", "v1alpha1.mailboat.dev"),  # the API server's own way to serve them
@@ -51,6 +62,8 @@ class Installable:
     chart: Path
     images: Mapping[str, str]
     migrations: Path
+    lacks_new_field: bool
+    """Whether its CRDs are the present ones without ``NEW_FIELD`` and ``NEW_COLUMN``."""
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +87,9 @@ def before(bare: Cluster) -> set[Object]:
 def earlier(bare: Cluster, provider: Provider, tmp_path_factory: pytest.TempPathFactory) -> Installable:
     """The last release, or the first commit that could be installed, with images of its own.
 
-    Without history (a clone without depth, an archive) there is neither. Then it is the present one under another name,
-    which is good enough on somebody's machine, but not where the project is judged.
+    Where nothing of what is installed has changed since, and where there is no history (a clone without depth, an
+    archive), it is the present one under another name. Without history that is good enough on somebody's machine, but
+    not where the project is judged.
     """
     found = earlier_version()
     if found is not None:
@@ -84,18 +98,20 @@ def earlier(bare: Cluster, provider: Provider, tmp_path_factory: pytest.TempPath
         for image in built.values():
             bare.load(image.archive)
         images = {each: image.tag for each, image in built.items()}
-    elif os.environ.get("CI") == "true":
+    elif not revisions() and os.environ.get("CI") == "true":
         pytest.fail("this checkout has no earlier commit to upgrade from: clone it with its history (fetch-depth: 0)")
     else:
-        name, root = "itself, since this checkout has no history: it proves less", ROOT
+        why = "nothing has changed since" if revisions() else "this checkout has no history: it proves less"
+        name, root = f"itself, since {why}", ROOT
         images = {each: f"{bare.images[each].rpartition(':')[0]}:earlier" for each in ("operator", "relay")}
         for each, tag in images.items():
             bare.tag(bare.images[each], tag)
     chart = tmp_path_factory.mktemp("earlier") / "mailboat"
     shutil.copytree(root / "charts" / "mailboat", chart)
-    if crds_of(chart) == crds_of(CHART):
+    lacks_new_field = crds_of(chart) == crds_of(CHART)
+    if lacks_new_field:
         take_from_crd(chart / "files" / "crds" / "eventsubscriptions.yaml")
-    return Installable(name, chart, images, root / MIGRATIONS)
+    return Installable(name, chart, images, root / MIGRATIONS, lacks_new_field)
 
 
 @pytest.mark.usefixtures("before")
@@ -115,6 +131,10 @@ def test_an_upgrade_under_load_replaces_all_pods_and_brings_the_new_crds_and_los
     assert images_of(relays) == {earlier.images["relay"]}
     schema = known_migrations(earlier.migrations)
     assert applied_migrations(stage) == schema
+    identities = uids(stage)
+    if earlier.lacks_new_field:
+        assert f'unknown field "spec.{NEW_FIELD}"' in said_to_new_field(stage).err
+        assert NEW_COLUMN.upper() not in printed_columns(stage)
 
     with stage.trading():
         mailboat.upgrade()
@@ -140,6 +160,20 @@ def test_an_upgrade_under_load_replaces_all_pods_and_brings_the_new_crds_and_los
     assert proof["numbers_left_out"] == 0
     assert proof["duplicates"] == 0, "every relay that went has handed over in order (G9)"
     assert changed_crds(bare) == []
+    assert uids(stage) == identities, "resources and their kinds are the same ones as before, not others in their place"
+    if earlier.lacks_new_field:
+        wait_until(
+            lambda: said_to_new_field(stage), 60, "the new field to be taken", met=lambda answer: answer.status == 0
+        )
+        wait_until(
+            lambda: printed_columns(stage), 60, "the new column to be shown", met=lambda now: NEW_COLUMN.upper() in now
+        )
+
+
+def test_what_an_uninstall_leaves_is_named_in_the_docs() -> None:
+    section = uninstall_section()
+    named = {each.name for each in KEPT if each.kind in ("CustomResourceDefinition", "Secret", "Lease")}
+    assert {name for name in named if not re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", section)} == set()
 
 
 def test_uninstall_leaves_the_kinds_and_the_relays_and_nothing_else(
@@ -155,7 +189,7 @@ def test_uninstall_leaves_the_kinds_and_the_relays_and_nothing_else(
 def test_a_resource_can_be_deleted_with_the_operator_gone_and_takes_its_children_along(
     stage: Stage, pristine: set[Object], before: set[Object]
 ) -> None:
-    assert children(stage, before)
+    assert "Deployment orders-relay" in children(stage, before)
     stage.kubectl("delete", "eventsubscriptions,outboxrelays", "--all", "--timeout=180s")
     until_no_children(stage, before)
     until_left(stage, pristine)
@@ -164,16 +198,25 @@ def test_a_resource_can_be_deleted_with_the_operator_gone_and_takes_its_children
 def test_the_documented_way_leaves_nothing_in_the_namespaces_of_applications(
     bare: Cluster, stage: Stage, mailboat: Installed, pristine: set[Object], before: set[Object]
 ) -> None:
-    mailboat.ensure()
+    mailboat.ensure(defaults=True)
+    [_] = mailboat.operators()  # of the chart's own accord
     stage.apply("relay", "to-kafka")
     stage.until_ready("orders-to-kafka")
-    section = re.search(r"^## Uninstall$\s+```\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    assert section, "the docs say how"
-    for line in section[1].splitlines():
+    stage.trade(100)
+    stage.until_lag("orders-to-kafka")
+    assert "Deployment orders-relay" in children(stage, before)
+    commands, *_ = blocks(uninstall_section(), "")
+    for line in commands.splitlines():
         program, *arguments = shlex.split(line, comments=True)
         {"kubectl": bare.kubectl, "helm": bare.helm}[program](*arguments)
     until_no_children(stage, before)
     until_left(stage, pristine)
+
+
+def uninstall_section() -> str:
+    section = re.search(r"^## Uninstall$(.*?)(?=^## |\Z)", DOCS.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert section, "the docs say how"
+    return section[1]
 
 
 def until_left(stage: Stage, pristine: set[Object]) -> None:
@@ -223,6 +266,28 @@ def changed_crds(cluster: Cluster) -> list[str]:
         assert answer.status in (0, 1), answer.err
         changed += [file.name] * answer.status
     return changed
+
+
+def said_to_new_field(stage: Stage) -> Answer:
+    """By the API server, to somebody who would use it; nothing is made."""
+    command = ("apply", "--dry-run=server", "--validate=strict", "--filename=-")
+    return stage.cluster.commands.try_kubectl("--namespace", stage.namespace, *command, input=WITH_NEW_FIELD)
+
+
+def printed_columns(stage: Stage) -> list[str]:
+    return stage.kubectl("get", "eventsubscriptions").splitlines()[0].split()
+
+
+def uids(stage: Stage) -> dict[str, str]:
+    """Of the story's resources, and of their kinds."""
+    each = "{range .items[*]}{.kind}/{.metadata.name} {.metadata.uid}{'\\n'}{end}"
+    found = [
+        stage.kubectl("get", "outboxrelays,eventsubscriptions", f"--output=jsonpath={each}"),
+        stage.kubectl("get", "crd", *CRDS, f"--output=jsonpath={each}"),
+    ]
+    identities = dict(line.split(" ") for lines in found for line in lines.splitlines())
+    assert len(identities) == 2 + len(CRDS), identities
+    return identities
 
 
 def known_migrations(folder: Path) -> list[str]:
