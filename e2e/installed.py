@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -16,24 +17,25 @@ CHART = ROOT / "charts" / "mailboat"
 DOCS = ROOT / "docs" / "kubernetes.md"
 NAMESPACE = "mailboat-system"
 RELEASE = "mailboat"
+LEASE = "mailboat-operator"
 _HERE = ("--namespace", NAMESPACE)
 _WAIT = ("--wait", "--timeout", "180s")
 
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """A release of the chart, with two operators, so that one may die."""
+    """A release of the chart, with two operators, so that one may die, unless it is left to the chart's defaults."""
 
     cluster: Cluster
 
-    def ensure(self) -> None:
-        """Install it as the README says, if no release is there."""
+    def ensure(self, *, defaults: bool = False) -> None:
+        """Install it as the README says, if no release is there; with ``defaults`` nothing is set but the images."""
         if self.cluster.helm("list", *_HERE, "--short").split() != [RELEASE]:
             program, *arguments = commands()[0]
             chart = str(CHART.relative_to(ROOT))
             assert [program, *arguments[:3]] == ["helm", "install", RELEASE, chart]
             words = (str(CHART) if word == chart else word for word in arguments)
-            self.cluster.helm(*words, *_WAIT, *_set(_images(self.cluster.images)), *_set(_SETTINGS))
+            self.cluster.helm(*words, *_WAIT, *_set(_images(self.cluster.images)), *_set({} if defaults else _SETTINGS))
 
     def install(self, chart: Path, images: Mapping[str, str]) -> None:
         """Another chart, with other images."""
@@ -56,6 +58,18 @@ class Installed:
 
     def uninstall(self) -> None:
         self.cluster.helm("uninstall", RELEASE, *_HERE, "--wait", "--ignore-not-found")
+
+    def lease(self) -> dict[str, Any]:
+        """Who leads, and since when: the Lease's own words."""
+        answer = self.cluster.kubectl(*_HERE, "get", "lease", LEASE, "--output=json")
+        spec: dict[str, Any] = json.loads(answer)["spec"]
+        return {"holderIdentity": None, "renewTime": None, **spec}
+
+    def metrics(self) -> dict[str, str]:
+        """What each operator shows to Prometheus, by its pod."""
+        names = [pod["metadata"]["name"] for pod in self.operators()]
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods/{{}}:8080/proxy/metrics"
+        return {name: self.cluster.kubectl("get", "--raw", path.format(name)) for name in names}
 
     def operators(self) -> list[dict[str, Any]]:
         return self.cluster.list("pods", NAMESPACE, "app.kubernetes.io/component=operator")

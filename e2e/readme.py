@@ -26,10 +26,22 @@ def answer() -> str:
     return _blocks()[1].partition("\n")[2]
 
 
+def topics() -> dict[str, int]:
+    """The topics of Kafka that a reader makes before, with their partitions."""
+    [text] = blocks(_section(), "sh")
+    made = re.findall(r"^kafka-topics\.sh .*--create --topic (\S+) --partitions (\d+)$", text, re.MULTILINE)
+    assert len(made) == len(text.splitlines()), f"that is all that has to be there: {text}"
+    return {name: int(partitions) for name, partitions in made}
+
+
 def _blocks() -> list[str]:
+    found = blocks(_section(), "")
+    assert len(found) == 2, "and in there commands, and what they lead to; what else is needed is marked as sh"
+    return found
+
+
+def _section() -> str:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     section = re.search(r"^## On Kubernetes$(.*?)^## ", readme, re.MULTILINE | re.DOTALL)
     assert section, "the README has a section about Kubernetes"
-    found = blocks(section[1], "")
-    assert len(found) == 2, "and in there commands, and what they lead to; what else is needed is marked as sh"
-    return found
+    return section[1]

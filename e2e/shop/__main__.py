@@ -32,15 +32,15 @@ def shop() -> None:
 
 @shop.command()
 @click.option("--kafka", metavar="HOST:PORT")
-@click.option("--topic", "topics", multiple=True, help="A Kafka topic, or name:largest message.")
+@click.option("--topic", "topics", multiple=True, help="A Kafka topic as name:partitions[:largest message].")
 @click.option("--pubsub-topic", "pubsub_topics", multiple=True, help="project/topic")
 def prepare(kafka: str | None, topics: tuple[str, ...], pubsub_topics: tuple[str, ...]) -> None:
     """Make tables and topics, as far as they are not there."""
     lay_out(_url(), [f"order-{number}" for number in range(_ORDERS)])
     for topic in topics:
         assert kafka is not None, "--topic needs --kafka"
-        name, _, largest = topic.partition(":")
-        create_kafka_topic(kafka, name, 4, int(largest) if largest else None)
+        name, partitions, *largest = topic.split(":")
+        create_kafka_topic(kafka, name, int(partitions), int(largest[0]) if largest else None)
     for topic in pubsub_topics:
         project, _, name = topic.partition("/")
         create_pubsub_topic(project, name)
