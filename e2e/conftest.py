@@ -9,7 +9,7 @@ import re
 import shutil
 import signal
 from collections import defaultdict
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -39,12 +39,18 @@ def provider() -> Provider:
 
 
 @pytest.fixture(scope="session")
-def cluster(provider: Provider, pytestconfig: pytest.Config) -> Iterator[Cluster]:
-    """The cluster of this run, with all images on its node and nothing else."""
-    with provider.start() as cluster:
-        provider.load_images(cluster)
-        pytestconfig.stash[_CLUSTER] = cluster
-        yield cluster
+def cluster(provider: Provider, pytestconfig: pytest.Config) -> Cluster:
+    """The cluster of this run, with all images on its node and nothing else. It ends with the session."""
+    cluster = pytestconfig.stash[_CLUSTER] = provider.start(EVIDENCE / "cluster-that-did-not-start")
+    provider.load_images(cluster)
+    return cluster
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Not in the fixture: where the last test's fixtures fail on their way out, there is evidence to be taken still."""
+    cluster = session.config.stash.get(_CLUSTER, None)
+    if cluster is not None:
+        cluster.close()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -70,14 +76,10 @@ def pytest_runtest_makereport(
     cluster = stash.get(_CLUSTER, None)
     error = call.excinfo.value if call.excinfo is not None else None
     # A fixture that failed for a whole story raises the same error for each of its tests: the first has the evidence.
-    if (
-        report.failed
-        and report.when in ("setup", "call")
-        and cluster is not None
-        and error is not stash.get(_LAST, None)
-    ):
+    if report.failed and cluster is not None and error is not stash.get(_LAST, None):
         stash[_LAST] = error
-        folder = EVIDENCE / re.sub(r"\W+", "-", item.nodeid.removeprefix("e2e/").removeprefix("stories/"))
+        name = re.sub(r"\W+", "-", item.nodeid.removeprefix("e2e/").removeprefix("stories/"))
+        folder = EVIDENCE / (f"{name}-afterwards" if report.when == "teardown" else name)
         collect_evidence(cluster, folder)
         report.sections.append(("evidence", str(folder)))
     return report

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from cluster import Cluster
 from cluster.from_source import ClusterFromSource, check_machine
@@ -46,11 +47,12 @@ class Provider:
         recipes = recipes_of_checkout(earlier.folder)
         return {name: built_by(recipe, f"earlier-{name}", self.engine) for name, recipe in recipes.items()}
 
-    def start(self) -> Cluster:
+    def start(self, failed: Path) -> Cluster:
+        """One whose programs' logs are in a folder of that name if it does not come up."""
         if self.container_engine is not None:
-            return KindCluster(self.container_engine)
+            return KindCluster(self.container_engine, failed)
         pause = self.image(_PAUSE)
-        return ClusterFromSource(pause.tag, pause.archive)
+        return ClusterFromSource(pause.tag, pause.archive, failed)
 
     def load_images(self, cluster: Cluster) -> None:
         """Build what is not there yet, and bring all of it to the node."""

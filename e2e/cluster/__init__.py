@@ -68,6 +68,14 @@ class Cluster(ABC):
     def logs(self, into: Path) -> None:
         """Copy what the cluster's own programs have logged into a folder."""
 
+    def keep_logs(self, into: Path) -> None:
+        """The same of one that did not start: whatever there is of them, and else why there is nothing."""
+        into.mkdir(parents=True, exist_ok=True)
+        try:
+            self.logs(into)
+        except Exception as reason:  # the trouble that it had is told by whoever calls, and must not be hidden
+            (into / "none.txt").write_text(f"{type(reason).__name__}: {reason}")
+
     @abstractmethod
     def close(self) -> None:
         """The end of it. Safe to call twice."""

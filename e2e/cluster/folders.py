@@ -22,8 +22,10 @@ def own_folder(prefix: str) -> Iterator[Path]:
     folder = Path(tempfile.gettempdir()) / f"{prefix}{secrets.token_hex(3)}"
     folder.mkdir(mode=0o700)
     try:
-        with (folder / _OWNER).open("w") as lock:
+        # Locked first, then named: nobody ever finds a lock that its owner has yet to take.
+        with (folder / f"{_OWNER}-to-be").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            Path(lock.name).rename(folder / _OWNER)
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -33,9 +35,13 @@ def abandoned_folders(prefix: str) -> Iterator[Path]:
     """Those whose owners were killed. They are removed when the caller is done with them."""
     for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         try:
-            with (folder / _OWNER).open() as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # somebody has it, or has only just made it
+            lock = (folder / _OWNER).open()
+        except OSError:  # somebody has only just made it
             continue
-        yield folder
-        shutil.rmtree(folder, ignore_errors=True)
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:  # somebody has it
+                continue
+            yield folder
+            shutil.rmtree(folder, ignore_errors=True)

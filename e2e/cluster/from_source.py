@@ -62,15 +62,16 @@ def check_machine() -> None:
 
 
 class ClusterFromSource(Cluster):
-    """One node; see ``Cluster`` for what it can do."""
+    """One node; see ``Cluster`` for what it can do. If it does not start, its logs are in ``failed``."""
 
-    def __init__(self, pause_image: str, pause_archive: Path) -> None:
+    def __init__(self, pause_image: str, pause_archive: Path, failed: Path) -> None:
         super().__init__()
         check_machine()
         self._end = ExitStack()
         try:
             self._start(pause_image, pause_archive)
         except BaseException:
+            self.keep_logs(failed)
             self._end.close()
             raise
 

@@ -13,8 +13,10 @@ from cluster.folders import abandoned_folders, own_folder
 from mailboat_harbor.kubernetes_commands import Commands
 from mailboat_harbor.kubernetes_programs import kubernetes_program
 from programs import run
+from waiting import wait_until
 
-_FOLDER = "mailboat-e2e-kind-"
+_FOLDER = "mailboat-e2e-kind-{engine}-"
+"""By engine: what podman left docker can't delete."""
 _KUBELET = {
     "apiVersion": "kubelet.config.k8s.io/v1beta1",
     "kind": "KubeletConfiguration",
@@ -31,21 +33,25 @@ _CLUSTER = {
 
 
 class KindCluster(Cluster):
-    """One node in a container; see ``Cluster`` for what it can do."""
+    """One node in a container; see ``Cluster`` for what it can do. If it does not start, its logs are in ``failed``."""
 
-    def __init__(self, engine: str) -> None:
+    def __init__(self, engine: str, failed: Path) -> None:
         super().__init__()
         self._engine = engine
         self._end = ExitStack()
-        for folder in abandoned_folders(_FOLDER):  # a container does not die with whoever has started it
+        prefix = _FOLDER.format(engine=engine)
+        for folder in abandoned_folders(prefix):  # a container does not die with whoever has started it
             self._kind(folder, "delete", "cluster")
-        self._directory = self._end.enter_context(own_folder(_FOLDER))
+        self._directory = self._end.enter_context(own_folder(prefix))
         config = self._directory / "kind.yaml"
         config.write_text(json.dumps(_CLUSTER))
         self._end.callback(self._kind, self._directory, "delete", "cluster")
         try:
-            self._kind(self._directory, "create", "cluster", "--config", str(config), "--wait=180s")
+            # Kept where it fails: a cluster of which nothing is left has no logs either.
+            self._kind(self._directory, "create", "cluster", "--config", str(config), "--retain")
+            self._until_usable()
         except BaseException:
+            self.keep_logs(failed)
             self.close()
             raise
 
@@ -70,6 +76,13 @@ class KindCluster(Cluster):
 
     def close(self) -> None:
         self._end.close()
+
+    def _until_usable(self) -> None:
+        """kind's own ``--wait`` only warns when the time is over."""
+        ready = ("wait", "--for=condition=Ready", "node", "--all", "--timeout=5s")
+        wait_until(lambda: self.commands.try_kubectl(*ready).status == 0, 180, "the node to be ready")
+        account = ("get", "serviceaccount", "default")
+        wait_until(lambda: self.commands.try_kubectl(*account).status == 0, 120, "the default service account")
 
     def _on_node(self, *command: str) -> None:
         run(self._engine, "exec", f"{self._directory.name}-control-plane", *command)
