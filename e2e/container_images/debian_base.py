@@ -1,7 +1,7 @@
 """A stand-in for python:3.12-slim and debian:bookworm-slim, made from Debian's packages where nothing can be pulled.
 
-Debian's own Python under the paths of the official image. Not the same bits: what users build is built where there is a
-registry.
+Debian's own Python, which is 3.11, under the paths of the official image. Not the same bits: what users build is built
+where there is a registry.
 """
 
 from __future__ import annotations
