@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from commandline import Place, RunningRelay, relay_manifest, subscription_manifest
+from mailboat.cli.running import Orders, Process
+from mailboat.http.callers import Callers
+from mailboat.runtime.relay import Relay
+from mailboat.runtime.secrets import find_secrets
 from mailboat_harbor.proxy import Proxy
+from mounted import Volume
 from waiting import wait_until
 
 
@@ -115,9 +122,7 @@ def test_a_database_that_is_not_there_at_start_is_waited_for(place, arrived, sta
 def test_a_schema_that_others_must_migrate_is_waited_for_and_told(empty_place, start_relay):
     empty_place.write(relay_manifest(empty_place.database.url, manageSchema=False), subscription_manifest())
     relay: RunningRelay = start_relay("-f", str(empty_place.folder))
-    wait_until(
-        lambda: relay.get("/readyz")[1].startswith("shop/orders: Failed: "), timeout=20, what="the relay to complain"
-    )
+    wait_until(lambda: relay.get("/readyz")[1].startswith("shop/orders: Failed: "), what="the relay to complain")
     assert relay.get("/livez")[0] == 200
     assert relay.stop() == 0
 
@@ -134,6 +139,21 @@ def test_a_restored_dump_is_not_read_and_the_remedy_is_told(place, arrived, star
     second.stop()
 
 
+async def test_a_secret_that_is_swapped_while_relays_are_made_is_taken_up(tmp_path):
+    login = Volume(tmp_path / "kafka-login")
+    login.fill({"sasl.password": "old"})
+    orders = Orders((), tmp_path, find_secrets(tmp_path, {}), "r1", ("127.0.0.1", 0), Callers(), None)
+    told = asyncio.Event()
+    async with Process(orders) as process:
+        process.relays.append(cast(Relay, SimpleNamespace(name="shop/orders", refresh=told.set)))  # has read it by now
+        version = login.fill({"sasl.password": "new"})
+        async with process.afloat(None):
+            assert not told.is_set(), "before it runs, a relay forgets it"
+            async with asyncio.timeout(60):
+                await told.wait()
+        assert process.secret_versions == {"kafka-login": version}
+
+
 def test_a_second_signal_ends_it_at_once(place, tmp_path, start_relay):
     relay: RunningRelay = start_relay("-f", str(place.folder))
     relay.wait_ready()
@@ -141,7 +161,7 @@ def test_a_second_signal_ends_it_at_once(place, tmp_path, start_relay):
     relay.process.send_signal(signal.SIGINT)
     relay.process.send_signal(signal.SIGTERM)
     relay.process.send_signal(signal.SIGCONT)
-    assert relay.process.wait(timeout=20) in (128 + signal.SIGTERM, 128 + signal.SIGINT)
+    assert relay.process.wait(timeout=60) in (128 + signal.SIGTERM, 128 + signal.SIGINT)
 
 
 @pytest.mark.parametrize(
@@ -175,15 +195,11 @@ def test_an_assignment_file_is_followed_and_changes_of_it_too(place, arrived, st
     wait_until(lambda: assigned() == [("r1",)], what="the assignment to be followed")
     file.with_suffix(".new").write_text("{")
     file.with_suffix(".new").replace(file)
-    wait_until(
-        lambda: any("can't be used" in line["message"] for line in relay.lines()), timeout=20, what="the complaint"
-    )
+    wait_until(lambda: any("can't be used" in line["message"] for line in relay.lines()), what="the complaint")
     assign(2, "r2")
     wait_until(lambda: assigned() == [("r2",)], what="the new assignment to be followed")
     assign(1, "r1")
-    wait_until(
-        lambda: any(line.get("stale") == ["shop/to-log"] for line in relay.lines()), timeout=20, what="the refusal"
-    )
+    wait_until(lambda: any(line.get("stale") == ["shop/to-log"] for line in relay.lines()), what="the refusal")
     assert assigned() == [("r2",)]
     relay.stop()
 

@@ -54,6 +54,8 @@ class Process:
         self.orders = orders
         self.stop = asyncio.Event()
         self.relays: list[Relay] = []
+        # Before any relay reads them: one that is swapped while relays are made would be missed until its next change.
+        self._secrets_seen = fingerprint([orders.secrets_folder]) if orders.secrets_folder is not None else None
         self.secret_versions = secret_versions(orders.secrets_folder)
         self._server = HttpServer.bind(*orders.listen)
 
@@ -88,17 +90,22 @@ class Process:
         works = [*watching]
         if orders.assignment is not None:
             works.append(follow_file(orders.assignment, assign))
-        if orders.secrets_folder is not None:
-            folder = orders.secrets_folder
-            works.append(watch([folder], self._secrets_changed, seen=fingerprint([folder])))
-        tasks = [asyncio.create_task(work) for work in works]
-        for task in tasks:
-            task.add_done_callback(self._mourn)
+        tasks: list[asyncio.Task[None]] = []
+
+        def begin(work: Coroutine[Any, Any, None]) -> None:
+            tasks.append(asyncio.create_task(work))
+            tasks[-1].add_done_callback(self._mourn)
+
+        for work in works:
+            begin(work)
         try:
             _stop_on_signals(self.stop)  # before anybody is told that there is something to stop
             await self._server.start(surface)
             names = [each.name for each in self.relays]
             log.info("Listening.", extra={"address": self._server.address, "id": orders.relay_id, "relays": names})
+            if orders.secrets_folder is not None:
+                # The last thing before relays begin: news that they get before that does not count for them.
+                begin(watch([orders.secrets_folder], self._secrets_changed, seen=self._secrets_seen))
             yield
         finally:
             for task in tasks:
