@@ -12,6 +12,12 @@ from mailboat_harbor.postgres import Database, PostgresServer
 from migrated import migrated_database
 
 
+@pytest.fixture(autouse=True)
+def unsettled_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``mailboat run`` in this process leaves the collector alone: what suits a relay would stay for all tests."""
+    monkeypatch.setattr("mailboat.cli.run.settle_collector", lambda: None)
+
+
 @pytest.fixture
 def outbox_database(postgres: PostgresServer) -> Iterator[Database]:
     """A migrated database."""

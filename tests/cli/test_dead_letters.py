@@ -366,7 +366,7 @@ def test_sleeping_relays_are_woken(place, number):
     with psycopg.connect(place.database.url, autocommit=True) as listener:
         listener.execute("listen mailboat")
         place.ok("dlq", "replay", "--all")
-        assert [each.payload for each in listener.notifies(timeout=5, stop_after=1)] == ["mailboat.outbox"]
+        assert [each.payload for each in listener.notifies(timeout=60, stop_after=1)] == ["mailboat.outbox"]
 
 
 def test_what_was_replayed_can_be_purged_and_nothing_else(place, number):

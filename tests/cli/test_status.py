@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 import yaml
+from click.testing import Result
 from psycopg import sql
 from rich.console import Console
 
@@ -68,10 +69,16 @@ def test_with_a_relay_its_own_words_are_shown_too(place: Place, start_relay):
     # A relay that did not answer in time has no rate.
     cells = wait_until(line, what="the relay's word", met=lambda cells: cells[0] == "True" and cells[8] != "-")
     assert (cells[3], cells[8]) == ("2/2", "0.0/s")
-    by_url = place.mailboat("status", "--url", running.address(), manifests=False)
-    assert by_url.stdout.splitlines()[1].split()[:4] == ["True", "shop/to-log", "log", "2/2"]
-    document = json.loads(place.ok("status", "--json"))
-    assert [each["relay"] for each in document["relays"]] == ["r1"]
+
+    def by_url() -> Result:
+        return place.mailboat("status", "--url", running.address(), manifests=False)
+
+    def relays() -> list[str]:
+        return [each["relay"] for each in json.loads(place.ok("status", "--json"))["relays"]]
+
+    told = wait_until(by_url, what="the relay's word at its address", met=lambda told: told.exit_code == 0)
+    assert told.stdout.splitlines()[1].split()[:4] == ["True", "shop/to-log", "log", "2/2"]
+    assert wait_until(relays, what="the relay's word in JSON") == ["r1"]
 
 
 def test_on_a_terminal_it_is_watched_until_ctrl_c(place: Place):
@@ -82,10 +89,10 @@ def test_on_a_terminal_it_is_watched_until_ctrl_c(place: Place):
         wait_until(lambda: terminal.text, 60, "some frames", met=lambda text: text.count("shop/to-log") > 2)
         assert "no relay has run it yet" in terminal.text
         _let_in(place.database, False)
-        wait_until(lambda: terminal.text, 30, "the trouble to be told", met=lambda text: "currently accepting" in text)
+        wait_until(lambda: terminal.text, what="the trouble to be told", met=lambda text: "currently accepting" in text)
         frames = terminal.text.count("shop/to-log")
         _let_in(place.database, True)
-        wait_until(lambda: terminal.text.count("shop/to-log") > frames, 30, what="the table again")
+        wait_until(lambda: terminal.text.count("shop/to-log") > frames, what="the table again")
         terminal.press(CTRL_C)
         assert terminal.wait(60) == 0, terminal.text
     assert terminal.raw.rfind(SHOW_CURSOR) > terminal.raw.rfind(HIDE_CURSOR) >= 0
