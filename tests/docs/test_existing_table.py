@@ -72,7 +72,7 @@ def test_the_table_is_carried_as_the_page_says(
                 "insert into shop.outboxevent (aggregatetype, aggregateid, type, payload)"
                 """ values ('order', 'o-1', 'order.placed', '{"order": "o-1", "path": "c:\\\\d"}')"""
             )
-        wait_until(lambda: '"published": 1' in relay.get("/status")[1], timeout=30, what="the event to be delivered")
+        wait_until(lambda: '"published": 1' in relay.get("/status")[1], what="the event to be delivered")
         assert [line["message"] for line in relay.lines() if line["level"] != "info"] == []
     finally:
         assert relay.stop() == 0

@@ -107,7 +107,7 @@ def test_the_session_on_a_laptop_prints_what_is_shown(
         relay.wait_ready()
         event = command("emit", "order.placed", '{"order": "o-1", "total": "12.50"}', "--key", "o-1")
         assert re.fullmatch(r"[0-9a-f-]{36}", event)
-        wait_until(lambda: '"published": 1' in relay.get("/status")[1], timeout=30, what="the event to be delivered")
+        wait_until(lambda: '"published": 1' in relay.get("/status")[1], what="the event to be delivered")
         assert without_chance(printed.read_text()) == without_chance(arrival) + "\n"
         assert event in printed.read_text()
         same = wait_until(
