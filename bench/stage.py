@@ -38,8 +38,8 @@ from generate_series(%(first)s::bigint, %(last)s::bigint) as n
 """
 _ROWS_PER_TRANSACTION = 10_000
 _POLL = 0.02
-_NOT_YET = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
-"""What a broker says about a topic that was created a moment ago."""
+_NOT_YET = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError._TIMED_OUT)
+"""What is heard about a topic that was created a moment ago, or from a broker that is too busy to answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +107,12 @@ class Watermarks:
         self._partitions = [TopicPartition(topic, number) for number in range(TOPIC_PARTITIONS)]
 
     def total(self) -> int:
+        return sum(self._consumer.get_watermark_offsets(p, timeout=60)[1] for p in self._partitions)
+
+    def _so_far(self) -> int:
+        """For those who ask again."""
         try:
-            return sum(self._consumer.get_watermark_offsets(p, timeout=10)[1] for p in self._partitions)
+            return self.total()
         except KafkaException as error:
             if error.args[0].code() in _NOT_YET:
                 return 0
@@ -117,7 +121,7 @@ class Watermarks:
     def wait_for(self, messages: int, timeout: float) -> Moment:
         """Until the topic holds that many."""
         began = before = time.perf_counter()
-        while self.total() < messages:
+        while self._so_far() < messages:
             before = time.perf_counter()
             if before - began > timeout:
                 raise TimeoutError(f"the topic did not come to hold {messages} messages within {timeout:.0f} s")
