@@ -39,7 +39,7 @@ class RefusingPubSub(grpc.GenericRpcHandler):  # type: ignore[misc]
             if details.method.endswith("/Publish"):
                 self.published.append(len(PublishRequest.deserialize(request).messages))
             try:
-                answer: bytes = passed_on(request, timeout=10)
+                answer: bytes = passed_on(request, timeout=60)
                 return answer
             except grpc.RpcError as error:
                 context.abort(error.code(), error.details())
