@@ -14,6 +14,7 @@ from installed import Installed
 from stage import Stage, restarts, wrong_in
 from waiting import wait_until
 
+RECONCILES = re.compile(r'^mailboat_operator_reconciles_total\{result="(\w+)"\} (\S+)$', re.MULTILINE)
 PAGE = Path(__file__).parents[2] / "docs" / "mistakes.md"
 
 
@@ -80,6 +81,7 @@ def test_a_mistake_is_refused_in_the_words_of_the_page(shop: Stage, mistake: Mis
     with pytest.raises(shop.cluster.Failed) as refusal:
         shop.kubectl("apply", "--filename", "-", input=mistake.manifest)
     assert mistake.answer in str(refusal.value)
+    assert_unharmed(shop)
 
 
 @pytest.mark.parametrize("mistake", NOT_READY, ids=lambda mistake: mistake.title)
@@ -96,12 +98,13 @@ def test_a_mistake_that_only_shows_later_is_told_in_the_condition(
         met=lambda words: any(expected.fullmatch(each) for each in words),
     )
     assert crashed() == [], "nothing crashes for it"
+    assert_unharmed(shop)
     # Not in a `finally`: where it failed, the evidence should show it.
     shop.kubectl("delete", "--filename", "-", "--wait=true", input=shop.filled_in(mistake.manifest))
 
 
 def test_what_worked_before_works_after_all_of_them(
-    shop: Stage, crashed: Callable[[], list[str]], trading: ExitStack
+    shop: Stage, mailboat: Installed, crashed: Callable[[], list[str]], trading: ExitStack
 ) -> None:
     trading.close()
     shop.until_lag("orders-to-kafka")
@@ -111,6 +114,16 @@ def test_what_worked_before_works_after_all_of_them(
     assert proof["numbers_left_out"] == 0
     assert proof["duplicates"] == 0, "nobody else's mistake made a relay start anew"
     assert crashed() == []
+    results = [match for said in mailboat.metrics().values() for match in RECONCILES.findall(said)]
+    assert {result for result, count in results if float(count)} >= {"done"}, f"somebody looked at relays: {results}"
+    assert [count for result, count in results if result == "failed" and float(count)] == [], (
+        "a mistake in a manifest is no error of the operator's"
+    )
+
+
+def assert_unharmed(shop: Stage) -> None:
+    """What works goes on working. A relay that a stalled machine keeps from answering has a moment to do so."""
+    shop.until_ready("orders-to-kafka", timeout=60)
 
 
 def told(shop: Stage, mistake: Mistake) -> list[str]:
