@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from installed import NAMESPACE, Installed
-from stage import Stage, restarts, staying, wrong_in
+from stage import PATIENCE, STOP, Stage, restarts, staying, wrong_in
 from waiting import wait_until
 
 SIDECAR = "mailboat-relay"
@@ -22,7 +24,10 @@ def test_relays_ride_along_and_a_rolling_restart_under_load_loses_nothing(stage:
         stage.until_written(100)
         stage.kubectl("rollout", "restart", "deployment/application")
         rolled_out(stage, 3)
-    stage.until_written(100)
+        stage.until_written(100)
+        for report in reports(stage):
+            assert report["complaints"] == [], f"the application has complaints (G10): {report}"
+            assert report["slowest"] < PATIENCE, f"something held the application up (G10): {report}"
     stage.kubectl("scale", "deployment/application", "--replicas=1")
     stage.kubectl("set", "env", "deployment/application", "PER_SECOND=0.1")
     rolled_out(stage, 1)
@@ -30,6 +35,7 @@ def test_relays_ride_along_and_a_rolling_restart_under_load_loses_nothing(stage:
     assert wrong_in(proof) == {}
     assert proof["numbers_left_out"] == 0
     assert proof["written"] > 300, "there was a load all the while"
+    assert proof["duplicates"] == 0, "every sidecar that went has handed over in order (G9)"
 
 
 def test_a_job_with_a_sidecar_completes(stage: Stage) -> None:
@@ -80,6 +86,25 @@ def rolled_out(stage: Stage, replicas: int) -> None:
     for pod in pods:
         assert_sidecar(pod)
         assert restarts(pod) == 0, f"something in {pod['metadata']['name']} crashed"
+
+
+def reports(stage: Stage) -> list[dict[str, Any]]:
+    """What the applications say of their time, from their beginning to now. Each goes on in a new container."""
+    return [
+        wait_until(partial(_last_words, stage, pod["metadata"]["name"]), 180, f"{pod['metadata']['name']} to report")
+        for pod in staying(stage.all("pods", "app=application"))
+    ]
+
+
+def _last_words(stage: Stage, pod: str) -> dict[str, Any]:
+    """Nothing, as long as it has none. Whether it has heard it nobody knows: it is told again until it ends."""
+    try_kubectl, where = stage.cluster.commands.try_kubectl, ("--namespace", stage.namespace, pod)
+    said = try_kubectl("logs", *where, "--container=application", "--previous")
+    if said.status != 0 or not said.out:
+        try_kubectl("exec", *where, "--container=application", "--", *STOP)
+        return {}
+    report: dict[str, Any] = json.loads(said.out)
+    return report
 
 
 def assert_sidecar(pod: dict[str, Any]) -> None:
