@@ -9,8 +9,8 @@ it, neither of which it may do to ours. What it can't tell is what was deleted w
 anew then, and what is not in the list is not mentioned. Objects of a list come without a type, so that the operator
 notices, lists as well, and compares.
 
-Its connections are sessions that we make and close. Left to itself it may log in once more after it has closed what it
-had, when it is told to stop in the middle of its start, and nobody closes that.
+Its sessions are made and closed by us (``connections``). Left to itself it may log in once more after it has closed
+what it had, when it is told to stop in the middle of its start, and nobody closes that.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Final
 
-import aiohttp
 import kopf
 
+from mailboat_operator.connections import Connections
 from mailboat_operator.kube import RELAY, SUBSCRIPTION, Access, Kind, Object
 from mailboat_spec.names import GROUP, RELAY_PLURAL, SUBSCRIPTION_PLURAL, VERSION
 
@@ -34,9 +34,6 @@ OnEvent = Callable[[str | None, Kind, Object], None]
 
 _STOP_WITHIN: Final = 2.0
 """Seconds. It only ever reads, so nobody has to wait until it is gone; it is a courtesy to what comes after."""
-
-_GOODBYE: Final = 0.25
-"""Seconds for connections to be gone, before the event loop is."""
 
 _LOGIN_EVERY: Final = 1.0
 """Seconds, at least: a server that lets nobody in is not to be asked without a pause."""
@@ -68,8 +65,9 @@ class KopfFeed:
         self._namespaces = tuple(namespaces)
         self._on_event = on_event
         self._stop = threading.Event()
-        self._sessions: list[aiohttp.ClientSession] = []
-        """All that are open. Only kopf's thread touches them."""
+        self._connections = Connections()
+        """Only kopf's thread touches them."""
+        self._logins = 0
 
     async def run(self) -> None:
         """Until cancelled. Raises if kopf gives up, which it should not."""
@@ -105,9 +103,7 @@ class KopfFeed:
                 stop_flag=self._stop,
             )
         finally:
-            for session in self._sessions:
-                await session.close()
-            await asyncio.sleep(_GOODBYE)
+            await self._connections.close()
 
     def _registry(self, ours: asyncio.AbstractEventLoop) -> kopf.OperatorRegistry:
         registry = kopf.OperatorRegistry()
@@ -119,12 +115,13 @@ class KopfFeed:
         @kopf.on.login(registry=registry)
         async def login(**_: Any) -> kopf.AiohttpSession:
             # Asked anew whenever the server wants to know who we are: a pod's token lives for an hour.
-            if self._sessions:
+            if self._logins:
                 await asyncio.sleep(_LOGIN_EVERY)
+            self._logins += 1
             access = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._access(), ours))
-            self._sessions = [each for each in self._sessions if not each.closed]
-            self._sessions.append(_session(access))
-            return kopf.AiohttpSession(server=access.server, aiohttp_session=self._sessions[-1])
+            let_in = _let_in(access)
+            session = self._connections.session(let_in.as_ssl_context(), let_in.as_http_headers())
+            return kopf.AiohttpSession(server=access.server, aiohttp_session=session)
 
         @kopf.on.event(GROUP, VERSION, RELAY_PLURAL, registry=registry)
         async def relay(event: Any, **_: Any) -> None:
@@ -152,8 +149,8 @@ def _settings() -> kopf.OperatorSettings:
     return settings
 
 
-def _session(access: Access) -> aiohttp.ClientSession:
-    info = kopf.ConnectionInfo(
+def _let_in(access: Access) -> kopf.ConnectionInfo:
+    return kopf.ConnectionInfo(
         server=access.server,
         ca_path=access.ca_path,
         insecure=not access.verify,
@@ -161,8 +158,6 @@ def _session(access: Access) -> aiohttp.ClientSession:
         certificate_path=access.certificate_path,
         private_key_path=access.key_path,
     )
-    connector = aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context())
-    return aiohttp.ClientSession(connector=connector, headers=info.as_http_headers(), trust_env=False)
 
 
 def _fail(ended: asyncio.Future[None], outcome: BaseException) -> None:
