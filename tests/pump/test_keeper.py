@@ -113,6 +113,34 @@ def test_nobody_is_asked_to_ring_while_nobody_waits_for_events() -> None:
     story()
 
 
+def test_a_ring_counts_also_while_the_keeper_asks_about_open_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks after every poll in vain. Whoever writes just then has looked, and rung: there will be no other ring."""
+    asking = asyncio.Event()
+    undecided_writers = MemoryStore.undecided_writers
+
+    async def slowly(store: MemoryStore) -> bool:
+        asking.set()
+        await asyncio.sleep(0.005)
+        return await undecided_writers(store)
+
+    monkeypatch.setattr(MemoryStore, "undecided_writers", slowly)
+
+    @in_virtual_time
+    async def story() -> None:
+        fleet = Fleet(wake=WakeSettings(poll=600.0, longest=600.0))
+        fleet.start()
+        fleet.write("key")
+        await fleet.all_settled()
+        asking.clear()
+        await asking.wait()
+        assert fleet.outbox.bells, "the doorbell hangs out"
+        fleet.write("key")
+        await until(lambda: len(fleet.arrived()) == 2, "it", within=1)
+        await fleet.stop()
+
+    story()
+
+
 def test_others_are_served_while_a_large_window_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may take minutes where a subscription was paused for days; it is stopped when its owner has to let go."""
     measure = MemoryStore.measure

@@ -1,7 +1,7 @@
 """Whole relays in simulated time, with writers, outages, refusals and deaths at random: the guarantees always hold.
 
 What runs here is a relay's session as it is, on an outbox and a destination in memory. Every seed is a different
-history, and the same one each time it is run.
+history. It is not the same one each time: which of several tasks that are due goes first is not up to the seed.
 """
 
 from __future__ import annotations

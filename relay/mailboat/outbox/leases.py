@@ -14,6 +14,7 @@ What happens when…
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Collection
 
@@ -26,6 +27,9 @@ from mailboat.outbox.store import Cursor, CursorKey, Holding, Lease, RelayPeer, 
 
 _SQL = statements("leases")
 _SYNC = statements("windows")["sync"]
+_LOCK_TRIES = 20
+_LOCK_PAUSE = 0.05
+"""Seconds between two of them."""
 
 
 def lock_key(relay: str) -> tuple[int, int]:
@@ -52,14 +56,7 @@ class Leases:
         """Introduce this relay. True if it holds its liveness lock; raises ``LeaseLost`` if its id is in use."""
         session_lock = not link.server.pooled
         if session_lock:
-            async with link.autocommit() as cursor:
-                await cursor.execute(_SQL["lock"], dict(zip(("high", "low"), lock_key(self._me.id), strict=True)))
-                row = await cursor.fetchone()
-            if not (row and row[0]):
-                raise LeaseLost(
-                    f"another process runs as relay {self._me.id!r} on this database. Stop it, or give this one"
-                    " another name with --relay-id."
-                )
+            await self._take_liveness_lock(link)
         async with link.transaction() as cursor:
             await cursor.execute(_SQL["sweep"], self._who)
             await cursor.execute(_SQL["inherit"], self._who)
@@ -69,6 +66,21 @@ class Leases:
                 {**self._who, "address": self._me.address, "serves": list(serves), "session_lock": session_lock},
             )
         return session_lock
+
+    async def _take_liveness_lock(self, link: Link) -> None:
+        """Tried for a moment: our own last session may be ending still, or another relay is just burying it."""
+        key = dict(zip(("high", "low"), lock_key(self._me.id), strict=True))
+        for _ in range(_LOCK_TRIES):
+            async with link.autocommit() as cursor:
+                await cursor.execute(_SQL["lock"], key)
+                row = await cursor.fetchone()
+            if row and row[0]:
+                return
+            await asyncio.sleep(_LOCK_PAUSE)
+        raise LeaseLost(
+            f"another process runs as relay {self._me.id!r} on this database. Stop it, or give this one another name"
+            " with --relay-id."
+        )
 
     async def beat(self, link: Link, serves: Collection[int]) -> tuple[RelayPeer, ...]:
         """Renew all leases at once; bury the dead; say who is there."""

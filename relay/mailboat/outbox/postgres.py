@@ -151,9 +151,9 @@ class PostgresStore:
             await asyncio.sleep(timeout)
             return False
         async with explained(self._sentry.connection, timeout + self._settings.deadline):
-            async for ring in self._sentry.connection.notifies(timeout=timeout, stop_after=1):
-                return ring.payload == self._settings.layout.table  # others may ring in this database
-        return False
+            rings = self._sentry.connection.notifies(timeout=timeout, stop_after=1)
+            # All that came together, to the end: others may ring in this database, and one before us.
+            return self._settings.layout.table in [ring.payload async for ring in rings]
 
     async def claim(self, keys: Collection[CursorKey]) -> list[Cursor]:
         return await self._leases.claim(await self._at_desk(), keys) if keys else []

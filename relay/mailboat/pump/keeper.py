@@ -290,13 +290,16 @@ class Keeper:
                 await self._store.awake()
                 self._bell_is_out = False
             return
-        rhythm = self._rhythm.quiet(now)
+        before = self._rhythm
+        rhythm = before.quiet(now)
         if rhythm.should_sleep(now):
             await self._store.sleep()
             rhythm, self._bell_is_out = rhythm.slept(), True
             self._urgent = True  # one more look, for those who wrote before the doorbell hung out
         elif rhythm.asleep:
             rhythm = rhythm.polled_in_vain(await self._store.undecided_writers())
+            if self._rhythm is not before:  # somebody rang meanwhile, and is not to wait for the next poll
+                return
         self._rhythm = rhythm
 
 
