@@ -24,7 +24,7 @@ from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
 from mailboat_harbor.postgres_binaries import NEWEST, OLDEST
 from mailboat_harbor.proxy import Proxy
 from mailboat_harbor.pubsub import PubSubServer, start_pstest
-from waiting import wait_until
+from waiting import until_midnight_is_over, wait_until
 
 Part = TypeVar("Part")
 
@@ -90,6 +90,7 @@ def each_database(request: pytest.FixtureRequest) -> Iterator[Database]:
 
 
 def _fresh_database(server: PostgresServer) -> Iterator[Database]:
+    until_midnight_is_over()
     name = f"test_{secrets.token_hex(6)}"
     server.create_database(name, template="template0")
     yield Database(server, name)

@@ -11,6 +11,7 @@ import psycopg
 
 from mailboat.outbox.migrate import migrate
 from mailboat_harbor.postgres import Database, PostgresServer
+from waiting import until_midnight_is_over
 
 OUTBOX = "mailboat.outbox"
 
@@ -20,6 +21,7 @@ _templates: dict[tuple[int, int, date], str] = {}
 
 def migrated_database(server: PostgresServer) -> Iterator[Database]:
     """A generator for a fixture: a fresh database with the outbox ``mailboat.outbox``, dropped afterwards."""
+    until_midnight_is_over()
     name = f"outbox_{secrets.token_hex(6)}"
     server.create_database(name, template=_template(server))
     yield Database(server, name)

@@ -17,6 +17,9 @@ PATIENCE = 60.0
 """Seconds. What takes one on an idle machine may take many on a busy one; what comes soon is waited for no longer."""
 _POLL = 0.02
 _LONGEST_PAUSE = 0.5
+_DAY = 86_400
+_BEFORE_MIDNIGHT = 20
+"""Seconds in which no test begins that may count days."""
 
 
 def wait_until(
@@ -38,6 +41,11 @@ def wait_until(
         if time.monotonic() > deadline:
             raise AssertionError(_too_late(what, timeout, answer))
         time.sleep(_pause_since(asked))
+
+
+def until_midnight_is_over() -> None:
+    """Time partitions are of days, in UTC: a test that counts them should see one day only."""
+    wait_until(lambda: time.time() % _DAY < _DAY - _BEFORE_MIDNIGHT, what="midnight to be over")
 
 
 @overload

@@ -122,14 +122,14 @@ class PubSubCollector(Collector):
     def work(self) -> None:
         try:
             while not self._ending.is_set():
-                pulled = self._subscriber.pull(subscription=self._subscription, max_messages=1000, timeout=10)
+                pulled = self._subscriber.pull(subscription=self._subscription, max_messages=1000, timeout=60)
                 received = pulled.received_messages
                 for each in received:
                     message = each.message
                     self._take(message.ordering_key or None, message.data, dict(message.attributes))
                 if received:
                     ids = [each.ack_id for each in received]
-                    self._subscriber.acknowledge(subscription=self._subscription, ack_ids=ids, timeout=10)
+                    self._subscriber.acknowledge(subscription=self._subscription, ack_ids=ids, timeout=60)
                 else:
                     self._ending.wait(0.02)
         finally:

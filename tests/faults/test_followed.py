@@ -130,6 +130,8 @@ def test_a_configuration_that_changes_twenty_times_under_load(
             # Each relay looks at its volume in its own time. Other partitions are told to both at once: a relay that
             # heard of them long after the other had laid them out would be interrupted by that.
             by_mount = number % 2 == 1 and last["partitions"] == change["partitions"]
+            if last["partitions"] != change["partitions"]:
+                wait_until(lambda: len(shares(outbox.url)) == 2, PATIENCE, "both to have a share of what is to change")
             version = (pods.mount if by_mount else pods.push)(*documents(**change))
             for name in pods.running:
                 _until_in_use(pods, name, version, change)

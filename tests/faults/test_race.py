@@ -63,7 +63,9 @@ class Race:
             found = check_delivery(ledger.committed, ledger.rolled_back, collector.arrivals, kills=fleet.kills)
             behind = max(collector.ids.values()) - finished
             print(f"{collector.name}: {found}; caught up after {behind:.1f} s")  # noqa: T201 - shown with -s
-            assert found.duplicates <= fleet.kills * AGAIN * found.committed / self.seconds, found
+            # By a kill what a moment brought comes again; in the middle of catching up, all that its windows had read.
+            at_a_kill = AGAIN * found.committed / self.seconds + RELAYS * WALKING.rows
+            assert found.duplicates <= fleet.kills * at_a_kill, found
         assert len(fleet.working) == RELAYS
         shown = f"{len(watch.small)} small windows, {len(watch.large)} large, {len(watch.reigns)} changes of owner"
         print(f"{fleet.kills} kills in {self.seconds:.0f} s; {shown}")  # noqa: T201 - shown with -s

@@ -14,6 +14,7 @@ import pytest
 from faults.fleet import Manifest, outbox_relay, subscription
 from faults.inprocess import STAGED, StagedSink, afloat, events, status_of, write
 from faults.ledger import Written, check_delivery
+from mailboat.runtime.relay import Relay
 from mailboat_harbor.postgres import Database
 from waiting import await_until
 
@@ -49,6 +50,12 @@ async def _two_heartbeats(outbox: Database) -> None:
         return len(heard) == 3
 
     await await_until(third, what="two more heartbeats")
+
+
+def _sleeps(relay: Relay) -> bool:
+    """No look is under way, and none is due but by the clock."""
+    keeper = relay._session.keeper if relay._session is not None else None
+    return keeper is not None and keeper._rhythm.asleep and not keeper._urgent and not keeper._ticking.locked()
 
 
 @pytest.mark.parametrize("notify", ["Auto", "Always"])
@@ -92,7 +99,7 @@ async def test_without_a_ring_and_between_polls_an_event_waits(each_outbox: Data
     manifests = _relay(outbox.url, notify="Never", **SELDOM), subscription("orders", STAGED, partitions=2)
     async with afloat(*manifests) as relay:
         await await_until(lambda: len(status_of(relay, "orders").owned) == 2, what="the relay")
-        await _two_heartbeats(outbox)
+        await await_until(lambda: _sleeps(relay), what="the relay to sleep")
         committed = write(outbox.url, events(1, 1))
         for _ in range(5):
             await _two_heartbeats(outbox)
