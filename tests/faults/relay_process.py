@@ -7,12 +7,14 @@ when the relay passes a named point of its cycle for the n-th time.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
+import sys
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from mailboat.logs import LogFormat, configure
 from mailboat.outbox.settings import ReadLimits, RelayIdentity
@@ -63,7 +65,11 @@ async def run(orders: Mapping[str, Any]) -> None:
     await relay(orders).run(stop)
 
 
-def obey(orders: Mapping[str, Any]) -> None:
-    """All that the process does."""
+def obey(orders: Mapping[str, Any]) -> NoReturn:
+    """All that the process does. It leaves as ``mailboat run`` does: without the exit handlers of C libraries."""
     configure("debug", LogFormat.TEXT)
     asyncio.run(run(orders))
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(0)
