@@ -130,7 +130,8 @@ class ClusterFromSource(Cluster):
 
         _plug_in(network, init)
         self._go(node)
-        self._wait(node, lambda: self.commands.try_kubectl("get", "--raw=/readyz").status == 0, "the API server")
+        healthy = ("get", "--raw=/readyz", "--request-timeout=5s")
+        self._wait(node, lambda: self.commands.try_kubectl(*healthy).status == 0, "the API server")
         self._go(node)
         objects = first_objects(plan)
         self._wait(

@@ -134,9 +134,16 @@ def _digest(context: Path, repository: str, base: str) -> str:
     return digest.hexdigest()[:16]
 
 
+def _used_at(version: Path) -> float:
+    try:
+        return version.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0  # another run has just removed it
+
+
 def _forget_old(name: str, newest: Path, engine: Engine) -> None:
     newest.touch()  # used just now
-    versions = sorted(cache_dir().glob(f"image-{name}-" + "[0-9a-f]" * 16), key=lambda path: path.stat().st_mtime)
+    versions = sorted(cache_dir().glob(f"image-{name}-" + "[0-9a-f]" * 16), key=_used_at)
     for version in versions[:-_KEPT]:
         engine.forget(f"localhost/mailboat-{name}:{version.name.rpartition('-')[2]}")
         shutil.rmtree(version, ignore_errors=True)

@@ -18,7 +18,7 @@ from shop.topics import AUDIT
 if TYPE_CHECKING:  # takes a second of a processor's time to import, and most commands do without
     from google.cloud import pubsub_v1
 
-_TIMEOUT = 10.0
+_TIMEOUT = 60.0
 
 
 class Received(NamedTuple):

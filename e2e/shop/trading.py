@@ -75,7 +75,9 @@ class Trade:
                         self._stopped.wait(random.uniform(0.5, 1.5) * self._pause)
                     return
             except Exception as error:
-                if not (_is_away(error) or isinstance(error, OwnQueue)):
+                # An application may be there before the relay beside it has made the outbox.
+                early = not self.report.committed and isinstance(error, psycopg.errors.UndefinedTable)
+                if not (early or _is_away(error) or isinstance(error, OwnQueue)):
                     with self._lock:
                         self.report.complaints.append(f"{type(error).__name__}: {error}")
                     return

@@ -20,7 +20,7 @@ def test_a_refused_event_becomes_a_dead_letter_and_comes_back_on_request(stage: 
     stage.trade(200)
     write_poison(stage, "order-7")
     stage.until_status("orders-to-kafka", "dead", 1)
-    wait_until(lambda: stage.proof("orders"), 180, "its key to go on without it", met=lambda proof: proof["lost"] == 1)
+    stage.audit("orders", within=180, lost=1)  # its key goes on without it
     assert shown(stage, "DEAD") == "1"
 
     [head, letter] = mailboat(stage, "dlq", "list").splitlines()
