@@ -15,6 +15,11 @@ _WAITS = re.compile(r"LOG:  process (?P<pid>\d+) still waiting for ")
 _HOLDERS = re.compile(r"\[(?P<pid>\d+)\] DETAIL:  Process(?:es)? holding the lock: (?P<holders>[\d, ]+)\.")
 
 
+def sessions(log: Iterable[str]) -> set[str]:
+    """The names of all applications that ever connected: whose waits can be told at all."""
+    return {connected["name"] for line in log if (connected := _CONNECTED.search(line))}
+
+
 def waits_behind(ours: str, theirs: str, log: Iterable[str]) -> Iterator[str]:
     """Every wait of a session whose application's name begins with ``theirs`` behind one that begins with ``ours``."""
     names: dict[str, str] = {}

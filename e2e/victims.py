@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from cluster import Cluster
+from installed import Installed
 from mailboat_harbor.missing import ServerFailed
 from stage import Stage, restarts, running_container
 from waiting import wait_until
@@ -69,6 +70,39 @@ class Containers:
         conditions = pod["status"].get("conditions", ())
         ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
         return ready and running is not None and running not in self._dead
+
+
+class LeadingOperator:
+    """The operator that the Lease names, and no other. It is back when the Lease names another process that renews it.
+
+    Neither the dead one's pod, which starts anew, nor the other operators lead before the Lease has run out.
+    """
+
+    def __init__(self, stage: Stage, mailboat: Installed) -> None:
+        self._operators = Containers(stage, mailboat.operators, "operator", pick=self._leading)
+        self._mailboat = mailboat
+        self._led: set[str] = set()
+        """Processes that were killed while they led."""
+
+    def until_up(self) -> None:
+        self._operators.until_up()
+        before = self._mailboat.lease()
+        wait_until(
+            self._mailboat.lease,
+            180,
+            f"another operator to lead than {self._led or 'nobody'}",
+            met=lambda now: (
+                now["renewTime"] != before["renewTime"] and now["holderIdentity"] not in {None, "", *self._led}
+            ),
+        )
+
+    def kill(self) -> int:
+        return self._operators.kill()
+
+    def _leading(self, pods: list[Pod]) -> list[Pod]:
+        holder = str(self._mailboat.lease()["holderIdentity"])
+        self._led.add(holder)
+        return [pod for pod in pods if holder.startswith(f"{pod['metadata']['name']}_")]
 
 
 class ApiServer:

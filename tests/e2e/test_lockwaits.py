@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockwaits import waits_behind
+from lockwaits import sessions, waits_behind
 
 STARTING = "2026-01-01 00:00:00.000 UTC [1] LOG:  starting PostgreSQL 18.0 on x86_64"
 
@@ -46,3 +46,8 @@ def test_writers_behind_each_other_and_relays_behind_writers_are_none_of_it():
 def test_a_new_server_numbers_its_processes_anew():
     log = [connected(20, "shop"), connected(30, "mailboat main"), STARTING, connected(20, "shop"), *waits(20, 30)]
     assert list(waits_behind("mailboat", "shop", log)) == []
+
+
+def test_who_ever_connected_is_known_by_name():
+    log = [STARTING, connected(20, "shop"), STARTING, connected(20, "mailboat main"), *waits(20, 30)]
+    assert sessions(log) == {"shop", "mailboat main"}
