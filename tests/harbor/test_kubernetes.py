@@ -24,6 +24,8 @@ pytestmark = pytest.mark.api
 def server(tmp_path_factory: pytest.TempPathFactory, or_skip: Callable[..., ApiServer]) -> Iterator[ApiServer]:
     """An API server with controllers, which this file may kill."""
     with or_skip(lambda: start_api_server(tmp_path_factory.mktemp("api"), controllers=True, audit=True)) as server:
+        # Controllers that lose the server while they start are gone for good; none acts before all have started.
+        wait_until(lambda: server.try_kubectl("get", "serviceaccount", "default").status == 0, what="the controllers")
         yield server
 
 
