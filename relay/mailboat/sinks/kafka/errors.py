@@ -41,7 +41,7 @@ _TOPIC_MISSING: Final = frozenset(
 _NOT_ALLOWED: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED})
 _LOGIN_FAILED: Final = frozenset({KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED})
 _TOO_FEW_REPLICAS: Final = frozenset({KafkaError.NOT_ENOUGH_REPLICAS, KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND})
-_NETWORK: Final = frozenset(
+NETWORK: Final = frozenset(
     {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE, KafkaError._TIMED_OUT}
 )
 
@@ -99,7 +99,7 @@ def unavailable(report: Report, bootstrap: str) -> SinkUnavailable:
             f"topic {report.topic} on {where} has too few replicas in sync ({report.name}): bring its brokers back, "
             "or lower min.insync.replicas"
         )
-    if code in _NETWORK:
+    if code in NETWORK:
         return SinkUnavailable(
             f"{where} can't be reached: {report.text}; are the brokers up, is spec.sink.kafka.bootstrapServers right?"
         )
@@ -114,7 +114,7 @@ def missing_topic(topic: str, bootstrap: str) -> SinkUnavailable:
 
 def no_answer(bootstrap: str, seconds: float, last: Report | None) -> SinkUnavailable:
     """Time is up. The last thing the client complained about is the best hint there is."""
-    if last is not None and last.code not in _NETWORK:
+    if last is not None and last.code not in NETWORK:
         return unavailable(last, bootstrap)
     hint = "" if last is None else f" ({last.text})"
     return SinkUnavailable(

@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from mailboat.errors import SinkUnavailable
-from mailboat.sinks.kafka.errors import _NETWORK, Report, missing_topic, no_answer, unavailable
+from mailboat.sinks.kafka.errors import NETWORK, Report, missing_topic, no_answer, unavailable
 
 NOT_ACCEPTED: Final = (KafkaException, ValueError, TypeError)
 """What a client raises when it is made with settings that it can't use: a file that they name may be gone by now."""
@@ -72,7 +72,7 @@ def _most_telling(complaints: Sequence[Report]) -> Report | None:
 
     A broker that refuses somebody also hangs up, and the client may complain about that afterwards.
     """
-    causes = [complaint for complaint in complaints if complaint.code not in _NETWORK]
+    causes = [complaint for complaint in complaints if complaint.code not in NETWORK]
     others = [complaint for complaint in complaints if complaint.code != KafkaError._ALL_BROKERS_DOWN]
     telling = causes or others
     return telling[-1] if telling else None
