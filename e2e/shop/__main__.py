@@ -51,12 +51,21 @@ def prepare(kafka: str | None, topics: tuple[str, ...], pubsub_topics: tuple[str
 @click.option("--per-second", type=float, default=0.0, help="0: as fast as it goes.")
 @click.option("--writers", type=int, default=4)
 def trade(count: int | None, per_second: float, writers: int) -> None:
-    """Change orders, with their events; fails if a change did although the database was there."""
+    """Change orders, with their events; fails if a change did although the database was there.
+
+    Its last line says how it was; SIGUSR1 makes it say so meanwhile.
+    """
     trading = Trade(_url(), orders=_ORDERS, writers=writers, per_second=per_second, count=count)
+
+    def tell() -> None:
+        # Whole lines, and no buffer: a signal may come while another line is being written.
+        os.write(sys.stdout.fileno(), f"{json.dumps(dataclasses.asdict(trading.report))}\n".encode())
+
     signal.signal(signal.SIGTERM, lambda *_: trading.stop())
+    signal.signal(signal.SIGUSR1, lambda *_: tell())
     trading.start()
     trading.join()
-    click.echo(json.dumps(dataclasses.asdict(trading.report)))
+    tell()
     sys.exit(1 if trading.report.complaints else 0)
 
 
