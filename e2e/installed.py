@@ -93,5 +93,5 @@ _SETTINGS = {
     "replicas": "2",
     "operator.statusInterval": "2s",
     "operator.shutdownDelay": "1s",  # nobody makes pods while operators go
-    "webhook.timeoutSeconds": "30",  # a busy machine is no reason for a pod without its sidecar
+    "webhook.timeoutSeconds": "15",  # a busy machine is no reason for a pod without its sidecar
 }
