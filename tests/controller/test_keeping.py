@@ -88,6 +88,18 @@ class Keys:
         return "token"
 
 
+class Recorder(Fleet):
+    """Remembers which versions of the configuration relays would have been told."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.versions: list[int] = []
+
+    async def configure(self, key, pods, answers, configuration):
+        self.versions.append(configuration.version)
+        return Handed()
+
+
 def relay(**spec: Any) -> dict[str, Any]:
     metadata = {"name": "orders", "namespace": "shop", "uid": "u-orders", "generation": 1, "resourceVersion": "1"}
     spec = {"database": {"urlSecretRef": {"name": "orders-db", "key": "url"}}, **spec}
@@ -177,14 +189,8 @@ async def test_nothing_is_remembered_about_what_was_deleted():
 
 async def test_relays_that_run_are_told_though_a_child_is_forbidden():
     server, world, metrics = Server(), World(), Metrics(CollectorRegistry())
-    told = []
-
-    class Recorder(Fleet):
-        async def configure(self, key, pods, answers, configuration):
-            told.append(configuration.version)
-            return Handed()
-
     fleet = Recorder(RelayClient(Keys()), metrics, Patience())
+    told = fleet.versions
     keeper, reporter = Keeper(server, world, metrics), Reporter(server, world, metrics, "test")
     reconciler = Reconciler(world, keeper, fleet, reporter, metrics, Keys(), IMAGE, 5.0)
     world.saw(RELAY, relay())
@@ -199,15 +205,9 @@ async def test_relays_that_run_are_told_though_a_child_is_forbidden():
 
 async def test_what_the_server_fails_at_keeps_nothing_else_from_being_done():
     server, world, metrics = Server(), World(), Metrics(CollectorRegistry())
-    told = []
-
-    class Recorder(Fleet):
-        async def configure(self, key, pods, answers, configuration):
-            told.append(configuration.version)
-            return Handed()
-
     keeper, reporter = Keeper(server, world, metrics), Reporter(server, world, metrics, "test")
     fleet = Recorder(RelayClient(Keys()), metrics, Patience())
+    told = fleet.versions
     reconciler = Reconciler(world, keeper, fleet, reporter, metrics, Keys(), IMAGE, 5.0)
     world.saw(RELAY, relay())
     server.refuses[SERVICE] = ServerFailed("somebody's webhook is down")
