@@ -25,7 +25,7 @@ from mailboat.events import Outgoing
 from mailboat.outbox.layout import Layout
 from mailboat.outbox.settings import ReadLimits, RelayIdentity
 from mailboat.runtime.relay import Relay
-from mailboat.runtime.secrets import SecretPlaces
+from mailboat.runtime.secrets import SecretPlaces, Secrets
 from mailboat.runtime.session import Timings
 from mailboat.runtime.status import SubscriptionStatus
 from mailboat.sinks.memory import MemorySink
@@ -38,14 +38,18 @@ from waiting import await_until
 
 @asynccontextmanager
 async def afloat(
-    *manifests: Manifest, relay: str = "relay-1", timings: Timings | None = SWIFT, limits: ReadLimits | None = None
+    *manifests: Manifest,
+    relay: str = "relay-1",
+    timings: Timings | None = SWIFT,
+    limits: ReadLimits | None = None,
+    secrets: Secrets | None = None,
 ) -> AsyncIterator[Relay]:
     """A relay that runs while its block does, and is stopped in good order then."""
     read = read_documents([(f"manifest {number}", manifest) for number, manifest in enumerate(manifests)])
     running = Relay(
         read.relays[0],
         read.subscriptions,
-        secrets=SecretPlaces(),
+        secrets=secrets or SecretPlaces(),
         identity=RelayIdentity(relay, str(uuid.uuid4())),
         timings=timings,
         limits=limits,
@@ -71,12 +75,15 @@ class StagedSink(MemorySink):
     """A memory sink that a test finds by the name of its subscription. All relays of the test share it."""
 
     stage: ClassVar[dict[str, StagedSink]] = {}
+    given: SinkContext
+    """By the last relay that built it."""
 
     @classmethod
     def build(cls, config: Any, context: SinkContext) -> StagedSink:
         name = context.subscription.split("/", 1)[-1]
         if name not in cls.stage:
             cls.stage[name] = super().build(config, context)
+        cls.stage[name].given = context
         return cls.stage[name]
 
     async def close(self) -> None:

@@ -21,12 +21,15 @@ from commandline import Operator, RunningRelay
 from conftest import TopicFactory
 from faults.collectors import KafkaCollector
 from faults.fleet import Manifest, kafka_sink, outbox_relay, shares, subscription
+from faults.inprocess import STAGED, StagedSink, afloat
 from faults.ledger import check_delivery
 from faults.racing import Racers
+from mailboat.runtime.secrets import find_secrets
 from mailboat_harbor.kafka import KafkaServer
+from mailboat_harbor.ports import free_port
 from mailboat_harbor.postgres import Database
 from mounted import Volume
-from waiting import wait_until
+from waiting import await_until, wait_until
 
 PATIENCE = 60.0
 """Seconds: what takes one on a machine of one's own may take many on a busy one."""
@@ -242,3 +245,19 @@ def test_a_database_secret_that_comes_late_or_vanishes(
         connection.execute("select mailboat.emit('account.changed', '{}'::bytea, key => 'k')")
     wait_until(lambda: collector.arrivals, PATIENCE, "the event")
     assert pods.running["relay-1"].stop() == 0
+
+
+async def test_a_sinks_secret_that_changes_while_the_database_is_away(
+    stage: dict[str, StagedSink], tmp_path: Path
+) -> None:
+    """Also where manifests are fixed: the first connection must find the password of then, not that of the start."""
+    login = Volume(tmp_path / "secrets" / "login")
+    login.fill({"password": "old"})
+    sink = {"custom": STAGED["custom"] | {"configSecretRef": {"name": "login"}}}
+    manifests = outbox_relay(f"postgresql://nobody@127.0.0.1:{free_port()}/nothing"), subscription("orders", sink)
+    async with afloat(*manifests, secrets=find_secrets(tmp_path / "secrets", {})) as relay:
+        await await_until(lambda: relay.status().reason == "DatabaseUnreachable", what="the first refusal")
+        assert stage["orders"].given.secrets == {"password": "old"}
+        login.fill({"password": "new"})
+        relay.refresh()
+        await await_until(lambda: stage["orders"].given.secrets == {"password": "new"}, what="the new password")

@@ -131,7 +131,7 @@ class Relay:
         if self._next is not None:
             self._config, self._next = self._next, None
             self._may_lay_out = True
-        if self._follows or self._was_connected:
+        if self._follows or self._was_connected or needs_secrets_anew(before, self._secrets):
             self._lineup = line_up_again(self._config.subscriptions, self._secrets, before)
         await _dismiss(before.replaced_by(self._lineup))
 
