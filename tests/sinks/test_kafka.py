@@ -17,7 +17,7 @@ from authority import Authority
 from mailboat.errors import ConfigError, EventRefused, SinkUnavailable
 from mailboat.events import Outgoing
 from mailboat.sinks.kafka import KafkaSink
-from mailboat.sinks.kafka.errors import Report, no_answer
+from mailboat.sinks.kafka.errors import Report, more_telling, no_answer
 from mailboat.sinks.kafka.settings import producer_settings
 from mailboat.sinks.kafka.topic import TopicFacts, describe_topic
 from sinks.backends import KafkaBackend, Opened, context, message, until_it_arrives
@@ -53,6 +53,23 @@ def test_a_broker_that_hangs_up_after_it_refused_the_login_does_not_hide_why(mon
     monkeypatch.setattr("mailboat.sinks.kafka.topic.AdminClient", Refused)
     with pytest.raises(SinkUnavailable, match="refused the login"):
         describe_topic({"bootstrap.servers": "127.0.0.1:1"}, "orders", timeout=0.2)
+
+
+@pytest.mark.parametrize(
+    ("complaints", "kept"),
+    [
+        ((KafkaError._TRANSPORT, KafkaError._AUTHENTICATION, KafkaError._TRANSPORT), KafkaError._AUTHENTICATION),
+        ((KafkaError._AUTHENTICATION, KafkaError._ALL_BROKERS_DOWN), KafkaError._AUTHENTICATION),
+        ((KafkaError._AUTHENTICATION, KafkaError._SSL), KafkaError._SSL),
+        ((KafkaError._RESOLVE, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN), KafkaError._TRANSPORT),
+        ((KafkaError._ALL_BROKERS_DOWN,), None),
+    ],
+)
+def test_a_cause_is_kept_before_what_follows_from_it(complaints: tuple[int, ...], kept: int | None) -> None:
+    told: Report | None = None
+    for code in complaints:
+        told = more_telling(told, Report.of(KafkaError(code), "orders", -1))
+    assert (told and told.code) == kept
 
 
 def test_an_error_about_a_topic_keeps_no_client_alive() -> None:

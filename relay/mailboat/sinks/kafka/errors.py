@@ -112,11 +112,23 @@ def missing_topic(topic: str, bootstrap: str) -> SinkUnavailable:
     )
 
 
-def no_answer(bootstrap: str, seconds: float, last: Report | None) -> SinkUnavailable:
-    """Time is up. The last thing the client complained about is the best hint there is."""
-    if last is not None and last.code not in NETWORK:
-        return unavailable(last, bootstrap)
-    hint = "" if last is None else f" ({last.text})"
+def more_telling(before: Report | None, now: Report) -> Report | None:
+    """Of two complaints of a client the one to keep: one that names a cause, as a refused login does; else the later.
+
+    A broker that refuses somebody also hangs up, and the client may complain about that afterwards. That all brokers
+    are down says nothing that no answer would not say.
+    """
+    if now.code == KafkaError._ALL_BROKERS_DOWN:
+        return before
+    hides_a_cause = before is not None and before.code not in NETWORK and now.code in NETWORK
+    return before if hides_a_cause else now
+
+
+def no_answer(bootstrap: str, seconds: float, complaint: Report | None) -> SinkUnavailable:
+    """Time is up. What the client complained about is the best hint there is."""
+    if complaint is not None and complaint.code not in NETWORK:
+        return unavailable(complaint, bootstrap)
+    hint = "" if complaint is None else f" ({complaint.text})"
     return SinkUnavailable(
         f"no answer from Kafka at {bootstrap} within {seconds:g} s{hint}: are the brokers up, and is "
         "spec.sink.kafka.bootstrapServers right?"

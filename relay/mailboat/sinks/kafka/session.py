@@ -29,7 +29,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from mailboat.errors import DeliveryError, EventRefused, Undecided
 from mailboat.events import Outgoing
-from mailboat.sinks.kafka.errors import Report, Verdicts, refused
+from mailboat.sinks.kafka.errors import Report, Verdicts, more_telling, refused
 from mailboat.sinks.key_stops import CallHold
 
 _SLICE: Final = 1_000  # messages handed over before the event loop gets its turn
@@ -94,7 +94,7 @@ class Session:
         self.stopped = False
         self.drained = asyncio.Event()
         self.complaint: Report | None = None
-        """What the client said last about its connections."""
+        """What the client said about its connections since a call last went well."""
         self._topic = topic
         self._bootstrap: str = settings["bootstrap.servers"]
         self._calls: set[Call] = set()
@@ -295,8 +295,7 @@ class Session:
         self._loop.call_soon(callback, *arguments)
 
     def _complain(self, error: KafkaError) -> None:
-        if error.code() != KafkaError._ALL_BROKERS_DOWN or self.complaint is None:
-            self.complaint = Report.of(error, self._topic, -1)
+        self.complaint = more_telling(self.complaint, Report.of(error, self._topic, -1))
 
     def report_failure(self) -> None:
         if not self._failed:

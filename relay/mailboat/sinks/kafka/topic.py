@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from mailboat.errors import SinkUnavailable
-from mailboat.sinks.kafka.errors import NETWORK, Report, missing_topic, no_answer, unavailable
+from mailboat.sinks.kafka.errors import Report, missing_topic, more_telling, no_answer, unavailable
 
 NOT_ACCEPTED: Final = (KafkaException, ValueError, TypeError)
 """What a client raises when it is made with settings that it can't use: a file that they name may be gone by now."""
@@ -46,36 +46,30 @@ def describe_topic(client: Mapping[str, Any], topic: str, *, timeout: float) -> 
 
 def _ask(client: Mapping[str, Any], topic: str, timeout: float) -> TopicFacts | SinkUnavailable:
     bootstrap: str = client["bootstrap.servers"]
-    complaints: list[Report] = []
+    complaint: Report | None = None
+
+    def complain(error: KafkaError) -> None:
+        nonlocal complaint
+        complaint = more_telling(complaint, Report.of(error, topic, -1))
+
     settings: dict[str, Any] = {
         **client,
         "allow.auto.create.topics": False,
         "enable.metrics.push": False,
         "log_level": 0,
-        "error_cb": lambda error: complaints.append(Report.of(error, topic, -1)),
+        "error_cb": complain,
     }
     admin = AdminClient(settings)
     try:
         found = admin.list_topics(topic, timeout=timeout).topics[topic]
     except KafkaException:
         admin.poll(0)  # hear its complaints: they say more than "timed out"
-        return no_answer(bootstrap, timeout, _most_telling(complaints))
+        return no_answer(bootstrap, timeout, complaint)
     if found.error is not None:
         return unavailable(Report.of(found.error, topic, -1), bootstrap)
     if not found.partitions:
         return missing_topic(topic, bootstrap)
     return _with_limits(admin, topic, len(found.partitions), timeout)
-
-
-def _most_telling(complaints: Sequence[Report]) -> Report | None:
-    """The last one that names a cause, a refused login for example; else the last one of all.
-
-    A broker that refuses somebody also hangs up, and the client may complain about that afterwards.
-    """
-    causes = [complaint for complaint in complaints if complaint.code not in NETWORK]
-    others = [complaint for complaint in complaints if complaint.code != KafkaError._ALL_BROKERS_DOWN]
-    telling = causes or others
-    return telling[-1] if telling else None
 
 
 def _with_limits(admin: AdminClient, topic: str, partitions: int, timeout: float) -> TopicFacts:
