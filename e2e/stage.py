@@ -158,6 +158,12 @@ class Stage:
             *("--namespace", self.namespace, "exec", "deployment/shop", "--", "python", "-m", "shop", *arguments)
         )
 
+    def prepare(self, *asked: str) -> None:
+        """Tables and topics. The address of a server that is ready may still lead nowhere for a moment."""
+        wait_until(
+            lambda: self.try_shop("prepare", *asked), 180, "tables and topics", met=lambda answer: answer.status == 0
+        )
+
     def trade(self, count: int, writers: int = 8) -> None:
         """So many committed changes, as fast as it goes."""
         report = json.loads(self.shop("trade", "--count", str(count), "--writers", str(writers)))

@@ -7,6 +7,7 @@ stories need beyond this interface they do with kubectl, so that they run the sa
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,12 @@ from typing import Any, Self
 
 from mailboat_harbor.kubernetes_commands import CommandFailed, Commands
 from waiting import wait_until
+
+_NO_ANSWER = re.compile(
+    r"Unable to connect to the server|TLS handshake timeout|connection refused|connection reset|connection lost"
+    r"|unexpected EOF|etcdserver: "
+)
+"""What kubectl says where nobody has answered, or nobody who could."""
 
 
 class Cluster(ABC):
@@ -28,7 +35,17 @@ class Cluster(ABC):
         """The images that its node knows: their tags by their names."""
 
     def kubectl(self, *arguments: str, input: str | None = None) -> str:
-        """What it printed, as the cluster's administrator."""
+        """What it printed, as the cluster's administrator.
+
+        A question is asked once more where it got no answer: an API server that was killed is ready before it has
+        caught up with all who ask.
+        """
+        try:
+            return self.commands.kubectl(*arguments, input=input)
+        except CommandFailed as failed:
+            if "get" not in arguments or "--raw" in arguments or not _NO_ANSWER.search(failed.answer.err):
+                raise
+        self.until_api_answers()
         return self.commands.kubectl(*arguments, input=input)
 
     def helm(self, *arguments: str) -> str:

@@ -12,7 +12,6 @@ from installed import Installed
 from inventory import Object, inventory
 from readme import topics
 from stage import KAFKA, PASSWORD, STORY, Stage
-from waiting import wait_until
 
 
 @pytest.fixture(scope="session")
@@ -31,29 +30,22 @@ def mailboat(cluster: Cluster, pristine: set[Object]) -> Installed:
 
 @pytest.fixture(scope="module")
 def stage(cluster: Cluster, mailboat: Installed, request: pytest.FixtureRequest) -> Iterator[Stage]:
-    """A namespace of the story's own with Postgres, Kafka, Pub/Sub and the shop, all ready, and nothing of Mailboat."""
+    """A namespace of the story's own with Postgres, Kafka and the shop, all ready, and nothing of Mailboat."""
     story = request.module.__name__.rpartition("test_")[2].replace("_", "-")
     name = f"{story}-{secrets.token_hex(3)}"
     cluster.kubectl("create", "namespace", name)
     cluster.kubectl("label", "namespace", name, f"{STORY}={story}")
     stage = Stage(cluster, name)
     try:
-        stage.apply("database", "kafka", "pubsub", "shop")
-        for workload in ("statefulset/postgres", "statefulset/kafka", "deployment/pubsub", "deployment/shop"):
+        stage.apply("database", "kafka", "shop")
+        for workload in ("statefulset/postgres", "statefulset/kafka", "deployment/shop"):
             stage.kubectl("rollout", "status", workload, "--timeout=180s")
         stage.in_postgres(f"create role shop login createrole password '{PASSWORD}'")
         stage.in_postgres("create database shop owner shop")
         # As the README makes them, but for what is too large for one of them.
         limits = {"orders": ":40000"}
         made = [f"{topic}:{partitions}{limits.get(topic, '')}" for topic, partitions in topics().items()]
-        asked = (*(word for each in made for word in ("--topic", each)), "--pubsub-topic", "shop/orders")
-        # A server that is ready is not yet known to all as such: its address may still lead nowhere for a moment.
-        wait_until(
-            lambda: stage.try_shop("prepare", "--kafka", KAFKA, *asked),
-            180,
-            "tables and topics",
-            met=lambda answer: answer.status == 0,
-        )
+        stage.prepare("--kafka", KAFKA, *(word for each in made for word in ("--topic", each)))
         yield stage
     finally:
         cluster.kubectl("delete", "namespace", name, "--wait=false")

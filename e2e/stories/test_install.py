@@ -59,6 +59,9 @@ def test_an_image_holds_what_its_lock_says_and_nothing_else(image: str, stage: S
 
 
 def test_ten_thousand_events_arrive_at_both_destinations_in_order(stage: Stage) -> None:
+    stage.apply("pubsub")
+    stage.kubectl("rollout", "status", "deployment/pubsub", "--timeout=180s")
+    stage.prepare("--pubsub-topic", "shop/orders")
     stage.apply("to-pubsub")
     stage.until_ready(PUBSUB)
     stage.trade(EVENTS)

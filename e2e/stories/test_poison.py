@@ -10,8 +10,8 @@ from printed import tables
 from stage import KAFKA, Stage, wrong_in
 from waiting import wait_until
 
-MAX_ATTEMPTS = 3
-"""In ``e2e/manifests/to-kafka.yaml``."""
+MAX_ATTEMPTS = 6
+"""In ``e2e/manifests/to-kafka.yaml``: enough for a replayed event until the relay has heard of the new limit."""
 
 
 def test_a_refused_event_becomes_a_dead_letter_and_comes_back_on_request(stage: Stage) -> None:

@@ -9,6 +9,8 @@ from stage import DATABASE, PASSWORD, Stage, restarts, wrong_in
 from waiting import wait_until
 
 NEW = "second-password"
+WRITERS = 4
+"""Of the trader, unless it is told otherwise."""
 
 
 def test_a_new_password_reaches_the_relays_in_place_and_nothing_is_lost(stage: Stage) -> None:
@@ -21,6 +23,8 @@ def test_a_new_password_reaches_the_relays_in_place_and_nothing_is_lost(stage: S
     )
 
     with stage.trading():
+        connected = "select count(*) from pg_stat_activity where application_name = 'shop'"
+        wait_until(lambda: int(stage.in_postgres(connected)), 120, "all of the shop's writers", met=WRITERS.__le__)
         # The relays are locked out; the application's connections are open already, and it trades on.
         stage.in_postgres(f"alter role shop password '{NEW}'")
         stage.in_postgres(

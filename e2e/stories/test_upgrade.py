@@ -72,6 +72,8 @@ def bare(cluster: Cluster, mailboat: Installed, pristine: set[Object], stage: St
     mailboat.uninstall()
     cluster.kubectl("delete", "crd", *CRDS)
     cluster.kubectl("delete", "namespace", NAMESPACE)
+    kinds = ("api-resources", "--api-group=mailboat.dev", "--output=name")
+    wait_until(lambda: cluster.kubectl(*kinds).split(), 120, "its kinds to be forgotten", met=lambda left: not left)
     wait_until(lambda: left(stage, pristine), 180, "nothing of Mailboat to be left", met=lambda left: not left)
     yield cluster
     mailboat.uninstall()

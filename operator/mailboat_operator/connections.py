@@ -1,4 +1,4 @@
-"""HTTP sessions for somebody else, that can be closed for certain, whatever state he left them in.
+"""HTTP connections that can be closed for certain, whatever state they were left in.
 
 A TLS connection that is closed waits for the other side's farewell. An event loop that ends meanwhile leaves a socket
 behind, and how long a busy API server takes to say goodbye nobody knows. So the sockets are known here: they are shut
@@ -25,15 +25,18 @@ class Connections:
     """All of one event loop that are open."""
 
     def __init__(self) -> None:
-        self._sessions: list[aiohttp.ClientSession] = []
+        self._connectors: list[aiohttp.TCPConnector] = []
         self._sockets: list[socket.socket] = []
 
+    def connector(self, context: ssl.SSLContext) -> aiohttp.TCPConnector:
+        """For a session that a library makes. It holds as many as it is asked for: every watch has one to itself."""
+        self._connectors = [each for each in self._connectors if not each.closed]
+        self._connectors.append(aiohttp.TCPConnector(limit=0, ssl=context, socket_factory=self._socket))
+        return self._connectors[-1]
+
     def session(self, context: ssl.SSLContext, headers: Mapping[str, str]) -> aiohttp.ClientSession:
-        """A new one."""
-        self._sessions = [each for each in self._sessions if not each.closed]
-        connector = aiohttp.TCPConnector(limit=0, ssl=context, socket_factory=self._socket)
-        self._sessions.append(aiohttp.ClientSession(connector=connector, headers=headers, trust_env=False))
-        return self._sessions[-1]
+        """For a library that makes none. Closed by either side."""
+        return aiohttp.ClientSession(connector=self.connector(context), headers=headers, trust_env=False)
 
     def _socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
         family, kind, protocol, *_ = address
@@ -45,9 +48,9 @@ class Connections:
         return [each for each in self._sockets if each.fileno() >= 0]
 
     async def close(self) -> None:
-        """Every session, and then what is left of it."""
-        for session in self._sessions:
-            await session.close()
+        """Every connector, and then what is left of it. Sessions without one count as closed."""
+        for connector in self._connectors:
+            await connector.close()
         for each in self._open:
             with suppress(OSError):  # it was not connected yet, or is not any more
                 each.shutdown(socket.SHUT_RDWR)

@@ -19,6 +19,7 @@ from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.config.config_exception import ConfigException
 
+from mailboat_operator.connections import Connections
 from mailboat_spec.names import API_VERSION, FIELD_MANAGER, RELAY_PLURAL, SUBSCRIPTION_PLURAL
 
 Object = dict[str, Any]
@@ -175,6 +176,9 @@ class Kube:
     def __init__(self, configuration: Configuration, on_request: OnRequest = _nobody) -> None:
         self._configuration = configuration
         self._client = ApiClient(configuration)
+        self._connections = Connections()
+        connector = self._connections.connector(self._client.rest_client.ssl_context)
+        configuration.client_session_kwargs = {"connector": connector}  # read with the first request
         self._client.user_agent = FIELD_MANAGER
         self.on_request = on_request
 
@@ -195,12 +199,11 @@ class Kube:
                 f"No cluster to connect to: {error}. Run inside a pod with a service account, or name a kubeconfig."
             ) from error
         configuration.retries = None  # retries are the queue's business
-        # No limit: every watch holds a connection, six for each namespace, and a request must not wait for one to end.
-        configuration.connection_pool_maxsize = 0
         return cls(configuration, on_request)
 
     async def close(self) -> None:
         await self._client.close()
+        await self._connections.close()
 
     async def access(self) -> Access:
         """How this connection is let in, with a token that is fresh."""

@@ -45,6 +45,7 @@ class RunningOperator:
             "--webhook-config-name": namespace,
             "--health-listen": "127.0.0.1:0",
             "--shutdown-delay": "0s",
+            "--lease-duration": "60s",  # a machine that stands still for a while costs nobody the lead
             "--log-format": "json",
         } | dict(flag.split("=", 1) for flag in flags)
         return [f"{flag}={value}" for flag, value in given.items()]

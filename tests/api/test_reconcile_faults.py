@@ -204,6 +204,7 @@ async def test_children_of_a_deleted_relay_of_the_same_name_are_waited_for(clust
     await cluster.create_relay()
     async with operating(cluster) as registry:
         old = await cluster.until(DISRUPTION_BUDGET, "orders-relay", bool, "the children")
+        await cluster.until_condition(RELAY, "orders", "Ready", "False", "Starting")  # its status is written, too
         await cluster.delete(RELAY, "orders")
         await cluster.create_relay()  # nobody collects garbage here: the old children are in the way
         await until_in_the_way(registry)
@@ -221,6 +222,7 @@ async def test_a_predecessors_child_that_can_not_go_is_told_once_it_lasts(cluste
     await cluster.create_relay()
     async with operating(cluster) as registry:
         await cluster.until(DISRUPTION_BUDGET, "orders-relay", bool, "the children")
+        await cluster.until_condition(RELAY, "orders", "Ready", "False", "Starting")
         held = {"metadata": {"finalizers": ["example.com/theirs"]}}
         await cluster.patch(SERVICE, "orders-relay", held)
         await cluster.delete(RELAY, "orders")

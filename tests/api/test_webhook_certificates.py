@@ -112,7 +112,7 @@ async def watch_renewals(
     served: dict[x509.Certificate, str] = {}
     trusted: set[tuple[x509.Certificate, ...]] = set()
     pods = 0
-    while len(set(served.values())) < 3:
+    while len(set(served.values())) < 3 or len(served) < 4:
         pods += 1
         assert await injected(kube, namespace, f"pod-{pods}"), f"pod-{pods} has no sidecar"
         content = await read_secret(kube, namespace, SECRET)

@@ -10,9 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kubernetes.aio.client import Configuration
 
 from authority import Authority
 from mailboat_operator.connections import Connections
+from mailboat_operator.kube import POD, Kube
+from waiting import await_until
 
 STREAM = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n"
 
@@ -23,17 +26,20 @@ class Silent:
     def __init__(self, authority: Authority, folder: Path) -> None:
         keystore = folder / "keystore.pem"
         keystore.write_text(authority.keystore())
+        self.authority = authority
         self.trust = ssl.create_default_context(cadata=authority.certificate)
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._tls.load_cert_chain(keystore)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"https://127.0.0.1:{self._listener.getsockname()[1]}/"
+        self.answered = threading.Event()
         self.over = threading.Event()
 
     def serve_one(self) -> None:
         with self._listener, self._listener.accept()[0] as plain, self._tls.wrap_socket(plain, server_side=True) as tls:
             tls.recv(4096)
             tls.sendall(STREAM)
+            self.answered.set()
             self.over.wait(60)
 
 
@@ -58,6 +64,17 @@ async def test_a_stream_is_gone_though_the_server_never_says_goodbye(silent: Sil
     assert connections._open, "it still waits for the other side's farewell: so this is about something"
     await connections.close()
     assert connections._open == []
+
+
+async def test_nor_does_a_watch_outlive_its_connection(silent: Silent) -> None:
+    kube = Kube(Configuration(host=silent.url.rstrip("/"), ca_cert_data=silent.authority.certificate))
+    watching = asyncio.create_task(anext(kube.watch(POD, "shop", "", "1")))
+    await await_until(silent.answered.is_set, what="the watch to begin")
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    assert kube._connections._open, "the same"
+    await kube.close()
+    assert kube._connections._open == []
 
 
 async def test_what_is_closed_already_needs_nothing() -> None:
