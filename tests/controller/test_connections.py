@@ -14,7 +14,7 @@ from kubernetes.aio.client import Configuration
 
 from authority import Authority
 from mailboat_operator.connections import Connections
-from mailboat_operator.kube import POD, Kube
+from mailboat_operator.kube import POD, Change, Kube
 from waiting import await_until
 
 STREAM = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n"
@@ -68,7 +68,7 @@ async def test_a_stream_is_gone_though_the_server_never_says_goodbye(silent: Sil
 
 async def test_nor_does_a_watch_outlive_its_connection(silent: Silent) -> None:
     kube = Kube(Configuration(host=silent.url.rstrip("/"), ca_cert_data=silent.authority.certificate))
-    watching = asyncio.create_task(anext(kube.watch(POD, "shop", "", "1")))
+    watching: asyncio.Future[Change] = asyncio.ensure_future(anext(kube.watch(POD, "shop", "", "1")))
     await await_until(silent.answered.is_set, what="the watch to begin")
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)

@@ -122,19 +122,23 @@ def test_a_configuration_that_changes_twenty_times_under_load(
     def documents(**spec: Any) -> list[Manifest]:
         return [outbox_relay(outbox.url), subscription("kfake", kafka_sink(kfake.bootstrap, collector.topic), **spec)]
 
+    def shared() -> bool:
+        """Among both, and nothing is on its way from one to the other."""
+        return shares(outbox.url).keys() == pods.running.keys()
+
     pods.mount(*documents(partitions=4))
     for name in ("relay-1", "relay-2"):
         pods.start(name)
     for relay in pods.running.values():
         relay.wait_ready()
     with Racers(outbox.url, writers=4, seed=51) as racers:
-        wait_until(lambda: len(shares(outbox.url)) == 2 and collector.arrivals, PATIENCE, "both relays to move events")
+        wait_until(lambda: shared() and collector.arrivals, PATIENCE, "both relays to move events")
         for number, (last, change) in enumerate(itertools.pairwise(({"partitions": 4}, *CHANGES, *CHANGES))):
             # Each relay looks at its volume in its own time. Other partitions are told to both at once: a relay that
             # heard of them long after the other had laid them out would be interrupted by that.
             by_mount = number % 2 == 1 and last["partitions"] == change["partitions"]
             if last["partitions"] != change["partitions"]:
-                wait_until(lambda: len(shares(outbox.url)) == 2, PATIENCE, "both to have a share of what is to change")
+                wait_until(shared, PATIENCE, "both to have a share of what is to change")
             version = (pods.mount if by_mount else pods.push)(*documents(**change))
             for name in pods.running:
                 _until_in_use(pods, name, version, change)

@@ -21,7 +21,7 @@ from mailboat.runtime.secrets import SecretPlaces
 from mailboat.runtime.status import RelayState
 from mailboat_harbor.postgres import Database
 from mailboat_spec import read_documents
-from waiting import await_until
+from waiting import PATIENCE, await_until
 
 IMPATIENT = replace(SWIFT, probe_every=0.2)
 
@@ -98,7 +98,7 @@ async def test_who_waits_for_another_migration_says_so_and_hears_when_to_stop(ea
         assert "application by hand" in relay.status().message
         assert relay.status().state is RelayState.CONNECTING
         stop.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await life
         assert relay.status().state is RelayState.STOPPING
 

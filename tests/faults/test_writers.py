@@ -1,7 +1,7 @@
 """G10: whatever happens to relays, listeners and partitions, no business transaction fails or waits because of it. And
 G8: a relay with nothing to do writes nothing but its heartbeat.
 
-Every writer here has no patience: half a second for a lock.
+Every writer here has little patience: two seconds for a lock, which a busy disk may take from writers among themselves.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Writers:
     def _write(self, key: str) -> None:
         try:
             with psycopg.connect(self._url, autocommit=True) as connection:
-                connection.execute("set lock_timeout = '500ms'")
+                connection.execute("set lock_timeout = '2s'")
                 connection.execute("set statement_timeout = '60s'")
                 number = 0
                 while not self._ending.is_set():
@@ -126,7 +126,7 @@ def test_a_stuck_listener_and_a_queue_that_fills_up_fail_no_commit(crowded: Data
         stuck.execute("listen mailboat")
         stuck.commit()
         stuck.execute("select 1")  # and now it sits in a transaction, where nothing is delivered to it
-        writer.execute("set lock_timeout = '500ms'")
+        writer.execute("set lock_timeout = '2s'")
         for _ in range(200):
             _emit(writer)
         rung = _usage(writer)
@@ -208,7 +208,8 @@ async def test_retention_under_an_open_reader_is_given_up_rather_than_waited_for
         writers.goes_on()
         soon = datetime.now(UTC) + timedelta(seconds=1)
         async with await psycopg.AsyncConnection.connect(outbox.url, autocommit=True) as connection:
-            report = await drop_expired(connection, Layout(), soon, now=soon, detach_wait=1.0)
+            # It waits longer than writers do: if they had to wait for it, one of them would fail.
+            report = await drop_expired(connection, Layout(), soon, now=soon, detach_wait=4.0)
             assert report.dropped == ()
             assert [blocked.partition for blocked in report.blocked] == [f"mailboat.{oldest}"]
             writers.goes_on()
@@ -228,7 +229,7 @@ def test_relays_that_die_in_the_middle_of_anything_hurt_no_writer(outbox: Databa
     with Fleet(tmp_path / "fleet", [outbox_relay(outbox.url), orders]) as fleet, writers.writing():
         fleet.start_connected(2)
         until = time.monotonic() + 30
-        while time.monotonic() < until:
+        while time.monotonic() < until or fleet.kills <= 10:
             fleet.start()
             pause = chance.uniform(0.2, 1.5)
             began = time.monotonic()
@@ -236,7 +237,6 @@ def test_relays_that_die_in_the_middle_of_anything_hurt_no_writer(outbox: Databa
                 writers.goes_on(1)
             fleet.kill(chance.choice(list(fleet.relays.values())))
             writers.goes_on(10)
-        assert fleet.kills > 10
 
 
 # ---- every way of writing -------------------------------------------------------------------------------------------

@@ -77,6 +77,19 @@ async def test_subscriptions_laid_out_anew_at_the_same_moment_share_no_window(qu
     await world.close()
 
 
+async def test_nobody_takes_what_was_laid_out_anew_since_it_looked(quick: Database) -> None:
+    """It would read by the old number of partitions and settle by the new one: half of the events would be lost."""
+    world = PostgresWorld(quick)
+    late = await Relay.start(world, [subscription(partitions=8)], "late")
+    known = (await late.store.beat()).subscriptions
+    other = await Relay.start(world, [subscription(partitions=4)], "other")
+    half = [key for key in late.keys if key.partition < 4]
+    assert await late.claim(half) == []
+    assert sorted(await other.claim()) == half
+    assert (await late.store.beat()).subscriptions != known, "how it learns of it"
+    await world.close()
+
+
 _WAITING = "select 1 from pg_stat_activity where application_name = 'mailboat sentry' and wait_event_type = 'Lock'"
 
 

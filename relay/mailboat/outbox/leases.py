@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from mailboat.errors import LeaseLost
 from mailboat.outbox.composed import lease_arrays
@@ -117,8 +117,8 @@ class Leases:
             rows = await cursor.fetchall()
         return tuple(Holding(CursorKey(s, p), owner, assigned_to) for s, p, owner, assigned_to in rows)
 
-    async def claim(self, link: Link, keys: Collection[CursorKey]) -> list[Cursor]:
-        """Take those that nobody alive holds.
+    async def claim(self, link: Link, keys: Mapping[CursorKey, int]) -> list[Cursor]:
+        """Take those that nobody alive holds, as far as they are of the generation that the caller knows.
 
         A window that is open already is published without another commit before it, so this one waits, at the outbox's
         durability: whoever opened the window may have died, or given up, before its own commit was as safe as promised.
@@ -131,6 +131,7 @@ class Leases:
                     **self._who,
                     "subscriptions": [k.subscription for k in keys],
                     "partitions": [k.partition for k in keys],
+                    "generations": list(keys.values()),
                 },
             )
             rows = await cursor.fetchall()
@@ -145,13 +146,12 @@ class Leases:
             highest,
             position,
             sequence,
-            generation,
             resumes,
             debts,
         ) in rows:
             window = Window(done, upto, lowest, highest, number if debts else 0) if upto is not None else None
             lease = Lease(CursorKey(number, part), epoch)
-            cursors.append(Cursor(lease, done, window, position, sequence, generation, resumes))
+            cursors.append(Cursor(lease, done, window, position, sequence, resumes))
         return cursors
 
     async def release(self, link: Link, leases: Collection[Lease]) -> None:

@@ -156,7 +156,10 @@ class PostgresStore:
             return self._settings.layout.table in [ring.payload async for ring in rings]
 
     async def claim(self, keys: Collection[CursorKey]) -> list[Cursor]:
-        return await self._leases.claim(await self._at_desk(), keys) if keys else []
+        if not keys:
+            return []
+        known = {key: self._routes[key.subscription].subscription.generation for key in keys}
+        return await self._leases.claim(await self._at_desk(), known)
 
     async def release(self, leases: Collection[Lease]) -> None:
         if leases:

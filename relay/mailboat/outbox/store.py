@@ -62,7 +62,6 @@ class Cursor:
     window: Window | None
     position: int
     sequence: int
-    generation: int
     resumes: int
     """How often a relay died at this very position."""
 

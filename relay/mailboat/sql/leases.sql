@@ -81,13 +81,15 @@ order by subscription_id, partition
 -- name: claim
 -- Takes cursors that nobody alive holds. The new epoch makes everything the last owner still has in hand void.
 -- What is locked is left for the next time: a relay that vanished may have left a transaction open, which ends when the server
--- notices (see link.py), and whoever waited for it could not even renew what it holds.
+-- notices (see link.py), and whoever waited for it could not even renew what it holds. And nothing is taken of a subscription that
+-- was laid out anew since this relay looked: it would route events by the old number of partitions, and settle all of the new.
 with free as materialized (
-    select c.subscription_id, c.partition, s.generation
+    select c.subscription_id, c.partition
     from mailboat.cursors as c
-    join unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[]) as w (subscription_id, partition)
+    join unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(generations)s::integer[])
+         as w (subscription_id, partition, generation)
       on c.subscription_id = w.subscription_id and c.partition = w.partition
-    join mailboat.subscriptions as s on s.id = w.subscription_id
+    join mailboat.subscriptions as s on s.id = w.subscription_id and s.generation = w.generation
     where c.owner is null
        or c.owner = %(relay)s
        or not exists (select from mailboat.relays as r where r.id = c.owner and r.expires_at > clock_timestamp())
@@ -105,7 +107,7 @@ set owner = %(relay)s,
 from free
 where c.subscription_id = free.subscription_id and c.partition = free.partition
 returning c.subscription_id, c.partition, c.epoch::text, c.done::text, c.upto::text, c.lowest, c.highest, c.position,
-          c.sequence, free.generation, c.resumes, c.debts is not null
+          c.sequence, c.resumes, c.debts is not null
 
 -- name: release
 -- Lets go in good order: the next owner takes over at once and counts no resume.

@@ -163,7 +163,7 @@ class MemoryStore:
         cursor.owner, cursor.released = self._me.id, False
         cursor.epoch = f"epoch-{self._outbox.number('epoch')}"
         lease = Lease(key, cursor.epoch)
-        return Cursor(lease, cursor.done, cursor.window, cursor.position, cursor.sequence, GENERATION, cursor.resumes)
+        return Cursor(lease, cursor.done, cursor.window, cursor.position, cursor.sequence, cursor.resumes)
 
     async def release(self, leases: Collection[Lease]) -> None:
         await self._step(partial(self._release, leases))
