@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -251,6 +252,40 @@ async def test_without_ordering_a_failed_event_holds_up_nobody() -> None:
     await fleet.all_settled()
     assert sorted(fleet.arrived()) == sorted([first, *rest])
     assert fleet.arrived()[-1] == first
+    await fleet.stop()
+
+
+@in_virtual_time
+async def test_where_order_is_given_up_what_waited_behind_a_failed_event_is_sent() -> None:
+    fleet = Fleet()
+    events = fleet.write(*"aaa")
+    refusals = refusing(fleet)
+    refusals.times[events[0].event_id] = 1
+    fleet.start()
+    await until(lambda: len(fleet.outbox.parked) == 3, "parking")
+    await fleet.stop()
+    assert fleet.arrived() == []
+    fleet.streams = settings(ordered=False)
+    fleet.start()
+    await fleet.all_settled()
+    assert sorted(fleet.arrived()) == sorted(event.event_id for event in events)
+    await fleet.stop()
+
+
+@in_virtual_time
+async def test_where_order_is_kept_from_now_on_what_failed_before_is_sent_in_order() -> None:
+    fleet = Fleet()
+    events = [event.event_id for event in fleet.write(*"aaa")]
+    refusals = refusing(fleet)
+    refusals.times[events[0]] = 1
+    fleet.start()
+    await until(lambda: len(fleet.outbox.parked) == 3, "parking")
+    await fleet.stop()
+    for row in fleet.outbox.parked.values():  # as somebody leaves them who keeps no order: the last one is due first
+        row.next_attempt_at = fleet.outbox.now() + timedelta(seconds=60 - 10 * row.sequence)
+    fleet.start()
+    await fleet.all_settled()
+    assert fleet.arrived() == events
     await fleet.stop()
 
 

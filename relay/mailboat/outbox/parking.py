@@ -82,9 +82,12 @@ class Parking:
                     "sequence": park.sequence,
                 },
             )
+        keys.update(settlement.arrange)
         keys.discard(None)
         if keys and settlement.ordered:
             pipeline.send(LINE_UP, {**where, "keys": list(keys)})
+        elif settlement.arrange:
+            pipeline.send(_SQL["set_loose"], where)
 
     async def keys(self, link: Link, lease: Lease) -> tuple[set[str], int]:
         """The keys that nothing may pass, and the number of all parked events."""

@@ -167,13 +167,15 @@ class Settlement:
     dead: tuple[Dead, ...] = ()
     ordered: bool = True
     """Of a parked key only the first may be tried; False: parked events are tried each on its own."""
+    arrange: frozenset[str] = frozenset()
+    """Keys whose parked events were set aside by an earlier owner, who may have kept another order than ``ordered``."""
     awaited: bool = False
     """Nothing more is sent before it is written down."""
 
     @property
     def durable(self) -> bool:
         """Plain progress may be lost in a crash (it costs duplicates); this may not."""
-        return bool(self.park or self.repark or self.unpark or self.dead)
+        return bool(self.park or self.repark or self.unpark or self.dead or self.arrange)
 
 
 @dataclass(frozen=True, slots=True)

@@ -316,6 +316,7 @@ def merged(first: Settlement | None, second: Settlement) -> Settlement:
         repark=first.repark + second.repark,
         unpark=first.unpark + second.unpark,
         dead=first.dead + second.dead,
+        arrange=first.arrange | second.arrange,
     )
 
 

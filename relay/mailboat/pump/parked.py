@@ -90,19 +90,22 @@ class ParkedKeys:
         )
 
     async def load(self) -> None:
-        """What earlier owners parked."""
-        await self._count()
+        """What earlier owners parked. It is arranged anew: they may have been told to keep another order."""
+        if keys := await self._count():
+            ordered = self._stream.settings.ordered
+            await self._settle(Settlement(self._lease, None, ordered=ordered, arrange=frozenset(keys)))
         if self.count:
             self.nudge()
 
-    async def _count(self) -> None:
-        """People replay and drop parked events too: the store knows what is there."""
+    async def _count(self) -> set[str]:
+        """People replay and drop parked events too: the store knows what is there, and of which keys."""
         keys, self.count = await self._store.parked_keys(self._lease)
-        self.keys = keys if self._stream.settings.ordered else set()
+        self.keys = set(keys) if self._stream.settings.ordered else set()
         self._counted_at = self._stream.clock()
         if self.full and not self._told_full:
             log.warning("%s", self.trouble, extra={"subscription": self._stream.name})
         self._told_full = self.full
+        return keys
 
     def nudge(self) -> None:
         """Look now whether anything is due."""

@@ -114,6 +114,12 @@ where p.subscription_id = %(subscription)s and p.partition = %(partition)s
   and p.key = head.key and mailboat.key_slot(p.key, 0) = mailboat.key_slot(head.key, 0)
   and case when p.ordinal = head.ordinal then p.next_attempt_at is null and not p.blocked else p.next_attempt_at is not null end
 
+-- name: set_loose
+-- Where no order is kept any more nobody waits behind another: whoever had no time of its own is due at once.
+update mailboat.parked
+set next_attempt_at = clock_timestamp()
+where subscription_id = %(subscription)s and partition = %(partition)s and next_attempt_at is null and not blocked
+
 -- name: die
 -- Gives up on an event, keeping all that is needed to replay it.
 insert into mailboat.dead_letters (

@@ -224,6 +224,19 @@ async def test_a_relay_that_lost_its_cursor_changes_no_parked_event(world: World
     assert (head.ordinal, head.attempts) == (ordinal, 1)
 
 
+async def test_who_keeps_no_order_lets_those_go_that_wait_behind_others(world: World) -> None:
+    relay, key, _ = await parked(world, ("a", LONG), ("a", None), ("b", 0.0), ("b", None))
+    await relay.tick(Settlement(relay.lease(key), None, ordered=False, arrange=frozenset("ab")))
+    assert sorted(await due(relay, key)) == [2, 3, 4], "the head of a goes on waiting for its time"
+
+
+async def test_who_keeps_order_again_makes_the_first_of_each_key_its_only_head(world: World) -> None:
+    relay, key, _ = await parked(world, ("a", LONG), ("a", None), ("b", 0.0), ("b", None))
+    await relay.tick(Settlement(relay.lease(key), None, ordered=False, arrange=frozenset("ab")))
+    await relay.tick(Settlement(relay.lease(key), None, arrange=frozenset("ab")))
+    assert await due(relay, key) == [3]
+
+
 async def test_a_waiting_head_becomes_due(world: World) -> None:
     relay, key, _ = await parked(world, ("a", 0.2))
 

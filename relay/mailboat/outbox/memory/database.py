@@ -159,6 +159,12 @@ class MemoryOutbox:
                 elif row.next_attempt_at is None and not row.blocked:
                     row.next_attempt_at = self.now()
 
+    def set_loose(self, key: CursorKey) -> None:
+        """Nobody waits behind another any more."""
+        for row in self.parked.values():
+            if row.cursor == key and row.next_attempt_at is None and not row.blocked:
+                row.next_attempt_at = self.now()
+
     # -- people ------------------------------------------------------------------------------------------------------
 
     def pause(self, number: int, paused: bool) -> None:

@@ -279,7 +279,9 @@ class MemoryStore:
             outbox.parked[row.ordinal] = row
             touched.append(row)
         if settlement.ordered:
-            outbox.line_up(here, {row.event.key for row in touched if row.event.key is not None})
+            outbox.line_up(here, {row.event.key for row in touched if row.event.key is not None} | settlement.arrange)
+        elif settlement.arrange:
+            outbox.set_loose(here)
 
     async def parked_keys(self, lease: Lease) -> tuple[set[str], int]:
         return await self._step(partial(self._parked_keys, lease.key))
