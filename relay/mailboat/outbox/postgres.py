@@ -6,7 +6,7 @@
 | desk       | ticks (in a thread), claims, parked events, doorbell     | while partitions are owned      |
 | reader     | large windows, in a thread                              | from the first one on           |
 | prober     | backlog probes, in a thread                             | from the first one on           |
-| surveyor   | the bounds of a large window, in a thread               | while it is measured            |
+| surveyors  | the bounds of one large window each, in a thread        | while it is measured            |
 
 So a relay that owns nothing holds one connection, and reading a large window never delays a settle or a heartbeat.
 A probe looks at tables that people lock and clear out; it delays nobody, and what it fails at is its own affair.
@@ -78,8 +78,11 @@ class PostgresStore:
         self._compositions = Compositions(settings.layout)
         self._windows = Windows(self._compositions, settings.sync_level, settings.limits, self._parking)
         self._reads = WindowReads(self._thread, self._compositions, settings.limits)
-        surveyor = ReadingThread(url, sentry.server, settings.deadline)
-        self._survey = Survey(surveyor, self._compositions, settings.limits)
+        self._survey = Survey(
+            lambda: ReadingThread(url, sentry.server, settings.deadline, "surveyor"),
+            self._compositions,
+            settings.limits,
+        )
         self._prober = ReadingThread(url, sentry.server, settings.deadline, "prober")
         self._routes: dict[int, Route] = {}
         self._horizon = "3"

@@ -41,6 +41,9 @@ _SQL = statements("windows")
 
 _BEGIN: Final[LiteralString] = "begin isolation level repeatable read"
 
+SURVEYS_AT_ONCE: Final = 4
+"""Connections that a relay may have for them: one for each that is large, and some for those that are quick."""
+
 T = TypeVar("T")
 
 
@@ -163,25 +166,32 @@ class WindowReads:
 class Survey:
     """Finds the bounds of what is too large for one read.
 
-    It reads each of its events, so that it has a connection of its own, for as long as it takes: a subscription that
-    comes back after days must not keep the others from reading, or from settling.
+    It reads each of its events, so that each has a connection of its own, for as long as it takes: a subscription that
+    comes back after days must not keep the others from reading, from settling, or from being measured themselves.
     """
 
-    def __init__(self, thread: ReadingThread, compositions: Compositions, limits: ReadLimits) -> None:
-        self._thread = thread
+    def __init__(self, new_thread: Callable[[], ReadingThread], compositions: Compositions, limits: ReadLimits) -> None:
+        self._new_thread = new_thread
         self._compositions = compositions
         self._limits = limits
+        self._threads: set[ReadingThread] = set()
+        self._room = asyncio.Semaphore(SURVEYS_AT_ONCE)
 
     async def measure(self, group: TipGroup) -> Window | None:
         """None: nobody of the group is where it was."""
-        try:
-            return await self._thread.transaction(lambda pipeline: self._measure(pipeline, group), patient=True)
-        finally:
-            await self._thread.close()
+        async with self._room:
+            thread = self._new_thread()
+            self._threads.add(thread)
+            try:
+                return await thread.transaction(lambda pipeline: self._measure(pipeline, group), patient=True)
+            finally:
+                self._threads.discard(thread)
+                await thread.close()
 
     async def close(self) -> None:
-        """Lets go of thread and connection. Safe to call twice."""
-        await self._thread.close()
+        """Lets go of threads and connections. Safe to call twice."""
+        for thread in list(self._threads):
+            await thread.close()
 
     def _measure(self, pipeline: Pipeline, group: TipGroup) -> Callable[[], Window | None]:
         bounds = {"done": group.done, "limit": self._limits.small_rows + 1, "max_bytes": self._limits.bytes}
