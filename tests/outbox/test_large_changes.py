@@ -11,6 +11,7 @@ import pytest
 from mailboat.outbox.declaring import declare
 from mailboat.outbox.layout import Layout
 from mailboat.outbox.link import Link
+from mailboat.outbox.memory.rows import slot_of
 from mailboat.outbox.rebase import rebase
 from mailboat_harbor.postgres import Database, PostgresServer
 from migrated import migrated_database
@@ -87,6 +88,35 @@ async def test_nobody_takes_what_was_laid_out_anew_since_it_looked(quick: Databa
     assert await late.claim(half) == []
     assert sorted(await other.claim()) == half
     assert (await late.store.beat()).subscriptions != known, "how it learns of it"
+    await world.close()
+
+
+@pytest.mark.parametrize("older", [0, 1])
+async def test_of_cursors_that_end_at_the_same_transaction_the_one_that_waits_for_more_is_the_oldest(
+    quick: Database, older: int
+) -> None:
+    """The new cursors go on from it. From a later one they would pass over what it waited for."""
+    world = PostgresWorld(quick)
+    late, other = world.begin(early=True), world.begin(early=True)
+    await Relay.start(world, [subscription()])
+    ((before,),) = quick.execute("select pg_current_snapshot()::text")
+    late.insert("late", key=next(key for key in "abcdefgh" if slot_of(key, 0) % 2 == older))
+    late.commit()
+    ((after,),) = quick.execute("select pg_current_snapshot()::text")
+    assert (before.split(":")[1], before.count(","), after.count(",")) == (after.split(":")[1], 1, 0)
+    with psycopg.connect(quick.url) as connection:
+        for partition, done in ((older, before), (1 - older, after)):
+            set_done = "update mailboat.cursors set done = %s::pg_snapshot where partition = %s"
+            connection.execute(set_done, [done, partition])
+    await Relay.start(world, [subscription(partitions=4)], "second")
+    assert quick.execute("select distinct done::text from mailboat.cursors") == [(before,)]
+    relay = await Relay.start(world, [subscription(partitions=8)], "third")
+    await relay.claim()
+    (window,) = {cursor.window for cursor in relay.cursors.values()}
+    assert window is not None, "there is something to finish"
+    chunk = await relay.store.read(window, [cursor.lease for cursor in relay.cursors.values()], 0)
+    assert [event.type for events in chunk.events.values() for event in events] == ["late"]
+    other.rollback()
     await world.close()
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from psycopg import sql
 
-from mailboat.outbox.interventions import Match, by_partition, holding_cursor, line_up, matching, wake
+from mailboat.outbox.interventions import Match, by_partition, hold_cursor, line_up, matching, wake
 from mailboat.outbox.link import Link
 from mailboat.outbox.sqlfiles import statements
 
@@ -140,12 +140,15 @@ async def replay(
     """Put dead letters at the head of their keys' queues; returns how many were.
 
     ``unordered`` names subscriptions that keep no order: there nobody waits for anybody. Each partition has a
-    transaction of its own. A dead letter that somebody else replayed meanwhile is left alone.
+    transaction of its own. A dead letter that somebody else replayed meanwhile is left alone, and so is one whose
+    partition is gone.
     """
     done = 0
     for where, group in by_partition(chosen, at_once=_REPLAYED_AT_ONCE):
         ordered = group[0].subscription not in unordered
-        async with holding_cursor(link, where) as cursor:
+        async with link.transaction() as cursor:
+            if not await hold_cursor(cursor, where):
+                continue
             dead_ids = [each.dead_id for each in group]
             await cursor.execute(_SQL["replay"], {**where, "dead_ids": dead_ids, "again": again, "ordered": ordered})
             parked = await cursor.fetchall()

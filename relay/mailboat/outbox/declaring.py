@@ -84,6 +84,7 @@ async def declare(
         if retired or (uid and wanted["uid"] and uid != wanted["uid"]):
             if outdated:
                 return None
+            await _clear(cursor, number)
             await cursor.execute(_SQL["renew"], {**wanted, "id": number})
             number, uid, partitions, generation, state, since_time, since_id, *_ = await _find(cursor, wanted) or found
         elif not outdated:
@@ -110,6 +111,12 @@ async def declare(
 async def _find(cursor: AsyncCursor[Row], wanted: dict[str, Any]) -> Row | None:
     await cursor.execute(_SQL["find"], wanted)
     return await cursor.fetchone()
+
+
+async def _clear(cursor: AsyncCursor[Row], number: int) -> None:
+    """Takes cursors and parked events away, also those that somebody is parking. The caller holds the row."""
+    await cursor.execute(_SQL["hold_cursors"], {"id": number})
+    await cursor.execute(_SQL["clear"], {"id": number})
 
 
 async def refuse_strangers(link: Link, numbers: list[int]) -> None:
@@ -168,11 +175,14 @@ async def retire_gone(link: Link, outbox: str, relay: str, named: Collection[str
     awaited: list[str] = []
     async with link.autocommit() as cursor:
         await cursor.execute(_SQL["gone"], where)
-        for number, name, served in await cursor.fetchall():
-            if served:
-                awaited.append(name)
-                continue
+        gone = await cursor.fetchall()
+    for number, name, served in gone:
+        if served:
+            awaited.append(name)
+            continue
+        async with link.transaction() as cursor:
             await cursor.execute(_SQL["retire"], {**where, "id": number})
             if await cursor.fetchone() is not None:
+                await _clear(cursor, number)
                 retired.append(name)
     return Farewell(tuple(retired), tuple(awaited))

@@ -86,10 +86,26 @@ def by_partition(chosen: Sequence[PlacedT], *, at_once: int) -> Iterator[tuple[W
 
 @asynccontextmanager
 async def holding_cursor(link: Link, where: Where) -> AsyncIterator[AsyncCursor[Row]]:
-    """A transaction in which nobody else changes parked events of the partition."""
+    """A transaction in which nobody else changes parked events of the partition.
+
+    A partition that is gone has none: then nothing is held, and nothing found. Who adds some asks ``hold_cursor``.
+    """
     async with link.transaction() as cursor:
-        await cursor.execute(_SQL["hold_cursor"], where)
+        await hold_cursor(cursor, where)
         yield cursor
+
+
+async def hold_cursor(cursor: AsyncCursor[Row], where: Where) -> bool:
+    """Holds the partition's cursor until the transaction ends; False: there is none any more.
+
+    Who waits for a cursor that a new layout deletes finds nothing, though another one is in its place. Asked again, a
+    statement sees that one.
+    """
+    for _ in range(2):
+        await cursor.execute(_SQL["hold_cursor"], where)
+        if await cursor.fetchone() is not None:
+            return True
+    return False
 
 
 async def line_up(cursor: AsyncCursor[Row], where: Where, keys: Iterable[str | None]) -> None:

@@ -83,8 +83,9 @@ order by subscription_id, partition
 -- What is locked is left for the next time: a relay that vanished may have left a transaction open, which ends when the server
 -- notices (see link.py), and whoever waited for it could not even renew what it holds. And nothing is taken of a subscription that
 -- was laid out anew since this relay looked: it would route events by the old number of partitions, and settle all of the new.
+-- Who dies while the subscription is paused had nothing in hand: no event is to blame.
 with free as materialized (
-    select c.subscription_id, c.partition
+    select c.subscription_id, c.partition, s.state = 'Paused' as paused
     from mailboat.cursors as c
     join unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(generations)s::integer[])
          as w (subscription_id, partition, generation)
@@ -100,7 +101,7 @@ set owner = %(relay)s,
     epoch = gen_random_uuid(),
     released = false,
     resumes = case
-        when c.released or c.owner = %(relay)s then c.resumes
+        when c.released or c.owner = %(relay)s or free.paused then c.resumes
         when c.upto is null then 0
         else c.resumes + 1
     end

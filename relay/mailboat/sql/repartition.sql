@@ -56,13 +56,16 @@ from (
 
 -- name: replace
 -- The new cursors finish what the old ones left, up to S, by id; behind it they go on like any other.
+-- Of old cursors that end at the same transaction the one that still waits for more of them is the older.
+-- Deleted and inserted, never updated: `claim` (leases.sql) relies on it that a cursor and the generation of its subscription
+-- are seen together, both old or both new.
 with old as (
     delete from mailboat.cursors where subscription_id = %(subscription)s
     returning done, hi, system_identifier, timeline
 ),
 oldest as (
     select done, max(hi) over () as hi, system_identifier, timeline
-    from old order by pg_snapshot_xmax(done)::text::numeric limit 1
+    from old order by pg_snapshot_xmax(done)::text::numeric, (select count(*) from pg_snapshot_xip(done)) desc limit 1
 )
 insert into mailboat.cursors (subscription_id, partition, done, upto, lowest, highest, position, hi, debts,
                               system_identifier, timeline)

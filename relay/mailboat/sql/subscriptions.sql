@@ -26,10 +26,17 @@ where id = %(id)s
   and (uid, declared_state, config_version, declared_by) is distinct from (%(uid)s, %(state)s, %(version)s, %(relay_uid)s)
 returning state
 
+-- name: hold_cursors
+-- Waits for whoever settles or replays just now. In a statement of its own: only a later one sees what they have parked.
+select from mailboat.cursors where subscription_id = %(id)s order by partition for update
+
+-- name: clear
+-- Cursors and parked events go, the cursors being held. Dead letters stay, for a person.
+with cursors as (delete from mailboat.cursors where subscription_id = %(id)s)
+delete from mailboat.parked where subscription_id = %(id)s
+
 -- name: renew
--- A resource of the same name, made anew: it starts anew, and only the dead letters of the old one stay, for a person.
-with cursors as (delete from mailboat.cursors where subscription_id = %(id)s),
-     parked as (delete from mailboat.parked where subscription_id = %(id)s)
+-- A resource of the same name, made anew: it starts anew. What the old one had is cleared before.
 update mailboat.subscriptions
 set uid = %(uid)s, state = %(state)s, declared_state = %(state)s, paused_reason = null, partitions = %(partitions)s,
     generation = generation + 1, since_time = %(since_time)s::timestamptz, since_id = %(since_id)s, assignment_generation = 0,
@@ -47,17 +54,12 @@ where s.outbox = %(outbox)s and s.declared_by = %(relay_uid)s and s.declared_by 
   and s.config_version <= %(version)s and s.name <> all (%(names)s)
 
 -- name: retire
--- Cursors and parked events go. Dead letters stay for a person, and the row with them: it also tells relays that still have an
--- older configuration that there is nothing to begin anew.
-with retired as (
-    update mailboat.subscriptions
-    set retired_at = clock_timestamp(), config_version = %(version)s
-    where id = %(id)s and declared_by = %(relay_uid)s and config_version <= %(version)s and retired_at is null
-    returning id
-),
-cursors as (delete from mailboat.cursors where subscription_id in (select id from retired)),
-parked as (delete from mailboat.parked where subscription_id in (select id from retired))
-select id from retired
+-- What it had is cleared in the same transaction. Dead letters stay for a person, and the row with them: it also tells relays
+-- that still have an older configuration that there is nothing to begin anew.
+update mailboat.subscriptions
+set retired_at = clock_timestamp(), config_version = %(version)s
+where id = %(id)s and declared_by = %(relay_uid)s and config_version <= %(version)s and retired_at is null
+returning id
 
 -- name: in_other_hands
 -- Whether another relay, alive, holds partitions of a subscription that is about to be laid out anew.

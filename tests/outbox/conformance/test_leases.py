@@ -11,7 +11,7 @@ import pytest
 from mailboat.errors import LeaseLost
 from mailboat.outbox.store import Settlement
 from outbox.relays import Relay, write
-from outbox.worlds import SETTINGS, PostgresWorld, World, eventually, subscription
+from outbox.worlds import SETTINGS, World, eventually, subscription
 
 TWO = [subscription(partitions=2)]
 
@@ -52,16 +52,16 @@ async def test_deaths_at_one_position_are_counted_and_progress_forgets_them(worl
     assert [relay.cursors[key].resumes for key in keys] == [1, 4]
 
 
-async def test_dying_while_the_subscription_is_paused_counts_nothing(postgres_world: PostgresWorld) -> None:
+async def test_dying_while_the_subscription_is_paused_counts_nothing(world: World) -> None:
     """Nothing was in hand, so no event can have been the cause."""
-    relay = await Relay.start(postgres_world, TWO)
+    relay = await Relay.start(world, TWO)
     keys = await relay.claim()
-    write(postgres_world, None, None)
+    write(world, None, None)
     await relay.tick()
     for paused, counted in ((True, 0), (True, 0), (False, 1), (True, 1), (False, 2)):
-        postgres_world.pause(keys[0].subscription, paused)
+        world.pause(keys[0].subscription, paused)
         await relay.crash()
-        relay = await Relay.start(postgres_world, TWO)
+        relay = await Relay.start(world, TWO)
         assert await relay.claim() == keys
         assert [relay.cursors[key].resumes for key in keys] == [counted, counted]
 

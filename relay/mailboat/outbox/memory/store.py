@@ -158,7 +158,8 @@ class MemoryStore:
 
     def _take(self, key: CursorKey) -> Cursor:
         cursor = self._outbox.cursors[key]
-        if not cursor.released and cursor.owner != self._me.id:
+        paused = self._outbox.subscriptions[key.subscription].subscription.paused
+        if not (cursor.released or cursor.owner == self._me.id or paused):
             cursor.resumes = 0 if cursor.upto is None else cursor.resumes + 1
         cursor.owner, cursor.released = self._me.id, False
         cursor.epoch = f"epoch-{self._outbox.number('epoch')}"
