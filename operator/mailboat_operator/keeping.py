@@ -43,7 +43,7 @@ _BELIEVED: Final = 0.8
 
 
 class StillThere(KubeError):
-    """A child of a deleted relay of the same name has not been collected yet: it will be, soon."""
+    """A child is being deleted, or waits for it since its relay was (one of the same name): it will be gone, soon."""
 
 
 class Taken(KubeError):
@@ -63,8 +63,8 @@ class Kept:
     news: list[News] = field(default_factory=list)
     obstructed: set[Kind] = field(default_factory=set)
     """Kinds of all children that are not as they should be."""
-    failed: ServerFailed | None = None
-    """What the API server failed at, for the time being: to be raised once all the rest is done."""
+    failed: ServerFailed | StillThere | None = None
+    """What could not be done for the time being, by the API server or by us: to be raised once all the rest is done."""
 
     def meet(self, kind: Kind, obstacle: KubeError) -> None:
         self.obstructed.add(kind)
@@ -127,7 +127,9 @@ class Keeper:
             except (Taken, Invalid, Forbidden) as obstacle:
                 self._obstacles[kind, key] = (obstacle, wanted[kind], self._clock())
                 kept.meet(kind, obstacle)
-            except ServerFailed as error:
+            except (ServerFailed, StillThere) as error:
+                if kind == CONFIG_MAP and isinstance(error, StillThere):
+                    raise  # pods that are made now would start with the configuration that is going
                 kept.obstructed.add(kind)
                 kept.failed = error
         return kept

@@ -7,6 +7,7 @@ configuration is in the ConfigMap before it is pushed, so that a relay that rest
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,8 +20,9 @@ from mailboat_operator.children.config import (
     all_paused,
     configuration_in,
     next_configuration,
+    read_ahead,
 )
-from mailboat_operator.children.deployment import replica_failure, selector_labels
+from mailboat_operator.children.deployment import replica_failure, rollout_failure, selector_labels
 from mailboat_operator.children.ownership import Owner, owner_of
 from mailboat_operator.counting import Tally
 from mailboat_operator.desired import CHILD_KINDS, desired
@@ -155,6 +157,8 @@ class Reconciler:
         if found["metadata"].get("deletionTimestamp"):
             return None  # its children go with it, and it must be able to go
         look, before = await self._look(key, found)
+        if not self._is_still_there(key, found):
+            return None  # what we knew before relays were asked; word of its end brings the next look
         done, stuck = _Done(), None
         if look.relay is not None:
             try:
@@ -181,13 +185,23 @@ class Reconciler:
             raise stuck
         return _Done(Kept(forbidden=[str(stuck)])) if isinstance(stuck, Forbidden) else _Done(stuck=str(stuck))
 
+    def _is_still_there(self, key: Key, found: Object) -> bool:
+        """Relays take their time to answer. A relay that goes meanwhile may leave its children behind on purpose
+        (``--cascade=orphan``): owned by it once more, they would be collected."""
+        now = self._world.relay(key)
+        if now is None or now["metadata"].get("deletionTimestamp"):
+            return False
+        return bool(now["metadata"]["uid"] == found["metadata"]["uid"])
+
     async def _look(self, key: Key, found: Object) -> tuple[_Look, Configuration | None]:
         read = read_relay(found)
-        before = configuration_in(await self._own_config_map(key, found))
+        before = await asyncio.to_thread(configuration_in, await self._own_config_map(key, found))
         pods = self._world.pods_of(key)
         asked = [pod for pod in pods if pod.has_relay and not pod.finished]
         answers = await self._fleet.ask(key, asked)
         subscriptions = read_subscriptions(found, self._world.subscriptions_of(key))
+        if any(each.subscription is None for each in subscriptions):
+            await asyncio.to_thread(read_ahead, before, self._fleet.told(key))
         told = [self._as_told(key, each, before, answers) for each in subscriptions]
         return _Look(key, found, read.relay, read.problem, told, pods, asked, answers), before
 
@@ -257,6 +271,7 @@ class Reconciler:
             forbidden="; ".join(done.kept.forbidden),
             held=done.held,
             uncreated=replica_failure(self._world.child(DEPLOYMENT, look.key)),
+            halted=rollout_failure(self._world.child(DEPLOYMENT, look.key)),
             stuck=done.stuck,
             pods=look.pods,
             answers=_of_the_living(look),
@@ -336,9 +351,9 @@ class Reconciler:
         live = self._world.child(CONFIG_MAP, key)
         # One that has no owner any more was left behind on purpose, for relays to go on with.
         left = live is not None and owner_of(live, key[1], "") is not Owner.PREDECESSOR
-        before = self._fleet.told(key) or configuration_in(live)
+        before = self._fleet.told(key) or await asyncio.to_thread(configuration_in, live)
         if pods and before is not None and not left:
-            paused = all_paused(before, int(self._wall_clock() * 1000))
+            paused = await asyncio.to_thread(all_paused, before, int(self._wall_clock() * 1000))
             answers = await self._fleet.ask(key, pods)
             handed = await self._fleet.configure(key, pods, answers, paused)
             behind = handed.behind or any(answer.report is None for answer in answers)

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from mailboat_operator.children.deployment import replica_failure
+from mailboat_operator.children.deployment import replica_failure, rollout_failure
 from mailboat_operator.desired import CHILD_KINDS
 from mailboat_operator.kube import DEPLOYMENT, POD, RELAY, SUBSCRIPTION, Kind, Listed, Object
 from mailboat_operator.pods import RelayPod, relay_pod
@@ -177,7 +177,7 @@ def _relays_of(kind: Kind, found: Object) -> Iterable[Key]:
 def _matters(kind: Kind, before: Object, found: Object) -> bool:
     if kind == POD:
         return relay_pod(before) != relay_pod(found)
-    if kind == DEPLOYMENT and replica_failure(before) != replica_failure(found):
+    if kind == DEPLOYMENT and any(failure(before) != failure(found) for failure in (replica_failure, rollout_failure)):
         return True
     return _essence(before) != _essence(found)
 

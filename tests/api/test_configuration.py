@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
+from bombs import alias_bomb
 from mailboat_operator.kube import (
     CONFIG_MAP,
     RELAY,
@@ -82,6 +85,22 @@ async def test_a_config_map_full_of_nonsense_takes_no_subscription_from_relays(c
         await cluster.patch(SUBSCRIPTION, "orders-to-kafka", {"spec": {"sink": mended}})
         await await_until(lambda: sorted(relay.names()) == [f"{cluster.namespace}/another", *known], what="both")
         await cluster.until_condition(RELAY, "orders", "Ready", "False", "NotEnoughRelays")
+
+
+@pytest.mark.timeout(120)
+async def test_a_config_map_that_was_made_to_burst_the_operator_is_put_back(cluster):
+    await cluster.create_relay()
+    await cluster.create_subscription()
+    bomb = {"data": {RESOURCES_KEY: alias_bomb(12)}}
+    async with operating(cluster):
+        await cluster.until(CONFIG_MAP, "orders-relay", configuring("orders", "orders-to-kafka"), "the configuration")
+        await cluster.patch(CONFIG_MAP, "orders-relay", bomb)
+        await cluster.until(CONFIG_MAP, "orders-relay", lambda it: "a12" not in str(it["data"]), "it to be put back")
+    await cluster.patch(CONFIG_MAP, "orders-relay", bomb)
+    async with operating(cluster):  # a new operator finds it when it starts
+        await cluster.until(CONFIG_MAP, "orders-relay", lambda it: "a12" not in str(it["data"]), "it to be put back")
+        found = await cluster.get(CONFIG_MAP, "orders-relay")
+        assert configuring("orders", "orders-to-kafka")(found)
 
 
 async def test_a_configuration_reaches_relays_that_are_there_and_relays_that_come(cluster):

@@ -241,6 +241,30 @@ async def test_a_predecessors_child_that_can_not_go_is_told_once_it_lasts(cluste
         await cluster.until_condition(RELAY, "orders", "Ready", "False", "Starting")
 
 
+async def test_a_child_that_somebody_keeps_from_going_keeps_no_configuration_from_relays(cluster):
+    await cluster.create_relay()
+    await cluster.create_subscription("a")
+    async with operating(cluster):
+        relay = await cluster.run_pod("orders-relay-a")
+        await cluster.until_condition(SUBSCRIPTION, "a", "Ready", "True")
+        await cluster.patch(SERVICE, "orders-relay", {"metadata": {"finalizers": ["example.com/theirs"]}})
+        await cluster.delete(SERVICE, "orders-relay")
+        await cluster.create_subscription("b")
+        await cluster.patch(RELAY, "orders", {"spec": {"replicas": 3}})
+        both = [f"{cluster.namespace}/{name}" for name in "ab"]
+        await await_until(lambda: sorted(relay.names()) == both, what="the new configuration")
+        await cluster.until(DEPLOYMENT, "orders-relay", lambda it: it["spec"]["replicas"] == 3, "the later child")
+        await cluster.until_condition(SUBSCRIPTION, "b", "Ready", "True")
+        going = "Service orders-relay is being deleted"
+        await cluster.until(
+            RELAY, "orders", lambda it: going in condition_of(it, "Ready").get("message", ""), "the Service to be told"
+        )
+        await cluster.patch(SERVICE, "orders-relay", {"metadata": {"finalizers": None}})
+        await cluster.until(
+            SERVICE, "orders-relay", lambda it: "deletionTimestamp" not in it["metadata"], "the Service, anew"
+        )
+
+
 async def test_children_that_were_orphaned_on_purpose_are_taken_over_by_the_next_relay(cluster):
     await cluster.create_relay()
     async with operating(cluster):

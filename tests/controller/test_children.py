@@ -9,8 +9,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bombs import alias_bomb
 from complete_manifests import COMPLETE
 from mailboat.runtime.session import Timings
+from mailboat_operator.children import config
 from mailboat_operator.children.config import (
     Configuration,
     all_paused,
@@ -263,6 +265,99 @@ def test_a_version_from_the_far_future_is_not_believed():
 def test_a_config_map_that_was_tampered_with_says_nothing(text):
     assert configuration_in({"data": {"resources.yaml": text}}) is None
     assert configuration_in({}) is configuration_in(None) is None
+
+
+VERSIONED = 'metadata: {annotations: {mailboat.dev/config-version: "5"}}\n'
+"""The beginning of a document that says enough, if the rest of it can be read."""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(alias_bomb(12, VERSIONED), id="a bomb of aliases"),
+        pytest.param(f"{VERSIONED}a: &a [1]\nb: *a\n", id="a single alias"),
+        pytest.param(f"{VERSIONED}a: &a [*a]\n", id="an endless one"),
+        pytest.param(f"{VERSIONED}a: {'[' * 300}{']' * 300}\n", id="deeper than anything that is written"),
+        pytest.param(f"{VERSIONED}a: !!bool maybe\n", id="a KeyError of the parser"),
+        pytest.param(f"{VERSIONED}a: !!int ''\n", id="an IndexError"),
+        pytest.param(f"{VERSIONED}a: !!timestamp soon\n", id="an AttributeError"),
+    ],
+)
+def test_a_config_map_that_was_made_to_do_harm_says_nothing(text):
+    assert configuration_in({"data": {"resources.yaml": VERSIONED}}) == Configuration(5, VERSIONED)
+    assert configuration_in({"data": {"resources.yaml": text}}) is None
+
+
+def test_a_document_that_would_fill_the_memory_is_left_off_and_many_small_ones_are_not(monkeypatch):
+    monkeypatch.setattr(config, "_LARGEST", 50)
+    large = f"{VERSIONED}a: [{'[],' * 50}]\n"
+    assert configuration_in({"data": {"resources.yaml": large}}) is None
+    made = next_configuration(relay(), [subscription(f"s{number}") for number in range(50)], None, now_ms=1)
+    assert last_valid_form(made, "uid-s49") is not None
+
+
+def test_whatever_can_be_written_can_be_read_down_to_the_deepest_level():
+    def written(levels):
+        deep: dict[str, object] = {}
+        for _ in range(levels):
+            deep = {"x": deep}
+        try:
+            sink = {"custom": {"type": "nats", "config": deep}}
+            return next_configuration(relay(), [subscription("deep", sink)], None, now_ms=1)
+        except (ValueError, RecursionError):  # the models go no further
+            return None
+
+    made = next(made for levels in range(400, 200, -1) if (made := written(levels)) is not None)
+    form = last_valid_form(made, "uid-deep")
+    assert form is not None
+    assert next_configuration(relay(), [], made, now_ms=2, kept=[form]) is made
+
+
+def test_what_is_the_same_twice_is_written_twice():
+    form = {**subscription("a").manifest(), "kind": "EventSubscription"}
+    form["spec"]["ofAnotherVersion"] = [shared := {"at": ["2026-01-31"]}, shared]
+    made = next_configuration(relay(), [], None, now_ms=1, kept=[form])
+    assert last_valid_form(made, "uid-a") == form
+
+
+@pytest.mark.parametrize(
+    ("version", "counts"),
+    [
+        ('"1"', True),
+        ('"1768000000000"', True),
+        (f'"{2**62 - 1}"', True),
+        (f'"{2**62}"', False),
+        ('"0"', False),
+        ('"-5"', False),
+        ('"99999999999999999999"', False),
+        (f'"{"9" * 5000}"', False),
+        ('"1_000"', False),
+        ('" 7"', False),
+        ('"\u0667"', False),
+        ("7", False),
+        ("true", False),
+        (".inf", False),
+        ("[7]", False),
+        ("", False),
+    ],
+)
+def test_a_version_that_relays_refuse_does_not_count_so_that_it_is_replaced(version, counts):
+    text = f"metadata: {{annotations: {{mailboat.dev/config-version: {version}}}}}\n"
+    before = configuration_in({"data": {"resources.yaml": text}})
+    assert (before is not None) == counts
+    assert 0 < next_configuration(relay(), [], before, now_ms=1000).version <= 2**62
+
+
+def test_what_is_handed_out_is_not_what_is_remembered():
+    made = next_configuration(relay(), [subscription("a")], None, now_ms=1)
+    form = last_valid_form(made, "uid-a")
+    assert form is not None
+    form["spec"]["sink"] = "garbled"
+    all_paused(made, now_ms=2)
+    again = last_valid_form(made, "uid-a")
+    assert again is not None
+    assert EventSubscription.model_validate(again).spec == subscription("a").spec
 
 
 def test_a_pause_of_all_changes_nothing_else_and_is_made_once():

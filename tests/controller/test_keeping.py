@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from typing import Any
 
 import pytest
+import yaml
 from prometheus_client import CollectorRegistry
 
 from mailboat_operator.assigning import Work
-from mailboat_operator.children.config import Configuration
+from mailboat_operator.children import config
+from mailboat_operator.children.config import Configuration, configuration_in
 from mailboat_operator.desired import CHILD_KINDS, desired
 from mailboat_operator.fleet import Fleet, Handed, Patience
-from mailboat_operator.keeping import Keeper
+from mailboat_operator.keeping import Keeper, StillThere
 from mailboat_operator.kube import (
     CONFIG_MAP,
     DEPLOYMENT,
@@ -223,6 +226,90 @@ async def test_what_the_server_fails_at_keeps_nothing_else_from_being_done():
     with pytest.raises(ServerFailed):
         await reconciler.reconcile(KEY)
     assert len(told) == 2, "nothing is told that relays would not find again"
+
+
+@pytest.mark.parametrize("kind", CHILD_KINDS)
+async def test_a_child_that_is_being_deleted_keeps_nothing_but_itself_from_being_done(kind):
+    server, world, metrics = Server(), World(), Metrics(CollectorRegistry())
+    keeper, reporter = Keeper(server, world, metrics), Reporter(server, world, metrics, "test")
+    fleet = Recorder(RelayClient(Keys()), metrics, Patience())
+    reconciler = Reconciler(world, keeper, fleet, reporter, metrics, Keys(), IMAGE, 5.0)
+    world.saw(RELAY, relay())
+    await reconciler.reconcile(KEY)
+    server.applied.clear()
+    live = world.child(kind, KEY)
+    assert live is not None
+    held = {"deletionTimestamp": "2026-01-31T12:00:00Z", "finalizers": ["example.com/theirs"], "resourceVersion": "900"}
+    world.saw(kind, {**live, "metadata": {**live["metadata"], **held}})
+    changed = relay(replicas=5)
+    world.saw(RELAY, {**changed, "metadata": {**changed["metadata"], "resourceVersion": "901", "generation": 2}})
+    world.saw(SUBSCRIPTION, subscription())
+    with pytest.raises(StillThere, match=f"{kind.name} orders-relay is being deleted"):
+        await reconciler.reconcile(KEY)
+    going = kind == CONFIG_MAP  # what pods would start with is not what they should start with
+    assert (kind in server.applied, DEPLOYMENT in server.applied) == (False, kind not in (CONFIG_MAP, DEPLOYMENT))
+    assert len(fleet.versions) == (1 if going else 2)
+
+
+@pytest.mark.parametrize("end", ["deleted", "being deleted", "made anew"])
+async def test_a_relay_that_goes_while_its_relays_are_asked_gets_no_child_back(end):
+    """Its children may have been left behind on purpose; owned by what is gone, they would be collected."""
+    server, world, metrics = Server(), World(), Metrics(CollectorRegistry())
+    keeper, reporter = Keeper(server, world, metrics), Reporter(server, world, metrics, "test")
+
+    class Slow(Recorder):
+        async def ask(self, key, pods):
+            found = relay()
+            metadata = {**found["metadata"], "resourceVersion": "900"}
+            match end:
+                case "deleted":
+                    world.lost(RELAY, {**found, "metadata": metadata})
+                case "being deleted":
+                    going = {"deletionTimestamp": "2026-01-31T12:00:00Z", "finalizers": ["orphan"]}
+                    world.saw(RELAY, {**found, "metadata": {**metadata, **going}})
+                case "made anew":
+                    world.saw(RELAY, {**found, "metadata": {**metadata, "uid": "u-next"}})
+            return await super().ask(key, pods)
+
+    fleet = Slow(RelayClient(Keys()), metrics, Patience())
+    reconciler = Reconciler(world, keeper, fleet, reporter, metrics, Keys(), IMAGE, 5.0)
+    told: list[Any] = []
+    world.saw(RELAY, relay())
+    world.on_change = told.append
+    assert await reconciler.reconcile(KEY) is None
+    assert (server.applied, server.statuses, fleet.versions) == ({}, [], [])
+    assert told == [KEY], "which brings the next look"
+
+
+async def test_a_look_with_many_invalid_subscriptions_parses_what_relays_know_once_and_beside_the_loop(monkeypatch):
+    server, world, metrics = Server(), World(), Metrics(CollectorRegistry())
+    keeper, reporter = Keeper(server, world, metrics), Reporter(server, world, metrics, "test")
+    fleet = Fleet(RelayClient(Keys()), metrics, Patience())
+    reconciler = Reconciler(world, keeper, fleet, reporter, metrics, Keys(), IMAGE, 5.0)
+    names = [f"s{number}" for number in range(20)]
+    world.saw(RELAY, relay())
+    for name in names:
+        world.saw(SUBSCRIPTION, subscription(name))
+    await reconciler.reconcile(KEY)
+    before = configuration_in(world.child(CONFIG_MAP, KEY))
+    for name in names:
+        found = subscription(name)
+        invalid = {"relayRef": {"name": "orders"}, "nonsense": True}
+        metadata = {**found["metadata"], "resourceVersion": "900"}
+        world.saw(SUBSCRIPTION, {**found, "metadata": metadata, "spec": invalid})
+    config._documents.cache_clear()
+    parse, threads = yaml.load_all, []
+
+    def counted(*arguments):
+        threads.append(threading.current_thread())
+        return parse(*arguments)
+
+    monkeypatch.setattr(yaml, "load_all", counted)
+    for looks in (1, 2):
+        await reconciler.reconcile(KEY)
+        assert len(threads) == looks + 1, "its version at each look, all of it at the first"
+    assert threading.main_thread() not in threads
+    assert configuration_in(world.child(CONFIG_MAP, KEY)) == before, "relays go on with what they know"
 
 
 @pytest.mark.parametrize("error", [Invalid("422"), Conflict("409"), ApiUnavailable("no answer"), Throttled("429")])

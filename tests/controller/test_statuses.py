@@ -195,7 +195,8 @@ REFUSES = Answer("a", Report.model_validate({"relays": [], "config": {"error": "
 
 RELAY_FACTS = RelayFacts(
     name=RELAY, generation=1, before={}, relay=relay(), problem="", taken="", refused="", forbidden="", held="",
-    uncreated="", stuck="", pods=(pod("a"), pod("b")), answers=BOTH, subscriptions=1, lacking=(), selector="x=y",
+    uncreated="", halted="", stuck="", pods=(pod("a"), pod("b")), answers=BOTH, subscriptions=1, lacking=(),
+    selector="x=y",
 )  # fmt: skip
 
 
@@ -215,6 +216,10 @@ RELAY_FACTS = RelayFacts(
         ({"answers": (Answer("a", None, "away"), Answer("b", None, "away"))}, ("False", "Starting")),
         ({"pods": (pod("a"), pod("b", ready=False))}, ("False", "NotEnoughRelays")),
         ({"pods": (pod("a"), pod("b", terminating=True))}, ("False", "NotEnoughRelays")),
+        ({"pods": (pod("a"), pod("b"), pod("new", ready=False))}, ("True", "Available")),
+        ({"pods": (pod("a"), pod("b"), pod("new", ready=False)), "halted": "timed out"}, ("False", "NotEnoughRelays")),
+        ({"relay": relay(runtime="Sidecar"), "halted": "timed out"}, ("True", "Available")),
+        ({"relay": relay(replicas=0), "pods": (), "answers": (), "halted": "timed out"}, ("True", "Available")),
         ({"answers": (answer(config={"error": "too new"}),)}, ("False", "InvalidSpec")),
         ({"answers": (REFUSES, REFUSES)}, ("False", "InvalidSpec")),
         (
@@ -387,6 +392,14 @@ def test_what_keeps_pods_from_starting_is_told_in_kubernetes_words():
         ({"pods": (), "answers": (), "uncreated": "pods is forbidden: exceeded quota"}, "exceeded quota"),
         ({"pods": (pod("a", trouble="can't be scheduled (x)"),), "answers": silent}, "a can't be scheduled (x)"),
         ({"pods": (pod("a"), pod("b", ready=False, trouble="the image x can't be pulled"))}, "b the image x can't"),
+        (
+            {"pods": (pod("a"), pod("b"), pod("c", ready=False, trouble="can't start (x)")), "halted": "timed out."},
+            "New relays do not become ready, those of before go on: c can't start (x).",
+        ),
+        (
+            {"pods": (pod("a"), pod("b"), pod("c", ready=False)), "halted": "ReplicaSet x timed out."},
+            "New relays do not become ready, those of before go on: ReplicaSet x timed out.",
+        ),
     ):
         (ready,) = (
             each for each in relay_status(replace(RELAY_FACTS, **changes), NOW)["conditions"] if each["type"] == "Ready"

@@ -152,3 +152,12 @@ def test_pods_that_can_not_be_created_are_news_though_other_words_of_a_deploymen
     assert told == [KEY]
     world.saw(DEPLOYMENT, thing("orders-relay", 3, labels=labels, status={"conditions": [failure]}))
     assert told == [KEY, KEY]
+
+
+def test_a_rollout_that_kubernetes_gives_up_is_news_and_so_is_its_end(world, told):
+    labels = {"mailboat.dev/relay": "orders"}
+    going = {"type": "Progressing", "status": "True", "reason": "ReplicaSetUpdated", "message": "is progressing"}
+    halted = {**going, "status": "False", "reason": "ProgressDeadlineExceeded", "message": "has timed out"}
+    for version, condition in enumerate((going, {**going, "message": "goes on"}, halted, halted, going), start=1):
+        world.saw(DEPLOYMENT, thing("orders-relay", version, labels=labels, status={"conditions": [condition]}))
+    assert told == [KEY, KEY, KEY]

@@ -88,7 +88,16 @@ def _spread(relay: str, key: str) -> dict[str, Any]:
 
 def replica_failure(live: Mapping[str, Any] | None) -> str:
     """Why a Deployment's pods can't be created, in Kubernetes' words: a quota, a policy, a missing service account."""
+    return _told(live, "ReplicaFailure", "True")
+
+
+def rollout_failure(live: Mapping[str, Any] | None) -> str:
+    """Why Kubernetes expects nothing of a Deployment's new pods any more, in its words; those of before go on."""
+    return _told(live, "Progressing", "False")
+
+
+def _told(live: Mapping[str, Any] | None, type_: str, status: str) -> str:
     for condition in ((live or {}).get("status") or {}).get("conditions") or ():
-        if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
-            return str(condition.get("message") or condition.get("reason") or "")
+        if condition.get("type") == type_ and condition.get("status") == status:
+            return str(condition.get("message") or condition.get("reason") or type_)
     return ""

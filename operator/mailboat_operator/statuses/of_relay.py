@@ -37,6 +37,8 @@ class RelayFacts:
     """Why relays get no new configuration; empty if they do."""
     uncreated: str
     """Why the Deployment can't create pods; empty if it can."""
+    halted: str
+    """Why Kubernetes has given up on a rollout of the Deployment; empty if it has not."""
     stuck: str
     """Why looks at this relay can't be finished, one after the other; empty if they can."""
     pods: Sequence[RelayPod]
@@ -130,6 +132,10 @@ def _ready(facts: RelayFacts, reports: Sequence[RelayReport]) -> Verdict:
     if wanted is not None and count < wanted:
         why = _troubles(facts) or facts.uncreated or "see the pods labelled mailboat.dev/relay"
         message = f"{count} of {wanted} relays are ready: {why.rstrip('.')}."
+        return no(ready, Reason.NOT_ENOUGH_RELAYS, message)
+    if facts.halted and facts.relay.spec.runtime is Runtime.DEPLOYMENT:
+        why = _troubles(facts) or facts.halted
+        message = f"New relays do not become ready, those of before go on: {why.rstrip('.')}."
         return no(ready, Reason.NOT_ENOUGH_RELAYS, message)
     return yes(ready, Reason.AVAILABLE, "Relays run and reach the database.")
 
