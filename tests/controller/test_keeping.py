@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import pytest
 import yaml
@@ -44,6 +44,7 @@ from mailboat_spec import OutboxRelay
 
 IMAGE = RelayImage("mailboat-relay:1")
 KEY = ("shop", "orders")
+FleetT = TypeVar("FleetT", bound=Fleet)
 
 
 class Server(Kube):
@@ -159,15 +160,24 @@ async def test_a_name_that_is_taken_is_looked_at_again_when_it_may_be_free():
     assert server.applied[SERVICE] == 1
 
 
+class Core(Generic[FleetT]):
+    """A reconciler with all that it needs, and nobody to ask."""
+
+    def __init__(self, fleet: type[FleetT]) -> None:
+        self.server, self.world, self.registry = Server(), World(), CollectorRegistry()
+        metrics = Metrics(self.registry)
+        self.keeper = Keeper(self.server, self.world, metrics)
+        self.reporter = Reporter(self.server, self.world, metrics, "test")
+        self.fleet = fleet(RelayClient(Keys()), metrics, Patience())
+        self.reconciler = Reconciler(self.world, self.keeper, self.fleet, self.reporter, metrics, Keys(), IMAGE, 5.0)
+
+
 async def test_nothing_is_remembered_about_what_was_deleted():
-    server, world, registry = Server(), World(), CollectorRegistry()
-    metrics = Metrics(registry)
-    keeper, reporter = Keeper(server, world, metrics), Reporter(server, world, metrics, "test")
-    fleet = Fleet(RelayClient(Keys()), metrics, Patience())  # there are no pods to be asked
-    reconciler = Reconciler(world, keeper, fleet, reporter, metrics, Keys(), IMAGE, 5.0)
+    core = Core(Fleet)
+    server, world, reconciler = core.server, core.world, core.reconciler
 
     def gauges():
-        every = (sample for metric in registry.collect() for sample in metric.samples)
+        every = (sample for metric in core.registry.collect() for sample in metric.samples)
         return {each.name for each in every if each.labels.get("namespace") == "shop"}
 
     assert gauges() == set()
@@ -177,8 +187,8 @@ async def test_nothing_is_remembered_about_what_was_deleted():
     await reconciler.reconcile(KEY)
 
     def remembered():
-        memories = (reporter._written, reconciler._tally._counted, fleet._relays)
-        return [len(each) for each in (*memories, keeper._applied, keeper._obstacles)]
+        memories = (core.reporter._written, reconciler._tally._counted, core.fleet._relays)
+        return [len(each) for each in (*memories, core.keeper._applied, core.keeper._obstacles)]
 
     about = ("pods_without_sidecar", "ready", "relay_pods", "subscription_lag")
     assert gauges() == {f"mailboat_operator_{each}" for each in about}
@@ -191,11 +201,9 @@ async def test_nothing_is_remembered_about_what_was_deleted():
 
 
 async def test_relays_that_run_are_told_though_a_child_is_forbidden():
-    server, world, metrics = Server(), World(), Metrics(CollectorRegistry())
-    fleet = Recorder(RelayClient(Keys()), metrics, Patience())
-    told = fleet.versions
-    keeper, reporter = Keeper(server, world, metrics), Reporter(server, world, metrics, "test")
-    reconciler = Reconciler(world, keeper, fleet, reporter, metrics, Keys(), IMAGE, 5.0)
+    core = Core(Recorder)
+    server, world, reconciler = core.server, core.world, core.reconciler
+    told = core.fleet.versions
     world.saw(RELAY, relay())
     server.refuses[DISRUPTION_BUDGET] = Forbidden("a policy")
     await reconciler.reconcile(KEY)
@@ -207,11 +215,9 @@ async def test_relays_that_run_are_told_though_a_child_is_forbidden():
 
 
 async def test_what_the_server_fails_at_keeps_nothing_else_from_being_done():
-    server, world, metrics = Server(), World(), Metrics(CollectorRegistry())
-    keeper, reporter = Keeper(server, world, metrics), Reporter(server, world, metrics, "test")
-    fleet = Recorder(RelayClient(Keys()), metrics, Patience())
-    told = fleet.versions
-    reconciler = Reconciler(world, keeper, fleet, reporter, metrics, Keys(), IMAGE, 5.0)
+    core = Core(Recorder)
+    server, world, reconciler = core.server, core.world, core.reconciler
+    told = core.fleet.versions
     world.saw(RELAY, relay())
     server.refuses[SERVICE] = ServerFailed("somebody's webhook is down")
     with pytest.raises(ServerFailed):
@@ -230,10 +236,8 @@ async def test_what_the_server_fails_at_keeps_nothing_else_from_being_done():
 
 @pytest.mark.parametrize("kind", CHILD_KINDS)
 async def test_a_child_that_is_being_deleted_keeps_nothing_but_itself_from_being_done(kind):
-    server, world, metrics = Server(), World(), Metrics(CollectorRegistry())
-    keeper, reporter = Keeper(server, world, metrics), Reporter(server, world, metrics, "test")
-    fleet = Recorder(RelayClient(Keys()), metrics, Patience())
-    reconciler = Reconciler(world, keeper, fleet, reporter, metrics, Keys(), IMAGE, 5.0)
+    core = Core(Recorder)
+    server, world, reconciler = core.server, core.world, core.reconciler
     world.saw(RELAY, relay())
     await reconciler.reconcile(KEY)
     server.applied.clear()
@@ -248,14 +252,12 @@ async def test_a_child_that_is_being_deleted_keeps_nothing_but_itself_from_being
         await reconciler.reconcile(KEY)
     going = kind == CONFIG_MAP  # what pods would start with is not what they should start with
     assert (kind in server.applied, DEPLOYMENT in server.applied) == (False, kind not in (CONFIG_MAP, DEPLOYMENT))
-    assert len(fleet.versions) == (1 if going else 2)
+    assert len(core.fleet.versions) == (1 if going else 2)
 
 
 @pytest.mark.parametrize("end", ["deleted", "being deleted", "made anew"])
 async def test_a_relay_that_goes_while_its_relays_are_asked_gets_no_child_back(end):
     """Its children may have been left behind on purpose; owned by what is gone, they would be collected."""
-    server, world, metrics = Server(), World(), Metrics(CollectorRegistry())
-    keeper, reporter = Keeper(server, world, metrics), Reporter(server, world, metrics, "test")
 
     class Slow(Recorder):
         async def ask(self, key, pods):
@@ -271,21 +273,19 @@ async def test_a_relay_that_goes_while_its_relays_are_asked_gets_no_child_back(e
                     world.saw(RELAY, {**found, "metadata": {**metadata, "uid": "u-next"}})
             return await super().ask(key, pods)
 
-    fleet = Slow(RelayClient(Keys()), metrics, Patience())
-    reconciler = Reconciler(world, keeper, fleet, reporter, metrics, Keys(), IMAGE, 5.0)
+    core = Core(Slow)
+    server, world, reconciler = core.server, core.world, core.reconciler
     told: list[Any] = []
     world.saw(RELAY, relay())
     world.on_change = told.append
     assert await reconciler.reconcile(KEY) is None
-    assert (server.applied, server.statuses, fleet.versions) == ({}, [], [])
+    assert (server.applied, server.statuses, core.fleet.versions) == ({}, [], [])
     assert told == [KEY], "which brings the next look"
 
 
 async def test_a_look_with_many_invalid_subscriptions_parses_what_relays_know_once_and_beside_the_loop(monkeypatch):
-    server, world, metrics = Server(), World(), Metrics(CollectorRegistry())
-    keeper, reporter = Keeper(server, world, metrics), Reporter(server, world, metrics, "test")
-    fleet = Fleet(RelayClient(Keys()), metrics, Patience())
-    reconciler = Reconciler(world, keeper, fleet, reporter, metrics, Keys(), IMAGE, 5.0)
+    core = Core(Fleet)
+    world, reconciler = core.world, core.reconciler
     names = [f"s{number}" for number in range(20)]
     world.saw(RELAY, relay())
     for name in names:
@@ -314,10 +314,8 @@ async def test_a_look_with_many_invalid_subscriptions_parses_what_relays_know_on
 
 @pytest.mark.parametrize("error", [Invalid("422"), Conflict("409"), ApiUnavailable("no answer"), Throttled("429")])
 async def test_a_status_that_can_not_be_written_keeps_no_other_from_being_written_unless_the_server_wants_quiet(error):
-    server, world, metrics = Server(), World(), Metrics(CollectorRegistry())
-    keeper, reporter = Keeper(server, world, metrics), Reporter(server, world, metrics, "test")
-    fleet = Fleet(RelayClient(Keys()), metrics, Patience())
-    reconciler = Reconciler(world, keeper, fleet, reporter, metrics, Keys(), IMAGE, 5.0)
+    core = Core(Fleet)
+    server, world, reconciler = core.server, core.world, core.reconciler
     world.saw(RELAY, relay())
     for name in ("one", "other"):
         world.saw(SUBSCRIPTION, subscription(name))
@@ -350,10 +348,8 @@ async def test_a_relay_that_knows_a_newer_assignment_speaks_for_all_of_them():
 
 @pytest.mark.parametrize(("error", "told"), [(ApiUnavailable("500"), True), (Throttled("429"), False)])
 async def test_a_look_that_can_not_be_finished_is_told_once_it_lasts_unless_the_server_wants_quiet(error, told):
-    server, world, metrics = Server(), World(), Metrics(CollectorRegistry())
-    fleet = Fleet(RelayClient(Keys()), metrics, Patience())
-    keeper, reporter = Keeper(server, world, metrics), Reporter(server, world, metrics, "test")
-    reconciler = Reconciler(world, keeper, fleet, reporter, metrics, Keys(), IMAGE, 5.0)
+    core = Core(Fleet)
+    server, world, reconciler = core.server, core.world, core.reconciler
     world.saw(RELAY, relay())
     server.refuses[SERVICE] = error
     for attempt in range(1, 6):
