@@ -117,6 +117,8 @@ class _Done:
     """Why relays get no new configuration; empty if they do."""
     stuck: str = ""
     """Why it could not be finished, again and again."""
+    version: int = 0
+    """Of the configuration that relays should have."""
     settled: bool = True
     """All is where it should be: nothing was pushed, and nothing is on its way."""
 
@@ -239,7 +241,7 @@ class Reconciler:
         settled = CONFIG_MAP in kept.obstructed or await self._tell_relays(look, relay, configuration)
         if kept.failed is not None:
             raise kept.failed
-        return _Done(kept, settled=settled)
+        return _Done(kept, version=configuration.version, settled=settled)
 
     async def _tell_relays(self, look: _Look, relay: OutboxRelay, configuration: Configuration) -> bool:
         """Whether they have it all."""
@@ -252,9 +254,10 @@ class Reconciler:
         name = "/".join(look.key)
         now = self._now()
         delayed: KubeError | None = None
+        behind = bool(done.held or done.stuck) or _any_behind(look, done.version)
         for each in look.told:
             try:
-                await self._report_subscription(look, each, now)
+                await self._report_subscription(look, each, now, behind=behind)
             except Throttled:
                 raise
             except KubeError as error:  # of this one: the others, and the relay, have their own news
@@ -284,15 +287,19 @@ class Reconciler:
         if delayed is not None:
             raise delayed
 
-    async def _report_subscription(self, look: _Look, told: _Told, now: datetime) -> None:
+    async def _report_subscription(self, look: _Look, told: _Told, now: datetime, *, behind: bool) -> None:
+        """``behind``: relays answered for an earlier generation, if there is one, and that is what the status is of."""
         found = told.read.found
         metadata = found["metadata"]
         name = f"{metadata['namespace']}/{metadata['name']}"
         before = found.get("status") or {}
+        generation = metadata.get("generation", 0)
+        if behind and told.read.subscription is not None:
+            generation = before.get("observedGeneration", generation)
         needed = sink_secrets(told.subscription) if told.subscription is not None else ()
         facts = SubscriptionFacts(
             name=name,
-            generation=metadata.get("generation", 0),
+            generation=generation,
             before=before,
             subscription=told.subscription,
             relay="/".join(look.key),
@@ -379,6 +386,12 @@ def _published(look: _Look, subscription: str) -> dict[str, int]:
         if found is not None:
             published[pod.uid] = found.published
     return published
+
+
+def _any_behind(look: _Look, version: int) -> bool:
+    """Whether a relay that answered has not taken up this version of the configuration."""
+    reports = (answer.report for answer in _of_the_living(look))
+    return any(report is not None and (report.config.version or 0) < version for report in reports)
 
 
 def _of_the_living(look: _Look) -> list[Answer]:

@@ -123,6 +123,29 @@ async def test_a_configuration_reaches_relays_that_are_there_and_relays_that_com
         assert second.version > versions[-1] + 5_000
 
 
+async def test_a_status_is_of_the_generation_that_relays_have(cluster):
+    """Whoever waits for a change to be in use (kubectl, Argo CD) compares generations."""
+    await cluster.create_relay()
+    await cluster.create_subscription()
+    async with operating(cluster):
+        relay = await cluster.run_pod("orders-relay-a")
+        await cluster.until_condition(SUBSCRIPTION, "orders-to-kafka", "Ready", "True")
+        relay.refuses_configs, offered = "spec.urgency: there is no such field", relay.offered
+        changed = await cluster.patch(SUBSCRIPTION, "orders-to-kafka", {"spec": {"delivery": {"maxAttempts": 7}}})
+        generation = changed["metadata"]["generation"]
+        await await_until(lambda: relay.offered >= offered + 3, what="looks at it")
+        found = await cluster.get(SUBSCRIPTION, "orders-to-kafka")
+        assert found["status"]["observedGeneration"] == generation - 1
+        assert condition_of(found, "Ready")["status"] == "True", "it is delivered as before"
+        relay.refuses_configs = ""
+        await cluster.until(
+            SUBSCRIPTION,
+            "orders-to-kafka",
+            lambda it: it["status"]["observedGeneration"] == generation,
+            "the change to be in use",
+        )
+
+
 async def test_calls_are_signed_for_one_pod(cluster):
     await cluster.create_relay()
     async with operating(cluster):
