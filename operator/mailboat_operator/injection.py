@@ -36,7 +36,9 @@ from mailboat_operator.podspec import (
     is_injected,
     is_relay_pod,
     relay_container,
+    relay_of,
     relay_volumes,
+    secrets_in,
     secrets_of,
 )
 from mailboat_spec import EventSubscription, OutboxRelay, Runtime
@@ -136,7 +138,7 @@ def inject(
         )
     if ((pod.get("spec") or {}).get("os") or {}).get("name") == "windows":
         return left_out(f'there are no relays for Windows: use runtime Deployment for OutboxRelay "{name}"')
-    return _injected(pod, wanted, _valid(name, subscriptions), image)
+    return _injected(pod, wanted, _secrets(wanted, subscriptions), image)
 
 
 def trial(sidecar: Sidecar, namespace: str) -> dict[str, Any]:
@@ -190,12 +192,11 @@ def failed(reason: str) -> Injection:
     return Injection(Outcome.FAILED, warnings=(_warning(reason),))
 
 
-def _injected(pod: Pod, relay: OutboxRelay, subscriptions: Sequence[EventSubscription], image: RelayImage) -> Injection:
+def _injected(pod: Pod, relay: OutboxRelay, secrets: Sequence[str], image: RelayImage) -> Injection:
     port, warnings = _port(pod)
     if port is None:
         return left_out(*warnings)
     on_node = bool((pod.get("spec") or {}).get("hostNetwork"))
-    secrets = secrets_of(relay, subscriptions)
     container = _sidecar(relay_container(relay.spec.template, image, secrets, port=port, sidecar=True), port, on_node)
     volumes = [_in_memory(each) for each in relay_volumes(relay.metadata.name, secrets)]
     volumes.append(_in_memory({"name": NO_TOKEN_VOLUME, "emptyDir": {"sizeLimit": "1Mi"}}))
@@ -232,17 +233,18 @@ def _in_memory(volume: dict[str, Any]) -> dict[str, Any]:
     return {**volume, "emptyDir": {**volume["emptyDir"], "medium": "Memory"}} if "emptyDir" in volume else volume
 
 
-def _valid(relay: str, subscriptions: Iterable[Mapping[str, Any]]) -> list[EventSubscription]:
-    """Those of the relay that can be read. An invalid one is told of elsewhere, and no reason to leave the rest out."""
-    found = []
+def _secrets(relay: OutboxRelay, subscriptions: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """All that the relay has to see. Also for a subscription that is invalid by now, as far as it still says: relays go
+    on with its last valid form, and pods can't be given a Secret later."""
+    readable, names = [], set[str]()
     for each in subscriptions:
         try:
-            subscription = EventSubscription.model_validate(each, by_alias=True, by_name=False)
+            readable.append(EventSubscription.model_validate(each, by_alias=True, by_name=False))
         except ValidationError:
-            continue
-        if subscription.spec.relay_ref.name == relay:
-            found.append(subscription)
-    return found
+            if relay_of(each) == relay.metadata.name:
+                names.update(secrets_in(each))
+    of_relay = (each for each in readable if each.spec.relay_ref.name == relay.metadata.name)
+    return tuple(sorted({*secrets_of(relay, of_relay), *names}))
 
 
 def _port(pod: Pod) -> tuple[int | None, list[str]]:

@@ -142,6 +142,14 @@ def secrets_in(subscription: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(sorted({name for name in names if isinstance(name, str)}))
 
 
+def relay_of(subscription: Mapping[str, Any]) -> str | None:
+    """The name of its relay, also where nobody has looked yet whether the rest can be read."""
+    spec = subscription.get("spec")
+    reference = spec.get("relayRef") if isinstance(spec, Mapping) else None
+    name = reference.get("name") if isinstance(reference, Mapping) else None
+    return name if isinstance(name, str) else None
+
+
 def secret_volume(secret: str) -> str:
     """Name of the volume that brings a Secret in: names of Secrets are too long, and may have dots."""
     return f"mailboat-secret-{hashlib.sha256(secret.encode()).hexdigest()[:12]}"

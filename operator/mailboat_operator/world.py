@@ -18,7 +18,7 @@ from mailboat_operator.children.deployment import replica_failure, rollout_failu
 from mailboat_operator.desired import CHILD_KINDS
 from mailboat_operator.kube import DEPLOYMENT, POD, RELAY, SUBSCRIPTION, Kind, Listed, Object
 from mailboat_operator.pods import RelayPod, relay_pod
-from mailboat_operator.podspec import child_name
+from mailboat_operator.podspec import child_name, relay_of
 from mailboat_spec.names import RELAY_LABEL
 
 Key = tuple[str, str]
@@ -167,10 +167,7 @@ def _relays_of(kind: Kind, found: Object) -> Iterable[Key]:
     namespace = metadata["namespace"]
     if kind == RELAY:
         return [(namespace, metadata["name"])]
-    if kind == SUBSCRIPTION:
-        name = ((found.get("spec") or {}).get("relayRef") or {}).get("name")
-    else:
-        name = (metadata.get("labels") or {}).get(RELAY_LABEL)
+    name = relay_of(found) if kind == SUBSCRIPTION else (metadata.get("labels") or {}).get(RELAY_LABEL)
     return [(namespace, name)] if name else []
 
 

@@ -142,8 +142,19 @@ def test_only_secrets_of_its_own_subscriptions_are_mounted_and_invalid_ones_are_
     broken["spec"]["sink"] = {"kafka": {}, "http": {}}
     others = a_subscription("other", relay="invoices", secret="others-login")
     pod = injected(a_pod(), a_relay(), a_subscription(), others, broken)
-    secrets = {each["secret"]["secretName"] for each in pod["spec"]["volumes"] if "secret" in each}
-    assert secrets == {"orders-db", "kafka-login"}
+    assert secrets_in_volumes(pod) == {"orders-db", "kafka-login"}
+
+
+@pytest.mark.parametrize(("relay", "seen"), [("orders", {"broken-login"}), ("invoices", set()), (None, set())])
+def test_a_subscription_that_became_invalid_keeps_its_secret_as_relays_keep_it(relay: Any, seen: set[str]) -> None:
+    """They go on with its last valid form, in new pods as well."""
+    broken = a_subscription("broken", relay=relay, secret="broken-login")
+    broken["spec"]["nonsense"] = True
+    assert secrets_in_volumes(injected(a_pod(), a_relay(), broken)) == {"orders-db"} | seen
+
+
+def secrets_in_volumes(pod: dict[str, Any]) -> set[str]:
+    return {each["secret"]["secretName"] for each in pod["spec"]["volumes"] if "secret" in each}
 
 
 def test_secrets_for_pulling_the_image_are_added_once() -> None:
