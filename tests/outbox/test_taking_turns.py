@@ -58,7 +58,7 @@ def of_uid(uid: str) -> Declared:
     return replace(declared, resource=declared.resource.model_copy(update={"metadata": metadata}))
 
 
-async def waits_for(database: Database, holder: psycopg.Connection[Any]) -> None:
+async def waits_for(database: Database, holder: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
     """Until somebody waits for what this connection holds."""
     await await_until(
         lambda: any(
@@ -107,12 +107,7 @@ async def test_what_a_person_replays_while_the_subscription_ends_goes_with_it(da
             replaying = asyncio.ensure_future(replay(person, OUTBOX, chosen, again=False))
             await waits_for(database, slow)
             ending = asyncio.ensure_future(retire(link))
-            with psycopg.connect(database.url) as look:
-                person_pid = person.connection.info.backend_pid
-                waiting = "select 1 from pg_stat_activity where %s = any (pg_blocking_pids(pid))"
-                await await_until(
-                    lambda: look.execute(waiting, [person_pid]).fetchone(), what="the end to wait for the replay"
-                )
+            await waits_for(database, person.connection)
         assert await replaying == 1
         await ending
     finally:
