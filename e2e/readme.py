@@ -6,7 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
-from markdown import blocks
+from support.markdown import blocks
 
 ROOT = Path(__file__).parents[1]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from cluster import Cluster
 from mailboat_harbor.kubernetes_commands import Answer
-from waiting import wait_until
+from support.wait import wait_until
 
 MANIFESTS = Path(__file__).with_name("manifests")
 STORY = "mailboat-story"

@@ -11,7 +11,7 @@ import pytest
 from cluster import Cluster
 from cluster.from_source import ClusterFromSource
 from stage import STORY, Stage
-from waiting import wait_until
+from support.wait import wait_until
 
 
 @pytest.fixture(scope="module")

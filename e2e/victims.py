@@ -13,7 +13,7 @@ from cluster import Cluster
 from installed import Installed
 from mailboat_harbor.missing import ServerFailed
 from stage import Stage, restarts, running_container
-from waiting import wait_until
+from support.wait import wait_until
 
 Pod = dict[str, Any]
 

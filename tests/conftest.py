@@ -24,7 +24,7 @@ from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
 from mailboat_harbor.postgres_binaries import NEWEST, OLDEST
 from mailboat_harbor.proxy import Proxy
 from mailboat_harbor.pubsub import PubSubServer, start_pstest
-from waiting import until_midnight_is_over, wait_until
+from support.wait import until_midnight_is_over, wait_until
 
 Part = TypeVar("Part")
 

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from mailboat_harbor.kubernetes_commands import CommandFailed, Commands
-from waiting import wait_until
+from support.wait import wait_until
 
 _NO_ANSWER = re.compile(
     r"Unable to connect to the server|TLS handshake timeout|connection refused|connection reset|connection lost"

@@ -22,7 +22,7 @@ from mailboat_harbor.kubernetes_programs import kubernetes_program
 from mailboat_harbor.missing import PartMissing, ServerFailed
 from mailboat_harbor.processes import Child
 from programs import run
-from waiting import wait_until
+from support.wait import wait_until
 
 _NODE = Path(__file__).with_name("node.sh")
 _FOLDER = "mailboat-e2e-node-"

@@ -13,7 +13,7 @@ from cluster.folders import abandoned_folders, own_folder
 from mailboat_harbor.kubernetes_commands import Commands
 from mailboat_harbor.kubernetes_programs import kubernetes_program
 from programs import run
-from waiting import wait_until
+from support.wait import wait_until
 
 _FOLDER = "mailboat-e2e-kind-{engine}-"
 """By engine: what podman left docker can't delete."""

@@ -12,7 +12,7 @@ import pytest
 
 from installed import NAMESPACE, Installed
 from stage import Stage, restarts, wrong_in
-from waiting import wait_until
+from support.wait import wait_until
 
 RECONCILES = re.compile(r'^mailboat_operator_reconciles_total\{result="(\w+)"\} (\S+)$', re.MULTILINE)
 PAGE = Path(__file__).parents[2] / "docs" / "mistakes.md"

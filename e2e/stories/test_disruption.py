@@ -18,8 +18,8 @@ from deadletters import mend_topic, write_poison
 from installed import NAMESPACE, Installed
 from lockwaits import sessions, waits_behind
 from stage import Stage, wrong_in
+from support.wait import wait_until
 from victims import ApiServer, Containers, LeadingOperator, Victim, least_often_killed
-from waiting import wait_until
 
 MINUTES = 3 * 60
 ENOUGH = 15 * 60

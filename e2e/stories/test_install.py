@@ -11,11 +11,11 @@ import json
 import pytest
 
 from installed import Installed
-from locks import locked
 from printed import Row, tables
 from readme import ROOT, answer, commands, question
 from stage import DATABASE, Stage, wrong_in
-from waiting import wait_until
+from support.locks import locked
+from support.wait import wait_until
 
 EVENTS = 10_000
 INSTALLED = """

@@ -8,7 +8,7 @@ from typing import Any
 from deadletters import TOO_LARGE, mailboat, mend_topic, write_poison
 from printed import tables
 from stage import KAFKA, Stage, wrong_in
-from waiting import wait_until
+from support.wait import wait_until
 
 MAX_ATTEMPTS = 6
 """In ``e2e/manifests/to-kafka.yaml``: enough for a replayed event until the relay has heard of the new limit."""

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import NamedTuple, Self
 
 from stage import Stage, wrong_in
-from waiting import wait_until
+from support.wait import wait_until
 
 PARTITIONS = range(8)
 

@@ -6,7 +6,7 @@ import base64
 import json
 
 from stage import DATABASE, PASSWORD, Stage, restarts, wrong_in
-from waiting import wait_until
+from support.wait import wait_until
 
 NEW = "second-password"
 WRITERS = 4

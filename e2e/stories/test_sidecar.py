@@ -10,7 +10,7 @@ from typing import Any
 
 from installed import NAMESPACE, Installed
 from stage import PATIENCE, Stage, restarts, staying, wrong_in
-from waiting import wait_until
+from support.wait import wait_until
 
 SIDECAR = "mailboat-relay"
 TELL = ("python", "-c", "import os, signal; os.kill(1, signal.SIGUSR1)")

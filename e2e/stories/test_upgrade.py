@@ -19,11 +19,11 @@ from earlier import earlier_version, revisions
 from installed import CHART, DOCS, NAMESPACE, Installed
 from inventory import Object, inventory
 from mailboat_harbor.kubernetes_commands import Answer
-from markdown import blocks
 from provider import Provider
 from readme import ROOT
 from stage import STORY, Stage, staying, wrong_in
-from waiting import wait_until
+from support.markdown import blocks
+from support.wait import wait_until
 
 CRDS = ("eventsubscriptions.mailboat.dev", "outboxrelays.mailboat.dev")
 NEW_FIELD, NEW_COLUMN = "schemas", "Oldest"

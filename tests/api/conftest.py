@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from api.definitions import until_established, until_served
 from mailboat_harbor.kubernetes import ApiServer, start_api_server
 from mailboat_operator.kube import Kube
-from operating import Cluster
-from waiting import wait_until
+from support.crd_definitions import until_established, until_served
+from support.operator_under_test import Cluster
+from support.wait import wait_until
 
 CRDS = Path(__file__).parents[2] / "crds"
 

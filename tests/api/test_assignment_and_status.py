@@ -20,8 +20,8 @@ from mailboat_operator.kube import (
     Conflict,
 )
 from mailboat_spec.names import API_VERSION
-from operating import condition_of, holders, operating, spread
-from waiting import await_until
+from support.operator_under_test import condition_of, holders, operating, spread
+from support.wait import await_until
 
 
 async def test_partitions_are_shared_out_and_the_status_shows_it(cluster):

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 import yaml
 
-from api.definitions import until_established, until_served
-from helmchart import CHART, NAMESPACE, RELEASE, ROOT, manifest, one, rendered, values_of, variants
 from mailboat_harbor.golang import module_sources
 from mailboat_harbor.kubernetes import ApiServer, CommandFailed, start_api_server
-from waiting import wait_until
+from support.crd_definitions import until_established, until_served
+from support.helm_chart import CHART, NAMESPACE, RELEASE, ROOT, manifest, one, rendered, values_of, variants
+from support.wait import wait_until
 
 OTHERS_KINDS = {
     "github.com/prometheus-operator/prometheus-operator": [

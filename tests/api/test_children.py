@@ -19,8 +19,8 @@ from mailboat_operator.kube import (
     Kube,
 )
 from mailboat_operator.podspec import RESOURCES_KEY
-from operating import CHILDREN, Cluster, condition_of, configuring, operating
-from waiting import await_until
+from support.operator_under_test import CHILDREN, Cluster, condition_of, configuring, operating
+from support.wait import await_until
 
 
 async def test_a_relay_becomes_its_children_and_nothing_is_noted_on_the_resource_itself(cluster):

@@ -6,15 +6,15 @@ import time
 
 import pytest
 
-from bombs import alias_bomb
 from mailboat_operator.kube import (
     CONFIG_MAP,
     RELAY,
     SUBSCRIPTION,
 )
 from mailboat_operator.podspec import RESOURCES_KEY
-from operating import condition_of, configuring, operating, quick, subscription
-from waiting import await_until
+from support.operator_under_test import condition_of, configuring, operating, quick, subscription
+from support.wait import await_until
+from support.yaml_bombs import alias_bomb
 
 INVALID_SINK = {"kafka": None, "custom": {"type": "nats", "config": {"auth": {"token": "x"}}}}
 """Passes the CRD, which can't look into what has no schema, and is refused by the model."""

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from api.admission import Admission, Cause, PlacedRule, admission, rules
-from bad_manifests import RELAY, RELAY_REFUSALS, SUBSCRIPTION, SUBSCRIPTION_REFUSALS, Bad, Later, changed
-from complete_manifests import COMPLETE
 from mailboat_harbor.kubernetes import ApiServer
 from mailboat_spec import SpecError, read_documents
+from support.admission import Admission, Cause, PlacedRule, admission, rules
+from support.bad_manifests import RELAY, RELAY_REFUSALS, SUBSCRIPTION, SUBSCRIPTION_REFUSALS, Bad, Later, changed
+from support.complete_manifests import COMPLETE
 
 Body = dict[str, Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mailboat_harbor.kubernetes import ApiServer
-from waiting import wait_until
+from support.wait import wait_until
 
 SINK = """\
 GROUP:      mailboat.dev

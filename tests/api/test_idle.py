@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from api.operators import RunningOperator, webhook_configuration
 from mailboat_operator.kube import CONFIG_MAP, MUTATING_WEBHOOK, RELAY, SUBSCRIPTION
 from mailboat_operator.podspec import KEYS_KEY
-from operating import operating
-from waiting import await_until
+from support.operator_processes import RunningOperator, webhook_configuration
+from support.operator_under_test import operating
+from support.wait import await_until
 
 USER = "idle-operator"
 MINUTE = 60.0

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from api.operators import RunningOperator
 from mailboat_harbor.kubernetes import ApiServer
 from mailboat_harbor.proxy import Proxy
 from mailboat_operator.kube import LEASE, Kube
 from mailboat_operator.leader import Election, LeadershipLost, Timing
-from waiting import await_until, wait_until
+from support.operator_processes import RunningOperator
+from support.wait import await_until, wait_until
 
 SOON = Timing(duration=5, renew_within=3.0, look_every=0.3)
 SURE = Timing(duration=5, renew_within=40.0, look_every=0.3)

@@ -24,8 +24,8 @@ from mailboat_operator.kube import (
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.podspec import RESOURCES_KEY
 from mailboat_operator.relays import RelayClient
-from operating import CHILDREN, Cluster, condition_of, holders, operating, quick
-from waiting import await_until
+from support.operator_under_test import CHILDREN, Cluster, condition_of, holders, operating, quick
+from support.wait import await_until
 
 
 class Life:

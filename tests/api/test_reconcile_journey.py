@@ -14,13 +14,23 @@ import psycopg
 import pytest
 import yaml
 
-from faults.collectors import KafkaCollector
 from mailboat import emit
 from mailboat_operator.kube import CONFIG_MAP, DEPLOYMENT, RELAY, SUBSCRIPTION, Kube, Object
 from mailboat_operator.podspec import CONFIG_FOLDER, SECRETS_FOLDER
-from mounted import Volume
-from operating import DATABASE_SECRET, Cluster, condition_of, holders, operating, quick, relay, spread, subscription
-from waiting import await_until
+from support.collectors import KafkaCollector
+from support.kubelet_volumes import Volume
+from support.operator_under_test import (
+    DATABASE_SECRET,
+    Cluster,
+    condition_of,
+    holders,
+    operating,
+    quick,
+    relay,
+    spread,
+    subscription,
+)
+from support.wait import await_until
 
 PATIENCE = 90.0
 """Seconds: a relay's start takes a few of a processor's own, and a busy machine may stretch them."""

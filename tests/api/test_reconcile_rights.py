@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from mailboat_operator.kube import CONFIG_MAP, DEPLOYMENT, RELAY, SERVICE_ACCOUNT, SUBSCRIPTION, Kube
-from operating import Cluster, holders, operating, quick
-from waiting import await_until
+from support.operator_under_test import Cluster, holders, operating, quick
+from support.wait import await_until
 
 CHART = Path(__file__).parents[2] / "charts" / "mailboat"
 ACCOUNT = "mailboat-operator"

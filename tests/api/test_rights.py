@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
-from api.definitions import until_established
-from api.operators import RunningOperator, a_pod, a_relay, a_subscription
-from helmchart import CHART, NAMESPACE, RELEASE, Document, one, rendered, values_of
 from mailboat_harbor.kubernetes import ApiServer, start_api_server
 from mailboat_operator.podspec import CONTAINER
-from relay_standins import Outbox, RelayStandIn
-from waiting import wait_until
+from support.crd_definitions import until_established
+from support.helm_chart import CHART, NAMESPACE, RELEASE, Document, one, rendered, values_of
+from support.operator_processes import RunningOperator, a_pod, a_relay, a_subscription
+from support.stub_relays import Outbox, RelayStandIn
+from support.wait import wait_until
 
 UNUSED = {
     # For clusters whose admission asks for it (OwnerReferencesPermissionEnforcement); nothing is ever written there.

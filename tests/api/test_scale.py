@@ -12,9 +12,9 @@ import pytest
 from api.conftest import with_our_kinds
 from mailboat_harbor.kubernetes import ApiServer, start_api_server
 from mailboat_operator.kube import RELAY, SUBSCRIPTION, Kube
-from operating import USER, Cluster, condition_of, holders, operating, quick
-from relay_standins import Outbox, RelayStandIn
-from waiting import await_until
+from support.operator_under_test import USER, Cluster, condition_of, holders, operating, quick
+from support.stub_relays import Outbox, RelayStandIn
+from support.wait import await_until
 
 RELAYS, PODS_EACH, SUBSCRIPTIONS, PARTITIONS, NAMESPACE = 20, 2, 200, 4, "shop"
 CHILDREN = 5

@@ -13,8 +13,8 @@ from mailboat_operator.kube import (
     SERVICE_ACCOUNT,
     SUBSCRIPTION,
 )
-from operating import condition_of, holders, operating, spread
-from waiting import await_until
+from support.operator_under_test import condition_of, holders, operating, spread
+from support.wait import await_until
 
 CHILDREN = (CONFIG_MAP, SERVICE, SERVICE_ACCOUNT, DEPLOYMENT, DISRUPTION_BUDGET)
 

@@ -13,8 +13,8 @@ from contextlib import suppress
 import pytest
 
 from mailboat_operator.kube import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, RELAY, Kube, KubeError, Throttled
-from operating import operating
-from waiting import await_until
+from support.operator_under_test import operating
+from support.wait import await_until
 
 NO_SEATS = """
 apiVersion: flowcontrol.apiserver.k8s.io/v1

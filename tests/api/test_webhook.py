@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from api.operators import IMAGE, RunningOperator, a_pod, a_relay, a_subscription, webhook_configuration
 from mailboat_harbor.kubernetes import ApiServer
-from waiting import wait_until
+from support.operator_processes import IMAGE, RunningOperator, a_pod, a_relay, a_subscription, webhook_configuration
+from support.wait import wait_until
 
 
 @dataclass

@@ -16,7 +16,6 @@ import pytest_asyncio
 from cryptography import x509
 from prometheus_client import CollectorRegistry
 
-from api.operators import IMAGE, RunningOperator, a_pod, a_relay, webhook_configuration
 from mailboat_harbor.kubernetes import ApiServer
 from mailboat_harbor.kubernetes_certificates import Authority
 from mailboat_operator.certificates import Certificates, Lifetimes
@@ -28,7 +27,8 @@ from mailboat_operator.podspec import RelayImage
 from mailboat_operator.settings import Address
 from mailboat_operator.tls import ServedCertificate
 from mailboat_operator.webhook import HttpServer, InjectionMetrics, Webhook
-from waiting import await_until, wait_until
+from support.operator_processes import IMAGE, RunningOperator, a_pod, a_relay, webhook_configuration
+from support.wait import await_until, wait_until
 
 SECRET = "webhook-cert"
 SHORT = Lifetimes(

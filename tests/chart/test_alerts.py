@@ -9,7 +9,7 @@ from typing import Any
 import promql_parser
 import pytest
 
-from helmchart import CHART, ROOT, one, rendered
+from support.helm_chart import CHART, ROOT, one, rendered
 
 DASHBOARD: dict[str, Any] = json.loads((CHART / "files/dashboards/mailboat.json").read_text(encoding="utf-8"))
 

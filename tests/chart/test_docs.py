@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from helmchart import CHART, ROOT, one, rendered
-from markdown import rows
+from support.helm_chart import CHART, ROOT, one, rendered
+from support.markdown import rows
 
 TEXT = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from helmchart import CHART, NAMESPACE, ROOT, Document, names, one, rendered, variants
 from mailboat_operator.podspec import APPLICATION, NAME_LABEL, PORT_NAME
 from mailboat_operator.settings import WebhookCerts, all_settings, read_settings
 from mailboat_spec.names import INJECT_ANNOTATION, RELAY_LABEL
+from support.helm_chart import CHART, NAMESPACE, ROOT, Document, names, one, rendered, variants
 
 pytestmark = pytest.mark.api  # needs Helm, which takes minutes to build for the first time
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from helmchart import CHART, COMMON, RELEASE, helm, variants
+from support.helm_chart import CHART, COMMON, RELEASE, helm, variants
 
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from commandline import Place, RunningRelay, relay_manifest, subscription_manifest
 from mailboat_harbor.postgres import Database, PostgresServer
-from migrated import migrated_database
+from support.cli import Place, RunningRelay, relay_manifest, subscription_manifest
+from support.databases import migrated_database
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,6 @@ import asyncio
 import pytest
 from psycopg import sql
 
-from commandline import Place, make_known, relay_manifest, subscription_manifest
 from mailboat.cli.main import exit_code
 from mailboat.errors import (
     ConfigError,
@@ -17,6 +16,7 @@ from mailboat.errors import (
     SchemaMismatch,
 )
 from mailboat_harbor.ports import free_port
+from support.cli import Place, make_known, relay_manifest, subscription_manifest
 
 
 def refused(place: Place, code: int, *arguments: str) -> str:

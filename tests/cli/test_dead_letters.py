@@ -10,11 +10,11 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from commandline import Place, make_known, subscription_manifest
 from mailboat.cli.dlq import paced
 from mailboat.outbox.deadletters import Candidate, candidates, plan, replay
 from mailboat.outbox.interventions import Match
 from mailboat.outbox.link import Link
+from support.cli import Place, make_known, subscription_manifest
 
 SLOT = 6  # of all events in here: partition 0 of 2
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from commandline import Operator, Place, RunningRelay, relay_manifest, subscription_manifest
-from mounted import Volume
-from waiting import wait_until
+from support.cli import Operator, Place, RunningRelay, relay_manifest, subscription_manifest
+from support.kubelet_volumes import Volume
+from support.wait import wait_until
 
 Start = Callable[..., RunningRelay]
 UID = "relay-uid-1"

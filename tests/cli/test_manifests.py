@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from commandline import relay_manifest, subscription_manifest
 from mailboat.errors import ConfigError
 from mailboat.runtime.config import LARGEST_FILE, load
+from support.cli import relay_manifest, subscription_manifest
 
 URL = "postgresql://db/shop"
 

@@ -14,14 +14,14 @@ from typing import Any, cast
 
 import pytest
 
-from commandline import Place, RunningRelay, relay_manifest, subscription_manifest
 from mailboat.cli.running import Orders, Process
 from mailboat.http.callers import Callers
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.secrets import find_secrets
 from mailboat_harbor.proxy import Proxy
-from mounted import Volume
-from waiting import wait_until
+from support.cli import Place, RunningRelay, relay_manifest, subscription_manifest
+from support.kubelet_volumes import Volume
+from support.wait import wait_until
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from psycopg import sql
 
-from commandline import Place, relay_manifest, subscription_manifest
 from mailboat.outbox.migrate import known_migrations
 from mailboat.outbox.sqlfiles import statements
 from mailboat_harbor.postgres import Database, find_postgres
 from mailboat_harbor.postgres_binaries import NEWEST
+from support.cli import Place, relay_manifest, subscription_manifest
 
 
 def test_migrate_says_what_it_would_do_does_it_and_then_has_nothing_to_do(empty_place):

@@ -15,15 +15,15 @@ from click.testing import Result
 from psycopg import sql
 from rich.console import Console
 
-from commandline import Place, RunningRelay, make_known, relay_manifest, subscription_manifest
 from mailboat.cli.status import Overview, as_table
 from mailboat.cli.statuslines import HEADER, StatusLine, enriched, from_relays
 from mailboat.runtime.status import as_json
 from mailboat_harbor.ports import free_port
 from mailboat_harbor.postgres import Database
-from statuses import partition, relay, subscription
-from terminal import CTRL_C, HIDE_CURSOR, SHOW_CURSOR, Terminal
-from waiting import wait_until
+from support.cli import Place, RunningRelay, make_known, relay_manifest, subscription_manifest
+from support.relay_statuses import partition, relay, subscription
+from support.terminal import CTRL_C, HIDE_CURSOR, SHOW_CURSOR, Terminal
+from support.wait import wait_until
 
 
 def test_without_any_relay_the_database_tells(place: Place):

@@ -9,8 +9,6 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bombs import alias_bomb
-from complete_manifests import COMPLETE
 from mailboat.runtime.session import Timings
 from mailboat_operator.children import config
 from mailboat_operator.children.config import (
@@ -38,6 +36,8 @@ from mailboat_operator.podspec import (
     sink_secrets,
 )
 from mailboat_spec import EventSubscription, EventSubscriptionSpec, Filter, OutboxRelay, read_documents
+from support.complete_manifests import COMPLETE
+from support.yaml_bombs import alias_bomb
 
 IMAGE = RelayImage("mailboat-relay:1")
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from kubernetes.aio.client import Configuration
 
-from authority import Authority
 from mailboat_operator.connections import Connections
 from mailboat_operator.kube import POD, Change, Kube
-from waiting import await_until
+from support.certificate_authority import Authority
+from support.wait import await_until
 
 STREAM = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n"
 

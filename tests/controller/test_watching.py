@@ -8,7 +8,7 @@ from mailboat_operator.kube import CONFIG_MAP, Gone, Kube, Listed
 from mailboat_operator.watching import Watcher
 from mailboat_operator.workqueue import Backoff
 from mailboat_operator.world import World
-from waiting import await_until
+from support.wait import await_until
 
 
 class Forgetful(Kube):

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from mailboat_harbor.golang import built_program
-from terminal import CTRL_C, HIDE_CURSOR, SHOW_CURSOR, Terminal
-from waiting import wait_until
+from support.terminal import CTRL_C, HIDE_CURSOR, SHOW_CURSOR, Terminal
+from support.wait import wait_until
 
 PROOF = re.compile(r"^PROOF: (\d+) written, (\d+) received, 0 lost, 0 out of order, 0 uncommitted", re.MULTILINE)
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import yaml
 
-from commandline import RunningRelay
 from mailboat.http.assignment import parse
 from mailboat.runtime.config import load
 from mailboat_harbor.postgres import PostgresServer
 from mailboat_spec import Manifests
 from mailboat_spec.names import API_VERSION, RELAY_LABEL
-from migrated import migrated_database
-from waiting import wait_until
+from support.cli import RunningRelay
+from support.databases import migrated_database
+from support.wait import wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FILES = sorted(EXAMPLES.rglob("*.yaml"))

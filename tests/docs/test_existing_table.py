@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner, Result
 from psycopg import sql
 
-from commandline import RunningRelay
 from mailboat.cli.main import main
 from mailboat_harbor.postgres import Database
-from markdown import blocks
-from waiting import wait_until
+from support.cli import RunningRelay
+from support.markdown import blocks
+from support.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "existing-table"

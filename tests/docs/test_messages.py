@@ -16,7 +16,7 @@ from mailboat.pump.unexpected import CANT_ENCODE
 from mailboat.sinks.kafka import KafkaSink
 from mailboat.sinks.pubsub import PubSubSink
 from mailboat_spec import Format
-from markdown import blocks, rows
+from support.markdown import blocks, rows
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "messages.md").read_text(encoding="utf-8")

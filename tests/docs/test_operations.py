@@ -8,10 +8,10 @@ from typing import Any
 
 import yaml
 
-from commandline import Place, RunningRelay, relay_manifest, subscription_manifest
 from mailboat_harbor.postgres import Database
-from markdown import blocks
-from waiting import wait_until
+from support.cli import Place, RunningRelay, relay_manifest, subscription_manifest
+from support.markdown import blocks
+from support.wait import wait_until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
 

@@ -11,7 +11,7 @@ from mailboat_operator import __main__ as command
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.settings import all_settings
 from mailboat_operator.webhook import InjectionMetrics
-from markdown import rows
+from support.markdown import rows
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operator.md").read_text(encoding="utf-8")
 

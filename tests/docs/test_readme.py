@@ -15,11 +15,11 @@ import psycopg
 import pytest
 
 import mailboat
-from commandline import RunningRelay
 from mailboat_harbor.postgres import Database, PostgresServer
-from markdown import blocks
-from migrated import migrated_database
-from waiting import wait_until
+from support.cli import RunningRelay
+from support.databases import migrated_database
+from support.markdown import blocks
+from support.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from mailboat_harbor.postgres import Database, PostgresServer
-from migrated import migrated_database
+from support.databases import migrated_database
 
 
 @pytest.fixture(params=["postgres", "postgres14"])

@@ -11,7 +11,7 @@ from psycopg import sql
 from mailboat import EmitRefused, NewEvent
 from mailboat.newevent import checked
 from mailboat_harbor.postgres import Database
-from markdown import blocks
+from support.markdown import blocks
 
 PAGE = (Path(__file__).parents[2] / "docs" / "emit.md").read_text(encoding="utf-8")
 

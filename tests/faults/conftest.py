@@ -1,4 +1,4 @@
-"""What the fault tests share: see `fleet` (relays), `ledger` (truth and check), `collectors`, `racing`, `inprocess`."""
+"""What the fault tests share: see `support`: `relay_processes`, `ledger`, `collectors`, `racing_writers`, `inprocess_relay`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from faults import picky
-from faults.inprocess import StagedSink, staged_sinks_installed
-from faults.tail import start_primary
 from mailboat_harbor.postgres import Database, PostgresServer
 from mailboat_harbor.postgres_binaries import NEWEST, OLDEST
-from migrated import migrated_database
+from support import refusing_sink
+from support.databases import migrated_database
+from support.inprocess_relay import StagedSink, staged_sinks_installed
+from support.lost_tail import start_primary
 
 OrSkip = Callable[[Callable[[], PostgresServer]], PostgresServer]
 
@@ -21,7 +21,7 @@ OrSkip = Callable[[Callable[[], PostgresServer]], PostgresServer]
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for PYTHONPATH in which the sink ``picky`` is installed."""
     directory = tmp_path_factory.mktemp("packages")
-    picky.install(directory)
+    refusing_sink.install(directory)
     return directory
 
 
@@ -39,7 +39,7 @@ def each_outbox(request: pytest.FixtureRequest) -> Iterator[Database]:
 
 @pytest.fixture
 def primary(tmp_path: Path, or_skip: OrSkip) -> PostgresServer:
-    """A server of the test's own, see `tail`."""
+    """A server of the test's own, see `support.lost_tail`."""
     return or_skip(lambda: start_primary(NEWEST, tmp_path / "primary"))
 
 

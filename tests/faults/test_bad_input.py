@@ -19,18 +19,18 @@ from typing import Any, LiteralString
 import psycopg
 import pytest
 
-from commandline import RunningRelay
-from faults.collectors import KafkaCollector, PubSubCollector
-from faults.fleet import Manifest, kafka_sink, outbox_relay, subscription
-from faults.inprocess import events, write
-from faults.ledger import Written, check_delivery, payload
 from mailboat_harbor.kafka import KafkaServer, start_kfake
 from mailboat_harbor.ports import free_port
 from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
 from mailboat_harbor.postgres_binaries import NEWEST
 from mailboat_harbor.proxy import Proxy
 from mailboat_harbor.pubsub import PubSubServer, start_pstest
-from waiting import wait_until
+from support.cli import RunningRelay
+from support.collectors import KafkaCollector, PubSubCollector
+from support.inprocess_relay import events, write
+from support.ledger import Written, check_delivery, payload
+from support.relay_processes import Manifest, kafka_sink, outbox_relay, subscription
+from support.wait import wait_until
 
 
 class Desk:

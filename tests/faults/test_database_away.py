@@ -12,15 +12,15 @@ import psutil
 import pytest
 
 from conftest import TopicFactory
-from faults.collectors import KafkaCollector
-from faults.fleet import SWIFT, WALKING, Fleet, Manifest, kafka_sink, outbox_relay, owners, subscription
-from faults.ledger import check_delivery
-from faults.racing import Racers
 from mailboat.runtime.session import Timings
 from mailboat_harbor.kafka import KafkaServer
 from mailboat_harbor.postgres import Database
 from mailboat_harbor.proxy import Proxy
-from waiting import wait_until
+from support.collectors import KafkaCollector
+from support.ledger import check_delivery
+from support.racing_writers import Racers
+from support.relay_processes import SWIFT, WALKING, Fleet, Manifest, kafka_sink, outbox_relay, owners, subscription
+from support.wait import wait_until
 
 AWAY = 10.0
 HASTY = replace(SWIFT, deadline=AWAY / 2)

@@ -17,19 +17,19 @@ import pytest
 import yaml
 from psycopg import sql
 
-from commandline import Operator, RunningRelay
 from conftest import TopicFactory
-from faults.collectors import KafkaCollector
-from faults.fleet import Manifest, kafka_sink, outbox_relay, shares, subscription
-from faults.inprocess import STAGED, StagedSink, afloat
-from faults.ledger import check_delivery
-from faults.racing import Racers
 from mailboat.runtime.secrets import find_secrets
 from mailboat_harbor.kafka import KafkaServer
 from mailboat_harbor.ports import free_port
 from mailboat_harbor.postgres import Database
-from mounted import Volume
-from waiting import await_until, wait_until
+from support.cli import Operator, RunningRelay
+from support.collectors import KafkaCollector
+from support.inprocess_relay import STAGED, StagedSink, afloat
+from support.kubelet_volumes import Volume
+from support.ledger import check_delivery
+from support.racing_writers import Racers
+from support.relay_processes import Manifest, kafka_sink, outbox_relay, shares, subscription
+from support.wait import await_until, wait_until
 
 PATIENCE = 60.0
 """Seconds: what takes one on a machine of one's own may take many on a busy one."""

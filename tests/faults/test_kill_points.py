@@ -16,16 +16,16 @@ import psycopg
 import pytest
 
 from conftest import TopicFactory
-from faults import picky
-from faults.collectors import KafkaCollector
-from faults.fleet import SWIFT, DieAt, Fleet, RelayProcess, kafka_sink, outbox_relay, subscription
-from faults.ledger import Ledger, Written, check_delivery, payload
 from mailboat import emit
 from mailboat.outbox.settings import ReadLimits
 from mailboat.pump.points import Point
 from mailboat_harbor.kafka import KafkaServer
 from mailboat_harbor.postgres import Database
-from waiting import wait_until
+from support import refusing_sink
+from support.collectors import KafkaCollector
+from support.ledger import Ledger, Written, check_delivery, payload
+from support.relay_processes import SWIFT, DieAt, Fleet, RelayProcess, kafka_sink, outbox_relay, subscription
+from support.wait import wait_until
 
 KEYS, MAX_ATTEMPTS, MOST_EVENTS = 5, 3, 400
 DEAD_TOPIC = "dead"
@@ -111,23 +111,25 @@ def _kill_and_go_on(deaths: list[DieAt], outbox: Database, feed: Feed, fleet: Fl
     for death in deaths:
         victim = fleet.start("victim", die_at=death)
         if death.point is Point.RELEASED:
-            wait_until(lambda: any(picky.arrivals(file)), 60, "the first event to arrive")
+            wait_until(lambda: any(refusing_sink.arrivals(file)), 60, "the first event to arrive")
             os.kill(victim.pid, signal.SIGTERM)
 
         _until_it_dies(victim, death, feed)
     survivor = fleet.start("survivor")
 
     def settled() -> bool:
-        here = {arrival.event_id for arrival in picky.arrivals(file)}
+        here = {arrival.event_id for arrival in refusing_sink.arrivals(file)}
         return feed.ledger.committed.keys() <= here and dead_letters(outbox).keys() == feed.hopeless
 
     wait_until(settled, 60, "all events to arrive, and the hopeless ones to be given up on")
     fleet.stop(survivor)
 
-    found = check_delivery(feed.ledger.committed, (), list(picky.arrivals(file)), kills=fleet.kills, gapless=False)
+    found = check_delivery(
+        feed.ledger.committed, (), list(refusing_sink.arrivals(file)), kills=fleet.kills, gapless=False
+    )
     print(found)  # noqa: T201 - shown with -s
     assert all(attempts == [MAX_ATTEMPTS] for attempts in dead_letters(outbox).values())
-    assert {arrival.event_id for arrival in picky.arrivals(file, DEAD_TOPIC)} == feed.hopeless
+    assert {arrival.event_id for arrival in refusing_sink.arrivals(file, DEAD_TOPIC)} == feed.hopeless
     assert outbox.execute("select count(*) from mailboat.parked") == [(0,)]
     assert outbox.execute("select count(*) from mailboat.cursors where not released") == [(0,)]
 

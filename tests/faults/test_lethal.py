@@ -12,14 +12,14 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from faults import picky
-from faults.fleet import SWIFT, Fleet, RelayProcess, outbox_relay, subscription
-from faults.ledger import Ledger, Written, check_delivery, payload
 from mailboat import emit
 from mailboat.pump.parked import RELAY_DIED
 from mailboat.pump.partition import CAUTIOUS_AFTER
 from mailboat_harbor.postgres import Database
-from waiting import wait_until
+from support import refusing_sink
+from support.ledger import Ledger, Written, check_delivery, payload
+from support.relay_processes import SWIFT, Fleet, RelayProcess, outbox_relay, subscription
+from support.wait import wait_until
 
 pytestmark = pytest.mark.faults
 
@@ -57,7 +57,7 @@ def test_an_event_that_kills_relays_is_found_and_given_up(
                 del running[name]
             if name not in running:
                 running[name] = fleet.start(name)
-        here = {arrival.event_id for arrival in picky.arrivals(tmp_path / "arrived")}
+        here = {arrival.event_id for arrival in refusing_sink.arrivals(tmp_path / "arrived")}
         return ledger.committed.keys() <= here and _dead(each_outbox) == [(lethal, RELAY_DIED)]
 
     wait_until(all_else_arrived, 90, "all but one to arrive, and that one to be dead")
@@ -65,7 +65,7 @@ def test_an_event_that_kills_relays_is_found_and_given_up(
         fleet.stop(relay)
     print(f"{deaths} deaths")  # noqa: T201 - shown with -s
     assert deaths >= CAUTIOUS_AFTER
-    arrivals = list(picky.arrivals(tmp_path / "arrived"))
+    arrivals = list(refusing_sink.arrivals(tmp_path / "arrived"))
     check_delivery(ledger.committed, (), arrivals, kills=deaths, gapless=False)
     # Of another partition that dies with it, again and again, the event in hand is a suspect as well, until it arrives.
     suspects = {arrival.event_id for arrival in arrivals if arrival.attempt > 1}

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from conftest import TopicFactory
-from faults.collectors import KafkaCollector
-from faults.fleet import WALKING, Fleet, kafka_sink, outbox_relay, subscription
-from faults.ledger import check_delivery, in_the_table
-from faults.tail import Row, assert_reused, cut_off, hold_the_log_writer, of, write
 from mailboat_harbor.kafka import KafkaServer
 from mailboat_harbor.postgres import PostgresServer
+from support.collectors import KafkaCollector
+from support.ledger import check_delivery, in_the_table
+from support.lost_tail import Row, assert_reused, cut_off, hold_the_log_writer, of, write
+from support.relay_processes import WALKING, Fleet, kafka_sink, outbox_relay, subscription
 
 
 @pytest.mark.faults

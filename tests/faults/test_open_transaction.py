@@ -9,12 +9,12 @@ from pathlib import Path
 import psycopg
 
 from conftest import TopicFactory
-from faults.collectors import KafkaCollector
-from faults.fleet import WALKING, Fleet, kafka_sink, outbox_relay, subscription
-from faults.ledger import Ledger, Written, check_delivery, payload
 from mailboat import emit
 from mailboat_harbor.kafka import KafkaServer
 from mailboat_harbor.postgres import Database
+from support.collectors import KafkaCollector
+from support.ledger import Ledger, Written, check_delivery, payload
+from support.relay_processes import WALKING, Fleet, kafka_sink, outbox_relay, subscription
 
 
 def test_a_transaction_held_open_delays_no_other_event(

@@ -14,16 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from faults.collectors import Collector, KafkaCollector, PubSubCollector
-from faults.fleet import Manifest, kafka_sink, outbox_relay, pubsub_sink, subscription
-from faults.inprocess import STAGED, Load, StagedSink, afloat, status_of
-from faults.ledger import Written, check_delivery
 from mailboat.runtime.relay import Relay
 from mailboat_harbor.kafka import KafkaServer, start_apache_kafka, start_kfake
 from mailboat_harbor.postgres import Database
 from mailboat_harbor.proxy import Proxy
 from mailboat_harbor.pubsub import PubSubServer
-from waiting import await_until
+from support.collectors import Collector, KafkaCollector, PubSubCollector
+from support.inprocess_relay import STAGED, Load, StagedSink, afloat, status_of
+from support.ledger import Written, check_delivery
+from support.relay_processes import Manifest, kafka_sink, outbox_relay, pubsub_sink, subscription
+from support.wait import await_until
 
 Stage = dict[str, StagedSink]
 

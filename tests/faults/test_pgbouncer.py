@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from faults.fleet import SWIFT, Fleet, outbox_relay, owners, subscription
-from faults.inprocess import STAGED, Load, StagedSink, afloat, status_of
-from faults.ledger import Written, check_delivery
 from mailboat_harbor.pgbouncer import PgBouncer, start_pgbouncer
 from mailboat_harbor.postgres import Database
-from waiting import await_until, wait_until
+from support.inprocess_relay import STAGED, Load, StagedSink, afloat, status_of
+from support.ledger import Written, check_delivery
+from support.relay_processes import SWIFT, Fleet, outbox_relay, owners, subscription
+from support.wait import await_until, wait_until
 
 Stage = dict[str, StagedSink]
 

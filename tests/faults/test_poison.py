@@ -11,15 +11,15 @@ import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from faults import people
-from faults.collectors import Collector, KafkaCollector, PubSubCollector
-from faults.fleet import Manifest, kafka_sink, outbox_relay, pubsub_sink, subscription
-from faults.inprocess import STAGED, StagedSink, afloat, events, write
-from faults.ledger import check_delivery, payload
 from mailboat_harbor.kafka import KafkaServer
 from mailboat_harbor.postgres import Database
 from mailboat_harbor.pubsub import PubSubServer
-from waiting import await_until, wait_until
+from support import admin_actions
+from support.collectors import Collector, KafkaCollector, PubSubCollector
+from support.inprocess_relay import STAGED, StagedSink, afloat, events, write
+from support.ledger import check_delivery, payload
+from support.relay_processes import Manifest, kafka_sink, outbox_relay, pubsub_sink, subscription
+from support.wait import await_until, wait_until
 
 Stage = dict[str, StagedSink]
 
@@ -108,7 +108,7 @@ async def test_one_poison_event_among_ten_thousand(
 
             # A person mends what was wrong, and it comes back.
             outbox.execute("update mailboat.dead_letters set headers = '{}'")
-            assert await people.replay(outbox, key=poison.key) == 1
+            assert await admin_actions.replay(outbox, key=poison.key) == 1
             await _arrived(collector, 10_000)
     assert collector.arrivals[-1].event_id == poison.event_id
     assert collector.arrivals[-1].payload == poison.payload
@@ -157,7 +157,7 @@ async def test_a_broker_that_refuses_in_the_middle_of_a_key_stops_the_key(
 
             # A person raises the limit and asks for another try: the key goes on where it stopped, in its order.
             await asyncio.to_thread(_limit, kafka, topic, 1_000_000)
-            assert await people.retry(outbox) == 1
+            assert await admin_actions.retry(outbox) == 1
             await _arrived(collector, 440)
             await await_until(lambda: outbox.execute("select count(*) from mailboat.parked") == [(0,)], what="rest")
         collector.until_quiet()
@@ -225,7 +225,7 @@ async def test_attempts_never_exceed_their_limit(outbox: Database, stage: Stage)
         # All of them come back, in their order, before what is written now.
         stage["orders"].refuse(None)
         later = write(outbox.url, events(10, 10, first=11))
-        assert await people.replay(outbox) == 20
+        assert await admin_actions.replay(outbox) == 20
         await await_until(lambda: len(stage["orders"].arrived) == 110, what="the replay")
     sink = stage["orders"]
     assert len({message.event_id for message in sink.arrived}) == 110

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from conftest import TopicFactory
-from faults.collectors import Collector, KafkaCollector, PubSubCollector
-from faults.fleet import SWIFT, WALKING, Fleet, kafka_sink, outbox_relay, pubsub_sink, subscription
-from faults.ledger import check_delivery
-from faults.racing import Racers
-from faults.watching import Watch
 from mailboat_harbor.kafka import KafkaServer
 from mailboat_harbor.postgres import Database
 from mailboat_harbor.pubsub import PubSubServer
-from waiting import wait_until
+from support.collectors import Collector, KafkaCollector, PubSubCollector
+from support.lease_watch import Watch
+from support.ledger import check_delivery
+from support.racing_writers import Racers
+from support.relay_processes import SWIFT, WALKING, Fleet, kafka_sink, outbox_relay, pubsub_sink, subscription
+from support.wait import wait_until
 
 RELAYS = 3
 LEAST_KILLS = 0.6

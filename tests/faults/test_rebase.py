@@ -8,9 +8,6 @@ from collections.abc import Callable, Iterator
 import psycopg
 import pytest
 
-from faults.fleet import Manifest, outbox_relay, subscription
-from faults.inprocess import OURS, STAGED, StagedSink, afloat, events, status_of, write
-from faults.ledger import Written, check_delivery
 from mailboat.outbox.layout import Layout
 from mailboat.outbox.link import Link
 from mailboat.outbox.rebase import rebase
@@ -18,8 +15,11 @@ from mailboat.runtime.relay import Relay
 from mailboat.runtime.status import RelayState
 from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
 from mailboat_harbor.postgres_binaries import NEWEST
-from renamed import COLUMNS, RENAMED, make_renamed
-from waiting import await_until
+from support.inprocess_relay import OURS, STAGED, StagedSink, afloat, events, status_of, write
+from support.ledger import Written, check_delivery
+from support.relay_processes import Manifest, outbox_relay, subscription
+from support.renamed_table import COLUMNS, RENAMED, make_renamed
+from support.wait import await_until
 
 Stage = dict[str, StagedSink]
 

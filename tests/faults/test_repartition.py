@@ -11,15 +11,15 @@ from typing import LiteralString
 
 import pytest
 
-from faults import people
-from faults.fleet import Manifest, outbox_relay, subscription
-from faults.inprocess import STAGED, Load, StagedSink, afloat, status_of
-from faults.ledger import Written, check_delivery
 from mailboat.outbox.store import CursorKey, Holding, RelayPeer, Roster
 from mailboat.pump.ownership import decide
 from mailboat.runtime.relay import Relay
 from mailboat_harbor.postgres import Database
-from waiting import await_until
+from support import admin_actions
+from support.inprocess_relay import STAGED, Load, StagedSink, afloat, status_of
+from support.ledger import Written, check_delivery
+from support.relay_processes import Manifest, outbox_relay, subscription
+from support.wait import await_until
 
 Stage = dict[str, StagedSink]
 
@@ -154,13 +154,13 @@ async def test_a_dead_letter_that_is_replayed_under_another_layout_has_its_own_n
         await await_until(lambda: _count(outbox, table) == 3, what=f"three events in {table}")
         await await_until(lambda: len(sink.arrived) == 3 * (KEYS - 1), what="all others")
     if died == "by hand":
-        assert await people.drop(outbox) == 3
+        assert await admin_actions.drop(outbox) == 3
     sink.refuse(None)
     relay, orders = _manifests(outbox, 16)
     async with afloat(relay, orders):
         load.write_some()
         await await_until(lambda: len(sink.arrived) == 3 * (KEYS - 1) + KEYS, what="all but the dead")
-        assert await people.replay(outbox) == 3
+        assert await admin_actions.replay(outbox) == 3
         await await_until(lambda: len(sink.arrived) == 4 * KEYS, what="the replay")
     dead = [arrival for arrival in sink.arrivals[-3:] if arrival.key == "key 7"]
     assert [arrival.generation for arrival in dead] == [1, 1, 1]

@@ -11,12 +11,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from faults.fleet import Manifest, outbox_relay, subscription
-from faults.inprocess import STAGED, StagedSink, afloat, events, status_of, write
-from faults.ledger import Written, check_delivery
 from mailboat.runtime.relay import Relay
 from mailboat_harbor.postgres import Database
-from waiting import await_until
+from support.inprocess_relay import STAGED, StagedSink, afloat, events, status_of, write
+from support.ledger import Written, check_delivery
+from support.relay_processes import Manifest, outbox_relay, subscription
+from support.wait import await_until
 
 Stage = dict[str, StagedSink]
 SELDOM = {"pollInterval": "10m", "maxIdleInterval": "10m"}

@@ -20,7 +20,6 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from faults.fleet import subscription
 from mailboat.outbox.declaring import Declared
 from mailboat.outbox.layout import Layout
 from mailboat.outbox.migrate import migrate
@@ -31,8 +30,9 @@ from mailboat.outbox.store import Cursor, CursorKey, Settlement, TickResult, Tip
 from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
 from mailboat_harbor.postgres_binaries import NEWEST, OLDEST
 from mailboat_spec import EventSubscription
-from outbox.relays import ticked
-from waiting import await_until
+from support.relay_processes import subscription
+from support.store_relays import ticked
+from support.wait import await_until
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 

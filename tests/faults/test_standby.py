@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from conftest import TopicFactory
-from faults.collectors import KafkaCollector
-from faults.fleet import WALKING, Fleet, RelayProcess, kafka_sink, outbox_relay, subscription
-from faults.ledger import check_delivery, in_the_table
-from faults.tail import assert_reused, cut_off, of, write
 from mailboat_harbor.kafka import KafkaServer
 from mailboat_harbor.pgbouncer import PgBouncer, start_pgbouncer
 from mailboat_harbor.postgres import PostgresServer
 from mailboat_harbor.proxy import Proxy
-from waiting import wait_until
+from support.collectors import KafkaCollector
+from support.ledger import check_delivery, in_the_table
+from support.lost_tail import assert_reused, cut_off, of, write
+from support.relay_processes import WALKING, Fleet, RelayProcess, kafka_sink, outbox_relay, subscription
+from support.wait import wait_until
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -15,14 +15,14 @@ import psycopg
 import pytest
 
 from conftest import TopicFactory
-from faults.collectors import KafkaCollector
-from faults.fleet import SWIFT, Fleet, RelayProcess, kafka_sink, outbox_relay, owners, shares, subscription
-from faults.inprocess import afloat
-from faults.ledger import check_delivery
-from faults.racing import Racers
 from mailboat_harbor.kafka import KafkaServer
 from mailboat_harbor.postgres import Database
-from waiting import await_until, wait_until
+from support.collectors import KafkaCollector
+from support.inprocess_relay import afloat
+from support.ledger import check_delivery
+from support.racing_writers import Racers
+from support.relay_processes import SWIFT, Fleet, RelayProcess, kafka_sink, outbox_relay, owners, shares, subscription
+from support.wait import await_until, wait_until
 
 PARTITIONS = 8
 

@@ -12,8 +12,6 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from faults.fleet import SWIFT, outbox_relay, subscription
-from faults.inprocess import STAGED, StagedSink, afloat, events, staged_sinks_installed, status_of, write
 from mailboat.outbox.settings import RelayIdentity
 from mailboat.runtime.beforehand import ToldToStop, unless
 from mailboat.runtime.relay import Relay
@@ -21,7 +19,9 @@ from mailboat.runtime.secrets import SecretPlaces
 from mailboat.runtime.status import RelayState
 from mailboat_harbor.postgres import Database
 from mailboat_spec import read_documents
-from waiting import PATIENCE, await_until
+from support.inprocess_relay import STAGED, StagedSink, afloat, events, staged_sinks_installed, status_of, write
+from support.relay_processes import SWIFT, outbox_relay, subscription
+from support.wait import PATIENCE, await_until
 
 IMPATIENT = replace(SWIFT, probe_every=0.2)
 

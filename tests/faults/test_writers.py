@@ -19,15 +19,15 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from faults.fleet import Fleet, outbox_relay, subscription
-from faults.inprocess import STAGED, StagedSink, afloat, events, status_of, write
-from faults.ledger import Written, check_delivery, payload
 from mailboat.outbox.layout import Layout
 from mailboat.outbox.partitions import drop_expired
 from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
 from mailboat_harbor.postgres_binaries import NEWEST
-from migrated import migrated_database
-from waiting import await_until, wait_until
+from support.databases import migrated_database
+from support.inprocess_relay import STAGED, StagedSink, afloat, events, status_of, write
+from support.ledger import Written, check_delivery, payload
+from support.relay_processes import Fleet, outbox_relay, subscription
+from support.wait import await_until, wait_until
 
 Stage = dict[str, StagedSink]
 OrSkip = Callable[[Callable[[], PostgresServer]], PostgresServer]

@@ -15,7 +15,7 @@ import pytest
 from mailboat_harbor.kubernetes import ApiServer, CommandFailed, start_api_server
 from mailboat_harbor.kubernetes_certificates import Authority
 from mailboat_harbor.ports import free_port
-from waiting import wait_until
+from support.wait import wait_until
 
 pytestmark = pytest.mark.api
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from faults.tail import NEVER_FLUSHED, hold_the_log_writer
 from mailboat_harbor.missing import PartMissing
 from mailboat_harbor.pgbouncer import PgBouncer, start_pgbouncer
 from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
-from waiting import wait_until
+from support.lost_tail import NEVER_FLUSHED, hold_the_log_writer
+from support.wait import wait_until
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 
 from mailboat_harbor.missing import ServerFailed
 from mailboat_harbor.processes import Child
-from waiting import wait_until
+from support.wait import wait_until
 
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 

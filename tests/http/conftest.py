@@ -8,8 +8,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from http_surface import Relays, serving
 from mailboat.http.callers import Callers
+from support.http_api import Relays, serving
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mailboat.http.client import ask
 from mailboat.http.server import HttpServer, Surface
-from statuses import relay
+from support.relay_statuses import relay
 
 
 async def test_each_relay_answers_for_itself_and_one_that_is_away_is_named(relays):

@@ -11,7 +11,7 @@ import pytest
 from mailboat.errors import ConfigError
 from mailboat.http.server import HttpServer, parse_address
 from mailboat.runtime.status import RelayState
-from statuses import relay, subscription
+from support.relay_statuses import relay, subscription
 
 
 async def get(client: aiohttp.ClientSession, path: str) -> tuple[int, str]:

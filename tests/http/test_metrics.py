@@ -6,7 +6,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from mailboat.runtime.status import RelayState
-from statuses import relay, subscription
+from support.relay_statuses import relay, subscription
 
 OURS = {"relay": "shop/orders", "subscription": "shop/orders-to-kafka"}
 

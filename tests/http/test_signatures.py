@@ -17,11 +17,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from commandline import Operator
-from http_surface import Relays, serving
 from mailboat.errors import ConfigError
 from mailboat.http.callers import Callers
 from mailboat.http.signatures import PublicKeys, SignedCalls, parse_keys
+from support.cli import Operator
+from support.http_api import Relays, serving
 
 AUDIENCE = "shop/relay-0/pod-uid"
 BODY = json.dumps({"generation": 7, "subscriptions": {"shop/orders": {"0": "relay-0"}}}).encode()

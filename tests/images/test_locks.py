@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from locks import locked
+from support.locks import locked
 
 ROOT = Path(__file__).parents[2]
 

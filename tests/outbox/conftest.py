@@ -10,9 +10,9 @@ import pytest_asyncio
 
 from mailboat.outbox.layout import Layout
 from mailboat_harbor.postgres import Database, PostgresServer
-from migrated import migrated_database
-from outbox.worlds import MemoryWorld, PostgresWorld, World
-from renamed import RENAMED, make_renamed
+from support.databases import migrated_database
+from support.renamed_table import RENAMED, make_renamed
+from support.store_backends import MemoryWorld, PostgresWorld, World
 
 
 @pytest.fixture(scope="module")

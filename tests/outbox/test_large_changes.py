@@ -14,10 +14,10 @@ from mailboat.outbox.link import Link
 from mailboat.outbox.memory.rows import slot_of
 from mailboat.outbox.rebase import rebase
 from mailboat_harbor.postgres import Database, PostgresServer
-from migrated import migrated_database
-from outbox.relays import Relay
-from outbox.worlds import PostgresWorld, subscription
-from waiting import await_until
+from support.databases import migrated_database
+from support.store_backends import PostgresWorld, subscription
+from support.store_relays import Relay
+from support.wait import await_until
 
 DEADLINE = 3.0
 

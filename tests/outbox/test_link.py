@@ -18,7 +18,7 @@ from mailboat.outbox.link import Link, Pipeline, refuse_other_server
 from mailboat.outbox.reading import ReadingThread
 from mailboat.outbox.sqlfiles import statements
 from mailboat_harbor.postgres import Database
-from waiting import await_until
+from support.wait import await_until
 
 
 async def test_what_was_asked_often_by_one_interface_can_be_asked_often_by_the_other(each_database: Database) -> None:

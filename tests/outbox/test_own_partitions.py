@@ -11,9 +11,9 @@ import pytest
 from mailboat.outbox.layout import Layout
 from mailboat.outbox.partitions import RetentionReport, drop_expired
 from mailboat_harbor.postgres import Database
-from migrated import migrated_database
-from outbox.relays import Relay
-from outbox.worlds import PostgresWorld, subscription
+from support.databases import migrated_database
+from support.store_backends import PostgresWorld, subscription
+from support.store_relays import Relay
 
 MIDNIGHT = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
 OLD = MIDNIGHT - timedelta(days=60)

@@ -19,9 +19,9 @@ from mailboat.outbox.store import Dead, Failure, Park, Settlement
 from mailboat.outbox.verify import Finding, verify
 from mailboat_harbor.postgres import Database
 from mailboat_spec import Format
-from migrated import migrated_database
-from outbox.relays import Relay
-from outbox.worlds import PostgresWorld, subscription
+from support.databases import migrated_database
+from support.store_backends import PostgresWorld, subscription
+from support.store_relays import Relay
 
 OWN = Layout("shop.events", {"key": "aggregate_id"})
 KEY = "6f1a3a3e-6a50-4b8c-9a55-0d3c5c6f1e11"

@@ -15,8 +15,8 @@ from mailboat.outbox.layout import Layout
 from mailboat.outbox.sqlfiles import statements
 from mailboat_harbor.postgres import Database
 from mailboat_spec import Filter
-from migrated import migrated_database
-from renamed import RENAMED, make_renamed
+from support.databases import migrated_database
+from support.renamed_table import RENAMED, make_renamed
 
 EVENTS = 20_000
 

@@ -13,9 +13,9 @@ from mailboat.outbox.reading import Survey
 from mailboat.outbox.settings import ReadLimits
 from mailboat.outbox.store import TipGroup
 from mailboat_harbor.postgres import Database
-from outbox.relays import Relay, write
-from outbox.worlds import SETTINGS, PostgresWorld, subscription
-from waiting import await_until
+from support.store_backends import SETTINGS, PostgresWorld, subscription
+from support.store_relays import Relay, write
+from support.wait import await_until
 
 
 async def test_one_that_takes_long_keeps_no_other_from_being_measured(

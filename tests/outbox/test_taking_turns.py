@@ -17,9 +17,9 @@ from mailboat.outbox.interventions import Match
 from mailboat.outbox.layout import Layout
 from mailboat.outbox.link import Link
 from mailboat_harbor.postgres import Database
-from migrated import migrated_database
-from outbox.worlds import subscription
-from waiting import await_until
+from support.databases import migrated_database
+from support.store_backends import subscription
+from support.wait import await_until
 
 OUTBOX = "mailboat.outbox"
 _PARK = (

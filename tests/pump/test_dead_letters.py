@@ -14,8 +14,8 @@ from mailboat.runtime.reporting import subscription_status
 from mailboat.runtime.session import Totals
 from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.protocol import Failures
-from pump.fleet import BACKOFF, DEAD_TOPIC, Fleet, always, header, refusing, settings, subscription
-from pump.virtual_time import in_virtual_time, until
+from support.simulation import BACKOFF, DEAD_TOPIC, Fleet, always, header, refusing, settings, subscription
+from support.virtual_time import in_virtual_time, until
 
 BLOCK = Policy(3, BACKOFF, dead_letters=False)
 

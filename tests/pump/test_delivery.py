@@ -17,8 +17,8 @@ from mailboat.outbox.store import Parked
 from mailboat.pump.retry import Policy
 from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.protocol import ALL_DELIVERED, Failures, Traits
-from pump.fleet import BACKOFF, Fleet, always, header, refusing, settings, subscription
-from pump.virtual_time import in_virtual_time, until
+from support.simulation import BACKOFF, Fleet, always, header, refusing, settings, subscription
+from support.virtual_time import in_virtual_time, until
 
 CAREFUL = Traits(header_prefix="ce_", stops_behind_failure=False)
 

@@ -14,8 +14,8 @@ from mailboat.outbox.store import CursorKey
 from mailboat.pump.points import Point
 from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.protocol import Failures
-from pump.fleet import TIMINGS, Fleet, header, settings, subscription
-from pump.virtual_time import in_virtual_time, until
+from support.simulation import TIMINGS, Fleet, header, settings, subscription
+from support.virtual_time import in_virtual_time, until
 
 
 def owners(fleet: Fleet) -> Counter[str | None]:

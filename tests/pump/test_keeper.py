@@ -16,8 +16,8 @@ from mailboat.pump.rhythm import WakeSettings
 from mailboat.runtime.reporting import stalled
 from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.protocol import Failures
-from pump.fleet import Fleet, subscription
-from pump.virtual_time import in_virtual_time, until
+from support.simulation import Fleet, subscription
+from support.virtual_time import in_virtual_time, until
 
 
 class Distant(MemorySink):

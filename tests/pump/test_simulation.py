@@ -18,8 +18,8 @@ from mailboat.outbox.settings import ReadLimits
 from mailboat.pump.points import Point
 from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.protocol import Traits
-from pump.fleet import Fleet, Refusals, by_event, header, settings, subscription
-from pump.virtual_time import in_virtual_time
+from support.simulation import Fleet, Refusals, by_event, header, settings, subscription
+from support.virtual_time import in_virtual_time
 
 FAULTS_FOR = 20.0
 KEYS = ["a", "b", "c", "d", "e", None]

@@ -10,8 +10,8 @@ import pytest
 
 from mailboat import emit
 from mailboat_harbor.postgres import Database
-from migrated import migrated_database
-from waiting import wait_until
+from support.databases import migrated_database
+from support.wait import wait_until
 
 
 @pytest.fixture(params=["postgres", "postgres14"])

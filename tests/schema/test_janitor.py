@@ -12,7 +12,7 @@ from mailboat.outbox.layout import Layout
 from mailboat.runtime.janitor import Janitor
 from mailboat_harbor.postgres import Database
 from mailboat_spec import Pooler, Retention
-from waiting import await_until
+from support.wait import await_until
 
 OUTBOX = "mailboat.outbox"
 

@@ -13,7 +13,7 @@ from psycopg import sql
 from mailboat.errors import SchemaMismatch
 from mailboat.outbox.partitions import HardLimit, drop_expired, ensure_partitions
 from mailboat_harbor.postgres import Database
-from renamed import RENAMED, make_renamed
+from support.renamed_table import RENAMED, make_renamed
 
 OUTBOX = "mailboat.outbox"
 

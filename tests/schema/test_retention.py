@@ -18,8 +18,8 @@ from mailboat.outbox.layout import Layout
 from mailboat.outbox.partitions import HardLimit, Partition, RetentionReport, beyond, drop_expired
 from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
 from mailboat_harbor.postgres_binaries import NEWEST
-from migrated import migrated_database
-from waiting import await_until
+from support.databases import migrated_database
+from support.wait import await_until
 
 OUTBOX = "mailboat.outbox"
 NOW = datetime.now(UTC)

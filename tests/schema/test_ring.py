@@ -17,8 +17,8 @@ from mailboat.outbox.settings import RelayIdentity, StoreSettings
 from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
 from mailboat_harbor.postgres_binaries import NEWEST
 from mailboat_spec import Notify
-from migrated import migrated_database
-from outbox.worlds import joined
+from support.databases import migrated_database
+from support.store_backends import joined
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from psycopg import sql
 
 from mailboat import emit
 from mailboat_harbor.postgres import Database
-from renamed import make_renamed
+from support.renamed_table import make_renamed
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import pytest
 from mailboat.sinks.protocol import Sink
 from mailboat_harbor.kafka import KafkaServer, start_apache_kafka, start_kfake
 from mailboat_harbor.pubsub import PubSubServer
-from sinks.backends import Backend, KafkaBackend, LogBackend, MemoryBackend, Opened, PubSubBackend
+from support.sink_backends import Backend, KafkaBackend, LogBackend, MemoryBackend, Opened, PubSubBackend
 
 OrSkip = Callable[[Callable[[], KafkaServer]], KafkaServer]
 

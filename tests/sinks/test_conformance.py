@@ -11,8 +11,8 @@ import pytest
 from mailboat.errors import EventRefused, SinkUnavailable, Undecided
 from mailboat.events import Outgoing
 from mailboat.sinks.protocol import Failures
-from sinks.backends import POISON, Backend, Opened, Received, message, on_all_that, until_it_arrives
-from waiting import await_until
+from support.sink_backends import POISON, Backend, Opened, Received, message, on_all_that, until_it_arrives
+from support.wait import await_until
 
 
 def values(received: Iterable[Received], key: str | None = None) -> list[bytes | None]:

@@ -13,15 +13,15 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from authority import Authority
 from mailboat.errors import ConfigError, EventRefused, SinkUnavailable
 from mailboat.events import Outgoing
 from mailboat.sinks.kafka import KafkaSink
 from mailboat.sinks.kafka.errors import Report, more_telling, no_answer
 from mailboat.sinks.kafka.settings import producer_settings
 from mailboat.sinks.kafka.topic import TopicFacts, describe_topic
-from sinks.backends import KafkaBackend, Opened, context, message, until_it_arrives
-from waiting import await_until, wait_until
+from support.certificate_authority import Authority
+from support.sink_backends import KafkaBackend, Opened, context, message, until_it_arrives
+from support.wait import await_until, wait_until
 
 
 def build(config: dict[str, str] | None = None, secrets: dict[str, str] | None = None, timeout: float = 2) -> KafkaSink:

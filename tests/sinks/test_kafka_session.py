@@ -13,8 +13,8 @@ from confluent_kafka import KafkaError
 from mailboat.errors import EventRefused, Undecided
 from mailboat.sinks.kafka.session import Call, Session
 from mailboat.sinks.key_stops import KeyStops
-from sinks.backends import message
-from waiting import await_until
+from support.sink_backends import message
+from support.wait import await_until
 
 Report = Callable[[KafkaError | None, Any], None]
 

@@ -14,17 +14,17 @@ import pytest
 import yaml
 from confluent_kafka.admin import AdminClient
 
-from authority import Authority
-from commandline import RunningRelay
 from mailboat.errors import SinkUnavailable
 from mailboat.sinks.kafka import KafkaSink
 from mailboat_harbor.kafka import KafkaServer, SecureListener, start_apache_kafka
 from mailboat_harbor.ports import free_port
 from mailboat_harbor.postgres import Database, PostgresServer
-from migrated import migrated_database
-from mounted import Volume
-from sinks.backends import KafkaBackend, context, message
-from waiting import await_until, wait_until
+from support.certificate_authority import Authority
+from support.cli import RunningRelay
+from support.databases import migrated_database
+from support.kubelet_volumes import Volume
+from support.sink_backends import KafkaBackend, context, message
+from support.wait import await_until, wait_until
 
 USER, PASSWORD, WRONG = "mailboat", "correct-horse-battery", "hunter2-hunter2"
 MECHANISMS = ["PLAIN", "SCRAM-SHA-512"]

@@ -13,8 +13,8 @@ import pytest
 
 from mailboat.errors import SinkUnavailable
 from mailboat.sinks.log import LogSink
-from sinks.backends import message
-from waiting import await_until
+from support.sink_backends import message
+from support.wait import await_until
 
 
 async def test_lines_are_added_to_what_is_there(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from mailboat.events import Outgoing
 from mailboat.sinks.pubsub import PubSubSink
 from mailboat.sinks.pubsub.connection import Destination
 from mailboat.sinks.pubsub.limits import GOOD_REQUEST_BYTES, MAX_REQUEST_MESSAGES, refusal, request_bytes, requests
-from sinks.backends import POISON, Opened, PubSubBackend, context, message
+from support.sink_backends import POISON, Opened, PubSubBackend, context, message
 
 HEADERS = {"event_id": "event-1"}
 

@@ -16,7 +16,7 @@ from mailboat.sinks.pubsub import PubSubSink
 from mailboat.sinks.registry import build_sink
 from mailboat_spec import Reason
 from mailboat_spec import Sink as SinkSpec
-from sinks.backends import context
+from support.sink_backends import context
 
 
 def spec(**sink: object) -> SinkSpec:

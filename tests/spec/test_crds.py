@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bad_manifests import RELAY, SUBSCRIPTION
 from mailboat_spec import read_documents
 from mailboat_spec.crds import definitions
 from mailboat_spec.durations import Duration
 from mailboat_spec.fields import field_at
 from mailboat_spec.secrecy import NOT_THE_SECRET_ITSELF, PASSWORD_IN_URL, SECRET_NAME, holds_password, looks_secret
+from support.bad_manifests import RELAY, SUBSCRIPTION
 
 Schema = dict[str, Any]
 ROOT = Path(__file__).parents[2]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bad_manifests import KAFKA, RELAY, RELAY_REFUSALS, SUBSCRIPTION, SUBSCRIPTION_REFUSALS, Bad, changed
 from mailboat_spec import SpecError, read_documents
+from support.bad_manifests import KAFKA, RELAY, RELAY_REFUSALS, SUBSCRIPTION, SUBSCRIPTION_REFUSALS, Bad, changed
 
 LOG: dict[str, Any] = {"log": {}}
 

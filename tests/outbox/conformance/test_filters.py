@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mailboat.outbox.settings import ReadLimits
-from outbox.relays import Relay, write
-from outbox.worlds import SETTINGS, World, Writer, subscription
+from support.store_backends import SETTINGS, World, Writer, subscription
+from support.store_relays import Relay, write
 
 EVENTS: dict[str, dict[str, Any]] = {
     "placed": {"type": "order.placed", "aggregate_type": "order", "tags": ["eu", "new"]},

@@ -18,8 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 from mailboat.events import Event
 from mailboat.outbox.settings import ReadLimits
 from mailboat.outbox.store import Cursor, CursorKey, Lease, Opened, Settlement, TipGroup, Window
-from outbox.relays import ticked
-from outbox.worlds import SETTINGS, MemoryWorld, Store, World, Writer, joined, subscription
+from support.store_backends import SETTINGS, MemoryWorld, Store, World, Writer, joined, subscription
+from support.store_relays import ticked
 
 WRITERS = st.integers(0, 3)
 DECLARED = [

@@ -10,8 +10,8 @@ import pytest
 
 from mailboat.errors import LeaseLost
 from mailboat.outbox.store import Settlement
-from outbox.relays import Relay, write
-from outbox.worlds import SETTINGS, World, eventually, subscription
+from support.store_backends import SETTINGS, World, eventually, subscription
+from support.store_relays import Relay, write
 
 TWO = [subscription(partitions=2)]
 

@@ -6,8 +6,8 @@ import pytest
 
 from mailboat.events import Event
 from mailboat.outbox.store import CursorKey, Dead, Failure, Park, Repark, Settlement
-from outbox.relays import Relay, write
-from outbox.worlds import World, eventually, subscription
+from support.store_backends import World, eventually, subscription
+from support.store_relays import Relay, write
 
 ONE = [subscription(partitions=1)]
 FAILURE = Failure("TooLarge", "too large by half")

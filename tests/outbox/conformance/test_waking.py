@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from mailboat.outbox.store import Settlement
-from outbox.relays import Relay, write
-from outbox.worlds import SETTINGS, World, subscription
+from support.store_backends import SETTINGS, World, subscription
+from support.store_relays import Relay, write
 
 ONE = [subscription(partitions=1)]
 DEADLINE = 10.0

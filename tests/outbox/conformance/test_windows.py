@@ -8,8 +8,8 @@ import pytest
 
 from mailboat.outbox.settings import ReadLimits
 from mailboat.outbox.store import Measured, Settlement
-from outbox.relays import Relay, write
-from outbox.worlds import SETTINGS, PostgresWorld, World, subscription
+from support.store_backends import SETTINGS, PostgresWorld, World, subscription
+from support.store_relays import Relay, write
 
 ONE = [subscription(partitions=1)]
 LARGE = replace(SETTINGS, limits=ReadLimits(small_rows=3, rows=2, bytes=1_000_000))

@@ -27,7 +27,7 @@ from mailboat.outbox.settings import RelayIdentity, StoreSettings
 from mailboat.outbox.store import OutboxStore, Subscription
 from mailboat_harbor.postgres import Database
 from mailboat_spec import EventSubscription
-from waiting import await_until
+from support.wait import await_until
 
 SETTINGS = StoreSettings(lease_ttl=60.0, overdue_after=0.0)
 

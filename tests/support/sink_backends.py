@@ -34,8 +34,8 @@ from mailboat.sinks.pubsub import PubSubSink
 from mailboat_harbor.kafka import KafkaServer
 from mailboat_harbor.proxy import Proxy
 from mailboat_harbor.pubsub import PubSubServer
-from sinks.refusing_pubsub import RefusingPubSub
-from waiting import await_until, wait_until
+from support.refusing_pubsub import RefusingPubSub
+from support.wait import await_until, wait_until
 
 POISON = b"poison" + b"." * 30_000
 """A value that ``Backend.refuse_poison`` makes the destination refuse."""

@@ -11,7 +11,7 @@ import psycopg
 
 from mailboat.outbox.migrate import migrate
 from mailboat_harbor.postgres import Database, PostgresServer
-from waiting import until_midnight_is_over
+from support.wait import until_midnight_is_over
 
 OUTBOX = "mailboat.outbox"
 

@@ -22,7 +22,7 @@ from mailboat.pump.stream import DeathNotice, Stream, StreamSettings
 from mailboat.runtime.session import Session, Timings, Totals
 from mailboat.sinks.memory import MemorySink
 from mailboat_spec import EventSubscription, Format
-from pump.virtual_time import now, until
+from support.virtual_time import now, until
 
 BACKOFF = Backoff(initial=1.0, factor=2.0, ceiling=8.0, jitter=0.2)
 TIMINGS = Timings(beat_every=0.5, lease_ttl=5.0, overdue_after=1.0, grace=3.0)

@@ -13,7 +13,7 @@ import yaml
 
 from mailboat_harbor.kubernetes_programs import kubernetes_program
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "mailboat"
 RELEASE = "mailboat"
 NAMESPACE = "mailboat-system"

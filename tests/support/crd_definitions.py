@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mailboat_harbor.kubernetes import ApiServer
-from waiting import wait_until
+from support.wait import wait_until
 
 
 def until_established(server: ApiServer, *which: str) -> None:

@@ -11,9 +11,9 @@ from google.pubsub_v1 import PublisherClient, SubscriberClient
 from google.pubsub_v1.services.publisher.transports import PublisherGrpcTransport
 from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcTransport
 
-from faults.bystanders import Bystander
-from faults.ledger import Arrival
-from waiting import wait_until
+from support.background import Bystander
+from support.ledger import Arrival
+from support.wait import wait_until
 
 
 class Collector(Bystander):

@@ -19,8 +19,6 @@ from typing import Any, ClassVar
 import psycopg
 from psycopg import sql
 
-from faults.fleet import SWIFT, Manifest
-from faults.ledger import Arrival, Written, payload
 from mailboat.events import Outgoing
 from mailboat.outbox.layout import Layout
 from mailboat.outbox.settings import ReadLimits, RelayIdentity
@@ -31,7 +29,9 @@ from mailboat.runtime.status import SubscriptionStatus
 from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.protocol import SinkContext
 from mailboat_spec import read_documents
-from waiting import await_until
+from support.ledger import Arrival, Written, payload
+from support.relay_processes import SWIFT, Manifest
+from support.wait import await_until
 
 # ---- relays -------------------------------------------------------------------------------------------------------
 
@@ -119,7 +119,7 @@ def staged_sinks_installed(directory: Path) -> Iterator[dict[str, StagedSink]]:
     information = directory / "staged_sinks-1.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: staged-sinks\nVersion: 1\n")
-    (information / "entry_points.txt").write_text("[mailboat.sinks]\nstaged = faults.inprocess:StagedSink\n")
+    (information / "entry_points.txt").write_text("[mailboat.sinks]\nstaged = support.inprocess_relay:StagedSink\n")
     sys.path.append(str(directory))
     StagedSink.stage = {}
     try:

@@ -12,11 +12,11 @@ import psutil
 import psycopg
 from psycopg import sql
 
-from faults.ledger import Arrival, Written, payload
-from faults.racing import ACCOUNTS
 from mailboat.outbox.migrate import migrate
 from mailboat_harbor.postgres import PostgresServer, find_postgres
-from waiting import wait_until
+from support.ledger import Arrival, Written, payload
+from support.racing_writers import ACCOUNTS
+from support.wait import wait_until
 
 KEYS = 12
 

@@ -1,6 +1,6 @@
 """Where relays come from that tests kill by the dozen: a process that has imported everything, and forks.
 
-    python -m faults.nursery NAME
+    python -m support.relay_forkserver NAME
 
 Starting an interpreter and importing the relay takes a second of a processor, and a race in which one relay dies every
 second would do little else. A forked relay is one like any other: a process with its own session, log and death.
@@ -141,11 +141,11 @@ def _stand_alone(log: str) -> None:
 
 
 if __name__ == "__main__":
-    from faults import relay_process  # the tests' side has no use for it
+    from support import relay_main  # the tests' side has no use for it
 
     for sink in entry_points(group="mailboat.sinks"):
         sink.load()
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         sys.exit(f"there are {threads} threads already, and of those a fork takes only one along")
-    relay_process.obey(next_orders(sys.argv[1]))
+    relay_main.obey(next_orders(sys.argv[1]))

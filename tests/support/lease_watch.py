@@ -6,7 +6,7 @@ from typing import Any
 
 import psycopg
 
-from faults.bystanders import Bystander
+from support.background import Bystander
 
 
 class Watch(Bystander):

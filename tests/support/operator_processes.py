@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from waiting import wait_until
+from support.wait import wait_until
 
 IMAGE = "mailboat-relay:test"
 API = "mailboat.dev/v1alpha1"

@@ -29,7 +29,7 @@ from mailboat.outbox.postgres import PostgresStore
 from mailboat.outbox.settings import RelayIdentity, StoreSettings
 from mailboat_harbor.postgres import Database
 from mailboat_spec import EventSubscription
-from waiting import wait_until
+from support.wait import wait_until
 
 API = "mailboat.dev/v1alpha1"
 

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from faults.ledger import Arrival
 from mailboat.errors import DeliveryError, EventRefused
 from mailboat.events import Outgoing
 from mailboat.sinks.protocol import Failures, SinkContext, Traits
+from support.ledger import Arrival
 
 
 class PickySink:

@@ -15,8 +15,8 @@ from typing import Any, Self
 
 import psycopg
 
-from faults.ledger import Ledger, Written, payload
 from mailboat import emit
+from support.ledger import Ledger, Written, payload
 
 ACCOUNTS = """
 create table if not exists accounts (key text primary key, number bigint not null default 0);

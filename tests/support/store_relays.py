@@ -21,7 +21,7 @@ from mailboat.outbox.store import (
     TickResult,
     TipGroup,
 )
-from outbox.worlds import SETTINGS, Store, World, joined
+from support.store_backends import SETTINGS, Store, World, joined
 
 
 @dataclass

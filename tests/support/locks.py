@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-_LOCKS = Path(__file__).parents[1] / "locks"
+_LOCKS = Path(__file__).parents[2] / "locks"
 
 
 def locked(name: str) -> dict[str, str]:

@@ -22,12 +22,12 @@ from typing import Any, Self, cast
 
 import psycopg
 
-from faults.nursery import Newborn, is_open
 from mailboat.outbox.settings import ReadLimits
 from mailboat.pump.points import Point
 from mailboat.runtime.session import Timings
 from mailboat_harbor.processes import Child
-from waiting import wait_until
+from support.relay_forkserver import Newborn, is_open
+from support.wait import wait_until
 
 TESTS = Path(__file__).parents[1]
 
@@ -120,7 +120,7 @@ class Nursery(Child):
     def __init__(self, env: Mapping[str, str]) -> None:
         self.id = secrets.token_hex(8)
         path = os.pathsep.join([str(TESTS), env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))])
-        command = [sys.executable, "-m", "faults.nursery", self.id]
+        command = [sys.executable, "-m", "support.relay_forkserver", self.id]
         ready = functools.partial(is_open, self.id)
         super().__init__("nursery", command, log=None, ready=ready, env={**env, "PYTHONPATH": path})
 

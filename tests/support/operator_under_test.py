@@ -41,8 +41,8 @@ from mailboat_operator.podspec import CONTAINER, RESOURCES_KEY, RelayImage, rela
 from mailboat_operator.tokens import turned
 from mailboat_operator.workqueue import Backoff
 from mailboat_spec.names import API_VERSION, INJECTED_ANNOTATION, RELAY_LABEL
-from relay_standins import Outbox, RelayStandIn
-from waiting import PATIENCE, await_until
+from support.stub_relays import Outbox, RelayStandIn
+from support.wait import PATIENCE, await_until
 
 CHILDREN = (CONFIG_MAP, SERVICE, SERVICE_ACCOUNT, DEPLOYMENT, DISRUPTION_BUDGET)
 """What an OutboxRelay with a Deployment becomes; all of one name."""
