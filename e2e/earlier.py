@@ -15,7 +15,7 @@ from pathlib import Path
 from mailboat_harbor.cache import made_once
 from readme import ROOT
 
-_NEEDED = ("charts/mailboat/Chart.yaml", "Dockerfile.operator", "Dockerfile.relay")
+_FIRST_MIGRATION = "relay/mailboat/migrations/0001_schema.sql"
 _INSTALLED = ("charts", "crds", "operator", "relay")
 """What an upgrade is about: if none of it differs, there is nothing to upgrade from."""
 
@@ -51,12 +51,13 @@ def first_that_differs(root: Path = ROOT) -> str | None:
 
 
 def revisions(root: Path = ROOT) -> list[str]:
-    """What was before this commit: the tags, the last first, and the first commit that could be installed at all."""
+    """Releases before this commit, the newest first; then the commit that changed the first migration last.
+
+    Databases of older commits have another first migration: no version of today's can upgrade them.
+    """
     if shutil.which("git") is None or not (root / ".git").exists():
         return []
-    # The newest that added one of the files which it takes: from there on all of them are there.
-    added = ("log", "-1", "--first-parent", "--diff-filter=A", "--format=%H", "--", *_NEEDED)
-    first = _git(*added, root=root).decode().split()
+    first = _git("log", "-1", "--first-parent", "--format=%H", "--", _FIRST_MIGRATION, root=root).decode().split()
     before = ("--merged=HEAD", "--no-contains=HEAD", *(f"--contains={each}" for each in first))
     tags = _git("tag", "--list", "v*", *before, "--sort=-v:refname", root=root).decode().split()
     # A clone without depth has one commit, which seems to have added everything.

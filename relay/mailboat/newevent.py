@@ -1,6 +1,6 @@
 """An event before it is written: its shape, and the rules that say whether it may enter an outbox.
 
-The rules are those of the SQL function ``mailboat.check_event`` (``migrations/0003_emit.sql``), so that an event
+The rules are those of the SQL function ``mailboat.check_event`` (``migrations/0001_schema.sql``), so that an event
 refused in one language is refused in all. They are checked before anything is sent, and name the argument that is
 wrong. Nothing here talks to a database.
 """

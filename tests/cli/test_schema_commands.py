@@ -5,11 +5,6 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-import pytest
-from psycopg import sql
-
-from mailboat.outbox.migrate import known_migrations
-from mailboat.outbox.sqlfiles import statements
 from mailboat_harbor.postgres import Database, find_postgres
 from mailboat_harbor.postgres_binaries import NEWEST
 from support.cli import Place, relay_manifest, subscription_manifest
@@ -17,7 +12,7 @@ from support.cli import Place, relay_manifest, subscription_manifest
 
 def test_migrate_says_what_it_would_do_does_it_and_then_has_nothing_to_do(empty_place):
     planned = empty_place.ok("migrate", "--dry-run")
-    assert planned.startswith("shop/orders: would apply 0001_bookkeeping.sql, 0002_outbox.sql")
+    assert planned.startswith("shop/orders: would apply 0001_schema.sql")
     assert empty_place.database.execute("select to_regnamespace('mailboat')") == [(None,)]
 
     done = empty_place.ok("migrate")
@@ -48,20 +43,6 @@ def test_migrate_only_verifies_where_others_look_after_the_schema(empty_place):
     assert empty_place.database.execute("select to_regnamespace('mailboat')") == [(None,)]
 
 
-def apply_by_hand(database: Database, steps: int) -> None:
-    """The first so many migrations, as an earlier version of Mailboat would have left the database."""
-    schema = statements("schema")
-    if steps:
-        database.execute(schema["create_ledger"])
-    for step in known_migrations()[:steps]:
-        database.execute(sql.Composed([sql.SQL(step.script)]))
-        database.execute(
-            sql.SQL("insert into mailboat.migrations values ({}, {}, {})").format(
-                step.version, step.name, step.checksum
-            )
-        )
-
-
 def psql(database: Database, script: str) -> None:
     """By the newest psql, whatever the server: the packages of the oldest have none."""
     binaries = find_postgres(NEWEST)
@@ -70,11 +51,7 @@ def psql(database: Database, script: str) -> None:
     assert ran.returncode == 0, ran.stderr
 
 
-@pytest.mark.parametrize("applied", [0, 3, len(known_migrations()) - 1])
-def test_what_others_have_to_run_is_printed_and_is_all_that_is_needed(
-    tmp_path: Path, each_database: Database, applied: int
-) -> None:
-    apply_by_hand(each_database, applied)
+def test_what_others_have_to_run_is_printed_and_is_all_that_is_needed(tmp_path: Path, each_database: Database) -> None:
     place = Place(tmp_path, each_database)
     place.write(relay_manifest(each_database.url, manageSchema=False), subscription_manifest())
     assert "mailboat migrate --sql" in place.mailboat("verify").stderr

@@ -1,4 +1,4 @@
-"""What the fault tests share: see `support`: `relay_processes`, `ledger`, `collectors`, `racing_writers`, `inprocess_relay`."""
+"""Fixtures of the fault tests. The shared parts are in `support`."""
 
 from __future__ import annotations
 

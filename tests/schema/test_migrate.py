@@ -100,8 +100,8 @@ async def test_a_newer_database_is_refused(outbox: Database) -> None:
 
 
 async def test_a_changed_migration_is_refused(outbox: Database) -> None:
-    outbox.execute("update mailboat.migrations set checksum = 'x' where version = 2")
-    with pytest.raises(SchemaMismatch, match=r"0002_outbox.sql was applied to this database with another content"):
+    outbox.execute("update mailboat.migrations set checksum = 'x' where version = 1")
+    with pytest.raises(SchemaMismatch, match=r"0001_schema.sql was applied to this database with another content"):
         await run(outbox.url)
 
 

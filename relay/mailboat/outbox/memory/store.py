@@ -129,16 +129,16 @@ class MemoryStore:
 
     def _beat(self) -> Roster:
         outbox, now = self._outbox, self._outbox.now()
-        mine = support.store_relays.get(self._me.id)
+        mine = outbox.relays.get(self._me.id)
         if mine is None or mine.incarnation != self._me.incarnation:
             raise LeaseLost(f"relay {self._me.id!r} was declared dead or replaced by another process of that name")
         mine.beat_at, mine.expires_at, mine.serves = now, now + self._ttl, self._serves
-        peers = [RelayPeer(relay, peer.serves, outbox.living(relay)) for relay, peer in sorted(support.store_relays.items())]
-        for relay, peer in list(support.store_relays.items()):
+        peers = [RelayPeer(relay, peer.serves, outbox.living(relay)) for relay, peer in sorted(outbox.relays.items())]
+        for relay, peer in list(outbox.relays.items()):
             silent_for = now - max(peer.beat_at, mine.started_at)
             if not peer.locked and silent_for > timedelta(seconds=self._settings.overdue_after):
                 peers = [replace(p, alive=False) if p.id == relay else p for p in peers]
-                del support.store_relays[relay]
+                del outbox.relays[relay]
                 outbox.bells.pop(relay, None)
         holdings = tuple(
             Holding(key, cursor.owner, cursor.assigned_to)

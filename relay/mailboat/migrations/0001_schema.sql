@@ -1,0 +1,666 @@
+-- The whole schema of Mailboat. Nothing is released yet, so this file may still change; from the first release on it does
+-- not, and every change is a numbered file of its own.
+
+-- The tables in which relays keep their progress. One schema, `mailboat`, whatever the outbox tables are called.
+
+create schema if not exists mailboat;
+
+comment on schema mailboat is 'Mailboat: transactional outbox and the progress of its relays. Managed by `mailboat migrate`.';
+
+-- Which tables are outboxes. `mailboat.create_outbox` adds one.
+create table mailboat.outboxes (
+    name        text primary key,                       -- schema-qualified, as to_regclass understands it
+    created_at  timestamptz not null default now()
+);
+
+-- One row per relay process: its heartbeat renews every lease it holds at once.
+create table mailboat.relays (
+    id            text primary key,
+    incarnation   uuid not null,                        -- one per process start
+    outbox        text not null references mailboat.outboxes,
+    address       text not null default '',             -- where its HTTP side listens
+    serves        bigint[] not null default '{}',       -- subscriptions it is configured for
+    session_lock  boolean not null,                     -- holds the advisory lock; false behind a pooler
+    beat_at       timestamptz not null,
+    expires_at    timestamptz not null,
+    started_at    timestamptz not null default now()
+) with (fillfactor = 50, vacuum_truncate = off);        -- writers read it (mailboat.ring); truncating would lock them out
+
+-- Who wants to be woken by NOTIFY just now. Writers look here (see mailboat.ring), so it is tiny and apart.
+create table mailboat.doorbells (
+    relay   text primary key,
+    outbox  text not null,
+    rings   boolean not null
+) with (fillfactor = 10, vacuum_truncate = off);        -- truncating would lock out the writers that look
+
+create table mailboat.subscriptions (
+    id              bigint generated always as identity primary key,
+    outbox          text not null references mailboat.outboxes,
+    name            text not null,                      -- namespace/name of the resource
+    uid             text not null default '',           -- of the resource: a re-created one starts anew
+    state           text not null default 'Running' check (state in ('Running', 'Paused')),
+    declared_state  text not null default 'Running',    -- what the resource said last; a change of it wins
+    paused_reason   text,
+    partitions      integer not null check (partitions between 1 and 256),
+    generation      integer not null default 1,         -- of the partition layout; sequence numbers start anew with it
+    since_time      timestamptz,                        -- start.from: Time
+    since_id        bigint,                             -- start.from: Position
+    assignment_generation bigint not null default 0,
+    config_version  bigint not null default 0,          -- newest configuration that named it; older ones change nothing
+    declared_by     text not null default '',           -- uid of the OutboxRelay that the subscription belongs to
+    retired_at      timestamptz,                        -- its resource was deleted: only dead letters are left
+    created_at      timestamptz not null default now(),
+    unique (outbox, name)
+);
+
+-- Progress: one small row per (subscription, partition). See docs/windows.md for what done, upto and position mean.
+create table mailboat.cursors (
+    subscription_id  bigint not null references mailboat.subscriptions on delete cascade,
+    partition        integer not null,
+    done             pg_snapshot not null,              -- P: everything visible in it is settled
+    upto             pg_snapshot,                       -- C: the window being worked on is (done, upto]; null: none
+    lowest           bigint,                            -- of a large window: its ids, found once
+    highest          bigint,
+    position         bigint not null default 0,         -- within the window: settled up to this id
+    hi               bigint not null default 0,         -- the highest id ever settled (for rebase)
+    sequence         bigint not null default 0,         -- the number of the last event settled
+    resumes          integer not null default 0,        -- how often a relay died at this very position
+    debts            jsonb,                             -- what older partitions left undone (see repartition)
+    owner            text,
+    epoch            uuid,                              -- a new one with every change of owner
+    released         boolean not null default true,     -- the last owner let go by itself
+    assigned_to      text,                              -- who should own it, if anybody outside said so
+    system_identifier bigint not null,
+    timeline         integer not null,
+    primary key (subscription_id, partition)
+) with (fillfactor = 50);
+
+-- Events that failed and wait for their next attempt, and the later events of the same key behind them.
+-- They hold the whole event: retention of the outbox never reaches them.
+create table mailboat.parked (
+    subscription_id  bigint not null references mailboat.subscriptions on delete cascade,
+    ordinal          bigint generated always as identity,
+    partition        integer not null,
+    rank             integer not null default 1,        -- 0: replayed, goes before what waits already
+    attempts         integer not null default 0,
+    next_attempt_at  timestamptz,                       -- null: waits behind its key's head, or blocked
+    blocked          boolean not null default false,    -- attempts used up and onExhausted is Block
+    suspect          boolean not null default false,    -- relays died with it in hand: count before trying
+    doomed           boolean not null default false,    -- given up on; only the dead-letter topic has not taken it yet
+    replay           boolean not null default false,
+    sequence         bigint not null,
+    first_failed_at  timestamptz,
+    last_failed_at   timestamptz,
+    reason           text,
+    last_error       text,
+    id               bigint not null,
+    event_id         uuid not null,
+    event_type       text not null,
+    aggregate_type   text,
+    aggregate_id     text,
+    key              text,
+    payload          bytea,
+    content_type     text not null,
+    headers          jsonb,
+    tags             text[] not null default '{}',
+    traceparent      text,
+    created_at       timestamptz not null,
+    slot             integer not null,
+    parked_at        timestamptz not null default clock_timestamp(),
+    series_partition  integer,                          -- the series that `sequence` counts in: it survives a change of
+    series_generation integer,                          -- the number of partitions
+    primary key (subscription_id, ordinal)
+);
+create index parked_due on mailboat.parked (subscription_id, partition, next_attempt_at) where next_attempt_at is not null;
+
+-- Events given up on.
+create table mailboat.dead_letters (
+    dead_id          bigint generated always as identity primary key,
+    subscription_id  bigint not null references mailboat.subscriptions on delete cascade,
+    partition        integer not null,
+    attempts         integer not null,
+    sequence         bigint not null,
+    reason           text not null,
+    last_error       text not null,
+    first_failed_at  timestamptz not null,
+    last_failed_at   timestamptz not null,
+    died_at          timestamptz not null default clock_timestamp(),
+    replayed_at      timestamptz,
+    id               bigint not null,
+    event_id         uuid not null,
+    event_type       text not null,
+    aggregate_type   text,
+    aggregate_id     text,
+    key              text,
+    payload          bytea,
+    content_type     text not null,
+    headers          jsonb,
+    tags             text[] not null default '{}',
+    traceparent      text,
+    created_at       timestamptz not null,
+    slot             integer not null,
+    series_partition  integer,
+    series_generation integer
+);
+create index dead_letters_subscription on mailboat.dead_letters (subscription_id, dead_id) where replayed_at is null;
+
+-- Whether cursors of an earlier layout (`debts`: the number of partitions, and the cursor of each) have settled an event.
+-- A cursor whose layout was itself not finished carries the debts of the one before.
+create function mailboat.settled_before(debts jsonb, slot integer, xid xid8, id bigint) returns boolean
+    language plpgsql stable strict parallel safe
+    as $$
+declare
+    cursor_of jsonb := debts -> 'cursors' -> (slot % (debts ->> 'partitions')::integer);
+begin
+    if cursor_of ->> 'upto' is not null
+       and pg_visible_in_snapshot(xid, (cursor_of ->> 'upto')::pg_snapshot)
+       and id <= (cursor_of ->> 'position')::bigint then
+        return true;
+    end if;
+    if jsonb_typeof(cursor_of -> 'debts') = 'object' then
+        return mailboat.settled_before(cursor_of -> 'debts', slot, xid, id);
+    end if;
+    return pg_visible_in_snapshot(xid, (cursor_of ->> 'done')::pg_snapshot);
+end
+$$;
+
+-- The outbox itself: how one is made, kept supplied with partitions, and how its writers wake a sleeping relay.
+
+-- Our own hash: built-in ones may change between versions of Postgres, and with them every partition of every key.
+-- sha256 rather than md5, which servers in FIPS mode refuse. 31 bits, so that it is a non-negative integer anywhere.
+-- Doubling the backslashes makes the text's own bytes come out of the cast to bytea, as convert_to would give them; but
+-- convert_to is only STABLE, and a function that calls it can't be inlined into the generated column (four times the cost).
+create function mailboat.key_slot(key text, id bigint) returns integer
+    language sql immutable parallel safe
+    return case
+        when key is null then (id % 2147483647)::integer
+        else ('x' || encode(substr(sha256(replace(key, '\', '\\')::bytea), 1, 4), 'hex'))::bit(32)::integer & 2147483647
+    end;
+
+comment on function mailboat.key_slot(text, bigint) is
+    'The first 31 of the key''s SHA-256 bits (without a key: a spread of the id). slot % partitions is the partition.';
+
+-- The queue of a key is found by a hash of the key: a long one does not fit into an index.
+create index parked_queue on mailboat.parked (subscription_id, partition, mailboat.key_slot(key, 0), rank, ordinal);
+
+-- Wakes the relays that said they sleep. It must never hurt the business transaction it runs in (guarantee G10): whatever
+-- goes wrong is swallowed, a lock on the doorbells is not waited for, and a queue that fills up is left alone (a full one
+-- would fail commits). Only a live relay counts: one that was killed while idle leaves its row behind, and every commit would
+-- notify for ever. Polling is the truth; a notification that gets lost costs time only.
+create function mailboat.ring() returns trigger
+    language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+    set lock_timeout = '50ms'
+as $$
+begin
+    if exists (select
+               from mailboat.doorbells d join mailboat.relays r on r.id = d.relay
+               where d.outbox = tg_argv[0] and d.rings and r.expires_at > clock_timestamp())
+       and pg_notification_queue_usage() <= 0.1
+    then
+        perform pg_notify('mailboat', tg_argv[0]);
+    end if;
+    return null;
+exception when others then
+    return null;
+end
+$$;
+
+-- Asks the catalog's tables and not to_regclass: that one answers from a cache which may not have heard yet of what was
+-- committed while its caller waited for a lock.
+create function mailboat.has_partition(parent regclass, partition text) returns boolean
+    language sql
+    return exists (
+        select from pg_catalog.pg_inherits i join pg_catalog.pg_class c on c.oid = i.inhrelid
+        where i.inhparent = parent and c.relname = partition);
+
+-- Daily partitions, named <table>_pYYYYMMDD with bounds in UTC, from today up to `ahead`. Returns how many were made.
+-- There is no DEFAULT partition: it would have to be scanned, under a lock, for every new one.
+-- No writer waits for it: CREATE TABLE ... PARTITION OF would lock the parent against inserts, so a table is made beside it
+-- and attached, which inserts do not notice. With nothing to make it takes no lock and writes nothing.
+create function mailboat.ensure_partitions(outbox text, ahead interval default '30 days') returns integer
+    language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+    set lock_timeout = '5s'
+    set timezone = 'UTC'
+as $$
+declare
+    parent      regclass := to_regclass(outbox);
+    schema_name name;
+    table_name  name;
+    first_day   date := clock_timestamp()::date;
+    last_day    date := (clock_timestamp() + ahead)::date;
+    partition   text;
+    made        integer := 0;
+    day         date;
+begin
+    select n.nspname, c.relname into schema_name, table_name
+    from mailboat.outboxes o, pg_class c join pg_namespace n on n.oid = c.relnamespace
+    where to_regclass(o.name) = parent and c.oid = parent and c.relkind = 'p';
+    if not found then
+        raise exception 'there is no outbox %', outbox
+            using errcode = 'undefined_table', hint = format('Make it: select mailboat.create_outbox(%L);', outbox);
+    end if;
+    if ahead is null or ahead < interval '0' or ahead > interval '400 days' then
+        raise exception 'partitions can be made 0 to 400 days ahead, not %', coalesce(ahead::text, 'null')
+            using errcode = 'invalid_parameter_value';
+    end if;
+    if not exists (select from pg_inherits where inhparent = parent) then
+        first_day := first_day - 1;  -- a server clock that is set back a little must not fail the first writers
+    end if;
+
+    for day in select generate_series(first_day, last_day, interval '1 day')::date loop
+        partition := table_name || to_char(day, '"_p"YYYYMMDD');
+        continue when mailboat.has_partition(parent, partition);
+        if made = 0 then
+            -- Whoever comes second waits here, and then finds the work done. The first number spells 'mbot'.
+            perform pg_advisory_xact_lock(1835167604, parent::oid::integer);
+            continue when mailboat.has_partition(parent, partition);
+        end if;
+        partition := format('%I.%I', schema_name, partition);
+        if to_regclass(partition) is not null then
+            raise exception 'table % is in the way of a new partition of %', partition, outbox
+                using errcode = 'duplicate_table', hint = 'It is not attached to the outbox: rename it, or drop it if it is not needed.';
+        end if;
+        execute format('create table %s (like %s including defaults including generated including constraints'
+                       ' including indexes including storage including compression)', partition, parent);
+        execute format('alter table %s attach partition %s for values from (%L) to (%L)',
+                       parent, partition, day::timestamptz, (day + 1)::timestamptz);
+        made := made + 1;
+    end loop;
+    return made;
+end
+$$;
+
+-- Makes an outbox table, or brings what is missing to one that is there. Returns its name as kept in mailboat.outboxes.
+create function mailboat.create_outbox(outbox text) returns text
+    language plpgsql
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    parts     text[] := parse_ident(outbox);
+    canonical text;
+    sequence  text;
+    keeper    name := (select pg_get_userbyid(nspowner) from pg_namespace where nspname = 'mailboat');
+begin
+    if cardinality(parts) <> 2 then
+        raise exception 'an outbox is named schema.table, not %', outbox using errcode = 'invalid_parameter_value';
+    end if;
+    if octet_length(parts[2]) > 53 then  -- room for _pYYYYMMDD within the 63 bytes of a name
+        raise exception 'the name of an outbox table has at most 53 bytes: %', parts[2] using errcode = 'name_too_long';
+    end if;
+    canonical := format('%I.%I', parts[1], parts[2]);
+    sequence := format('%I.%I', parts[1], parts[2] || '_id_seq');
+    perform pg_advisory_xact_lock(1835167604, 0);  -- the one that migrations take
+
+    if not exists (select from pg_class where relname = parts[2]
+                   and relnamespace = (select oid from pg_namespace where nspname = parts[1])) then
+        if not exists (select from pg_namespace where nspname = parts[1]) then
+            execute format('create schema %I', parts[1]);
+        end if;
+        -- Cache 1: numbers kept by a session would break the order of ids within a key.
+        execute format('create sequence %s as bigint cache 1', sequence);
+        execute format($table$
+            create table %1$s (
+                id              bigint not null default nextval(%2$L::regclass),
+                xid             xid8 not null default pg_current_xact_id(),
+                created_at      timestamptz not null default clock_timestamp(),
+                event_id        uuid not null default gen_random_uuid(),
+                event_type      text not null,
+                aggregate_type  text,
+                aggregate_id    text,
+                key             text,
+                slot            integer not null generated always as (mailboat.key_slot(key, id)) stored,
+                payload         bytea,
+                content_type    text not null default 'application/json',
+                headers         jsonb,
+                tags            text[] not null default '{}',
+                traceparent     text,
+                -- What no relay could carry, for those who insert by hand. One constraint, since every insert statement pays
+                -- for each of them anew in a partitioned table; mailboat.emit checks the rest, and says what is wrong.
+                constraint well_formed check (event_type <> '' and octet_length(key) <= 1024
+                    and octet_length(payload) <= 16777216 and jsonb_typeof(headers) = 'object'),
+                primary key (id, created_at)
+            ) partition by range (created_at)$table$, canonical, sequence);
+        execute format('alter sequence %s owned by %s.id', sequence, canonical);
+        execute format('create index on %s (xid)', canonical);
+        execute format('create trigger mailboat_ring after insert on %s for each statement execute function mailboat.ring(%L)',
+                       canonical, canonical);
+        execute format('comment on table %s is %L', canonical,
+                       'A Mailboat outbox: insert events here, or call mailboat.emit(...), in the transaction they belong to.');
+        if keeper <> current_user then  -- mailboat.ensure_partitions runs as the schema's owner
+            execute format('alter table %s owner to %I', canonical, keeper);
+        end if;
+        insert into mailboat.outboxes (name) values (canonical);
+        perform mailboat.grant_roles();
+    elsif not exists (select from mailboat.outboxes o where o.name = canonical) then
+        raise exception 'table % exists and is not an outbox made by Mailboat', canonical
+            using errcode = 'duplicate_table',
+                  hint = 'Choose another name, or use the table as it is: manageSchema: false with a mapping of its columns.';
+    end if;
+
+    perform mailboat.ensure_partitions(canonical);
+    return canonical;
+end
+$$;
+
+-- Headers as they are kept. Of a table's own column of type json, jsonb can't hold all that it may have in it (a NUL, half a
+-- character, a number beyond all bounds): that is kept as text, a string.
+create function mailboat.kept_headers(headers text) returns jsonb
+    language plpgsql immutable strict parallel safe
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return headers::jsonb;
+exception when others then
+    return to_jsonb(headers);
+end
+$$;
+
+-- Writing events from any language: mailboat.emit(...) and mailboat.emit_many(...), in the caller's own transaction.
+-- They run with the caller's rights (see mailboat_writer below), and refuse with SQLSTATE 22023 what must not enter the
+-- outbox, naming the argument: where the application can see it, not later in a relay. mailboat/emitting.py holds the same
+-- rules for Python; tests/emit/test_same_rules.py holds the two to one another.
+
+create function mailboat.refuse(argument text, complaint text) returns void
+    language plpgsql immutable
+as $$
+begin
+    raise exception 'mailboat.emit: % %', argument, complaint using errcode = 'invalid_parameter_value';
+end
+$$;
+
+create function mailboat.is_json(content_type text) returns boolean
+    language sql immutable parallel safe
+    return content_type ~* '^([^;]*[/+])json *(;|$)';
+
+-- Raises when an event is not well formed. Everything but the payload: that is the business of what made it bytes.
+create function mailboat.check_event(
+    event_type text, aggregate_type text, aggregate_id text, key text, content_type text, headers jsonb, tags text[],
+    traceparent text, ordered boolean
+) returns void
+    language plpgsql immutable
+as $$
+declare
+    control constant text := '[\x01-\x1f\x7f]';
+    name  text;
+    value jsonb;
+    tag   text;
+begin
+    if event_type is null or event_type = '' then
+        perform mailboat.refuse('event_type', 'must not be empty');
+    elsif length(event_type) > 255 then
+        perform mailboat.refuse('event_type', format('has %s characters, the limit is 255', length(event_type)));
+    elsif event_type ~ control then
+        perform mailboat.refuse('event_type', 'must not contain control characters');
+    end if;
+
+    if aggregate_type = '' or length(aggregate_type) > 255 or aggregate_type ~ control then
+        perform mailboat.refuse('aggregate_type', 'must have 1 to 255 characters and no control characters');
+    end if;
+    if aggregate_id = '' or octet_length(aggregate_id) > 1024 then
+        perform mailboat.refuse('aggregate_id', 'must have 1 to 1024 bytes');
+    end if;
+
+    if key = '' then
+        perform mailboat.refuse('key', 'must not be empty: leave it out to keep the order of aggregate_id, or say ordered => false');
+    elsif octet_length(key) > 1024 then
+        perform mailboat.refuse('key', format('has %s bytes, the limit is 1024', octet_length(key)));
+    elsif key is not null and not ordered then
+        perform mailboat.refuse('key', 'and ordered => false contradict each other');
+    end if;
+
+    if content_type !~ '^[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+ *(;[\x20-\x7e]*)?$' or length(content_type) > 255 then
+        perform mailboat.refuse('content_type', 'must be a media type such as application/json');
+    end if;
+
+    if headers is not null then
+        if jsonb_typeof(headers) <> 'object' then
+            perform mailboat.refuse('headers', 'must be an object of strings');
+        end if;
+        if (select count(*) from jsonb_object_keys(headers)) > 64 then
+            perform mailboat.refuse('headers', 'must be 64 at most');
+        end if;
+        for name, value in select h.key, h.value from jsonb_each(headers) h loop
+            if name !~ '^[A-Za-z0-9._-]{1,128}$' then
+                perform mailboat.refuse('headers', format('contain the name %s: use 1 to 128 of A-Z a-z 0-9 . _ -', to_json(left(name, 128))));
+            elsif name ~* '^(mailboat-|ce[_-])' or lower(name) in ('event_id', 'event_type', 'aggregate_type', 'aggregate_id',
+                'created_at', 'partitionkey', 'traceparent', 'content-type') then
+                perform mailboat.refuse('headers', format('contain the name %s, which Mailboat sets itself', name));
+            elsif jsonb_typeof(value) <> 'string' then
+                perform mailboat.refuse('headers.' || name, 'must be a string');
+            elsif octet_length(value #>> '{}') > 4096 then
+                perform mailboat.refuse('headers.' || name, 'has more than 4096 bytes');
+            elsif value #>> '{}' ~ control then
+                perform mailboat.refuse('headers.' || name, 'must not contain control characters');
+            end if;
+        end loop;
+    end if;
+
+    if cardinality(tags) > 64 then
+        perform mailboat.refuse('tags', 'must be 64 at most');
+    end if;
+    foreach tag in array coalesce(tags, '{}') loop
+        if tag is null or tag = '' or length(tag) > 128 or tag ~ control then
+            perform mailboat.refuse('tags', 'must each have 1 to 128 characters and no control characters');
+        end if;
+    end loop;
+
+    if traceparent !~ '^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$' or traceparent ~ '^(ff|..-0{32}|.{35}-0{16})' then
+        perform mailboat.refuse('traceparent', 'must be a W3C trace context: 00-<32 hex digits>-<16 hex digits>-<2 hex digits>');
+    end if;
+end
+$$;
+
+-- All ways in end here, or in emit_many.
+create function mailboat.emit_bytes(
+    event_type text, payload bytea, content_type text, aggregate_type text, aggregate_id text, key text, event_id uuid,
+    headers jsonb, tags text[], traceparent text, ordered boolean, outbox text
+) returns uuid
+    language plpgsql
+as $$
+declare
+    target regclass := to_regclass(outbox);
+    chosen uuid := coalesce(event_id, gen_random_uuid());  -- not RETURNING: a writer may not read the outbox
+begin
+    if target is null then
+        perform mailboat.refuse('outbox', format('%s does not exist; make it: select mailboat.create_outbox(%L)', outbox, outbox));
+    end if;
+    ordered := coalesce(ordered, true);
+    perform mailboat.check_event(event_type, aggregate_type, aggregate_id, key, content_type, headers, tags, traceparent, ordered);
+    if octet_length(payload) > 16777216 then
+        perform mailboat.refuse('payload', format('has %s bytes, the limit is 16 MiB: send a reference to it instead', octet_length(payload)));
+    end if;
+    execute format('insert into %s (event_id, event_type, aggregate_type, aggregate_id, key, payload, content_type, headers, tags,'
+                   ' traceparent) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)', target)
+        using chosen, event_type, aggregate_type, aggregate_id, case when ordered then coalesce(key, aggregate_id) end, payload,
+              content_type, nullif(headers, '{}'), coalesce(tags, '{}'), traceparent;
+    return chosen;
+end
+$$;
+
+create function mailboat.emit(
+    event_type text, payload jsonb, aggregate_type text default null, aggregate_id text default null, key text default null,
+    event_id uuid default null, content_type text default null, headers jsonb default null, tags text[] default '{}',
+    traceparent text default null, ordered boolean default true, outbox text default 'mailboat.outbox'
+) returns uuid
+    language sql
+    return mailboat.emit_bytes(event_type, convert_to(payload::text, 'UTF8'), coalesce(content_type, 'application/json'),
+        aggregate_type, aggregate_id, key, event_id, headers, tags, traceparent, ordered, outbox);
+
+-- json keeps its text as written, and so does Mailboat.
+create function mailboat.emit(
+    event_type text, payload json, aggregate_type text default null, aggregate_id text default null, key text default null,
+    event_id uuid default null, content_type text default null, headers jsonb default null, tags text[] default '{}',
+    traceparent text default null, ordered boolean default true, outbox text default 'mailboat.outbox'
+) returns uuid
+    language sql
+    return mailboat.emit_bytes(event_type, convert_to(payload::text, 'UTF8'), coalesce(content_type, 'application/json'),
+        aggregate_type, aggregate_id, key, event_id, headers, tags, traceparent, ordered, outbox);
+
+create function mailboat.emit(
+    event_type text, payload bytea, aggregate_type text default null, aggregate_id text default null, key text default null,
+    event_id uuid default null, content_type text default null, headers jsonb default null, tags text[] default '{}',
+    traceparent text default null, ordered boolean default true, outbox text default 'mailboat.outbox'
+) returns uuid
+    language sql
+    return mailboat.emit_bytes(event_type, payload, coalesce(content_type, 'application/octet-stream'),
+        aggregate_type, aggregate_id, key, event_id, headers, tags, traceparent, ordered, outbox);
+
+-- What an untyped literal or parameter ends up in. It is JSON unless content_type says otherwise, and then it must be.
+create function mailboat.emit(
+    event_type text, payload text, aggregate_type text default null, aggregate_id text default null, key text default null,
+    event_id uuid default null, content_type text default null, headers jsonb default null, tags text[] default '{}',
+    traceparent text default null, ordered boolean default true, outbox text default 'mailboat.outbox'
+) returns uuid
+    language plpgsql
+as $$
+begin
+    content_type := coalesce(content_type, 'application/json');
+    if mailboat.is_json(content_type) then
+        begin
+            perform payload::json;
+        exception when data_exception then
+            perform mailboat.refuse('payload', 'is not JSON: say content_type => ''text/plain'' for other text');
+        end;
+    end if;
+    return mailboat.emit_bytes(event_type, convert_to(payload, 'UTF8'), content_type,
+        aggregate_type, aggregate_id, key, event_id, headers, tags, traceparent, ordered, outbox);
+end
+$$;
+
+-- Many at once, in one statement: an array of objects whose fields are named as the arguments of mailboat.emit. The
+-- payload is any JSON (with another content_type: a string, sent as its text); none, or null, is a tombstone.
+-- Returns the event ids in the same order.
+create function mailboat.emit_many(events jsonb, outbox text default 'mailboat.outbox') returns setof uuid
+    language plpgsql
+as $$
+declare
+    target regclass := to_regclass(outbox);
+    strange text;
+    chosen uuid[];
+begin
+    if target is null then
+        perform mailboat.refuse('outbox', format('%s does not exist; make it: select mailboat.create_outbox(%L)', outbox, outbox));
+    elsif jsonb_typeof(events) is distinct from 'array' then
+        perform mailboat.refuse('events', 'must be an array of objects');
+    elsif exists (select from jsonb_array_elements(events) e where jsonb_typeof(e) <> 'object') then
+        perform mailboat.refuse('events', 'must be an array of objects');
+    end if;
+    select f.field into strange
+    from jsonb_array_elements(events) e, jsonb_object_keys(e) f(field)
+    where f.field not in ('event_type', 'payload', 'aggregate_type', 'aggregate_id', 'key', 'event_id', 'content_type', 'headers',
+                          'tags', 'traceparent', 'ordered')
+    limit 1;
+    if found then
+        perform mailboat.refuse('events', format('have no field %s', to_json(strange)));
+    end if;
+
+    -- Read once and kept as rows: the ids must be the same in the check, in the insert and in the answer.
+    chosen := array(
+        select coalesce((e.event ->> 'event_id')::uuid, gen_random_uuid())
+        from jsonb_array_elements(events) with ordinality e(event, ordinal) order by e.ordinal);
+
+    perform mailboat.check_event(r.event_type, r.aggregate_type, r.aggregate_id, r.key, coalesce(r.content_type, 'application/json'),
+                                 nullif(r.headers, 'null'), r.tags, r.traceparent, coalesce(r.ordered, true))
+    from jsonb_to_recordset(events) r(event_type text, aggregate_type text, aggregate_id text, key text, content_type text,
+                                      headers jsonb, tags text[], traceparent text, ordered boolean);
+    perform case
+        when not mailboat.is_json(coalesce(r.content_type, 'application/json')) and jsonb_typeof(r.payload) not in ('string', 'null')
+            then mailboat.refuse('payload', format('must be a string with content_type %s', r.content_type))
+        when octet_length(r.payload::text) > 16777216
+            then mailboat.refuse('payload', format('has %s bytes, the limit is 16 MiB: send a reference to it instead', octet_length(r.payload::text)))
+    end
+    from jsonb_to_recordset(events) r(content_type text, payload jsonb);
+
+    execute format($insert$
+        insert into %s (event_id, event_type, aggregate_type, aggregate_id, key, payload, content_type, headers, tags, traceparent)
+        select $2[o.ordinal], r.event_type, r.aggregate_type, r.aggregate_id,
+               case when coalesce(r.ordered, true) then coalesce(r.key, r.aggregate_id) end,
+               convert_to(case when mailboat.is_json(t.content_type) then nullif(r.payload, 'null')::text else r.payload #>> '{}' end, 'UTF8'),
+               t.content_type, nullif(nullif(r.headers, 'null'), '{}'), coalesce(r.tags, '{}'), r.traceparent
+        from jsonb_array_elements($1) with ordinality o(event, ordinal),
+             jsonb_to_record(o.event) r(event_type text, payload jsonb, aggregate_type text, aggregate_id text, key text,
+                                        content_type text, headers jsonb, tags text[], traceparent text, ordered boolean),
+             lateral (select coalesce(r.content_type, 'application/json') as content_type) t
+        order by o.ordinal$insert$, target) using events, chosen;
+    return query select unnest(chosen);
+end
+$$;
+
+-- Who may do what. Two group roles without login, to be granted to the users that applications and relays connect as:
+--
+--   grant mailboat_writer to shop_app;     may emit; may not read the outbox, nor set a position, a transaction or a time
+--   grant mailboat_relay  to shop_relay;   may read outboxes and keep progress; may not write events
+--
+-- Roles belong to the whole server: another database may have made them already, or be making them just now. A user who may
+-- not create roles goes on without them; `mailboat migrate` then prints what an administrator should run.
+do $$
+declare
+    role text;
+begin
+    foreach role in array array['mailboat_writer', 'mailboat_relay'] loop
+        begin
+            if not exists (select from pg_roles where rolname = role) then
+                execute format('create role %I nologin', role);
+            end if;
+        exception
+            when duplicate_object or unique_violation then null;
+            when insufficient_privilege then null;
+        end;
+    end loop;
+end
+$$;
+
+revoke execute on function mailboat.ensure_partitions(text, interval), mailboat.create_outbox(text) from public;
+
+-- Grants both roles, where they exist, what they need on every outbox. Rights on an outbox hold for all of its partitions,
+-- those made later too, since nobody reads or writes a partition but through its outbox. A table of somebody else's making, with
+-- columns of other names, is written to by that somebody's rights.
+create function mailboat.grant_roles() returns void
+    language plpgsql
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    writer  boolean := to_regrole('mailboat_writer') is not null;
+    relay   boolean := to_regrole('mailboat_relay') is not null;
+    outbox  record;
+    ledger  regclass;
+begin
+    for outbox in
+        select c.oid::regclass as name, n.nspname as schema_name,
+               case when (select count(*) from pg_attribute a where a.attrelid = c.oid and a.attname in
+                             ('id', 'event_id', 'event_type', 'aggregate_type', 'aggregate_id', 'key', 'payload', 'content_type',
+                              'headers', 'tags', 'traceparent')) = 11
+                    then pg_get_serial_sequence(c.oid::regclass::text, 'id') end as sequence
+        from mailboat.outboxes o join pg_class c on c.oid = to_regclass(o.name) join pg_namespace n on n.oid = c.relnamespace
+    loop
+        if writer and outbox.sequence is not null then
+            execute format('grant usage on schema mailboat, %I to mailboat_writer', outbox.schema_name);
+            execute format('grant insert (event_id, event_type, aggregate_type, aggregate_id, key, payload, content_type, headers,'
+                           ' tags, traceparent) on %s to mailboat_writer', outbox.name);
+            execute format('grant usage on sequence %s to mailboat_writer', outbox.sequence);
+        end if;
+        if relay then
+            execute format('grant usage on schema mailboat, %I to mailboat_relay', outbox.schema_name);
+            execute format('grant select on %s to mailboat_relay', outbox.name);
+        end if;
+    end loop;
+
+    if relay then
+        grant usage on schema mailboat to mailboat_relay;
+        grant select on mailboat.migrations, mailboat.outboxes to mailboat_relay;
+        grant execute on function mailboat.ensure_partitions(text, interval) to mailboat_relay;
+        for ledger in
+            select c.oid
+            from pg_class c
+            where c.relnamespace = 'mailboat'::regnamespace and c.relkind = 'r' and not c.relispartition
+              and c.relname not in ('migrations', 'outboxes') and c.relname !~ '_p\d{8}$'
+        loop
+            execute format('grant select, insert, update, delete on %s to mailboat_relay', ledger);
+        end loop;
+    end if;
+end
+$$;
+
+revoke execute on function mailboat.grant_roles() from public;
