@@ -12,7 +12,7 @@ import pytest
 BENCH = Path(__file__).parents[2] / "bench/bench.py"
 
 
-@pytest.mark.faults
+@pytest.mark.verify
 @pytest.mark.timeout(600)
 def test_the_benchmark_prints_its_tables_and_loses_nothing() -> None:
     done = subprocess.run(

@@ -31,9 +31,9 @@ def outbox(postgres: PostgresServer) -> Iterator[Database]:
     yield from migrated_database(postgres)
 
 
-@pytest.fixture(params=["postgres", pytest.param("postgres14", marks=pytest.mark.faults)])
+@pytest.fixture(params=["postgres", pytest.param("postgres14", marks=pytest.mark.verify)])
 def each_outbox(request: pytest.FixtureRequest) -> Iterator[Database]:
-    """The test runs twice: on the newest Postgres and, in ``make test-faults``, on the oldest supported."""
+    """The test runs twice: on the newest Postgres and, in ``make verify``, on the oldest supported."""
     yield from migrated_database(request.getfixturevalue(request.param))
 
 

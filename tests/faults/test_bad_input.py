@@ -161,7 +161,7 @@ def test_a_wrong_password_is_told_and_never_repeated(desk: Desk, outbox: Databas
         outbox.execute("drop role clerk")
 
 
-@pytest.mark.faults
+@pytest.mark.verify
 def test_a_database_that_goes_away_for_ten_seconds_is_waited_for(
     desk: Desk, outbox: Database, kfake: KafkaServer, unique_name: Callable[[str], str]
 ) -> None:

@@ -61,7 +61,7 @@ def catch_up(racers: Racers, collector: KafkaCollector) -> None:
     print(f"{found}; resumed after {resumed:.1f} s")  # noqa: T201 - shown with -s
 
 
-@pytest.mark.faults
+@pytest.mark.verify
 @pytest.mark.parametrize(
     ("leave", "come_back", "timings"),
     [

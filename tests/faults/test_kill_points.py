@@ -96,7 +96,7 @@ def test_a_relay_killed_at(point: Point, outbox: Database, feed: Feed, fleet: Fl
     _kill_and_go_on([DieAt(point)], outbox, feed, fleet, tmp_path)
 
 
-@pytest.mark.faults
+@pytest.mark.verify
 @pytest.mark.parametrize("point", [point for point in Point if point not in ONCE], ids=lambda point: point.value)
 def test_relays_killed_one_after_another_at(
     point: Point, outbox: Database, feed: Feed, fleet: Fleet, tmp_path: Path
@@ -164,7 +164,7 @@ OVERLAPPED = [
 ]
 
 
-@pytest.mark.parametrize("passage", [1, pytest.param(4, marks=pytest.mark.faults)])
+@pytest.mark.parametrize("passage", [1, pytest.param(4, marks=pytest.mark.verify)])
 @pytest.mark.parametrize("death", OVERLAPPED, ids=lambda death: death.point.value)
 def test_a_relay_killed_with_two_batches_on_their_way_at(
     death: DieAt, passage: int, outbox: Database, kfake: KafkaServer, kafka_topic: TopicFactory, tmp_path: Path

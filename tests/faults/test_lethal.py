@@ -21,7 +21,7 @@ from support.ledger import Ledger, Written, check_delivery, payload
 from support.relay_processes import SWIFT, Fleet, RelayProcess, outbox_relay, subscription
 from support.wait import wait_until
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.verify
 
 KEYS, EVENTS, LETHAL, PARTITIONS, MAX_ATTEMPTS = 5, 200, 103, 2, 6
 MOST_DEATHS = 2 * (CAUTIOUS_AFTER + 1) + MAX_ATTEMPTS + 2

@@ -19,7 +19,7 @@ from support.lost_tail import Row, assert_reused, cut_off, hold_the_log_writer, 
 from support.relay_processes import WALKING, Fleet, kafka_sink, outbox_relay, subscription
 
 
-@pytest.mark.faults
+@pytest.mark.verify
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("durability", ["Flushed", "Committed"])
 def test_a_crash_that_loses_asynchronous_commits(

@@ -19,7 +19,7 @@ from support.wait import await_until
 
 Stage = dict[str, StagedSink]
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.verify, pytest.mark.timeout(600)]
 
 MANY = 200
 SECONDS = 10.0

@@ -85,7 +85,7 @@ async def test_a_short_outage(request: pytest.FixtureRequest, outbox: Database, 
     await _outage(request, outbox, stage, kind, seconds=3)
 
 
-@pytest.mark.faults
+@pytest.mark.verify
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", [*KINDS, "Apache Kafka, killed"])
 async def test_an_outage_of_half_a_minute(

@@ -91,7 +91,7 @@ def test_a_short_race_against_kfake(
         race.check(collector)
 
 
-@pytest.mark.faults
+@pytest.mark.verify
 @pytest.mark.timeout(600)
 def test_a_minute_of_kills_against_three_destinations(
     each_outbox: Database,

@@ -34,7 +34,7 @@ from support.relay_processes import subscription
 from support.store_relays import ticked
 from support.wait import await_until
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.verify, pytest.mark.timeout(600)]
 
 RETAINED = 3_000_000
 DAYS = 30

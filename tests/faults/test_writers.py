@@ -219,7 +219,7 @@ async def test_retention_under_an_open_reader_is_given_up_rather_than_waited_for
         writers.goes_on()
 
 
-@pytest.mark.faults
+@pytest.mark.verify
 @pytest.mark.timeout(600)
 def test_relays_that_die_in_the_middle_of_anything_hurt_no_writer(outbox: Database, tmp_path: Path) -> None:
     sink = {"log": {"path": str(tmp_path / "arrived.jsonl")}}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import selectors
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
@@ -32,10 +33,26 @@ class _Jumping(selectors.SelectSelector):
         return ready
 
 
+class _NumberedTask(asyncio.Task[Any]):
+    """A task that hashes to its number. Task groups cancel the members of a set in hash order; by default that is the
+    order of memory addresses, and every run would be different."""
+
+    def __init__(self, *args: Any, number: int, **options: Any) -> None:
+        self._number = number
+        super().__init__(*args, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._jumping = _Jumping()
         super().__init__(self._jumping)
+        numbers = itertools.count(1)
+        self.set_task_factory(
+            lambda loop, coroutine, **options: _NumberedTask(coroutine, loop=loop, number=next(numbers), **options)
+        )
 
     def time(self) -> float:
         return self._jumping.passed
@@ -47,7 +64,7 @@ def now() -> datetime:
 
 
 async def until(condition: Callable[[], object], what: str, within: float = 120.0) -> None:
-    """Lets time pass until the condition is true: the waiting of `waiting.py`, by this loop's clock."""
+    """Lets time pass until the condition is true: the waiting of `support.wait`, by this loop's clock."""
     deadline = asyncio.get_running_loop().time() + within
     while not condition():
         assert asyncio.get_running_loop().time() < deadline, f"waited {within:g} s for {what}, and it did not come"

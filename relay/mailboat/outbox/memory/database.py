@@ -41,13 +41,13 @@ class Transaction:
     def __init__(self, outbox: MemoryOutbox, *, early: bool) -> None:
         self._outbox = outbox
         self._xid: int | None = outbox.take_xid() if early else None
-        self._rings: set[asyncio.Event] = set()
+        self._rings: list[asyncio.Event] = []
 
     def insert(self, type: str, *, key: str | None = None, payload: bytes | None = b"{}", **columns: Any) -> Event:
         """Adds an event. Whether relays are to be woken is looked up now, as the trigger does."""
         if self._xid is None:
             self._xid = self._outbox.take_xid()
-        self._rings.update(self._outbox.bells.values())
+        self._rings += self._outbox.bells.values()
         return self._outbox.add(self._xid, type, key, payload, **columns)
 
     def commit(self) -> None:
