@@ -8,15 +8,15 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.set-up
 
 DISTRIBUTIONS := crds relay operator harbor
-CODE          := $(DISTRIBUTIONS) tests e2e $(wildcard bench examples)
+CODE          := .ci/stages.py $(DISTRIBUTIONS) tests e2e $(wildcard bench examples)
 COMPILE       := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
                  --no-emit-index-url
-# Each worker has servers of its own, hence at most four. `make test WORKERS=0` runs the tests one after the other.
+# `make test WORKERS=0` runs the tests one after the other, in one process.
 WORKERS ?= auto
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo parts test test-faults parts-api test-api parts-e2e e2e lint format lock crds bench clean
+.PHONY: help setup demo parts test parts-api test-api parts-e2e e2e verify lint format lock crds bench clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,24 +41,34 @@ parts: $(STAMP) ## Fetch and build the real servers that the tests run against (
 	@.ci/packages test || echo "Not all packages of the system could be installed; tests that need the others are skipped."
 	@$(BIN)/python -m mailboat_harbor
 
-test: parts ## Run the tests against real servers
-	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal -m "not faults and not api"
+# The gate leaves out the long tests; SCOPE=all runs them too.
+ifeq ($(SCOPE),all)
+  LONG    :=
+  STORIES := e2e
+else
+  LONG    := and not verify
+  STORIES := $(foreach story,install sidecar disruption,e2e/stories/test_$(story).py)
+endif
+PYTEST := $(BIN)/python -m pytest --durations=25
 
-test-faults: parts ## Run the long tests: minutes of kills, millions of rows
-	$(BIN)/python -m pytest -m faults
+test: parts ## Run the tests against real servers; with SCOPE=all the long ones too
+	$(PYTEST) -n $(WORKERS) --maxprocesses 4 --dist worksteal -m "not api $(LONG)"
 
 parts-api: $(STAMP)
 	@$(BIN)/python -m mailboat_harbor api
 
 test-api: parts-api ## Run the tests against a real Kubernetes API server; the first run builds it
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m api
+	$(PYTEST) -n 2 --dist worksteal -m "api $(LONG)"
 
 parts-e2e: $(STAMP)
 	@.ci/packages e2e
-	@PYTHONPATH=tests $(BIN)/python e2e
+	@PYTHONPATH=tests $(BIN)/python e2e $(SCOPE)
 
-e2e: parts-e2e ## Tell the stories on a real cluster with real pods (as root: with apt-get, too); STORY=install tells one
-	$(BIN)/python -m pytest -p no:cacheprovider $(if $(STORY),e2e/stories/test_$(STORY).py,e2e)
+e2e: parts-e2e ## Run three stories on a real cluster (as root: with apt-get, too); STORY=scale runs one, SCOPE=all every one
+	$(PYTEST) -p no:cacheprovider $(if $(STORY),e2e/stories/test_$(STORY).py,$(STORIES))
+
+verify: $(STAMP) ## Run everything: the gate, the long tests, all stories, the demo; takes about an hour
+	@CI=true $(PYTHON) .ci/stages.py verify
 
 lint: $(STAMP) ## Check format, style, types and layers
 	$(BIN)/ruff format --check $(CODE)
