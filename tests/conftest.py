@@ -10,20 +10,23 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, settings
 
-from mailboat_harbor.kafka import KafkaServer, start_apache_kafka, start_kfake
+from mailboat_harbor.kafka import KafkaServer
 from mailboat_harbor.missing import PartMissing
-from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
+from mailboat_harbor.postgres import Database, PostgresServer
 from mailboat_harbor.postgres_binaries import NEWEST, OLDEST
 from mailboat_harbor.proxy import Proxy
-from mailboat_harbor.pubsub import PubSubServer, start_pstest
+from mailboat_harbor.pubsub import PubSubServer
+from support.shared_servers import SOCKET, SharedServers, SharedServersOfController
 from support.wait import until_midnight_is_over, wait_until
 
 Part = TypeVar("Part")
@@ -36,7 +39,7 @@ settings.register_profile("patient", deadline=None, derandomize=True, suppress_h
 settings.load_profile("patient")
 
 
-# ---- real servers, one of each per worker -------------------------------------------------------------------------
+# ---- real servers, one set for all workers -------------------------------------------------------------------------
 
 
 def part_or_skip(start: Callable[[], Part]) -> Part:
@@ -55,26 +58,34 @@ def or_skip_fixture() -> Callable[[Callable[[], Part]], Part]:
     return part_or_skip
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    # The controller of workers owns their servers; its folder goes when it ends.
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        folder = tempfile.TemporaryDirectory(prefix="mailboat-servers-")
+        config.add_cleanup(folder.cleanup)
+        Path(folder.name).chmod(0o755)  # Postgres runs as another user where we are root
+        servers = SharedServers(Path(folder.name))
+        servers.serve_workers()
+        config.add_cleanup(servers.stop)
+
+
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedServers | SharedServersOfController]:
+    servers = SharedServersOfController() if SOCKET in os.environ else SharedServers(tmp_path_factory.mktemp("servers"))
+    yield servers
+    servers.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres(servers: SharedServers) -> PostgresServer:
     """Postgres, the newest major. Shared: never stop it, never change its settings; start one of your own for that."""
-    with _postgres(NEWEST, tmp_path_factory) as server:
-        yield server
+    return part_or_skip(lambda: servers.get(f"postgres{NEWEST}"))
 
 
 @pytest.fixture(scope="session")
-def postgres14(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+def postgres14(servers: SharedServers) -> PostgresServer:
     """Postgres, the oldest supported major; shared like ``postgres``."""
-    with _postgres(OLDEST, tmp_path_factory) as server:
-        yield server
-
-
-def _postgres(major: int, places: pytest.TempPathFactory) -> PostgresServer:
-    # Nobody may crash the shared servers, so nothing of theirs has to survive one: databases are copied much faster so.
-    # No autovacuum: some tests count transactions, and its would be among them.
-    in_a_hurry = {"fsync": "off", "full_page_writes": "off", "autovacuum": "off"}
-    places_for_data = places.mktemp(f"postgres{major}")
-    return part_or_skip(lambda: PostgresServer.start(find_postgres(major), places_for_data, settings=in_a_hurry))
+    return part_or_skip(lambda: servers.get(f"postgres{OLDEST}"))
 
 
 @pytest.fixture
@@ -98,31 +109,21 @@ def _fresh_database(server: PostgresServer) -> Iterator[Database]:
 
 
 @pytest.fixture(scope="session")
-def kfake() -> Iterator[KafkaServer]:
+def kfake(servers: SharedServers) -> KafkaServer:
     """The light Kafka-protocol broker, in memory. Shared: start one of your own to kill it."""
-    with part_or_skip(start_kfake) as server:
-        yield server
+    return part_or_skip(lambda: servers.get("kfake"))
 
 
 @pytest.fixture(scope="session")
-def apache_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
+def apache_kafka(servers: SharedServers) -> KafkaServer:
     """Apache Kafka. Shared: start one of your own to kill it."""
-    with part_or_skip(lambda: start_apache_kafka(tmp_path_factory.mktemp("kafka"))) as server:
-        yield server
-
-
-@pytest.fixture(params=["kfake", "apache_kafka"])
-def each_kafka(request: pytest.FixtureRequest) -> KafkaServer:
-    """The test runs twice: on kfake and on Apache Kafka."""
-    server: KafkaServer = request.getfixturevalue(request.param)
-    return server
+    return part_or_skip(lambda: servers.get("kafka"))
 
 
 @pytest.fixture(scope="session")
-def pubsub() -> Iterator[PubSubServer]:
+def pubsub(servers: SharedServers) -> PubSubServer:
     """Google's Pub/Sub fake. Shared: start one of your own to kill it."""
-    with part_or_skip(start_pstest) as server:
-        yield server
+    return part_or_skip(lambda: servers.get("pstest"))
 
 
 # ---- fresh names, topics and proxies ------------------------------------------------------------------------------

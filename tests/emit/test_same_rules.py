@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
@@ -306,3 +306,25 @@ def test_a_keys_slot_is_its_sha256(connection: psycopg.Connection, key: str) -> 
 def test_headers_are_stored_as_given(connection: psycopg.Connection) -> None:
     row = checked(NewEvent("x", headers={"a": 'ü"\\'}))
     assert json.loads(row.headers or "") == {"a": 'ü"\\'}
+
+
+@pytest.mark.parametrize(
+    ("column", "expression", "taken"),
+    [
+        ("payload", "convert_to(repeat('x', 16777217), 'UTF8')", False),
+        ("payload", "convert_to(repeat('x', 16777216), 'UTF8')", True),
+        ("key", "repeat('k', 1025)", False),
+        ("key", "repeat('ü', 513)", False),  # bytes are counted, not letters
+        ("key", "repeat('ü', 512)", True),
+    ],
+)
+def test_what_is_inserted_by_hand_has_the_same_limits(
+    newest_outbox: Database, column: LiteralString, expression: LiteralString, taken: bool
+) -> None:
+    statement = f"insert into mailboat.outbox (event_type, {column}) values ('order.placed', {expression})"
+    if taken:
+        newest_outbox.execute(statement)
+    else:
+        with pytest.raises(psycopg.errors.CheckViolation, match="well_formed"):
+            newest_outbox.execute(statement)
+    assert newest_outbox.execute("select count(*) from mailboat.outbox") == [(int(taken),)]

@@ -11,7 +11,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mailboat_harbor.missing import ServerFailed
 from mailboat_harbor.processes import Child
 from support.wait import wait_until
 
@@ -27,48 +26,6 @@ def is_gone(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-
-
-def test_a_child_runs_until_it_is_stopped(tmp_path: Path) -> None:
-    child = sleeper(tmp_path / "log")
-    child.launch()
-    first = child.pid
-    assert child.running
-    child.restart()
-    assert child.pid != first
-    assert is_gone(first)
-    child.stop()
-    assert not child.running
-    child.stop()  # a second time is no error
-
-
-def test_a_suspended_child_can_be_stopped(tmp_path: Path) -> None:
-    child = sleeper(tmp_path / "log")
-    child.launch()
-    child.suspend()
-    wait_until(lambda: psutil.Process(child.pid).status() == psutil.STATUS_STOPPED, what="the child to be suspended")
-    child.stop()
-    assert is_gone(child.pid)
-
-
-def test_a_child_that_dies_at_start_says_why(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "import sys; sys.exit('port 9092 is taken')"]
-    child = Child("broker", command, log=tmp_path / "log", ready=lambda: False)
-    with pytest.raises(ServerFailed, match=r"(?s)broker ended with status 1.*port 9092 is taken"):
-        child.launch()
-
-
-def test_a_command_that_does_not_exist_says_so(tmp_path: Path) -> None:
-    child = Child("broker", ["/no/such/program"], log=tmp_path / "log", ready=lambda: False)
-    with pytest.raises(ServerFailed, match="can't run /no/such/program: No such file"):
-        child.launch()
-
-
-def test_a_child_that_never_answers_is_killed(tmp_path: Path) -> None:
-    child = Child("broker", SLEEPER, log=tmp_path / "log", ready=lambda: False, start_timeout=0.3)
-    with pytest.raises(ServerFailed, match="not ready after"):
-        child.launch()
-    assert not child.running
 
 
 def test_a_child_outlives_the_thread_that_started_it(tmp_path: Path) -> None:

@@ -38,26 +38,6 @@ def test_a_task_left_behind_fails_the_test(run: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*the test left tasks behind*"])
 
 
-def test_a_thread_left_behind_fails_the_test(run: pytest.Pytester) -> None:
-    run.makepyfile("""
-        import threading
-        enough = threading.Event()
-
-        def test_leaves():
-            threading.Thread(target=enough.wait, name="stray").start()
-
-        def test_after():
-            enough.set()
-
-        async def test_may_use_the_loops_own_threads():
-            import asyncio
-            await asyncio.to_thread(enough.wait)
-    """)
-    result = run.runpytest_subprocess("-p", "no:xdist")
-    result.assert_outcomes(passed=3, errors=1)
-    result.stdout.fnmatch_lines(["*the threads that the test left behind*stray*"])
-
-
 def test_a_warning_fails_the_test(run: pytest.Pytester) -> None:
     run.makepyfile("""
         import warnings

@@ -36,6 +36,8 @@ def catalog(database: Database) -> list[tuple[object, ...]]:
             "select proname, pg_get_function_identity_arguments(oid), xmin::text from pg_proc"
             " where pronamespace = 'mailboat'::regnamespace order by 1, 2"
         ),
+        *database.execute("select version, xmin::text, xmax::text from mailboat.migrations order by 1"),
+        *database.execute("select name, xmin::text, xmax::text from mailboat.outboxes order by 1"),
     ]
 
 
@@ -44,10 +46,7 @@ async def test_the_first_run_applies_everything_and_the_second_writes_nothing(ea
     assert first.applied == tuple(step.name for step in known_migrations())
     assert first.outbox == OUTBOX
     before = catalog(each_database)
-    ((xid,),) = each_database.execute("select pg_current_xact_id()::text::bigint")
     assert await run(each_database.url) == MigrationReport(OUTBOX, (), first.missing_roles)
-    ((next_xid,),) = each_database.execute("select pg_current_xact_id()::text::bigint")
-    assert next_xid == xid + 1, "not even a transaction id was used"
     assert catalog(each_database) == before
 
 

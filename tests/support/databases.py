@@ -15,7 +15,7 @@ from support.wait import until_midnight_is_over
 
 OUTBOX = "mailboat.outbox"
 
-_templates: dict[tuple[int, int, date], str] = {}
+_templates: dict[tuple[int, date], str] = {}
 """By server and by day: a template has partitions for the days from the one on which it was made."""
 
 
@@ -29,7 +29,7 @@ def migrated_database(server: PostgresServer) -> Iterator[Database]:
 
 
 def _template(server: PostgresServer) -> str:
-    made_for = (server.port, server.pid, datetime.now(UTC).date())
+    made_for = (server.port, datetime.now(UTC).date())
     if made_for not in _templates:
         name = f"migrated_{secrets.token_hex(6)}"
         server.create_database(name, template="template0")

@@ -283,10 +283,10 @@ async def test_an_idle_tick_writes_nothing(postgres_world: PostgresWorld) -> Non
     await relay.claim()
     write(postgres_world, "a", "b", "c")
     await relay.drained()
-    before = postgres_world.transactions_begun()
+    before = postgres_world.row_versions()
     for _ in range(5):
         assert (await relay.tick()).quiet
         await relay.store.undecided_writers()
         for number in relay.subscriptions:
             await relay.store.backlog(number)
-    assert postgres_world.transactions_begun() == before
+    assert postgres_world.row_versions() == before

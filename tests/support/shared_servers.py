@@ -1,0 +1,104 @@
+"""One set of servers for all workers of a test run.
+
+The controller of pytest-xdist starts a server when the first worker asks for it, and owns its process. Workers get the
+port over a Unix socket, and a handle that can connect but not stop the server. Without workers, the process that runs
+the tests does both.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Client, Listener
+from pathlib import Path
+from typing import Any
+
+from mailboat_harbor.golang import built_program
+from mailboat_harbor.kafka import KafkaServer, start_apache_kafka, start_kfake
+from mailboat_harbor.missing import PartMissing
+from mailboat_harbor.postgres import PostgresServer, find_postgres
+from mailboat_harbor.processes import OURSELVES, Child
+from mailboat_harbor.pubsub import PubSubServer, start_pstest
+
+SOCKET = "MAILBOAT_TEST_SERVERS"
+"""Environment variable: the name of the socket of the process that owns the servers."""
+
+# Tests never crash the shared servers. Without fsync, databases are copied much faster.
+# No autovacuum: some tests count transactions of a database.
+_POSTGRES = {"fsync": "off", "full_page_writes": "off", "autovacuum": "off", "max_connections": "500"}
+
+_START: dict[str, Callable[[Path], Child]] = {
+    "postgres18": lambda folder: PostgresServer.start(find_postgres(18), folder, settings=_POSTGRES),
+    "postgres14": lambda folder: PostgresServer.start(find_postgres(14), folder, settings=_POSTGRES),
+    "kfake": lambda folder: start_kfake(),
+    "kafka": start_apache_kafka,
+    "pstest": lambda folder: start_pstest(),
+}
+_ATTACH: dict[str, Callable[[int, Path], Child]] = {
+    "postgres18": lambda port, folder: PostgresServer(find_postgres(18), folder, port, OURSELVES),
+    "postgres14": lambda port, folder: PostgresServer(find_postgres(14), folder, port, OURSELVES),
+    "kfake": lambda port, folder: KafkaServer("kfake", [str(built_program("kfake"))], port, folder / "server.log"),
+    "kafka": lambda port, folder: KafkaServer("Apache Kafka", [], port, folder / "server.log"),
+    "pstest": lambda port, folder: PubSubServer([], port),
+}
+
+
+def _address(name: str) -> str:
+    """In the abstract namespace: no file is left behind."""
+    return f"\0{name}"
+
+
+class SharedServers:
+    """Starts each server once, on first use. The servers end with this process."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._running: dict[str, Child] = {}
+        self._lock = threading.Lock()
+
+    def get(self, name: str) -> Any:
+        """The server. Raises ``PartMissing`` if it cannot be installed here."""
+        with self._lock:
+            if name not in self._running:
+                folder = self._folder(name)
+                folder.mkdir(parents=True)
+                self._running[name] = _START[name](folder)
+            return self._running[name]
+
+    def stop(self) -> None:
+        for server in self._running.values():
+            server.stop()
+
+    def serve_workers(self) -> None:
+        """Answer workers until this process ends, on a thread."""
+        os.environ[SOCKET] = self._directory.name  # workers inherit it
+        listener = Listener(_address(self._directory.name))
+        threading.Thread(target=self._answer, args=(listener,), name="shared-servers", daemon=True).start()
+
+    def _answer(self, listener: Listener) -> None:
+        while True:
+            with listener.accept() as worker:
+                name: str = worker.recv()
+                try:
+                    worker.send((self.get(name).port, self._folder(name), ""))
+                except PartMissing as missing:
+                    worker.send((0, self._folder(name), str(missing)))
+
+    def _folder(self, name: str) -> Path:
+        return self._directory / name
+
+
+class SharedServersOfController:
+    """The same servers, as a worker sees them."""
+
+    def get(self, name: str) -> Any:
+        with Client(_address(os.environ[SOCKET])) as controller:
+            controller.send(name)
+            port, folder, missing = controller.recv()
+        if missing:
+            raise PartMissing(missing)
+        return _ATTACH[name](port, folder)
+
+    def stop(self) -> None:
+        """The controller stops the servers."""
