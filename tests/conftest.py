@@ -26,7 +26,7 @@ from mailboat_harbor.postgres import Database, PostgresServer
 from mailboat_harbor.postgres_binaries import NEWEST, OLDEST
 from mailboat_harbor.proxy import Proxy
 from mailboat_harbor.pubsub import PubSubServer
-from support.shared_servers import SOCKET, SharedServers, SharedServersOfController
+from support.shared_servers import SOCKET, Servers, SharedServers, SharedServersOfController
 from support.wait import until_midnight_is_over, wait_until
 
 Part = TypeVar("Part")
@@ -70,22 +70,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedServers | SharedServersOfController]:
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     servers = SharedServersOfController() if SOCKET in os.environ else SharedServers(tmp_path_factory.mktemp("servers"))
     yield servers
     servers.stop()
 
 
 @pytest.fixture(scope="session")
-def postgres(servers: SharedServers) -> PostgresServer:
+def postgres(servers: Servers) -> PostgresServer:
     """Postgres, the newest major. Shared: never stop it, never change its settings; start one of your own for that."""
-    return part_or_skip(lambda: servers.get(f"postgres{NEWEST}"))
+    return part_or_skip(lambda: servers.postgres(NEWEST))
 
 
 @pytest.fixture(scope="session")
-def postgres14(servers: SharedServers) -> PostgresServer:
+def postgres14(servers: Servers) -> PostgresServer:
     """Postgres, the oldest supported major; shared like ``postgres``."""
-    return part_or_skip(lambda: servers.get(f"postgres{OLDEST}"))
+    return part_or_skip(lambda: servers.postgres(OLDEST))
 
 
 @pytest.fixture
@@ -109,21 +109,21 @@ def _fresh_database(server: PostgresServer) -> Iterator[Database]:
 
 
 @pytest.fixture(scope="session")
-def kfake(servers: SharedServers) -> KafkaServer:
+def kfake(servers: Servers) -> KafkaServer:
     """The light Kafka-protocol broker, in memory. Shared: start one of your own to kill it."""
-    return part_or_skip(lambda: servers.get("kfake"))
+    return part_or_skip(lambda: servers.kfake())
 
 
 @pytest.fixture(scope="session")
-def apache_kafka(servers: SharedServers) -> KafkaServer:
+def apache_kafka(servers: Servers) -> KafkaServer:
     """Apache Kafka. Shared: start one of your own to kill it."""
-    return part_or_skip(lambda: servers.get("kafka"))
+    return part_or_skip(lambda: servers.kafka())
 
 
 @pytest.fixture(scope="session")
-def pubsub(servers: SharedServers) -> PubSubServer:
+def pubsub(servers: Servers) -> PubSubServer:
     """Google's Pub/Sub fake. Shared: start one of your own to kill it."""
-    return part_or_skip(lambda: servers.get("pstest"))
+    return part_or_skip(lambda: servers.pubsub())
 
 
 # ---- fresh names, topics and proxies ------------------------------------------------------------------------------
@@ -188,7 +188,17 @@ async def no_task_left_behind() -> AsyncIterator[None]:
     assert not leftovers, f"the test left tasks behind: {leftovers}"
 
 
+_OLDEST_IN_GATE = ("tests/schema/", "tests/outbox/conformance/test_windows.py", "tests/cli/test_schema_commands.py")
+"""What depends on the major: schema, verify, migrate, windows. Everything else runs on the oldest one in ``verify``."""
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
+    if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+        on_oldest = {f"postgres{OLDEST}", OLDEST} & {
+            v for v in item.callspec.params.values() if isinstance(v, str | int)
+        }
+        if on_oldest and not item.nodeid.startswith(_OLDEST_IN_GATE):
+            item.add_marker(pytest.mark.verify)
     # Only for tests that have an event loop; right behind the thread rule, so that the loop is closed before threads
     # are counted, and before all other fixtures, so that their tasks are gone by then.
     if isinstance(item, pytest.Function) and item.get_closest_marker("asyncio") is not None:

@@ -31,7 +31,7 @@ def outbox(postgres: PostgresServer) -> Iterator[Database]:
     yield from migrated_database(postgres)
 
 
-@pytest.fixture(params=["postgres", pytest.param("postgres14", marks=pytest.mark.verify)])
+@pytest.fixture(params=["postgres", "postgres14"])
 def each_outbox(request: pytest.FixtureRequest) -> Iterator[Database]:
     """The test runs twice: on the newest Postgres and, in ``make verify``, on the oldest supported."""
     yield from migrated_database(request.getfixturevalue(request.param))

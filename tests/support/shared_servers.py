@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from mailboat_harbor.golang import built_program
 from mailboat_harbor.kafka import KafkaServer, start_apache_kafka, start_kfake
@@ -49,7 +50,31 @@ def _address(name: str) -> str:
     return f"\0{name}"
 
 
-class SharedServers:
+class Servers(ABC):
+    """The servers by name."""
+
+    @abstractmethod
+    def get(self, name: str) -> Child:
+        """The server, running. Raises ``PartMissing`` if it cannot be installed here."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End the servers that this process owns."""
+
+    def postgres(self, major: int) -> PostgresServer:
+        return cast(PostgresServer, self.get(f"postgres{major}"))
+
+    def kfake(self) -> KafkaServer:
+        return cast(KafkaServer, self.get("kfake"))
+
+    def kafka(self) -> KafkaServer:
+        return cast(KafkaServer, self.get("kafka"))
+
+    def pubsub(self) -> PubSubServer:
+        return cast(PubSubServer, self.get("pstest"))
+
+
+class SharedServers(Servers):
     """Starts each server once, on first use. The servers end with this process."""
 
     def __init__(self, directory: Path) -> None:
@@ -57,14 +82,16 @@ class SharedServers:
         self._running: dict[str, Child] = {}
         self._lock = threading.Lock()
 
-    def get(self, name: str) -> Any:
-        """The server. Raises ``PartMissing`` if it cannot be installed here."""
+    def get(self, name: str) -> Child:
         with self._lock:
             if name not in self._running:
                 folder = self._folder(name)
                 folder.mkdir(parents=True)
                 self._running[name] = _START[name](folder)
             return self._running[name]
+
+    def port_of(self, name: str) -> int:
+        return cast(PostgresServer | KafkaServer | PubSubServer, self.get(name)).port
 
     def stop(self) -> None:
         for server in self._running.values():
@@ -81,7 +108,7 @@ class SharedServers:
             with listener.accept() as worker:
                 name: str = worker.recv()
                 try:
-                    worker.send((self.get(name).port, self._folder(name), ""))
+                    worker.send((self.port_of(name), self._folder(name), ""))
                 except PartMissing as missing:
                     worker.send((0, self._folder(name), str(missing)))
 
@@ -89,10 +116,10 @@ class SharedServers:
         return self._directory / name
 
 
-class SharedServersOfController:
+class SharedServersOfController(Servers):
     """The same servers, as a worker sees them."""
 
-    def get(self, name: str) -> Any:
+    def get(self, name: str) -> Child:
         with Client(_address(os.environ[SOCKET])) as controller:
             controller.send(name)
             port, folder, missing = controller.recv()
@@ -101,4 +128,4 @@ class SharedServersOfController:
         return _ATTACH[name](port, folder)
 
     def stop(self) -> None:
-        """The controller stops the servers."""
+        pass  # they are the controller's
