@@ -227,6 +227,7 @@ def test_a_deleted_subscription_is_forgotten_but_for_its_dead_letters(pod: Pod, 
     assert place.database.execute("select count(*) from mailboat.dead_letters") == [(1,)]
 
 
+@pytest.mark.verify
 def test_a_subscription_that_another_relay_with_an_older_configuration_moves_is_not_forgotten_yet(
     pod: Pod, place: Place, start_relay: Start, tmp_path: Path
 ) -> None:
@@ -321,6 +322,7 @@ def test_only_who_is_allowed_may_push(pod: Pod) -> None:
     assert pod.relay.put("/config", large, pod.operator.sign("PUT", "/config", large))[0] == 413
 
 
+@pytest.mark.verify
 def test_an_assignment_by_the_operator_is_followed_by_relays_in_processes_of_their_own(
     pod: Pod, place: Place, start_relay: Start
 ) -> None:

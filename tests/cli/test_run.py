@@ -99,6 +99,7 @@ def test_a_subscription_that_a_relay_serves_is_not_forgotten(place, arrived, sta
     assert place.database.execute("select count(*) from mailboat.cursors") == [(0,)]
 
 
+@pytest.mark.verify
 def test_a_database_that_is_not_there_at_start_is_waited_for(place, arrived, start_relay, proxy_factory):
     proxy: Proxy = proxy_factory(place.database.server.port)
     proxy.stop()
@@ -125,18 +126,6 @@ def test_a_schema_that_others_must_migrate_is_waited_for_and_told(empty_place, s
     wait_until(lambda: relay.get("/readyz")[1].startswith("shop/orders: Failed: "), what="the relay to complain")
     assert relay.get("/livez")[0] == 200
     assert relay.stop() == 0
-
-
-def test_a_restored_dump_is_not_read_and_the_remedy_is_told(place, arrived, start_relay):
-    first: RunningRelay = start_relay("-f", str(place.folder))
-    first.wait_ready()
-    first.stop()
-    place.database.execute("update mailboat.cursors set system_identifier = 4711")
-    place.ok("emit", "order.placed", "{}")
-    second: RunningRelay = start_relay("-f", str(place.folder))
-    wait_until(lambda: "mailboat rebase" in second.get("/readyz")[1], what="the relay to refuse")
-    assert arrived() == []
-    second.stop()
 
 
 async def test_a_secret_that_is_swapped_while_relays_are_made_is_taken_up(tmp_path):
@@ -178,6 +167,7 @@ def test_what_can_never_work_ends_it_with_a_sentence(place, arguments, complaint
     assert "Traceback" not in result.output
 
 
+@pytest.mark.verify
 def test_an_assignment_file_is_followed_and_changes_of_it_too(place, arrived, start_relay, tmp_path):
     file = tmp_path / "assignment.json"
     relay: RunningRelay = start_relay("-f", str(place.folder), "--relay-id", "r1", "--assignment", str(file))

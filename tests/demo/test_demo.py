@@ -56,6 +56,7 @@ def test_it_proves_that_nothing_was_lost_and_leaves_nothing_behind(
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.verify
 @pytest.mark.timeout(600)
 def test_on_a_terminal_it_is_a_live_screen_and_ctrl_c_stops_and_removes_everything(folder: Path):
     with Terminal([*DEMO, "--broker", "mock"], {**os.environ, "TMPDIR": str(folder)}) as terminal:

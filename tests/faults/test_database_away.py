@@ -93,6 +93,7 @@ def test_a_database_that_is_away_for_ten_seconds_under_load(
         assert len(fleet.working) == 2
 
 
+@pytest.mark.verify
 def test_connections_that_are_cut_again_and_again(
     outbox: Database,
     proxy: Proxy,
@@ -112,6 +113,7 @@ def test_connections_that_are_cut_again_and_again(
         catch_up(racers, collector)
 
 
+@pytest.mark.verify
 def test_a_relay_that_vanishes_without_a_word_holds_up_nobody(
     outbox: Database,
     proxy: Proxy,

@@ -34,7 +34,7 @@ from support.wait import await_until, wait_until
 PATIENCE = 60.0
 """Seconds: what takes one on a machine of one's own may take many on a busy one."""
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.verify, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

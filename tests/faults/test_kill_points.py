@@ -164,6 +164,7 @@ OVERLAPPED = [
 ]
 
 
+@pytest.mark.verify
 @pytest.mark.parametrize("passage", [1, pytest.param(4, marks=pytest.mark.verify)])
 @pytest.mark.parametrize("death", OVERLAPPED, ids=lambda death: death.point.value)
 def test_a_relay_killed_with_two_batches_on_their_way_at(

@@ -65,6 +65,7 @@ async def _arrived(collector: Collector, count: int, timeout: float = 60) -> Non
     await await_until(lambda: len(collector.ids) >= count, timeout=timeout, what=f"{count} events at {collector.name}")
 
 
+@pytest.mark.verify
 async def test_one_poison_event_among_ten_thousand(
     outbox: Database, destination: tuple[Manifest, Collector, str, _KeepsHeaders]
 ) -> None:
@@ -116,6 +117,7 @@ async def test_one_poison_event_among_ten_thousand(
     assert outbox.execute("select count(*) from mailboat.parked") == [(0,)]
 
 
+@pytest.mark.verify
 @pytest.mark.parametrize("broker", ["kfake", "apache_kafka"])
 async def test_a_broker_that_refuses_in_the_middle_of_a_key_stops_the_key(
     request: pytest.FixtureRequest, outbox: Database, unique_name: Callable[[str], str], broker: str
@@ -165,6 +167,7 @@ async def test_a_broker_that_refuses_in_the_middle_of_a_key_stops_the_key(
     check_delivery(committed, (), collector.arrivals, ambiguous=True, gapless=False)
 
 
+@pytest.mark.verify
 @pytest.mark.parametrize("refusals", [2, 1000])
 async def test_pubsub_that_refuses_in_the_middle_of_a_key_stops_the_key(
     outbox: Database, pubsub: PubSubServer, unique_name: Callable[[str], str], refusals: int

@@ -119,6 +119,7 @@ async def test_a_restored_copy_is_refused_and_goes_on_after_a_rebase(
     check_delivery(undelivered | later, (), stage["news"].arrivals)
 
 
+@pytest.mark.verify
 async def test_what_was_laid_out_anew_before_the_dump_is_not_sent_again(
     outbox: Database, stage: Stage, elsewhere: PostgresServer
 ) -> None:
@@ -139,6 +140,7 @@ async def test_what_was_laid_out_anew_before_the_dump_is_not_sent_again(
     check_delivery(written, (), stage["orders"].arrivals)
 
 
+@pytest.mark.verify
 async def test_parked_events_travel_with_the_dump(outbox: Database, stage: Stage, elsewhere: PostgresServer) -> None:
     backoff = {"initial": "50ms", "max": "100ms"}
     orders = subscription("orders", STAGED, delivery={"timeout": "5s", "backoff": backoff, "maxAttempts": 1000})
@@ -180,6 +182,7 @@ async def _delivered_at_home(outbox: Database, stage: Stage, orders: Manifest) -
     return written
 
 
+@pytest.mark.verify
 @pytest.mark.parametrize("rebased_before", [False, True], ids=["at home", "rebased already"])
 async def test_a_rebase_that_is_not_needed_loses_nothing_that_waits_behind_an_open_transaction(
     outbox: Database, stage: Stage, elsewhere: PostgresServer, rebased_before: bool
@@ -202,6 +205,7 @@ async def test_a_rebase_that_is_not_needed_loses_nothing_that_waits_behind_an_op
     check_delivery(written, (), stage["orders"].arrivals)
 
 
+@pytest.mark.verify
 async def test_a_subscription_that_was_made_in_the_copy_gets_what_was_written_before_the_rebase(
     outbox: Database, stage: Stage, elsewhere: PostgresServer
 ) -> None:

@@ -91,6 +91,7 @@ async def test_a_running_relay_follows_a_new_layout_under_load(outbox: Database,
     check_delivery(committed, (), first, gapless=False)
 
 
+@pytest.mark.verify
 @pytest.mark.parametrize("trouble", ["paused", "away", "parked"])
 async def test_a_sink_in_trouble_holds_up_no_new_layout(outbox: Database, stage: Stage, trouble: str) -> None:
     committed: dict[str, Written] = {}

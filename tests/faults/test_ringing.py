@@ -23,6 +23,8 @@ SELDOM = {"pollInterval": "10m", "maxIdleInterval": "10m"}
 BY_POLL = {"pollInterval": "1s", "maxIdleInterval": "1s"}
 ROUNDS = 5
 
+pytestmark = pytest.mark.verify
+
 
 def _relay(url: str, **wake: Any) -> Manifest:
     manifest = outbox_relay(url)

@@ -62,6 +62,7 @@ def _waits_for_the_standby(primary: PostgresServer) -> bool:
     return len(primary.execute(_WAITING)) > 0
 
 
+@pytest.mark.verify
 def test_an_event_waits_for_the_standby_if_it_should(
     primary: PostgresServer, awaited: PostgresServer, kfake: KafkaServer, collector: KafkaCollector, tmp_path: Path
 ) -> None:
@@ -99,6 +100,7 @@ def test_a_window_that_the_standby_never_confirmed_is_not_published_by_whoever_t
         check_delivery(in_the_table(primary.url()), (), collector.arrivals)
 
 
+@pytest.mark.verify
 def test_a_standby_that_hangs_holds_up_no_event_that_need_not_wait_for_it_and_no_relay(
     primary: PostgresServer, awaited: PostgresServer, kfake: KafkaServer, collector: KafkaCollector, tmp_path: Path
 ) -> None:
@@ -165,6 +167,7 @@ def test_what_only_the_lost_primary_had_was_never_published_if_replicated(
         check_delivery(truth, lost, collector.arrivals, kills=1)
 
 
+@pytest.mark.verify
 def test_a_promotion_that_a_pooler_hides_is_noticed_before_anything_in_memory_is_believed(
     primary: PostgresServer,
     standby: PostgresServer,
@@ -221,6 +224,7 @@ def _hold_between_transactions(primary: PostgresServer, relays: list[RelayProces
     wait_until(held, 60, "a moment between transactions")
 
 
+@pytest.mark.verify
 def test_a_relay_that_is_sent_to_a_standby_says_what_to_do_and_goes_on_once_it_is_promoted(
     primary: PostgresServer, standby: PostgresServer, kfake: KafkaServer, collector: KafkaCollector, tmp_path: Path
 ) -> None:

@@ -134,6 +134,7 @@ def test_sigterm_finishes_settles_and_releases_so_that_nothing_is_sent_twice(
     assert outbox.execute("select max(resumes) from mailboat.cursors") == [(0,)]
 
 
+@pytest.mark.verify
 def test_rolling_restarts_send_nothing_twice(
     outbox: Database, collector: KafkaCollector, launch: Callable[..., Fleet]
 ) -> None:
@@ -150,6 +151,7 @@ def test_rolling_restarts_send_nothing_twice(
 # ---- told from outside --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.verify
 def test_an_assignment_from_outside_is_followed_until_the_assigned_relay_is_gone(
     outbox: Database, collector: KafkaCollector, launch: Callable[..., Fleet], tmp_path: Path
 ) -> None:
@@ -184,6 +186,7 @@ def _until_all_with(outbox: Database, relay: RelayProcess) -> None:
     wait_until(lambda: set(owners(outbox.url).values()) == {relay.relay}, 60, f"everything to be with {relay.relay}")
 
 
+@pytest.mark.verify
 def test_assignments_under_load_cost_no_session(
     outbox: Database, collector: KafkaCollector, launch: Callable[..., Fleet], tmp_path: Path
 ) -> None:
@@ -199,6 +202,7 @@ def test_assignments_under_load_cost_no_session(
         assert (first.connections, second.connections) == (1, 1), "an assignment made a relay begin anew"
 
 
+@pytest.mark.verify
 def test_what_a_relay_had_when_it_lost_the_database_goes_to_whoever_should_have_it(
     outbox: Database, collector: KafkaCollector, launch: Callable[..., Fleet]
 ) -> None:
@@ -227,6 +231,7 @@ def test_what_a_relay_had_when_it_lost_the_database_goes_to_whoever_should_have_
 # ---- connections --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.verify
 async def test_fifty_relays_share_eight_partitions_and_the_idle_ones_hold_one_connection_each(
     outbox: Database, tmp_path: Path
 ) -> None:

@@ -40,6 +40,7 @@ def probers(database: Database) -> int:
     return int(count)
 
 
+@pytest.mark.verify
 async def test_a_lock_that_keeps_lag_from_being_asked_for_stops_no_delivery(
     each_outbox: Database, stage: dict[str, StagedSink], caplog: pytest.LogCaptureFixture
 ) -> None:

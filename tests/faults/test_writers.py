@@ -120,6 +120,7 @@ def _sleep_well(database: Database) -> None:
     database.execute("insert into mailboat.doorbells (relay, outbox, rings) values ('asleep', 'mailboat.outbox', true)")
 
 
+@pytest.mark.verify
 def test_a_stuck_listener_and_a_queue_that_fills_up_fail_no_commit(crowded: Database) -> None:
     _sleep_well(crowded)
     with psycopg.connect(crowded.url) as stuck, psycopg.connect(crowded.url, autocommit=True) as writer:
@@ -151,6 +152,7 @@ def test_ringing_stops_long_before_the_queue_is_full(crowded: Database) -> None:
         assert 0 < _usage(writer) <= 0.15
 
 
+@pytest.mark.verify
 def test_a_relay_that_stands_still_in_its_sleep_hurts_no_writer(crowded: Database, tmp_path: Path) -> None:
     log = tmp_path / "arrived.jsonl"
     manifests = [outbox_relay(crowded.url), subscription("orders", {"log": {"path": str(log)}}, partitions=2)]
@@ -251,6 +253,7 @@ def two_phase(tmp_path: Path, or_skip: OrSkip) -> Iterator[Database]:
         yield from migrated_database(server)
 
 
+@pytest.mark.verify
 async def test_two_phase_commit_works_while_a_relay_sleeps_and_its_events_arrive_when_it_is_decided(
     two_phase: Database, stage: Stage
 ) -> None:
@@ -360,6 +363,7 @@ def _serializable(url: str) -> dict[str, Written]:
 # ---- G8 -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.verify
 async def test_an_idle_relay_writes_nothing_but_its_heartbeat(outbox: Database, stage: Stage) -> None:
     subscriptions = [subscription(f"orders-{n}", STAGED, partitions=8) for n in range(3)]
     async with afloat(outbox_relay(outbox.url), *subscriptions, timings=None) as relay:

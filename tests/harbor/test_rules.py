@@ -58,13 +58,10 @@ MISSING_PART = """
 """
 
 
-@pytest.mark.parametrize("arguments", [["-p", "no:xdist"], ["-n", "1"]], ids=["alone", "in a worker"])
-def test_a_missing_part_is_skipped_and_named_at_the_end(
-    run: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
-) -> None:
+def test_a_missing_part_is_skipped_and_named_at_the_end(run: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CI", raising=False)
     run.makepyfile(MISSING_PART)
-    result = run.runpytest_subprocess(*arguments)
+    result = run.runpytest_subprocess("-n", "1")
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(
         ["*real parts that were missing*", "1 test did not run: there is no mvn on the PATH: install Maven"]

@@ -15,6 +15,9 @@ from support.renamed_table import RENAMED, make_renamed
 from support.store_backends import MemoryWorld, PostgresWorld, World
 
 
+RENAMED_COLUMNS = pytest.param("renamed", marks=pytest.mark.verify)  # tests/outbox/test_own_table.py is in the gate
+
+
 @pytest.fixture(scope="module")
 def outbox_database(postgres: PostgresServer) -> Iterator[Database]:
     yield from migrated_database(postgres)
@@ -32,7 +35,7 @@ def renamed_database(postgres: PostgresServer) -> Iterator[Database]:
         yield database
 
 
-@pytest.fixture(params=["memory", "postgres", "postgres14", "renamed"])
+@pytest.fixture(params=["memory", "postgres", "postgres14", RENAMED_COLUMNS])
 def any_world(request: pytest.FixtureRequest) -> Iterator[World]:
     """An empty outbox, for a test that has event loops of its own, in which it closes the stores it opened."""
     found = _world(request)
@@ -47,7 +50,7 @@ async def world(any_world: World) -> AsyncIterator[World]:
     await any_world.close()
 
 
-@pytest.fixture(params=["postgres", "postgres14", "renamed"])
+@pytest.fixture(params=["postgres", "postgres14", RENAMED_COLUMNS])
 def any_server(request: pytest.FixtureRequest) -> World:
     return _world(request)
 

@@ -11,7 +11,15 @@ import pytest
 from mailboat.sinks.protocol import Sink
 from mailboat_harbor.kafka import KafkaServer, start_apache_kafka, start_kfake
 from mailboat_harbor.pubsub import PubSubServer
-from support.sink_backends import Backend, KafkaBackend, LogBackend, MemoryBackend, Opened, PubSubBackend
+from support.sink_backends import (
+    Backend,
+    KafkaBackend,
+    LogBackend,
+    MemoryBackend,
+    Opened,
+    PubSubBackend,
+    SharedKafkaBackend,
+)
 
 OrSkip = Callable[[Callable[[], KafkaServer]], KafkaServer]
 
@@ -34,6 +42,8 @@ def _backend(name: str, request: pytest.FixtureRequest) -> Backend:
     if name == "kafka-on-kfake":
         return KafkaBackend(request.getfixturevalue("mortal_kfake"))
     if name == "kafka-on-apache":
+        return SharedKafkaBackend(request.getfixturevalue("apache_kafka"))
+    if name == "kafka-on-mortal-apache":
         return KafkaBackend(request.getfixturevalue("mortal_apache_kafka"))
     if name == "pubsub-on-pstest":
         server: PubSubServer = request.getfixturevalue("pubsub")
@@ -52,7 +62,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     backend.close()
 
 
-@pytest.fixture(params=["mortal_kfake", "mortal_apache_kafka"])
+@pytest.fixture(params=["kfake", "apache_kafka"])
 def kafka(request: pytest.FixtureRequest) -> Iterator[KafkaBackend]:
     """The test runs on both brokers, on a topic of one partition."""
     backend = KafkaBackend(request.getfixturevalue(request.param), partitions=1)

@@ -11,7 +11,7 @@ import base64
 import json
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -226,6 +226,12 @@ def _from_kafka(message: Any) -> Received:
     return Received(None if key is None else key.decode(), message.value(), headers, message.partition())
 
 
+class SharedKafkaBackend(KafkaBackend):
+    """On a broker that other tests use too, so that it cannot be killed."""
+
+    features = replace(KafkaBackend.features, can_be_away=False)
+
+
 class PubSubBackend(Backend):
     features = Features(keeps_null_values=False)
 
@@ -373,7 +379,8 @@ def message(number: int, key: str | None = "k", value: bytes | None = None, **he
 
 BACKENDS: Mapping[str, type[Backend]] = {
     "kafka-on-kfake": KafkaBackend,
-    "kafka-on-apache": KafkaBackend,
+    "kafka-on-apache": SharedKafkaBackend,
+    "kafka-on-mortal-apache": KafkaBackend,
     "pubsub-on-pstest": PubSubBackend,
     "log": LogBackend,
     "memory": MemoryBackend,
@@ -381,6 +388,13 @@ BACKENDS: Mapping[str, type[Backend]] = {
 
 
 def on_all_that(*features: str) -> pytest.MarkDecorator:
-    """The test runs on every backend that has these features."""
+    """The test runs on every backend that has these features.
+
+    An Apache Kafka that may be killed costs half a minute, so it serves only tests that kill it, in ``make verify``.
+    """
     names = [name for name, kind in BACKENDS.items() if all(getattr(kind.features, feature) for feature in features)]
-    return pytest.mark.parametrize("backend", names, indirect=True)
+    mortal = pytest.param("kafka-on-mortal-apache", marks=pytest.mark.verify)
+    chosen = [name for name in names if name != "kafka-on-mortal-apache"]
+    return pytest.mark.parametrize(
+        "backend", [*chosen, *([mortal] if "can_be_away" in features else [])], indirect=True
+    )
