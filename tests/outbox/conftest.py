@@ -14,7 +14,6 @@ from support.databases import migrated_database
 from support.renamed_table import RENAMED, make_renamed
 from support.store_backends import MemoryWorld, PostgresWorld, World
 
-
 RENAMED_COLUMNS = pytest.param("renamed", marks=pytest.mark.verify)  # tests/outbox/test_own_table.py is in the gate
 
 
