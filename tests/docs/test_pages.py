@@ -85,3 +85,12 @@ def test_what_an_older_relay_says_of_a_migrated_database_is_shown() -> None:
 def test_every_list_of_packages_is_explained() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     assert set(re.findall(r"`(\w+\.in)`", text)) == {file.name for file in (ROOT / "locks").glob("*.in")}
+
+
+def test_every_guarantee_has_tests_that_are_there() -> None:
+    rows = re.findall(r"^\| (G\d+): .* \| (.*) \| (.*) \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    assert [guarantee for guarantee, *_ in rows] == [f"G{number}" for number in range(1, 11)]
+    for _, *cells in rows:
+        for cell in cells:
+            for file, _, test in (node.partition("::") for node in re.findall(r"`(.*?)`", cell)):
+                assert f"def {test}" in (ROOT / file).read_text(), f"{file} has no {test}"
