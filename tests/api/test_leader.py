@@ -191,6 +191,7 @@ def test_a_leader_that_is_killed_is_followed_by_another_process(
     waiting.wait_leading(timeout=60)
 
 
+@pytest.mark.verify
 @pytest.mark.parametrize("two", [60], indirect=True)
 def test_a_leader_that_is_told_to_stop_gives_the_lead_to_the_next_at_once(
     two: tuple[RunningOperator, RunningOperator], api: ApiServer, namespace: str

@@ -24,6 +24,7 @@ Requests = Counter[tuple[str, str]]
 """How often which verb was used on what."""
 
 
+@pytest.mark.verify
 @pytest.mark.timeout(600)
 async def test_200_subscriptions_over_20_relays_take_seconds_and_a_counted_number_of_requests(tmp_path, or_skip):
     server = await asyncio.to_thread(or_skip, lambda: start_api_server(tmp_path, audit=True))

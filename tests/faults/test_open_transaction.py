@@ -17,6 +17,7 @@ from support.ledger import Ledger, Written, check_delivery, payload
 from support.relay_processes import WALKING, Fleet, kafka_sink, outbox_relay, subscription
 
 
+@pytest.mark.verify
 def test_a_transaction_held_open_delays_no_other_event(
     outbox: Database, kfake: KafkaServer, kafka_topic: TopicFactory, tmp_path: Path
 ) -> None:
