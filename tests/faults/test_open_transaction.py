@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import psycopg
+import pytest
 
 from conftest import TopicFactory
 from mailboat import emit
