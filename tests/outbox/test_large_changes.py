@@ -102,8 +102,10 @@ async def test_of_cursors_that_end_at_the_same_transaction_the_one_that_waits_fo
     ((before,),) = quick.execute("select pg_current_snapshot()::text")
     late.insert("late", key=next(key for key in "abcdefgh" if slot_of(key, 0) % 2 == older))
     late.commit()
-    ((after,),) = quick.execute("select pg_current_snapshot()::text")
-    assert (before.split(":")[1], before.count(","), after.count(",")) == (after.split(":")[1], 1, 0)
+    ((late_xid,),) = quick.execute("select xid::text from mailboat.outbox")
+    _, xmax, in_progress = before.split(":")
+    left = [xid for xid in in_progress.split(",") if xid != late_xid]
+    after = f"{left[0]}:{xmax}:{','.join(left)}"  # a new snapshot may end later: other tests write to this server too
     with psycopg.connect(quick.url) as connection:
         for partition, done in ((older, before), (1 - older, after)):
             set_done = "update mailboat.cursors set done = %s::pg_snapshot where partition = %s"

@@ -497,7 +497,8 @@ async def test_a_protocol_that_the_broker_does_not_speak_is_not_waited_for_forev
     await sink.close()
 
 
-async def test_a_cancelled_call_does_not_stop_its_keys_for_good(kafka: KafkaBackend, opened: Opened) -> None:
+async def test_a_cancelled_call_does_not_stop_its_keys_for_good(mortal_kfake: KafkaServer, opened: Opened) -> None:
+    kafka = KafkaBackend(mortal_kfake, partitions=1)
     sink = await opened(kafka, timeout=10)
     await until_it_arrives(sink, message(0))
     kafka.go_deaf()
