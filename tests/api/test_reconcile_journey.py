@@ -19,17 +19,8 @@ from mailboat_operator.kube import CONFIG_MAP, DEPLOYMENT, RELAY, SUBSCRIPTION, 
 from mailboat_operator.podspec import CONFIG_FOLDER, SECRETS_FOLDER
 from support.collectors import KafkaCollector
 from support.kubelet_volumes import Volume
-from support.operator_under_test import (
-    DATABASE_SECRET,
-    Cluster,
-    condition_of,
-    holders,
-    operating,
-    quick,
-    relay,
-    spread,
-    subscription,
-)
+from support.manifests import DATABASE_SECRET
+from support.operator_under_test import Cluster, condition_of, holders, operating, quick, relay, spread, subscription
 from support.wait import await_until
 
 PATIENCE = 90.0

@@ -37,22 +37,20 @@ from mailboat_operator.podspec import (
 )
 from mailboat_spec import EventSubscription, EventSubscriptionSpec, Filter, OutboxRelay, read_documents
 from support.complete_manifests import COMPLETE
+from support.manifests import event_subscription, kafka_sink, outbox_relay
 from support.yaml_bombs import alias_bomb
 
 IMAGE = RelayImage("mailboat-relay:1")
 
 
 def relay(**spec):
-    database = {"urlSecretRef": {"name": "orders-db", "key": "url"}}
-    metadata = {"name": "orders", "namespace": "shop", "uid": "u1", "generation": 3, "labels": {"team": "x"}}
-    return OutboxRelay.model_validate({"metadata": metadata, "spec": {"database": database, **spec}})
+    metadata = {"uid": "u1", "generation": 3, "labels": {"team": "x"}}
+    return OutboxRelay.model_validate(outbox_relay(metadata=metadata, **spec))
 
 
 def subscription(name="out", sink=None, **spec):
-    sink = sink or {"kafka": {"bootstrapServers": ["k:9092"], "topic": "orders"}}
-    metadata = {"name": name, "namespace": "shop", "uid": f"uid-{name}", "generation": 1}
-    body = {"metadata": metadata, "spec": {"relayRef": {"name": "orders"}, "sink": sink, **spec}}
-    return EventSubscription.model_validate(body)
+    metadata = {"uid": f"uid-{name}", "generation": 1}
+    return EventSubscription.model_validate(event_subscription(name, sink or kafka_sink(), metadata=metadata, **spec))
 
 
 def pod_of(**template):

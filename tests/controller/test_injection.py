@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from mailboat_operator.injection import (
 )
 from mailboat_operator.pods import relay_pod
 from mailboat_operator.podspec import RelayImage, is_injected, relay_labels, secret_volume
+from support.manifests import Manifest, event_subscription, kafka_sink, outbox_relay
 
 IMAGE = RelayImage("mailboat-relay:1")
 API = "mailboat.dev/v1alpha1"
@@ -38,29 +40,12 @@ def a_pod(**changes: Any) -> dict[str, Any]:
     return pod
 
 
-def a_relay(**spec: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": API,
-        "kind": "OutboxRelay",
-        "metadata": {"name": "orders", "namespace": "shop", "uid": "1", "generation": 1},
-        "spec": {"database": {"urlSecretRef": {"name": "orders-db", "key": "url"}}, "runtime": "Sidecar", **spec},
-    }
+a_relay = partial(outbox_relay, metadata={"uid": "1", "generation": 1}, runtime="Sidecar")
 
 
-def a_subscription(name: str = "to-kafka", relay: str = "orders", secret: str | None = "kafka-login") -> dict[str, Any]:
-    kafka: dict[str, Any] = {"bootstrapServers": ["kafka:9092"], "topic": "orders"}
-    if secret is not None:
-        kafka["configSecretRef"] = {"name": secret}
-    return {
-        "apiVersion": API,
-        "kind": "EventSubscription",
-        "metadata": {"name": name, "namespace": "shop"},
-        "spec": {
-            "relayRef": {"name": relay},
-            "sink": {"kafka": kafka},
-            "delivery": {"deadLetter": {"topic": "orders.dead"}},
-        },
-    }
+def a_subscription(name: str = "to-kafka", relay: str = "orders", secret: str | None = "kafka-login") -> Manifest:
+    sink = kafka_sink() if secret is None else kafka_sink(configSecretRef={"name": secret})
+    return event_subscription(name, sink, relay=relay, delivery={"deadLetter": {"topic": "orders.dead"}})
 
 
 def patched(pod: dict[str, Any], injection: Injection) -> dict[str, Any]:

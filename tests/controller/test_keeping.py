@@ -41,6 +41,7 @@ from mailboat_operator.reporting import Reporter
 from mailboat_operator.reports import Answer, read_report
 from mailboat_operator.world import World
 from mailboat_spec import OutboxRelay
+from support.manifests import Manifest, event_subscription, outbox_relay
 
 IMAGE = RelayImage("mailboat-relay:1")
 KEY = ("shop", "orders")
@@ -104,16 +105,17 @@ class Recorder(Fleet):
         return Handed()
 
 
-def relay(**spec: Any) -> dict[str, Any]:
-    metadata = {"name": "orders", "namespace": "shop", "uid": "u-orders", "generation": 1, "resourceVersion": "1"}
-    spec = {"database": {"urlSecretRef": {"name": "orders-db", "key": "url"}}, **spec}
-    return {"apiVersion": "mailboat.dev/v1alpha1", "kind": "OutboxRelay", "metadata": metadata, "spec": spec}
+def known(name: str) -> Manifest:
+    """Metadata as the API server fills it in."""
+    return {"uid": f"u-{name}", "generation": 1, "resourceVersion": "1"}
 
 
-def subscription(name: str = "out") -> dict[str, Any]:
-    metadata = {"name": name, "namespace": "shop", "uid": f"u-{name}", "generation": 1, "resourceVersion": "1"}
-    spec = {"relayRef": {"name": "orders"}, "sink": {"log": {}}}
-    return {"apiVersion": "mailboat.dev/v1alpha1", "kind": "EventSubscription", "metadata": metadata, "spec": spec}
+def relay(**spec: Any) -> Manifest:
+    return outbox_relay(metadata=known("orders"), **spec)
+
+
+def subscription(name: str = "out") -> Manifest:
+    return event_subscription(name, metadata=known(name))
 
 
 def named_pod(name: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from mailboat_operator.children.config import Configuration, next_configuration
 from mailboat_operator.reading import recalled
 from mailboat_operator.reports import Answer, Report
 from mailboat_spec import EventSubscription, OutboxRelay
+from support.manifests import event_subscription, outbox_relay
 
 RELAY = "shop/orders"
 GARBLED = None
@@ -15,15 +16,11 @@ GARBLED = None
 
 
 def subscription(uid="new"):
-    metadata = {"name": "out", "namespace": "shop", "uid": uid}
-    body = {"relayRef": {"name": "orders"}, "sink": {"log": {}}}
-    return EventSubscription.model_validate({"metadata": metadata, "spec": body})
+    return EventSubscription.model_validate(event_subscription("out", metadata={"uid": uid}))
 
 
 def configuration(*subscriptions, version=5):
-    metadata = {"name": "orders", "namespace": "shop", "uid": "u1"}
-    spec = {"database": {"url": "postgresql://db/orders"}}
-    relay = OutboxRelay.model_validate({"metadata": metadata, "spec": spec})
+    relay = OutboxRelay.model_validate(outbox_relay(metadata={"uid": "u1"}))
     return next_configuration(relay, subscriptions, None, now_ms=version)
 
 

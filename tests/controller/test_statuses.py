@@ -18,14 +18,14 @@ from mailboat_operator.statuses.of_relay import RelayFacts, relay_status
 from mailboat_operator.statuses.of_subscription import SubscriptionFacts, subscription_status
 from mailboat_operator.statuses.patching import status_patch
 from mailboat_spec import EventSubscription, EventSubscriptionStatus, OutboxRelay, OutboxRelayStatus
+from support.manifests import event_subscription, outbox_relay
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 NAME, RELAY = "shop/out", "shop/orders"
 
 
 def subscription(**spec):
-    body = {"relayRef": {"name": "orders"}, "partitions": 2, "sink": {"log": {}}, **spec}
-    return EventSubscription.model_validate({"metadata": {"name": "out", "namespace": "shop"}, "spec": body})
+    return EventSubscription.model_validate(event_subscription("out", **{"partitions": 2, **spec}))
 
 
 def owned(number, **words):
@@ -186,8 +186,7 @@ def pod(name, **changes):
 
 
 def relay(**spec):
-    body = {"database": {"url": "postgresql://db/orders"}, **spec}
-    return OutboxRelay.model_validate({"metadata": {"name": "orders", "namespace": "shop"}, "spec": body})
+    return OutboxRelay.model_validate(outbox_relay(**spec))
 
 
 REFUSES = Answer("a", Report.model_validate({"relays": [], "config": {"error": "spec.urgency: no such field"}}))

@@ -18,8 +18,9 @@ from mailboat_harbor.postgres import Database
 from mailboat_harbor.proxy import Proxy
 from support.collectors import KafkaCollector
 from support.ledger import check_delivery
+from support.manifests import Manifest, kafka_sink
 from support.racing_writers import Racers
-from support.relay_processes import SWIFT, WALKING, Fleet, Manifest, kafka_sink, outbox_relay, owners, subscription
+from support.relay_processes import SWIFT, WALKING, Fleet, outbox_relay, owners, subscription
 from support.wait import wait_until
 
 AWAY = 10.0

@@ -27,8 +27,9 @@ from support.collectors import KafkaCollector
 from support.inprocess_relay import STAGED, StagedSink, afloat
 from support.kubelet_volumes import Volume
 from support.ledger import check_delivery
+from support.manifests import Manifest, kafka_sink
 from support.racing_writers import Racers
-from support.relay_processes import Manifest, kafka_sink, outbox_relay, shares, subscription
+from support.relay_processes import outbox_relay, shares, subscription
 from support.wait import await_until, wait_until
 
 PATIENCE = 60.0

@@ -24,7 +24,8 @@ from mailboat_harbor.postgres import Database
 from support import refusing_sink
 from support.collectors import KafkaCollector
 from support.ledger import Ledger, Written, check_delivery, payload
-from support.relay_processes import SWIFT, DieAt, Fleet, RelayProcess, kafka_sink, outbox_relay, subscription
+from support.manifests import kafka_sink
+from support.relay_processes import SWIFT, DieAt, Fleet, RelayProcess, outbox_relay, subscription
 from support.wait import wait_until
 
 KEYS, MAX_ATTEMPTS, MOST_EVENTS = 5, 3, 400

@@ -16,7 +16,8 @@ from mailboat_harbor.postgres import PostgresServer
 from support.collectors import KafkaCollector
 from support.ledger import check_delivery, in_the_table
 from support.lost_tail import Row, assert_reused, cut_off, hold_the_log_writer, of, write
-from support.relay_processes import WALKING, Fleet, kafka_sink, outbox_relay, subscription
+from support.manifests import kafka_sink
+from support.relay_processes import WALKING, Fleet, outbox_relay, subscription
 
 
 @pytest.mark.verify

@@ -15,7 +15,8 @@ from mailboat_harbor.kafka import KafkaServer
 from mailboat_harbor.postgres import Database
 from support.collectors import KafkaCollector
 from support.ledger import Ledger, Written, check_delivery, payload
-from support.relay_processes import WALKING, Fleet, kafka_sink, outbox_relay, subscription
+from support.manifests import kafka_sink
+from support.relay_processes import WALKING, Fleet, outbox_relay, subscription
 
 
 @pytest.mark.verify

@@ -22,7 +22,8 @@ from mailboat_harbor.pubsub import PubSubServer
 from support.collectors import Collector, KafkaCollector, PubSubCollector
 from support.inprocess_relay import STAGED, Load, StagedSink, afloat, status_of
 from support.ledger import Written, check_delivery
-from support.relay_processes import Manifest, kafka_sink, outbox_relay, pubsub_sink, subscription
+from support.manifests import Manifest, kafka_sink, pubsub_sink
+from support.relay_processes import outbox_relay, subscription
 from support.wait import await_until
 
 Stage = dict[str, StagedSink]

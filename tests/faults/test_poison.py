@@ -18,7 +18,8 @@ from support import admin_actions
 from support.collectors import Collector, KafkaCollector, PubSubCollector
 from support.inprocess_relay import STAGED, StagedSink, afloat, events, write
 from support.ledger import check_delivery, payload
-from support.relay_processes import Manifest, kafka_sink, outbox_relay, pubsub_sink, subscription
+from support.manifests import Manifest, kafka_sink, pubsub_sink
+from support.relay_processes import outbox_relay, subscription
 from support.wait import await_until, wait_until
 
 Stage = dict[str, StagedSink]

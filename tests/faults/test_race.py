@@ -16,8 +16,9 @@ from mailboat_harbor.pubsub import PubSubServer
 from support.collectors import Collector, KafkaCollector, PubSubCollector
 from support.lease_watch import Watch
 from support.ledger import check_delivery
+from support.manifests import kafka_sink, pubsub_sink
 from support.racing_writers import Racers
-from support.relay_processes import SWIFT, WALKING, Fleet, kafka_sink, outbox_relay, pubsub_sink, subscription
+from support.relay_processes import SWIFT, WALKING, Fleet, outbox_relay, subscription
 from support.wait import wait_until
 
 RELAYS = 3

@@ -17,7 +17,8 @@ from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
 from mailboat_harbor.postgres_binaries import NEWEST
 from support.inprocess_relay import OURS, STAGED, StagedSink, afloat, events, status_of, write
 from support.ledger import Written, check_delivery
-from support.relay_processes import Manifest, outbox_relay, subscription
+from support.manifests import Manifest
+from support.relay_processes import outbox_relay, subscription
 from support.renamed_table import COLUMNS, RENAMED, make_renamed
 from support.wait import await_until
 

@@ -18,7 +18,8 @@ from mailboat_harbor.postgres import Database
 from support import admin_actions
 from support.inprocess_relay import STAGED, Load, StagedSink, afloat, status_of
 from support.ledger import Written, check_delivery
-from support.relay_processes import Manifest, outbox_relay, subscription
+from support.manifests import Manifest
+from support.relay_processes import outbox_relay, subscription
 from support.wait import await_until
 
 Stage = dict[str, StagedSink]

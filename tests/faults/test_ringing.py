@@ -15,7 +15,8 @@ from mailboat.runtime.relay import Relay
 from mailboat_harbor.postgres import Database
 from support.inprocess_relay import STAGED, StagedSink, afloat, events, status_of, write
 from support.ledger import Written, check_delivery
-from support.relay_processes import Manifest, outbox_relay, subscription
+from support.manifests import Manifest
+from support.relay_processes import outbox_relay, subscription
 from support.wait import await_until
 
 Stage = dict[str, StagedSink]

@@ -19,7 +19,8 @@ from mailboat_harbor.proxy import Proxy
 from support.collectors import KafkaCollector
 from support.ledger import check_delivery, in_the_table
 from support.lost_tail import assert_reused, cut_off, of, write
-from support.relay_processes import WALKING, Fleet, RelayProcess, kafka_sink, outbox_relay, subscription
+from support.manifests import kafka_sink
+from support.relay_processes import WALKING, Fleet, RelayProcess, outbox_relay, subscription
 from support.wait import wait_until
 
 pytestmark = pytest.mark.timeout(600)

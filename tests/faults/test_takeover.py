@@ -20,8 +20,9 @@ from mailboat_harbor.postgres import Database
 from support.collectors import KafkaCollector
 from support.inprocess_relay import afloat
 from support.ledger import check_delivery
+from support.manifests import kafka_sink
 from support.racing_writers import Racers
-from support.relay_processes import SWIFT, Fleet, RelayProcess, kafka_sink, outbox_relay, owners, shares, subscription
+from support.relay_processes import SWIFT, Fleet, RelayProcess, outbox_relay, owners, shares, subscription
 from support.wait import await_until, wait_until
 
 PARTITIONS = 8

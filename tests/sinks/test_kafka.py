@@ -19,6 +19,7 @@ from mailboat.sinks.kafka import KafkaSink
 from mailboat.sinks.kafka.errors import Report, more_telling, no_answer
 from mailboat.sinks.kafka.settings import producer_settings
 from mailboat.sinks.kafka.topic import TopicFacts, describe_topic
+from mailboat_harbor.kafka import KafkaServer
 from support.certificate_authority import Authority
 from support.sink_backends import KafkaBackend, Opened, context, message, until_it_arrives
 from support.wait import await_until, wait_until

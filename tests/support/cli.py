@@ -14,6 +14,7 @@ import urllib.request
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,30 +30,11 @@ from mailboat.outbox.postgres import PostgresStore
 from mailboat.outbox.settings import RelayIdentity, StoreSettings
 from mailboat_harbor.postgres import Database
 from mailboat_spec import EventSubscription
+from support.manifests import event_subscription, outbox_relay_on
 from support.wait import wait_until
 
-API = "mailboat.dev/v1alpha1"
-
-
-def relay_manifest(url: str, **outbox: Any) -> dict[str, Any]:
-    """An OutboxRelay called shop/orders."""
-    return {
-        "apiVersion": API,
-        "kind": "OutboxRelay",
-        "metadata": {"name": "orders", "namespace": "shop"},
-        "spec": {"database": {"url": url}, "outbox": outbox, "wake": {"pollInterval": "50ms"}},
-    }
-
-
-def subscription_manifest(name: str = "to-log", **spec: Any) -> dict[str, Any]:
-    """An EventSubscription of shop/orders."""
-    plain: dict[str, Any] = {"relayRef": {"name": "orders"}, "partitions": 2, "sink": {"log": {}}}
-    return {
-        "apiVersion": API,
-        "kind": "EventSubscription",
-        "metadata": {"name": name, "namespace": "shop"},
-        "spec": plain | spec,
-    }
+relay_manifest = outbox_relay_on
+subscription_manifest = partial(event_subscription, partitions=2)
 
 
 @dataclass

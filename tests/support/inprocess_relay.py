@@ -30,7 +30,8 @@ from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.protocol import SinkContext
 from mailboat_spec import read_documents
 from support.ledger import Arrival, Written, payload
-from support.relay_processes import SWIFT, Manifest
+from support.manifests import Manifest
+from support.relay_processes import SWIFT
 from support.wait import await_until
 
 # ---- relays -------------------------------------------------------------------------------------------------------

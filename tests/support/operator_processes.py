@@ -10,13 +10,14 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from support.manifests import Manifest, event_subscription, kafka_sink, outbox_relay
 from support.wait import wait_until
 
 IMAGE = "mailboat-relay:test"
-API = "mailboat.dev/v1alpha1"
 
 
 class RunningOperator:
@@ -141,20 +142,12 @@ def a_pod(name: str, relay: str = "orders", **spec: Any) -> dict[str, Any]:
     }
 
 
-def a_relay(name: str = "orders", **spec: Any) -> dict[str, Any]:
-    plain = {"database": {"urlSecretRef": {"name": "orders-db", "key": "url"}}, "runtime": "Sidecar"}
-    return {"apiVersion": API, "kind": "OutboxRelay", "metadata": {"name": name}, "spec": {**plain, **spec}}
+a_relay = partial(outbox_relay, namespace=None, runtime="Sidecar")
 
 
-def a_subscription(name: str = "to-kafka", relay: str = "orders") -> dict[str, Any]:
-    kafka = {"bootstrapServers": ["kafka:9092"], "topic": "orders", "configSecretRef": {"name": "kafka-login"}}
-    return {
-        "apiVersion": API,
-        "kind": "EventSubscription",
-        "metadata": {"name": name},
-        "spec": {
-            "relayRef": {"name": relay},
-            "sink": {"kafka": kafka},
-            "delivery": {"deadLetter": {"topic": "orders.dead"}},
-        },
-    }
+def a_subscription(name: str = "to-kafka", relay: str = "orders") -> Manifest:
+    """With a Secret of its own and a dead-letter topic."""
+    sink = kafka_sink(configSecretRef={"name": "kafka-login"})
+    return event_subscription(
+        name, sink, relay=relay, namespace=None, delivery={"deadLetter": {"topic": "orders.dead"}}
+    )

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ from mailboat_operator.metrics import Metrics
 from mailboat_operator.podspec import CONTAINER, RESOURCES_KEY, RelayImage, relay_labels, relay_volumes
 from mailboat_operator.tokens import turned
 from mailboat_operator.workqueue import Backoff
-from mailboat_spec.names import API_VERSION, INJECTED_ANNOTATION, RELAY_LABEL
+from mailboat_spec.names import INJECTED_ANNOTATION, RELAY_LABEL
+from support.manifests import DATABASE_SECRET, event_subscription, kafka_sink, outbox_relay
 from support.stub_relays import Outbox, RelayStandIn
 from support.wait import PATIENCE, await_until
 
@@ -48,27 +50,13 @@ CHILDREN = (CONFIG_MAP, SERVICE, SERVICE_ACCOUNT, DEPLOYMENT, DISRUPTION_BUDGET)
 """What an OutboxRelay with a Deployment becomes; all of one name."""
 
 USER = "operator-under-test"
-DATABASE_SECRET = "orders-db"
 
 
-def relay(name: str = "orders", **spec: Any) -> Object:
-    database = {"urlSecretRef": {"name": DATABASE_SECRET, "key": "url"}}
-    return {
-        "apiVersion": API_VERSION,
-        "kind": "OutboxRelay",
-        "metadata": {"name": name},
-        "spec": {"database": database, **spec},
-    }
+relay = partial(outbox_relay, namespace=None)
 
 
 def subscription(name: str = "orders-to-kafka", of: str = "orders", **spec: Any) -> Object:
-    sink = {"kafka": {"bootstrapServers": ["kafka:9092"], "topic": "orders"}}
-    return {
-        "apiVersion": API_VERSION,
-        "kind": "EventSubscription",
-        "metadata": {"name": name},
-        "spec": {"relayRef": {"name": of}, "partitions": 4, "sink": sink, **spec},
-    }
+    return event_subscription(name, **{"sink": kafka_sink(), "relay": of, "namespace": None, "partitions": 4, **spec})
 
 
 class Cluster:

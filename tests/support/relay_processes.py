@@ -26,12 +26,11 @@ from mailboat.outbox.settings import ReadLimits
 from mailboat.pump.points import Point
 from mailboat.runtime.session import Timings
 from mailboat_harbor.processes import Child
+from support.manifests import Manifest, event_subscription, outbox_relay_on
 from support.relay_forkserver import Newborn, is_open
 from support.wait import wait_until
 
 TESTS = Path(__file__).parents[1]
-
-Manifest = dict[str, Any]
 
 SWIFT = Timings(beat_every=0.25, lease_ttl=20.0, overdue_after=0.75, grace=3.0, probe_every=1.0, deadline=15.0)
 """A clockwork in which takeovers take a second, so that a minute has room for many."""
@@ -43,33 +42,14 @@ WALKING = ReadLimits(small_rows=30, rows=200)
 # ---- manifests ----------------------------------------------------------------------------------------------------
 
 
-def outbox_relay(url: str, *, name: str = "outbox", **outbox: Any) -> Manifest:
-    """An OutboxRelay; further arguments are fields of ``spec.outbox``."""
-    spec = {"database": {"url": url}, "outbox": outbox, "wake": {"maxIdleInterval": "2s"}}
-    return {"apiVersion": "mailboat.dev/v1alpha1", "kind": "OutboxRelay", "metadata": _metadata(name), "spec": spec}
+outbox_relay = functools.partial(outbox_relay_on, name="outbox", namespace="faults", wake={"maxIdleInterval": "2s"})
 
 
-def subscription(name: str, sink: Mapping[str, Any], *, relay: str = "outbox", **spec: Any) -> Manifest:
-    """An EventSubscription; further arguments are fields of its ``spec``."""
-    whole = {"relayRef": {"name": relay}, "sink": dict(sink), "delivery": {"timeout": "5s"}, **spec}
-    return {
-        "apiVersion": "mailboat.dev/v1alpha1",
-        "kind": "EventSubscription",
-        "metadata": _metadata(name),
-        "spec": whole,
-    }
-
-
-def kafka_sink(bootstrap: str, topic: str) -> Manifest:
-    return {"kafka": {"bootstrapServers": [bootstrap], "topic": topic}}
-
-
-def pubsub_sink(host: str, topic: str, project: str = "faults") -> Manifest:
-    return {"pubsub": {"project": project, "topic": topic, "endpoint": host}}
-
-
-def _metadata(name: str) -> Manifest:
-    return {"name": name, "namespace": "faults"}
+def subscription(name: str, sink: Mapping[str, Any], **spec: Any) -> Manifest:
+    """An EventSubscription of that relay, with a time-out that an outage of seconds exceeds."""
+    return event_subscription(
+        name, sink, **{"relay": "outbox", "namespace": "faults", "delivery": {"timeout": "5s"}, **spec}
+    )
 
 
 # ---- processes ----------------------------------------------------------------------------------------------------

@@ -21,7 +21,8 @@ from mailboat.pump.rhythm import WakeSettings
 from mailboat.pump.stream import DeathNotice, Stream, StreamSettings
 from mailboat.runtime.session import Session, Timings, Totals
 from mailboat.sinks.memory import MemorySink
-from mailboat_spec import EventSubscription, Format
+from mailboat_spec import Format
+from support.manifests import declared
 from support.virtual_time import now, until
 
 BACKOFF = Backoff(initial=1.0, factor=2.0, ceiling=8.0, jitter=0.2)
@@ -36,15 +37,7 @@ def settings(**changes: object) -> StreamSettings:
 
 
 def subscription(name: str = "orders", *, partitions: int = 1, **spec: object) -> Declared:
-    resource = EventSubscription.model_validate(
-        {
-            "apiVersion": "mailboat.dev/v1alpha1",
-            "kind": "EventSubscription",
-            "metadata": {"name": name, "namespace": "shop"},
-            "spec": {"relayRef": {"name": "orders"}, "partitions": partitions, "sink": {"log": {}}, **spec},
-        }
-    )
-    return Declared.of(resource)
+    return declared(name, partitions=partitions, **spec)
 
 
 @dataclass

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol
 
 import psycopg
@@ -26,10 +27,12 @@ from mailboat.outbox.postgres import PostgresStore
 from mailboat.outbox.settings import RelayIdentity, StoreSettings
 from mailboat.outbox.store import OutboxStore, Subscription
 from mailboat_harbor.postgres import Database
-from mailboat_spec import EventSubscription
+from support.manifests import declared
 from support.wait import await_until
 
 SETTINGS = StoreSettings(lease_ttl=60.0, overdue_after=0.0)
+
+subscription = partial(declared, partitions=2)
 
 
 class Writer(Protocol):
@@ -252,16 +255,3 @@ async def eventually(condition: Callable[[], Awaitable[object]], what: str) -> N
     """Waits until the condition, a coroutine function, answers with something true."""
     asked: Callable[[], object | Awaitable[object]] = condition
     await await_until(asked, what=what)
-
-
-def subscription(name: str = "all", *, partitions: int = 2, **spec: Any) -> Declared:
-    """A subscription of the outbox; ``spec`` as in a manifest."""
-    resource = EventSubscription.model_validate(
-        {
-            "apiVersion": "mailboat.dev/v1alpha1",
-            "kind": "EventSubscription",
-            "metadata": {"name": name, "namespace": "shop"},
-            "spec": {"relayRef": {"name": "orders"}, "partitions": partitions, "sink": {"log": {}}, **spec},
-        }
-    )
-    return Declared.of(resource)
