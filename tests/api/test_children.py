@@ -194,6 +194,7 @@ async def test_reconciling_again_writes_nothing(cluster):
         assert [child["metadata"]["resourceVersion"] for child in after] == versions
 
 
+@pytest.mark.verify
 async def test_a_deleted_relay_takes_its_children_along_even_without_the_operator(
     api_with_controllers, controlled_namespace, tmp_path
 ):

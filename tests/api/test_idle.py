@@ -19,6 +19,7 @@ LOOKS = 12
 """As many as a minute has with the usual interval."""
 
 
+@pytest.mark.verify
 async def test_a_minute_in_which_nothing_happens_brings_no_write(api, cluster):
     await cluster.create_relay()
     for name in ("a", "b"):
@@ -50,6 +51,7 @@ async def writes_of_a_minute(api, relay, user):
     return [each for each in made if each.verb not in ("get", "list", "watch")]
 
 
+@pytest.mark.verify
 @pytest.mark.timeout(600)
 async def test_the_whole_process_writes_its_lease_and_nothing_else(api, cluster, tmp_path):
     """With all that it does beside: certificates, the caBundle, signing keys."""

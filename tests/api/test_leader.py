@@ -181,6 +181,7 @@ def two(
     waiting.end()
 
 
+@pytest.mark.verify
 @pytest.mark.parametrize("two", [15], indirect=True)
 def test_a_leader_that_is_killed_is_followed_by_another_process(
     two: tuple[RunningOperator, RunningOperator],

@@ -63,6 +63,7 @@ def keeper(kube: Kube, namespace: str) -> CertificateKeeper:
     return CertificateKeeper(kube, namespace, SECRET, namespace, ("127.0.0.1",), SHORT)
 
 
+@pytest.mark.verify
 async def test_renewals_of_leaf_and_ca_are_not_noticed_by_anybody(kube: Kube, namespace: str) -> None:
     """Two replicas, one of which looks at the Secret only now and then; both are asked about every pod."""
     async with replica(kube, namespace, 0.1) as quick, replica(kube, namespace, 2.0) as slow:
