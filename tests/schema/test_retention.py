@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from psycopg import sql
 
 from mailboat.outbox.layout import Layout
+from mailboat.outbox.link import Link
 from mailboat.outbox.partitions import HardLimit, Partition, RetentionReport, beyond, drop_expired
 from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
 from mailboat_harbor.postgres_binaries import NEWEST
@@ -157,6 +158,25 @@ async def test_an_insert_in_flight_holds_its_partition(outbox: Database, connect
         late.commit()
     (blocked,) = (await sweep(connection)).blocked
     assert blocked.subscription == "shop/a"
+
+
+async def test_an_insert_that_commits_while_its_lock_is_waited_for_holds_its_partition(outbox: Database) -> None:
+    """Whatever isolation the database has by default (G1): with the snapshot of before, the event would be dropped."""
+    add_day(outbox)
+    subscribe(outbox, "shop/a")
+    name = sql.Identifier(outbox.name)
+    outbox.execute(sql.SQL("alter database {} set default_transaction_isolation = 'repeatable read'").format(name))
+    link = await Link.open(lambda: outbox.url, "janitor")
+    with psycopg.connect(outbox.url) as late:
+        insert_old(late)
+        sweeping = asyncio.create_task(sweep(link.connection, lock_wait=60))
+        waiting = "select true from pg_locks where not granted and mode = 'ShareLock' and locktype = 'relation'"
+        await await_until(lambda: outbox.execute(waiting), what="the sweep to wait for the insert")
+        late.commit()
+    report = await sweeping
+    await link.close()
+    assert [blocked.subscription for blocked in report.blocked] == ["shop/a"]
+    assert not report.dropped
 
 
 @pytest.fixture

@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import psycopg
 import pytest
-from psycopg import sql
 
 from mailboat import emit
 from mailboat_harbor.postgres import Database
+from support.databases import logged_in
 from support.renamed_table import make_renamed
-
-
-@contextmanager
-def logged_in(database: Database, group: str) -> Iterator[str]:
-    """The URL of a user who is in the group and nothing else."""
-    name = f"{group}_{database.name}"
-    database.execute(sql.SQL("create role {} login in role {}").format(sql.Identifier(name), sql.Identifier(group)))
-    yield database.url_for(name)
-    database.execute(sql.SQL("drop role {}").format(sql.Identifier(name)))
 
 
 @pytest.fixture
@@ -129,6 +119,14 @@ def test_partitions_made_later_and_outboxes_made_later_work_for_both(
     with psycopg.connect(as_relay) as connection:
         for name in ("mailboat.outbox", "shop.events"):
             assert connection.execute(f"select event_type from {name}").fetchall() == [("x",)]
+
+
+def test_no_function_looks_up_names_in_its_callers_path(shared_outbox: Database) -> None:
+    """Each has a path of its own, or a body that was bound when it was made."""
+    assert not shared_outbox.execute(
+        "select oid::regprocedure::text from pg_proc where pronamespace = 'mailboat'::regnamespace"
+        " and prosqlbody is null and 'search_path=pg_catalog, pg_temp' <> all (coalesce(proconfig, '{}'))"
+    )
 
 
 def test_functions_with_their_owners_rights_can_not_be_led_astray(outbox: Database, as_writer: str) -> None:

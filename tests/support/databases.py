@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, date, datetime
 
 import psycopg
+from psycopg import sql
 
 from mailboat.outbox.migrate import migrate
 from mailboat_harbor.postgres import Database, PostgresServer
@@ -41,3 +43,12 @@ def _template(server: PostgresServer) -> str:
 async def _migrate(url: str) -> None:
     async with await psycopg.AsyncConnection.connect(url) as connection:
         await migrate(connection, OUTBOX)
+
+
+@contextmanager
+def logged_in(database: Database, group: str) -> Iterator[str]:
+    """The URL of a new user whose only rights are those of the group."""
+    name = f"{group}_{database.name}"
+    database.execute(sql.SQL("create role {} login in role {}").format(sql.Identifier(name), sql.Identifier(group)))
+    yield database.url_for(name)
+    database.execute(sql.SQL("drop role {}").format(sql.Identifier(name)))

@@ -133,8 +133,15 @@ class _MemoryWriter:
 class PostgresWorld:
     """A database of a real server."""
 
-    def __init__(self, database: Database, layout: Layout = Layout()) -> None:  # noqa: B008  # it never changes
+    def __init__(
+        self,
+        database: Database,
+        layout: Layout = Layout(),  # noqa: B008  # it never changes
+        url: str | None = None,
+    ) -> None:
+        """``url``: of the relays' user, where it is not the owner."""
         self.database = database
+        self._url = url or database.url
         self._layout = layout
         self._idle: list[psycopg.Connection[Any]] = []
         self._stores: list[PostgresStore] = []
@@ -149,7 +156,7 @@ class PostgresWorld:
     async def open(self, relay: str, settings: StoreSettings = SETTINGS) -> Store:
         identity = RelayIdentity(relay, str(uuid.uuid4()))
         settings = replace(settings, layout=self._layout)
-        store = await PostgresStore.open(lambda: self.database.url, identity, settings)
+        store = await PostgresStore.open(lambda: self._url, identity, settings)
         self._stores.append(store)
         return store
 

@@ -1,4 +1,4 @@
-"""One connection to Postgres: how it is opened, what is checked about the server, and how its errors are told.
+"""One connection to Postgres: how it is opened, what is checked about the server, and how its errors are reported.
 
 Nothing here retries: a relay that loses its database drops what it has in memory and begins again
 (``mailboat.runtime``), because after a failover nothing in memory can be trusted. Every operation has a deadline, so
@@ -23,13 +23,14 @@ from psycopg.generators import send
 
 from mailboat.errors import ConfigError, DatabaseUnavailable, InRecovery, MailboatError, SchemaMismatch
 from mailboat.outbox.blocking import BlockingWork
+from mailboat.outbox.sessions import BEGIN, Session, pins
+from mailboat.outbox.sessions import Row as Row
 from mailboat_spec import Pooler
 
 # A pipeline that ends because its connection did is told by the error that ended it.
 logging.getLogger("psycopg").addFilter(lambda record: not record.getMessage().startswith("error ignored"))
 
 T = TypeVar("T")
-Row = tuple[Any, ...]
 UrlProvider = Callable[[], str]
 """Asked anew for every connection, so that a rotated password is picked up."""
 
@@ -51,8 +52,12 @@ _USE_THE_PRIMARY = (
     "This Postgres is a standby, and its snapshots leave out running transactions: use the primary, or name all servers"
     " in the database URL, as in postgresql://user@one:5432,two:5432/dbname."
 )
-_ANSWERS_OF_A_STANDBY = ("session is read-only", "server is in hot standby mode")
-"""What libpq says where it was to find a server that takes writes."""
+_ANSWER_OF_A_STANDBY = "server is in hot standby mode"
+"""Libpq's error where none of the hosts is a primary."""
+_HIDDEN_ROWS = (
+    "A policy may hide events from the relay's user, and a hidden event would never be delivered. Exempt the user"
+    " (`alter role <user> bypassrls`), or `alter table <outbox> disable row level security`."
+)
 
 
 def explain(error: psycopg.Error) -> MailboatError:
@@ -63,13 +68,15 @@ def explain(error: psycopg.Error) -> MailboatError:
             return SchemaMismatch(
                 f"{message.splitlines()[0]}. Run `mailboat migrate` (or see what `mailboat verify` prints)."
             )
+        case psycopg.errors.InsufficientPrivilege() if error.diag.source_function == "check_enable_rls":
+            return SchemaMismatch(f"{message.splitlines()[0]}. {_HIDDEN_ROWS}")
         case psycopg.errors.InsufficientPrivilege():
             return SchemaMismatch(
                 f"{message.splitlines()[0]}. Grant the role of the relay's user: `grant mailboat_relay to <user>`."
             )
         case psycopg.errors.InvalidPassword() | psycopg.errors.InvalidAuthorizationSpecification():
             return DatabaseUnavailable(f"Postgres refused the log-in: {message}. Check the database Secret.")
-        case psycopg.OperationalError() if message.endswith(_ANSWERS_OF_A_STANDBY):  # none of the hosts takes writes
+        case psycopg.OperationalError() if message.endswith(_ANSWER_OF_A_STANDBY):
             return InRecovery(f"{message}. {_USE_THE_PRIMARY}")
     return DatabaseUnavailable(message)
 
@@ -118,7 +125,7 @@ class Pipeline:
 
 @contextmanager
 def begun(
-    connection: Connection[Row], server: Server, deadline: float, begin: LiteralString = "begin"
+    connection: Connection[Row], server: Server, deadline: float, begin: LiteralString = BEGIN
 ) -> Iterator[Pipeline]:
     """A transaction as a pipeline. What is left unfetched in it is still waited for, and must be well."""
     try:
@@ -126,8 +133,8 @@ def begun(
         with nullcontext() if server.pooled else connection.pipeline() as statements:
             pipeline = Pipeline(connection, statements)
             pipeline.send(begin)
-            if server.pooled:  # settings of a session would be somebody else's next
-                pipeline.send(_TRANSACTION_PATIENCE, patience(deadline))
+            if server.pooled:
+                pipeline.send(pins(server.version, deadline, local=True))
             yield pipeline
             pipeline.send("commit")
     except BaseException:
@@ -139,9 +146,7 @@ def begun(
 class Link:
     """A connection with a purpose. Closed for good after any failure."""
 
-    def __init__(
-        self, connection: AsyncConnection[Row], server: Server, deadline: float, *, waits_for_standbys: bool
-    ) -> None:
+    def __init__(self, connection: Session, server: Server, deadline: float, *, waits_for_standbys: bool) -> None:
         self.connection = connection
         self.server = server
         self._deadline = deadline
@@ -169,9 +174,7 @@ class Link:
         conninfo = url()
         try:
             async with asyncio.timeout(deadline):
-                connection = await AsyncConnection.connect(
-                    conninfo, autocommit=True, application_name=f"mailboat {purpose}", **libpq_settings(conninfo)
-                )
+                connection = await Session.open(conninfo, purpose=purpose, deadline=deadline)
         except psycopg.ProgrammingError as error:
             raise malformed_url() from error
         except psycopg.Error as error:
@@ -181,10 +184,9 @@ class Link:
         try:
             async with explained(connection, deadline):
                 server = await _identify(connection, pooler)
-                if not server.pooled:
-                    await connection.execute(SESSION_PATIENCE, patience(deadline))
-                    if not waits_for_standbys:
-                        await connection.execute("set synchronous_commit = local")
+                await connection.settle(pooled=server.pooled)
+                if not server.pooled and not waits_for_standbys:
+                    await connection.execute("set synchronous_commit = local")
         except BaseException:
             await connection.close()
             raise
@@ -202,10 +204,8 @@ class Link:
             self.connection.transaction(),
             self.connection.cursor(binary=True) as cursor,
         ):
-            if self.server.pooled:
-                await cursor.execute(_TRANSACTION_PATIENCE, patience(self._deadline))
-                if not self._waits_for_standbys:
-                    await cursor.execute("set local synchronous_commit = local")
+            if self.server.pooled and not self._waits_for_standbys:
+                await cursor.execute("set local synchronous_commit = local")
             yield cursor
 
     def take_time(self) -> None:
@@ -253,35 +253,6 @@ class Link:
         self._work.close()
 
 
-SESSION_PATIENCE = (
-    "select set_config('idle_in_transaction_session_timeout', %(patience)s, false),"
-    " set_config('tcp_user_timeout', %(patience)s, false),"
-    " set_config('tcp_keepalives_idle', '10', false),"
-    " set_config('tcp_keepalives_interval', '5', false),"
-    " set_config('tcp_keepalives_count', '3', false)"
-)
-_TRANSACTION_PATIENCE = "select set_config('idle_in_transaction_session_timeout', %(patience)s, true)"
-
-
-def patience(deadline: float) -> dict[str, str]:
-    """How long the server is to wait for a relay that says nothing."""
-    return {"patience": f"{deadline * 1000:.0f}ms"}
-
-
-def libpq_settings(conninfo: str) -> dict[str, Any]:
-    """Settings that a relay wants and a URL may overrule."""
-    given = psycopg.conninfo.conninfo_to_dict(conninfo)
-    wanted = {
-        "target_session_attrs": "read-write",
-        "connect_timeout": 10,
-        "keepalives_idle": 10,
-        "keepalives_interval": 5,
-        "keepalives_count": 3,
-        "client_encoding": "UTF8",
-    }
-    return {name: value for name, value in wanted.items() if name not in given}
-
-
 def malformed_url() -> ConfigError:
     """What is said of it. Its text may hold a password, so libpq's message is not repeated."""
     return ConfigError(
@@ -299,7 +270,12 @@ def refuse_other_server(guard: Row | None, expected: Server) -> None:
         )
 
 
-async def _identify(connection: AsyncConnection[Row], pooler: str) -> Server:
+async def _identify(connection: Session, pooler: str) -> Server:
+    async with connection.transaction():
+        return await _identified(connection, pooler)
+
+
+async def _identified(connection: Session, pooler: str) -> Server:
     cursor = await connection.execute(
         "select pg_backend_pid(), pg_is_in_recovery(), current_setting('server_version_num')::int,"
         " current_setting('max_prepared_transactions')::int"

@@ -331,7 +331,8 @@ class _Sweep:
         statement = sql.SQL(_SQL[name]).format(
             outbox=_quoted(self.outbox), partition=_quoted(partition), mark=sql.Literal(_MARK)
         )
-        await self.connection.execute(statement)
+        # A plain cursor: a session behind a pooler would begin a transaction, in which nothing can be detached.
+        await psycopg.AsyncCursor(self.connection).execute(statement)
 
 
 async def _registered(connection: Connection, outbox: str) -> str:

@@ -21,25 +21,23 @@ from mailboat.errors import DatabaseUnavailable
 from mailboat.outbox.blocking import BlockingWork
 from mailboat.outbox.composed import Compositions, asking, lease_arrays
 from mailboat.outbox.link import (
-    SESSION_PATIENCE,
     Pipeline,
     Row,
     Server,
     UrlProvider,
     begun,
     explain,
-    libpq_settings,
     malformed_url,
-    patience,
     refuse_other_server,
 )
+from mailboat.outbox.sessions import libpq_settings, pins
 from mailboat.outbox.settings import ReadLimits
 from mailboat.outbox.sqlfiles import statements
 from mailboat.outbox.store import Chunk, CursorKey, Lease, TipGroup, Window
 
 _SQL = statements("windows")
 
-_BEGIN: Final[LiteralString] = "begin isolation level repeatable read"
+_BEGIN: Final[LiteralString] = "begin isolation level repeatable read read only"
 
 SURVEYS_AT_ONCE: Final = 4
 """Connections that a relay may have for them: one for each that is large, and some for those that are quick."""
@@ -95,7 +93,7 @@ class ReadingThread:
                 if self._work.given_up:
                     raise DatabaseUnavailable("given up while a connection was being made")
                 if not self._server.pooled:
-                    self._connection.execute(SESSION_PATIENCE, patience(self._deadline))
+                    self._connection.execute(pins(self._server.version, self._deadline, local=False))
             with begun(self._connection, self._server, self._deadline, _BEGIN) as pipeline:
                 guard = pipeline.send(_SQL["guard"])
                 answer = work(pipeline)
