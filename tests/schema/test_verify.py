@@ -118,6 +118,15 @@ async def test_a_user_without_rights_is_told_which_grant_is_missing(outbox: Data
     assert await look(outbox.url_for(stranger)) == []
 
 
+async def test_a_policy_that_may_hide_events_is_found(outbox: Database, stranger: str) -> None:
+    outbox.execute(sql.SQL("grant mailboat_relay to {}").format(sql.Identifier(stranger)))
+    outbox.execute("alter table mailboat.outbox enable row level security")
+    (finding,) = await look(outbox.url_for(stranger))
+    assert "row level security may hide events" in finding.what
+    outbox.execute(sql.Composed([sql.SQL(finding.sql)]))
+    assert await look(outbox.url_for(stranger)) == []
+
+
 async def test_every_single_right_that_is_missing_is_named(outbox: Database, stranger: str) -> None:
     outbox.execute(sql.SQL("grant mailboat_relay to {}").format(sql.Identifier(stranger)))
     outbox.execute("revoke delete on mailboat.parked from mailboat_relay")

@@ -1,6 +1,11 @@
 -- The whole schema of Mailboat. Nothing is released yet, so this file may still change; from the first release on it does
 -- not, and every change is a numbered file of its own.
 
+-- Every function either has a path of its own (`set search_path`) or a body that was bound when it was made (`return …`):
+-- what a user's path leads to, anybody with CREATE on a schema of that path decides. So this script has one too, for whoever
+-- runs it by hand.
+set local search_path = pg_catalog, pg_temp;
+
 -- The tables in which relays keep their progress. One schema, `mailboat`, whatever the outbox tables are called.
 
 create schema if not exists mailboat;
@@ -148,7 +153,8 @@ create index dead_letters_subscription on mailboat.dead_letters (subscription_id
 -- A cursor whose layout was itself not finished carries the debts of the one before.
 create function mailboat.settled_before(debts jsonb, slot integer, xid xid8, id bigint) returns boolean
     language plpgsql stable strict parallel safe
-    as $$
+    set search_path = pg_catalog, pg_temp
+as $$
 declare
     cursor_of jsonb := debts -> 'cursors' -> (slot % (debts ->> 'partitions')::integer);
 begin
@@ -362,8 +368,9 @@ $$;
 -- outbox, naming the argument: where the application can see it, not later in a relay. mailboat/emitting.py holds the same
 -- rules for Python; tests/emit/test_same_rules.py holds the two to one another.
 
-create function mailboat.refuse(argument text, complaint text) returns void
+create function mailboat.invalid_argument(argument text, complaint text) returns void
     language plpgsql immutable
+    set search_path = pg_catalog, pg_temp
 as $$
 begin
     raise exception 'mailboat.emit: % %', argument, complaint using errcode = 'invalid_parameter_value';
@@ -380,6 +387,7 @@ create function mailboat.check_event(
     traceparent text, ordered boolean
 ) returns void
     language plpgsql immutable
+    set search_path = pg_catalog, pg_temp
 as $$
 declare
     control constant text := '[\x01-\x1f\x7f]';
@@ -388,66 +396,66 @@ declare
     tag   text;
 begin
     if event_type is null or event_type = '' then
-        perform mailboat.refuse('event_type', 'must not be empty');
+        perform mailboat.invalid_argument('event_type', 'must not be empty');
     elsif length(event_type) > 255 then
-        perform mailboat.refuse('event_type', format('has %s characters, the limit is 255', length(event_type)));
+        perform mailboat.invalid_argument('event_type', format('has %s characters, the limit is 255', length(event_type)));
     elsif event_type ~ control then
-        perform mailboat.refuse('event_type', 'must not contain control characters');
+        perform mailboat.invalid_argument('event_type', 'must not contain control characters');
     end if;
 
     if aggregate_type = '' or length(aggregate_type) > 255 or aggregate_type ~ control then
-        perform mailboat.refuse('aggregate_type', 'must have 1 to 255 characters and no control characters');
+        perform mailboat.invalid_argument('aggregate_type', 'must have 1 to 255 characters and no control characters');
     end if;
     if aggregate_id = '' or octet_length(aggregate_id) > 1024 then
-        perform mailboat.refuse('aggregate_id', 'must have 1 to 1024 bytes');
+        perform mailboat.invalid_argument('aggregate_id', 'must have 1 to 1024 bytes');
     end if;
 
     if key = '' then
-        perform mailboat.refuse('key', 'must not be empty: leave it out to keep the order of aggregate_id, or say ordered => false');
+        perform mailboat.invalid_argument('key', 'must not be empty: leave it out to keep the order of aggregate_id, or say ordered => false');
     elsif octet_length(key) > 1024 then
-        perform mailboat.refuse('key', format('has %s bytes, the limit is 1024', octet_length(key)));
+        perform mailboat.invalid_argument('key', format('has %s bytes, the limit is 1024', octet_length(key)));
     elsif key is not null and not ordered then
-        perform mailboat.refuse('key', 'and ordered => false contradict each other');
+        perform mailboat.invalid_argument('key', 'and ordered => false contradict each other');
     end if;
 
     if content_type !~ '^[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+ *(;[\x20-\x7e]*)?$' or length(content_type) > 255 then
-        perform mailboat.refuse('content_type', 'must be a media type such as application/json');
+        perform mailboat.invalid_argument('content_type', 'must be a media type such as application/json');
     end if;
 
     if headers is not null then
         if jsonb_typeof(headers) <> 'object' then
-            perform mailboat.refuse('headers', 'must be an object of strings');
+            perform mailboat.invalid_argument('headers', 'must be an object of strings');
         end if;
         if (select count(*) from jsonb_object_keys(headers)) > 64 then
-            perform mailboat.refuse('headers', 'must be 64 at most');
+            perform mailboat.invalid_argument('headers', 'must be 64 at most');
         end if;
         for name, value in select h.key, h.value from jsonb_each(headers) h loop
             if name !~ '^[A-Za-z0-9._-]{1,128}$' then
-                perform mailboat.refuse('headers', format('contain the name %s: use 1 to 128 of A-Z a-z 0-9 . _ -', to_json(left(name, 128))));
+                perform mailboat.invalid_argument('headers', format('contain the name %s: use 1 to 128 of A-Z a-z 0-9 . _ -', to_json(left(name, 128))));
             elsif name ~* '^(mailboat-|ce[_-])' or lower(name) in ('event_id', 'event_type', 'aggregate_type', 'aggregate_id',
                 'created_at', 'partitionkey', 'traceparent', 'content-type') then
-                perform mailboat.refuse('headers', format('contain the name %s, which Mailboat sets itself', name));
+                perform mailboat.invalid_argument('headers', format('contain the name %s, which Mailboat sets itself', name));
             elsif jsonb_typeof(value) <> 'string' then
-                perform mailboat.refuse('headers.' || name, 'must be a string');
+                perform mailboat.invalid_argument('headers.' || name, 'must be a string');
             elsif octet_length(value #>> '{}') > 4096 then
-                perform mailboat.refuse('headers.' || name, 'has more than 4096 bytes');
+                perform mailboat.invalid_argument('headers.' || name, 'has more than 4096 bytes');
             elsif value #>> '{}' ~ control then
-                perform mailboat.refuse('headers.' || name, 'must not contain control characters');
+                perform mailboat.invalid_argument('headers.' || name, 'must not contain control characters');
             end if;
         end loop;
     end if;
 
     if cardinality(tags) > 64 then
-        perform mailboat.refuse('tags', 'must be 64 at most');
+        perform mailboat.invalid_argument('tags', 'must be 64 at most');
     end if;
     foreach tag in array coalesce(tags, '{}') loop
         if tag is null or tag = '' or length(tag) > 128 or tag ~ control then
-            perform mailboat.refuse('tags', 'must each have 1 to 128 characters and no control characters');
+            perform mailboat.invalid_argument('tags', 'must each have 1 to 128 characters and no control characters');
         end if;
     end loop;
 
     if traceparent !~ '^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$' or traceparent ~ '^(ff|..-0{32}|.{35}-0{16})' then
-        perform mailboat.refuse('traceparent', 'must be a W3C trace context: 00-<32 hex digits>-<16 hex digits>-<2 hex digits>');
+        perform mailboat.invalid_argument('traceparent', 'must be a W3C trace context: 00-<32 hex digits>-<16 hex digits>-<2 hex digits>');
     end if;
 end
 $$;
@@ -458,18 +466,19 @@ create function mailboat.emit_bytes(
     headers jsonb, tags text[], traceparent text, ordered boolean, outbox text
 ) returns uuid
     language plpgsql
+    set search_path = pg_catalog, pg_temp
 as $$
 declare
     target regclass := to_regclass(outbox);
     chosen uuid := coalesce(event_id, gen_random_uuid());  -- not RETURNING: a writer may not read the outbox
 begin
     if target is null then
-        perform mailboat.refuse('outbox', format('%s does not exist; make it: select mailboat.create_outbox(%L)', outbox, outbox));
+        perform mailboat.invalid_argument('outbox', format('%s does not exist; make it: select mailboat.create_outbox(%L)', outbox, outbox));
     end if;
     ordered := coalesce(ordered, true);
     perform mailboat.check_event(event_type, aggregate_type, aggregate_id, key, content_type, headers, tags, traceparent, ordered);
     if octet_length(payload) > 16777216 then
-        perform mailboat.refuse('payload', format('has %s bytes, the limit is 16 MiB: send a reference to it instead', octet_length(payload)));
+        perform mailboat.invalid_argument('payload', format('has %s bytes, the limit is 16 MiB: send a reference to it instead', octet_length(payload)));
     end if;
     execute format('insert into %s (event_id, event_type, aggregate_type, aggregate_id, key, payload, content_type, headers, tags,'
                    ' traceparent) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)', target)
@@ -514,6 +523,7 @@ create function mailboat.emit(
     traceparent text default null, ordered boolean default true, outbox text default 'mailboat.outbox'
 ) returns uuid
     language plpgsql
+    set search_path = pg_catalog, pg_temp
 as $$
 begin
     content_type := coalesce(content_type, 'application/json');
@@ -521,7 +531,7 @@ begin
         begin
             perform payload::json;
         exception when data_exception then
-            perform mailboat.refuse('payload', 'is not JSON: say content_type => ''text/plain'' for other text');
+            perform mailboat.invalid_argument('payload', 'is not JSON: say content_type => ''text/plain'' for other text');
         end;
     end if;
     return mailboat.emit_bytes(event_type, convert_to(payload, 'UTF8'), content_type,
@@ -534,6 +544,7 @@ $$;
 -- Returns the event ids in the same order.
 create function mailboat.emit_many(events jsonb, outbox text default 'mailboat.outbox') returns setof uuid
     language plpgsql
+    set search_path = pg_catalog, pg_temp
 as $$
 declare
     target regclass := to_regclass(outbox);
@@ -541,11 +552,11 @@ declare
     chosen uuid[];
 begin
     if target is null then
-        perform mailboat.refuse('outbox', format('%s does not exist; make it: select mailboat.create_outbox(%L)', outbox, outbox));
+        perform mailboat.invalid_argument('outbox', format('%s does not exist; make it: select mailboat.create_outbox(%L)', outbox, outbox));
     elsif jsonb_typeof(events) is distinct from 'array' then
-        perform mailboat.refuse('events', 'must be an array of objects');
+        perform mailboat.invalid_argument('events', 'must be an array of objects');
     elsif exists (select from jsonb_array_elements(events) e where jsonb_typeof(e) <> 'object') then
-        perform mailboat.refuse('events', 'must be an array of objects');
+        perform mailboat.invalid_argument('events', 'must be an array of objects');
     end if;
     select f.field into strange
     from jsonb_array_elements(events) e, jsonb_object_keys(e) f(field)
@@ -553,7 +564,7 @@ begin
                           'tags', 'traceparent', 'ordered')
     limit 1;
     if found then
-        perform mailboat.refuse('events', format('have no field %s', to_json(strange)));
+        perform mailboat.invalid_argument('events', format('have no field %s', to_json(strange)));
     end if;
 
     -- Read once and kept as rows: the ids must be the same in the check, in the insert and in the answer.
@@ -567,9 +578,9 @@ begin
                                       headers jsonb, tags text[], traceparent text, ordered boolean);
     perform case
         when not mailboat.is_json(coalesce(r.content_type, 'application/json')) and jsonb_typeof(r.payload) not in ('string', 'null')
-            then mailboat.refuse('payload', format('must be a string with content_type %s', r.content_type))
+            then mailboat.invalid_argument('payload', format('must be a string with content_type %s', r.content_type))
         when octet_length(r.payload::text) > 16777216
-            then mailboat.refuse('payload', format('has %s bytes, the limit is 16 MiB: send a reference to it instead', octet_length(r.payload::text)))
+            then mailboat.invalid_argument('payload', format('has %s bytes, the limit is 16 MiB: send a reference to it instead', octet_length(r.payload::text)))
     end
     from jsonb_to_recordset(events) r(content_type text, payload jsonb);
 
