@@ -187,6 +187,12 @@ class _Inspection:
             yield Finding("no index begins with it", f"{name}.{position}", f'create index on {name} ("{position}");')
         async for finding in self._about_sequence(name, position in present, relation["sequence"]):
             yield finding
+        if relation["hides_rows"]:
+            yield Finding(
+                "row level security may hide events from this user, and relays refuse to read it",
+                name,
+                f"alter table {name} disable row level security;  -- or: alter role <the relay's user> bypassrls;",
+            )
         if not relation["rings"]:
             yield Finding(
                 "no trigger wakes a sleeping relay (events would wait for the next poll)",

@@ -37,6 +37,7 @@ select c.relkind::text as kind,
         from pg_attribute a
         where a.attrelid = c.oid and a.attname = %(id)s and a.attidentity <> ''
         limit 1) as sequence,
+       row_security_active(c.oid) as hides_rows,
        exists (select from pg_trigger t join pg_proc f on f.oid = t.tgfoid join pg_namespace fn on fn.oid = f.pronamespace
                where t.tgrelid = c.oid and t.tgenabled <> 'D' and fn.nspname = 'mailboat' and f.proname = 'ring') as rings
 from pg_class c
