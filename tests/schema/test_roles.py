@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from mailboat import emit
 from mailboat_harbor.postgres import Database
@@ -154,3 +155,30 @@ def test_a_table_with_columns_of_other_names_is_no_obstacle_and_relays_may_read_
     outbox.execute("select mailboat.grant_roles()")
     with logged_in(outbox, "mailboat_relay") as url, psycopg.connect(url) as connection:
         assert connection.execute("select from shop.events").fetchall() == []
+
+
+@pytest.fixture
+def mallory(outbox: Database) -> Iterator[str]:
+    """A user who owns schema shop and nothing else."""
+    name = f"mallory_{outbox.name}"
+    outbox.execute(sql.SQL("create role {0} login; create schema shop authorization {0}").format(sql.Identifier(name)))
+    yield outbox.url_for(name)
+    outbox.execute(sql.SQL("drop owned by {0} cascade; drop role {0}").format(sql.Identifier(name)))
+
+
+def test_a_table_put_in_the_place_of_an_outbox_runs_nothing_with_the_owners_rights(
+    outbox: Database, as_relay: str, mallory: str
+) -> None:
+    outbox.execute("select mailboat.create_outbox('shop.events')")
+    with psycopg.connect(mallory) as owner:
+        owner.execute("drop table shop.events")  # by the right of the schema's owner
+        owner.execute("create table shop.loot (rights_of text)")
+        owner.execute(
+            "create function shop.plunder(timestamptz) returns boolean language plpgsql as"
+            " $$ begin insert into shop.loot values (current_user); return true; end $$"
+        )
+        owner.execute("create domain shop.moment as timestamptz check (shop.plunder(value))")
+        owner.execute("create table shop.events (created_at shop.moment) partition by range (created_at)")
+    with psycopg.connect(as_relay, autocommit=True) as connection, pytest.raises(psycopg.Error, match="is owned by"):
+        connection.execute("select mailboat.ensure_partitions('shop.events')")
+    assert outbox.execute("select * from shop.loot") == []

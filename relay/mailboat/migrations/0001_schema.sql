@@ -224,6 +224,9 @@ create function mailboat.has_partition(parent regclass, partition text) returns 
 -- There is no DEFAULT partition: it would have to be scanned, under a lock, for every new one.
 -- No writer waits for it: CREATE TABLE ... PARTITION OF would lock the parent against inserts, so a table is made beside it
 -- and attached, which inserts do not notice. With nothing to make it takes no lock and writes nothing.
+-- It runs with the rights of the schema's owner, and copying a table may run functions of that table (of its indexes, of the
+-- types of its columns): so it copies no table but that owner's. The owner of an outbox's schema can put another table in its
+-- place at any time. The lock keeps the table, and the last check undoes all if its name leads to another one by then.
 create function mailboat.ensure_partitions(outbox text, ahead interval default '30 days') returns integer
     language plpgsql security definer
     set search_path = pg_catalog, pg_temp
@@ -234,18 +237,27 @@ declare
     parent      regclass := to_regclass(outbox);
     schema_name name;
     table_name  name;
+    keeper      name;
+    owner       name;
     first_day   date := clock_timestamp()::date;
     last_day    date := (clock_timestamp() + ahead)::date;
     partition   text;
+    qualified   text;
     made        integer := 0;
     day         date;
 begin
-    select n.nspname, c.relname into schema_name, table_name
-    from mailboat.outboxes o, pg_class c join pg_namespace n on n.oid = c.relnamespace
-    where to_regclass(o.name) = parent and c.oid = parent and c.relkind = 'p';
+    select n.nspname, c.relname, pg_get_userbyid(c.relowner), pg_get_userbyid(m.nspowner)
+    into schema_name, table_name, owner, keeper
+    from mailboat.outboxes o, pg_namespace m, pg_class c join pg_namespace n on n.oid = c.relnamespace
+    where to_regclass(o.name) = parent and c.oid = parent and c.relkind = 'p' and m.nspname = 'mailboat';
     if not found then
         raise exception 'there is no outbox %', outbox
             using errcode = 'undefined_table', hint = format('Make it: select mailboat.create_outbox(%L);', outbox);
+    end if;
+    if owner <> keeper then
+        raise exception 'outbox % is owned by %, and partitions are made with the rights of %', outbox, owner, keeper
+            using errcode = 'insufficient_privilege',
+                  hint = format('If the table is as it should be: alter table %s owner to %I;', parent, keeper);
     end if;
     if ahead is null or ahead < interval '0' or ahead > interval '400 days' then
         raise exception 'partitions can be made 0 to 400 days ahead, not %', coalesce(ahead::text, 'null')
@@ -259,19 +271,22 @@ begin
         partition := table_name || to_char(day, '"_p"YYYYMMDD');
         continue when mailboat.has_partition(parent, partition);
         if made = 0 then
-            -- Whoever comes second waits here, and then finds the work done. The first number spells 'mbot'.
-            perform pg_advisory_xact_lock(1835167604, parent::oid::integer);
+            -- Whoever comes second waits here, and then finds the work done. No advisory lock: anybody can hold one.
+            execute format('lock table only %s in share update exclusive mode', parent);
             continue when mailboat.has_partition(parent, partition);
         end if;
-        partition := format('%I.%I', schema_name, partition);
-        if to_regclass(partition) is not null then
-            raise exception 'table % is in the way of a new partition of %', partition, outbox
+        qualified := format('%I.%I', schema_name, partition);
+        if to_regclass(qualified) is not null then
+            raise exception 'table % is in the way of a new partition of %', qualified, outbox
                 using errcode = 'duplicate_table', hint = 'It is not attached to the outbox: rename it, or drop it if it is not needed.';
         end if;
         execute format('create table %s (like %s including defaults including generated including constraints'
-                       ' including indexes including storage including compression)', partition, parent);
+                       ' including indexes including storage including compression)', qualified, parent);
         execute format('alter table %s attach partition %s for values from (%L) to (%L)',
-                       parent, partition, day::timestamptz, (day + 1)::timestamptz);
+                       parent, qualified, day::timestamptz, (day + 1)::timestamptz);
+        if not mailboat.has_partition(parent, partition) then
+            raise exception 'outbox % was replaced while a partition was made for it', outbox using errcode = 'insufficient_privilege';
+        end if;
         made := made + 1;
     end loop;
     return made;

@@ -71,9 +71,8 @@ def explain(error: psycopg.Error) -> MailboatError:
         case psycopg.errors.InsufficientPrivilege() if error.diag.source_function == "check_enable_rls":
             return SchemaMismatch(f"{message.splitlines()[0]}. {_HIDDEN_ROWS}")
         case psycopg.errors.InsufficientPrivilege():
-            return SchemaMismatch(
-                f"{message.splitlines()[0]}. Grant the role of the relay's user: `grant mailboat_relay to <user>`."
-            )
+            remedy = error.diag.message_hint or "Grant the user its role: `grant mailboat_relay to <user>`."
+            return SchemaMismatch(f"{message.splitlines()[0]}. {remedy}")
         case psycopg.errors.InvalidPassword() | psycopg.errors.InvalidAuthorizationSpecification():
             return DatabaseUnavailable(f"Postgres refused the log-in: {message}. Check the database Secret.")
         case psycopg.OperationalError() if message.endswith(_ANSWER_OF_A_STANDBY):
