@@ -84,12 +84,12 @@ async def test_upkeep_that_fails_is_told_in_the_status_of_a_relay_that_runs(
 
 
 async def test_who_waits_for_another_migration_says_so_and_hears_when_to_stop(each_outbox: Database) -> None:
-    read = read_documents([("relay", outbox_relay(each_outbox.url))])
+    read = read_documents([("relay", outbox_relay(each_outbox.url, table="shop.events"))])
     identity = RelayIdentity("relay-1", str(uuid.uuid4()))
     relay = Relay(read.relays[0], (), secrets=SecretPlaces(), identity=identity, timings=IMPATIENT)
     stop = asyncio.Event()
     with psycopg.connect(each_outbox.url, application_name="by hand") as person:
-        person.execute("select pg_advisory_xact_lock(1835167604, 0)")
+        person.execute("lock table mailboat.migrations in share row exclusive mode")
         life = asyncio.create_task(relay.run(stop))
         await await_until(
             lambda: "another migration is under way (lock held by process" in relay.status().message,
@@ -108,8 +108,9 @@ async def test_a_relay_goes_on_when_the_other_migration_has_ended(
     each_outbox: Database, stage: dict[str, StagedSink]
 ) -> None:
     with psycopg.connect(each_outbox.url) as person:
-        person.execute("select pg_advisory_xact_lock(1835167604, 0)")
-        async with afloat(outbox_relay(each_outbox.url), subscription("orders", STAGED), timings=IMPATIENT) as relay:
+        person.execute("lock table mailboat.migrations in share row exclusive mode")
+        manifest = outbox_relay(each_outbox.url, table="shop.events")
+        async with afloat(manifest, subscription("orders", STAGED), timings=IMPATIENT) as relay:
             await await_until(lambda: "another migration" in relay.status().message, timeout=30, what="the lock")
             person.rollback()
             await await_until(lambda: relay.status().state is RelayState.RUNNING, timeout=30, what="the relay to run")

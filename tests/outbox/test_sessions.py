@@ -10,7 +10,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from mailboat.errors import SchemaMismatch
+from mailboat.errors import LeaseLost, SchemaMismatch
+from mailboat.outbox.leases import lock_key
 from mailboat.outbox.link import Link, Pipeline
 from mailboat.outbox.reading import ReadingThread
 from mailboat_harbor.pgbouncer import PgBouncer, start_pgbouncer
@@ -145,3 +146,21 @@ async def test_rows_that_a_policy_hides_stop_the_relay_and_are_not_skipped(outbo
         with pytest.raises(SchemaMismatch, match=r"row-level security.*alter table .* disable row level security"):
             await relay.tick()
         await world.close()
+
+
+async def test_a_stranger_with_the_liveness_lock_of_a_relay_does_not_keep_it_away(
+    outbox: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Any user can take any advisory lock. A second process of the same name is still refused."""
+    world = PostgresWorld(outbox)
+    with logged_in(outbox, "mailboat_writer") as url, psycopg.connect(url, autocommit=True) as stranger:
+        stranger.execute("select pg_advisory_lock(%s, %s)", lock_key("relay"))
+        relay = await Relay.start(world, [subscription()])
+        assert outbox.execute("select session_lock from mailboat.relays") == [(False,)]
+        (warning,) = [record for record in caplog.records if record.getMessage().startswith("Liveness lock")]
+        assert "user mailboat_writer" in vars(warning)["holder"]
+        assert await relay.claim()
+        second = await world.open("relay")
+        with pytest.raises(LeaseLost, match="another process runs as relay 'relay'"):
+            await second.join()
+    await world.close()

@@ -13,6 +13,7 @@ from mailboat.errors import DatabaseUnavailable, SchemaMismatch
 from mailboat.outbox.migrate import Applied, Migration, MigrationReport, known_migrations, migrate, pending
 from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
 from mailboat_harbor.postgres_binaries import NEWEST
+from support.databases import logged_in
 
 _IN_A_HURRY = {"fsync": "off"}
 """For servers of a test's own that nobody crashes: a migration makes a hundred files, and flushes each."""
@@ -59,6 +60,23 @@ async def test_eight_outboxes_at_once(each_database: Database) -> None:
     names = [f"shop.outbox{number}" for number in range(8)]
     await asyncio.gather(*[run(each_database.url, name) for name in names])
     assert [name for (name,) in each_database.execute("select name from mailboat.outboxes order by 1")] == names
+
+
+async def test_with_nothing_to_do_no_lock_is_waited_for(outbox: Database) -> None:
+    with psycopg.connect(outbox.url) as other:
+        other.execute("lock table mailboat.migrations in share row exclusive mode")
+        other.execute("select pg_advisory_xact_lock(1835167604, 0)")
+        async with asyncio.timeout(20):
+            assert (await run(outbox.url)).applied == ()
+
+
+async def test_no_lock_that_a_writer_can_take_holds_a_migration_up(outbox: Database) -> None:
+    with logged_in(outbox, "mailboat_writer") as url, psycopg.connect(url, autocommit=True) as writer:
+        writer.execute("select pg_advisory_lock(1835167604, 0)")
+        with pytest.raises(psycopg.errors.InsufficientPrivilege), writer.transaction():
+            writer.execute("lock table mailboat.migrations in access share mode")
+        async with asyncio.timeout(20):
+            assert (await run(outbox.url, "shop.events")).outbox == "shop.events"
 
 
 async def test_a_run_that_fails_leaves_nothing_behind(each_database: Database) -> None:

@@ -297,6 +297,7 @@ $$;
 create function mailboat.create_outbox(outbox text) returns text
     language plpgsql
     set search_path = pg_catalog, pg_temp
+    set lock_timeout = '10s'
 as $$
 declare
     parts     text[] := parse_ident(outbox);
@@ -312,7 +313,7 @@ begin
     end if;
     canonical := format('%I.%I', parts[1], parts[2]);
     sequence := format('%I.%I', parts[1], parts[2] || '_id_seq');
-    perform pg_advisory_xact_lock(1835167604, 0);  -- the one that migrations take
+    lock table mailboat.migrations in share row exclusive mode;  -- as migrations do
 
     if not exists (select from pg_class where relname = parts[2]
                    and relnamespace = (select oid from pg_namespace where nspname = parts[1])) then

@@ -37,9 +37,8 @@ class Handover:
         self._migrated.add(this_one)
 
         spoken = AsyncClientCursor(link.connection)
+        ledger_first = [_SQL["create_ledger"]] if steps and not ledger else []
         parts = []
-        if steps and not ledger:
-            parts.append(_SQL["create_ledger"])
         for step in steps:
             applied = {"version": step.version, "name": step.name, "checksum": step.checksum}
             parts += [f"-- {step.name}\n{step.script.strip()}", spoken.mogrify(_SQL["record"], applied)]
@@ -49,5 +48,5 @@ class Handover:
             parts.append(spoken.mogrify(_SQL["create_outbox"], {"outbox": outbox}))
         if not parts:
             return ""
-        whole = ["begin", _SQL["lock"], *parts, "commit"]
+        whole = ["begin", *ledger_first, _SQL["lock"], *parts, "commit"]
         return "\n\n".join(part if part.endswith(";") else f"{part};" for part in whole)

@@ -8,6 +8,7 @@ What happens when…
   relay buries it and claims what it held (``claim`` counts a resume).
 - a relay is cut off from the database but lives: the same; whatever it still settles later finds another epoch.
 - there is a pooler between: no session lock can be held, so only expiry counts.
+- another session holds the relay's lock, as any user of the database can: the same, with a warning that names it.
 - the database restarts: all locks are free for a moment, and after a while heartbeats are overdue, but a relay counts
   another's silence from its own joining at the earliest, so whoever comes back as soon as itself is not buried.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import Collection, Mapping
 
 from mailboat.errors import LeaseLost
@@ -24,6 +26,8 @@ from mailboat.outbox.link import Link
 from mailboat.outbox.settings import RelayIdentity
 from mailboat.outbox.sqlfiles import statements
 from mailboat.outbox.store import Cursor, CursorKey, Holding, Lease, RelayPeer, Window
+
+log = logging.getLogger(__name__)
 
 _SQL = statements("leases")
 _SYNC = statements("windows")["sync"]
@@ -54,9 +58,7 @@ class Leases:
 
     async def join(self, link: Link, serves: Collection[int]) -> bool:
         """Introduce this relay. True if it holds its liveness lock; raises ``LeaseLost`` if its id is in use."""
-        session_lock = not link.server.pooled
-        if session_lock:
-            await self._take_liveness_lock(link)
+        session_lock = not link.server.pooled and await self._take_liveness_lock(link)
         async with link.transaction() as cursor:
             await cursor.execute(_SQL["sweep"], self._who)
             await cursor.execute(_SQL["inherit"], self._who)
@@ -67,20 +69,32 @@ class Leases:
             )
         return session_lock
 
-    async def _take_liveness_lock(self, link: Link) -> None:
-        """Tried for a moment: our own last session may be ending still, or another relay is just burying it."""
+    async def _take_liveness_lock(self, link: Link) -> bool:
+        """Try for a moment: this relay's last session may be ending still, or another relay is just burying it.
+
+        False: a session that is no relay of this name has it. Delivery goes on without; others take over at expiry.
+        """
         key = dict(zip(("high", "low"), lock_key(self._me.id), strict=True))
         for _ in range(_LOCK_TRIES):
             async with link.autocommit() as cursor:
                 await cursor.execute(_SQL["lock"], key)
                 row = await cursor.fetchone()
             if row and row[0]:
-                return
+                return True
             await asyncio.sleep(_LOCK_PAUSE)
-        raise LeaseLost(
-            f"another process runs as relay {self._me.id!r} on this database. Stop it, or give this one another name"
-            " with --relay-id."
+        async with link.autocommit() as cursor:
+            await cursor.execute(_SQL["lock_holder"], {**self._who, **key})
+            holder, in_use = await cursor.fetchone() or ("", True)
+        if in_use:
+            raise LeaseLost(
+                f"another process runs as relay {self._me.id!r} on this database. Stop it, or give this one another"
+                f" name with --relay-id. (Its liveness lock is held by {holder}.)"
+            )
+        log.warning(
+            "Liveness lock is held by another session; takeovers from this relay wait for its leases to expire.",
+            extra={"relay": self._me.id, "holder": holder},
         )
+        return False
 
     async def beat(self, link: Link, serves: Collection[int]) -> tuple[RelayPeer, ...]:
         """Renew all leases at once; bury the dead; say who is there."""

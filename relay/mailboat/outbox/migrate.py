@@ -1,9 +1,12 @@
 """Brings a database to the schema that this version of Mailboat needs.
 
 Owns the ledger ``mailboat.migrations`` and nothing else: what the schema looks like is in ``mailboat/migrations``, one
-numbered file per step, never changed once released. A run is one transaction under an advisory lock, so any number
-of relays may start at once, and one that dies in the middle leaves nothing behind. With nothing to do it writes
-nothing. The lock is asked for again and again rather than waited for: who waits can say so, and be told to stop.
+numbered file per step, never changed once released. A run is one transaction under a lock on the ledger, so any number
+of relays may start at once, and one that dies in the middle leaves nothing behind.
+
+A run first checks, without a lock, whether anything is to do. With nothing to do it takes no lock and writes nothing:
+relays reconnect while somebody else migrates or sits on the lock. The wait for the lock is short and repeated, so a
+relay that waits can report the holder, and can be stopped.
 """
 
 from __future__ import annotations
@@ -25,11 +28,18 @@ from mailboat.outbox.sqlfiles import statements
 
 RESERVED: Final = "an outbox's name must be lower case and no reserved word of SQL"
 
-_ASK_AGAIN = 0.2
-"""Seconds between two questions for the lock."""
-_NOT_WORTH_A_WORD = 1.0
-"""Seconds for which another migration is waited for in silence: relays that start together all look what is missing."""
+_LOCK_WAIT = 1.0
+"""Seconds of one wait for the lock. Relays that start together report nothing before the second one."""
 
+_LOCKED = (
+    psycopg.errors.LockNotAvailable,
+    psycopg.errors.UniqueViolation,
+    psycopg.errors.DuplicateSchema,
+    psycopg.errors.DuplicateTable,
+)
+"""What a migration runs into while another one holds the lock, or creates the schema."""
+
+_SQL = statements("schema")
 _FILE = re.compile(r"^(\d{4})_\w+\.sql$")
 
 
@@ -127,20 +137,24 @@ async def migrate(
     Raises `SchemaMismatch` when the database is newer, was changed, or the user lacks a right; `DatabaseUnavailable`
     on a standby, when the connection breaks, and past the deadline.
     """
-    began = asyncio.get_running_loop().time()
     try:
         while True:
-            async with (
-                asyncio.timeout(deadline) as patience,
-                connection.transaction(),
-                connection.cursor(row_factory=tuple_row) as cursor,
-            ):
-                holder = await _lock_or_holder(connection, cursor)
-                if holder is None:
-                    return await _migrate(connection, cursor, outbox_table, _Steps(patience, begins))
-            if asyncio.get_running_loop().time() - began > _NOT_WORTH_A_WORD:
-                waits(f"another migration is under way (lock held by {holder}): waiting for its end")
-            await asyncio.sleep(_ASK_AGAIN)
+            try:
+                async with (
+                    asyncio.timeout(deadline) as patience,
+                    connection.transaction(),
+                    connection.cursor(row_factory=tuple_row) as cursor,
+                ):
+                    facts = await _facts(connection)
+                    if facts["ledger"] and await _is_made(cursor, outbox_table):
+                        return await _supplied(cursor, outbox_table)
+                    await _lock(cursor, ledger=bool(facts["ledger"]))
+                    return await _migrate(cursor, outbox_table, _Steps(patience, begins))
+            except _Locked:
+                async with asyncio.timeout(deadline):
+                    holder = await _holder(connection)
+                if holder is not None:
+                    waits(f"another migration is under way (lock held by {holder}): waiting for its end")
     except TimeoutError as error:
         await connection.close()
         raise DatabaseUnavailable(f"Postgres did not answer within {deadline or 0:.0f} s of the migration") from error
@@ -168,56 +182,78 @@ class _Steps:
         self.begins(step.name)
 
 
-async def _lock_or_holder(
-    connection: psycopg.AsyncConnection[object], cursor: psycopg.AsyncCursor[tuple[object, ...]]
-) -> str | None:
-    """None: the lock is ours, until the end of the transaction. Else who has it."""
-    facts = await _facts(connection)
-    if facts["standby"]:
-        raise DatabaseUnavailable(
-            f"Database {facts['database']} is a standby (in recovery): it can't be migrated, nor read for events."
-            " Connect to the primary (target_session_attrs=read-write)."
-        )
-    await cursor.execute(statements("schema")["lock"])
-    if await cursor.fetchone() == (True,):
-        return None
-    await cursor.execute(statements("schema")["lock_holder"])
-    pid, user, application = await cursor.fetchone() or ("?", "?", "?")
-    return f"process {pid}, user {user}, application {application}"
+class _Locked(Exception):
+    """Another migration is under way, or has just ended."""
 
 
-async def _migrate(
-    connection: psycopg.AsyncConnection[object],
-    cursor: psycopg.AsyncCursor[tuple[object, ...]],
-    outbox_table: str,
-    taking: _Steps,
-) -> MigrationReport:
-    sql = statements("schema")
-    if not (await _facts(connection))["ledger"]:
-        await cursor.execute(sql["create_ledger"])
-    async with connection.cursor(row_factory=tuple_row) as ledger:
-        await ledger.execute(sql["applied"])
-        applied = [Applied(*row) for row in await ledger.fetchall()]
-    steps = pending(known_migrations(), applied)
+_Cursor = psycopg.AsyncCursor[tuple[object, ...]]
+
+
+async def _is_made(cursor: _Cursor, outbox_table: str) -> bool:
+    """Whether nothing is to do but to make partitions."""
+    if pending(known_migrations(), await _applied(cursor)):
+        return False
+    await cursor.execute(_SQL["made"], {"outbox": outbox_table})
+    return await cursor.fetchone() == (True,)
+
+
+async def _supplied(cursor: _Cursor, outbox_table: str) -> MigrationReport:
+    await cursor.execute(_SQL["supply"], {"outbox": outbox_table})
+    return MigrationReport(outbox_table, (), await _missing_roles(cursor))
+
+
+async def _lock(cursor: _Cursor, *, ledger: bool) -> None:
+    """Exclude other migrations until the end of the transaction. Raises `_Locked` after a short wait."""
+    await cursor.execute(_SQL["wait_at_most"], {"patience": f"{_LOCK_WAIT * 1000:.0f}ms"})
+    try:
+        await cursor.execute(_SQL["lock"] if ledger else _SQL["create_ledger"])
+    except _LOCKED as error:
+        raise _Locked from error
+    await cursor.execute(_SQL["wait_at_most"], {"patience": "0"})
+
+
+async def _holder(connection: psycopg.AsyncConnection[object]) -> str | None:
+    async with connection.transaction(), connection.cursor(row_factory=tuple_row) as cursor:
+        await cursor.execute(_SQL["lock_holder"])
+        row = await cursor.fetchone()
+    return None if row is None else "process {}, user {}, application {}".format(*row)
+
+
+async def _migrate(cursor: _Cursor, outbox_table: str, taking: _Steps) -> MigrationReport:
+    steps = pending(known_migrations(), await _applied(cursor))
     for step in steps:
         taking.begin(step)
         await cursor.execute(step.script.encode())
-        await cursor.execute(sql["record"], {"version": step.version, "name": step.name, "checksum": step.checksum})
+        await cursor.execute(_SQL["record"], {"version": step.version, "name": step.name, "checksum": step.checksum})
     if steps:
-        await cursor.execute(sql["grant_roles"])
-    await cursor.execute(sql["create_outbox"], {"outbox": outbox_table})
+        await cursor.execute(_SQL["grant_roles"])
+    await cursor.execute(_SQL["create_outbox"], {"outbox": outbox_table})
     (outbox,) = await cursor.fetchone() or (outbox_table,)
     if outbox != outbox_table:
         raise SchemaMismatch(f"spec.outbox.table: {outbox}: {RESERVED}. Nothing was changed: choose another name.")
-    await cursor.execute(sql["missing_roles"])
-    missing = tuple(str(role) for (role,) in await cursor.fetchall())
-    return MigrationReport(str(outbox), tuple(step.name for step in steps), missing)
+    return MigrationReport(str(outbox), tuple(step.name for step in steps), await _missing_roles(cursor))
+
+
+async def _applied(cursor: _Cursor) -> list[Applied]:
+    await cursor.execute(_SQL["applied"])
+    return [Applied(int(str(version)), str(name), str(checksum)) for version, name, checksum in await cursor.fetchall()]
+
+
+async def _missing_roles(cursor: _Cursor) -> tuple[str, ...]:
+    await cursor.execute(_SQL["missing_roles"])
+    return tuple(str(role) for (role,) in await cursor.fetchall())
 
 
 async def _facts(connection: psycopg.AsyncConnection[object]) -> Mapping[str, object]:
     async with connection.cursor(row_factory=dict_row) as cursor:
-        await cursor.execute(statements("schema")["facts"])
-        return await cursor.fetchone() or {}
+        await cursor.execute(_SQL["facts"])
+        facts = await cursor.fetchone() or {}
+    if facts["standby"]:
+        raise DatabaseUnavailable(
+            f"Database {facts['database']} is a standby (in recovery): it can't be migrated, nor read for events."
+            " Connect to the primary (target_session_attrs=primary)."
+        )
+    return facts
 
 
 def _sentence(error: psycopg.Error) -> str:

@@ -125,7 +125,7 @@ class _Inspection:
         if server["standby"]:
             raise DatabaseUnavailable(
                 f"Database {server['database']} is a standby: its snapshots leave out transactions in flight."
-                " Connect to the primary (target_session_attrs=read-write)."
+                " Connect to the primary (target_session_attrs=primary)."
             )
         for finding in _about_server(server):
             yield finding

@@ -59,6 +59,17 @@ order by r.id
 -- The liveness lock of a relay, for the life of a session.
 select pg_try_advisory_lock(%(high)s::integer, %(low)s::integer)
 
+-- name: lock_holder
+-- The session that has it, and whether another process of this relay's name is alive.
+select coalesce((select format('process %%s, user %%s, application %%s', l.pid, a.usename, a.application_name)
+                 from pg_locks as l left join pg_stat_activity as a on a.pid = l.pid
+                 where l.locktype = 'advisory' and l.classid::bigint = %(high)s::bigint & 4294967295
+                   and l.objid::bigint = %(low)s::bigint & 4294967295 and l.objsubid = 2 and l.granted
+                   and l.database = (select oid from pg_database where datname = current_database())
+                 limit 1), 'nobody any more'),
+       exists (select from mailboat.relays
+               where id = %(relay)s and incarnation <> %(incarnation)s and expires_at > clock_timestamp())
+
 -- name: bury
 -- A relay that has not spoken for a while and whose liveness lock is free is dead: its leases end now, not at expiry.
 with corpse as materialized (

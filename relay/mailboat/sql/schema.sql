@@ -1,16 +1,34 @@
 -- What `mailboat migrate` asks and does. The migrations themselves are in migrations/.
 
 -- name: lock
--- One migration at a time in a database, until the end of the transaction: whether it is ours. The first number spells 'mbot'.
-select pg_try_advisory_xact_lock(1835167604, 0)
+-- One migration at a time in a database, until the end of the transaction. Only the table's owner can take it: an advisory lock
+-- could be held by anybody. The first migration has no such table; there, two that create the schema exclude each other.
+lock table mailboat.migrations in share row exclusive mode
+
+-- name: wait_at_most
+-- For a lock, in this transaction.
+select set_config('lock_timeout', %(patience)s, true)
 
 -- name: lock_holder
--- Who has it instead. (What it runs is not for everybody's eyes; who it is, is.)
+-- The session that migrates: it holds the lock, or a table that nobody else can see yet.
 select l.pid, coalesce(a.usename, '?'), coalesce(nullif(a.application_name, ''), '?')
 from pg_locks l left join pg_stat_activity a on a.pid = l.pid
-where l.locktype = 'advisory' and l.classid = 1835167604 and l.objid = 0 and l.objsubid = 2 and l.granted
+where l.locktype = 'relation' and l.granted
   and l.database = (select oid from pg_database where datname = current_database())
+  and (l.relation = to_regclass('mailboat.migrations') and l.mode = 'ShareRowExclusiveLock'
+       or l.mode = 'AccessExclusiveLock' and not exists (select from pg_class c where c.oid = l.relation))
 limit 1
+
+-- name: made
+-- Whether the table is an outbox that Mailboat made, under this very name.
+select exists (select from mailboat.outboxes o
+               join pg_namespace n on true
+               join pg_class c on c.relnamespace = n.oid and format('%%I.%%I', n.nspname, c.relname) = o.name
+               where o.name = %(outbox)s and c.relkind = 'p')
+
+-- name: supply
+-- Makes partitions that are missing; without any it writes nothing and takes no lock.
+select mailboat.ensure_partitions(%(outbox)s)
 
 -- name: facts
 -- What a migration must know before it touches anything. (Not to_regclass: it answers from a cache, which may not have
