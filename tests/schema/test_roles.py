@@ -9,9 +9,15 @@ import pytest
 from psycopg import sql
 
 from mailboat import emit
+from mailboat.outbox.layout import Layout
+from mailboat.outbox.link import Link
+from mailboat.outbox.overview import forget
+from mailboat.outbox.verify import verify
 from mailboat_harbor.postgres import Database
 from support.databases import logged_in
 from support.renamed_table import make_renamed
+from support.store_backends import PostgresWorld, subscription
+from support.store_relays import Relay, write
 
 
 @pytest.fixture
@@ -182,3 +188,104 @@ def test_a_table_put_in_the_place_of_an_outbox_runs_nothing_with_the_owners_righ
     with psycopg.connect(as_relay, autocommit=True) as connection, pytest.raises(psycopg.Error, match="is owned by"):
         connection.execute("select mailboat.ensure_partitions('shop.events')")
     assert outbox.execute("select * from shop.loot") == []
+
+
+@pytest.fixture
+def shop(outbox: Database) -> Iterator[dict[str, str]]:
+    """A second outbox with roles of its own, and the URLs of a user in each."""
+    names = {group: f"shop_{group}_{outbox.name}" for group in ("writer", "relay")}
+    for name in names.values():
+        outbox.execute(sql.SQL("create role {} login").format(sql.Identifier(name)))
+    outbox.execute(
+        sql.SQL("select mailboat.create_outbox('shop.events', writer => {writer}, relay => {relay})").format(
+            **{group: sql.Literal(name) for group, name in names.items()}
+        )
+    )
+    yield {group: outbox.url_for(name) for group, name in names.items()}
+    for name in names.values():
+        outbox.execute(sql.SQL("drop owned by {0}; drop role {0}").format(sql.Identifier(name)))
+
+
+def test_a_writer_of_one_outbox_can_not_write_to_another(
+    outbox: Database, shop: dict[str, str], as_writer: str
+) -> None:
+    for url, own, other in (
+        (as_writer, "mailboat.outbox", "shop.events"),
+        (shop["writer"], "shop.events", "mailboat.outbox"),
+    ):
+        with psycopg.connect(url) as connection:
+            emit(connection, "x", {}, outbox=own)
+            connection.commit()
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                emit(connection, "forged", {}, outbox=other)
+    assert outbox.execute("select event_type from mailboat.outbox union all select event_type from shop.events") == [
+        ("x",),
+        ("x",),
+    ]
+
+
+_FORGED = (
+    "insert into mailboat.parked (subscription_id, partition, sequence, id, event_id, event_type, content_type,"
+    " created_at, slot) select id, 0, 1, 1, gen_random_uuid(), 'forged', 'text/plain', now(), 0"
+    " from mailboat.subscriptions where outbox = 'mailboat.outbox'"
+)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        _FORGED,
+        _FORGED.replace("mailboat.parked (", "mailboat.dead_letters (attempts, reason, last_error, first_failed_at,"
+                        " last_failed_at, ").replace("select id", "select 1, '', '', now(), now(), id"),
+        "update mailboat.cursors set done = pg_current_snapshot()",
+        "update mailboat.parked set subscription_id = (select max(id) from mailboat.subscriptions)",
+        "delete from mailboat.parked",
+        "update mailboat.subscriptions set state = 'Paused' where outbox = 'mailboat.outbox'",
+        "update mailboat.subscriptions set outbox = 'mailboat.outbox' where outbox = 'shop.events'",
+        "delete from mailboat.subscriptions where outbox = 'mailboat.outbox'",
+        "insert into mailboat.doorbells values ('me', 'mailboat.outbox', true)",
+        "update mailboat.relays set expires_at = 'infinity'",
+        "select * from mailboat.outbox",
+    ],
+)  # fmt: skip
+def test_a_relay_of_one_outbox_changes_nothing_of_another(
+    outbox: Database, shop: dict[str, str], statement: str
+) -> None:
+    outbox.execute(
+        "insert into mailboat.relays (id, incarnation, outbox, session_lock, beat_at, expires_at)"
+        " values ('r', gen_random_uuid(), 'mailboat.outbox', true, now(), now())"
+    )
+    outbox.execute(
+        "insert into mailboat.subscriptions (outbox, name, partitions) values ('mailboat.outbox', 'a/b', 1),"
+        " ('shop.events', 'c/d', 1)"
+    )
+    outbox.execute(
+        "insert into mailboat.cursors (subscription_id, partition, done, system_identifier, timeline)"
+        " select id, 0, '3:3:', 1, 1 from mailboat.subscriptions where outbox = 'mailboat.outbox'"
+    )
+    outbox.execute(sql.Composed([sql.SQL(_FORGED)]))
+    with psycopg.connect(shop["relay"]) as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
+        connection.execute(statement)
+
+
+async def test_a_relay_with_rights_on_one_outbox_serves_it(outbox: Database, shop: dict[str, str]) -> None:
+    world = PostgresWorld(outbox, Layout("shop.events"), url=shop["relay"])
+    relay = await Relay.start(world, [subscription()])
+    await relay.claim()
+    write(world, "k")
+    assert len(await relay.drained()) == 1
+    await world.close()
+    link = await Link.open(lambda: shop["relay"], "forget")
+    assert await forget(link, "shop.events", "shop/all"), "what hangs on a subscription goes with it"
+    assert await verify(link.connection, "shop.events", {}) == []
+    await link.close()
+
+
+def test_rights_on_an_outbox_go_with_its_roles(outbox: Database, as_writer: str, as_relay: str) -> None:
+    outbox.execute("select mailboat.create_outbox('mailboat.outbox', writer => 'postgres', relay => 'postgres')")
+    for url, statement in ((as_writer, "select mailboat.emit('x', '{}')"), (as_relay, "select from mailboat.parked")):
+        with psycopg.connect(url) as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
+            connection.execute(statement)
+    outbox.execute("select mailboat.create_outbox('mailboat.outbox', writer => 'mailboat_writer')")
+    with psycopg.connect(as_writer) as connection:
+        connection.execute("select mailboat.emit('x', '{}')")

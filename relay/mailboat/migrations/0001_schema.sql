@@ -15,6 +15,8 @@ comment on schema mailboat is 'Mailboat: transactional outbox and the progress o
 -- Which tables are outboxes. `mailboat.create_outbox` adds one.
 create table mailboat.outboxes (
     name        text primary key,                       -- schema-qualified, as to_regclass understands it
+    writer      text not null default 'mailboat_writer',  -- the role that may emit
+    relay       text not null default 'mailboat_relay', -- the role that may read events and keep progress
     created_at  timestamptz not null default now()
 );
 
@@ -148,6 +150,65 @@ create table mailboat.dead_letters (
     series_generation integer
 );
 create index dead_letters_subscription on mailboat.dead_letters (subscription_id, dead_id) where replayed_at is null;
+
+-- Progress of all outboxes lies in the same tables, and every relay may write to them: to rows of its own outbox. Triggers
+-- see to that, and not row security, which relays must have off (it would hide events). They run once per statement.
+-- A row whose subscription is gone was deleted with it, which was checked where the subscription was.
+create function mailboat.check_rights() returns trigger
+    language plpgsql
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    -- Mostly there are none, and the rows need no look.
+    others text[] := array(select o.name from mailboat.outboxes o
+                           where pg_has_role(to_regrole(quote_ident(o.relay)), 'usage') is not true);
+    denied record;
+begin
+    if others = '{}' or (select pg_has_role(n.nspowner, 'usage') from pg_namespace n where n.nspname = 'mailboat') then
+        return null;
+    end if;
+    if tg_argv[0] = 'outbox' then
+        if tg_op = 'UPDATE' then
+            select t.outbox into denied
+            from (select c.outbox from changed c union all select f.outbox from former f) t
+            where t.outbox = any (others);
+        else
+            select c.outbox into denied from changed c where c.outbox = any (others);
+        end if;
+    elsif tg_op = 'UPDATE' then
+        select s.outbox into denied
+        from (select c.subscription_id from changed c union select f.subscription_id from former f) t
+        join mailboat.subscriptions s on s.id = t.subscription_id
+        where s.outbox = any (others);
+    else
+        select s.outbox into denied
+        from changed c join mailboat.subscriptions s on s.id = c.subscription_id
+        where s.outbox = any (others);
+    end if;
+    if found then
+        raise exception 'user % may not keep the progress of outbox %', current_user, denied.outbox
+            using errcode = 'insufficient_privilege', hint = 'Grant it the relay role of that outbox (see mailboat.outboxes).';
+    end if;
+    return null;
+end
+$$;
+
+do $$
+declare
+    ledger text;
+    rows   text;
+begin
+    foreach ledger in array array['relays', 'doorbells', 'subscriptions', 'cursors', 'parked', 'dead_letters'] loop
+        rows := case when ledger in ('relays', 'doorbells', 'subscriptions') then 'outbox' else 'subscription' end;
+        execute format('create trigger rights_insert after insert on mailboat.%I referencing new table as changed'
+                       ' for each statement execute function mailboat.check_rights(%L)', ledger, rows);
+        execute format('create trigger rights_delete after delete on mailboat.%I referencing old table as changed'
+                       ' for each statement execute function mailboat.check_rights(%L)', ledger, rows);
+        execute format('create trigger rights_update after update on mailboat.%I referencing old table as former new table as changed'
+                       ' for each statement execute function mailboat.check_rights(%L)', ledger, rows);
+    end loop;
+end
+$$;
 
 -- Whether cursors of an earlier layout (`debts`: the number of partitions, and the cursor of each) have settled an event.
 -- A cursor whose layout was itself not finished carries the debts of the one before.
@@ -294,7 +355,9 @@ end
 $$;
 
 -- Makes an outbox table, or brings what is missing to one that is there. Returns its name as kept in mailboat.outboxes.
-create function mailboat.create_outbox(outbox text) returns text
+-- `writer` and `relay` are the roles that have rights on it, and the only ones: mailboat_writer and mailboat_relay unless they
+-- are given. Given again, they replace those from before.
+create function mailboat.create_outbox(outbox text, writer text default null, relay text default null) returns text
     language plpgsql
     set search_path = pg_catalog, pg_temp
     set lock_timeout = '10s'
@@ -353,7 +416,8 @@ begin
         if keeper <> current_user then  -- mailboat.ensure_partitions runs as the schema's owner
             execute format('alter table %s owner to %I', canonical, keeper);
         end if;
-        insert into mailboat.outboxes (name) values (canonical);
+        insert into mailboat.outboxes (name, writer, relay)
+        values (canonical, coalesce(create_outbox.writer, 'mailboat_writer'), coalesce(create_outbox.relay, 'mailboat_relay'));
         perform mailboat.grant_roles();
     elsif not exists (select from mailboat.outboxes o where o.name = canonical) then
         raise exception 'table % exists and is not an outbox made by Mailboat', canonical
@@ -361,6 +425,7 @@ begin
                   hint = 'Choose another name, or use the table as it is: manageSchema: false with a mapping of its columns.';
     end if;
 
+    perform mailboat.set_roles(canonical, create_outbox.writer, create_outbox.relay);
     perform mailboat.ensure_partitions(canonical);
     return canonical;
 end
@@ -620,6 +685,8 @@ $$;
 --   grant mailboat_writer to shop_app;     may emit; may not read the outbox, nor set a position, a transaction or a time
 --   grant mailboat_relay  to shop_relay;   may read outboxes and keep progress; may not write events
 --
+-- They have rights on the outboxes that were not given roles of their own (see mailboat.create_outbox).
+--
 -- Roles belong to the whole server: another database may have made them already, or be making them just now. A user who may
 -- not create roles goes on without them; `mailboat migrate` then prints what an administrator should run.
 do $$
@@ -639,9 +706,9 @@ begin
 end
 $$;
 
-revoke execute on function mailboat.ensure_partitions(text, interval), mailboat.create_outbox(text) from public;
+revoke execute on function mailboat.ensure_partitions(text, interval), mailboat.create_outbox(text, text, text) from public;
 
--- Grants both roles, where they exist, what they need on every outbox. Rights on an outbox hold for all of its partitions,
+-- Grants the roles of every outbox, where they exist, what they need on it. Rights on an outbox hold for all of its partitions,
 -- those made later too, since nobody reads or writes a partition but through its outbox. A table of somebody else's making, with
 -- columns of other names, is written to by that somebody's rights.
 create function mailboat.grant_roles() returns void
@@ -649,45 +716,75 @@ create function mailboat.grant_roles() returns void
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    writer  boolean := to_regrole('mailboat_writer') is not null;
-    relay   boolean := to_regrole('mailboat_relay') is not null;
     outbox  record;
     ledger  regclass;
 begin
     for outbox in
-        select c.oid::regclass as name, n.nspname as schema_name,
+        select c.oid::regclass as name, n.nspname as schema_name, to_regrole(quote_ident(o.writer)) as writer,
+               to_regrole(quote_ident(o.relay)) as relay,
                case when (select count(*) from pg_attribute a where a.attrelid = c.oid and a.attname in
                              ('id', 'event_id', 'event_type', 'aggregate_type', 'aggregate_id', 'key', 'payload', 'content_type',
                               'headers', 'tags', 'traceparent')) = 11
                     then pg_get_serial_sequence(c.oid::regclass::text, 'id') end as sequence
         from mailboat.outboxes o join pg_class c on c.oid = to_regclass(o.name) join pg_namespace n on n.oid = c.relnamespace
     loop
-        if writer and outbox.sequence is not null then
-            execute format('grant usage on schema mailboat, %I to mailboat_writer', outbox.schema_name);
+        if outbox.writer is not null and outbox.sequence is not null then
+            execute format('grant usage on schema mailboat, %I to %s', outbox.schema_name, outbox.writer);
             execute format('grant insert (event_id, event_type, aggregate_type, aggregate_id, key, payload, content_type, headers,'
-                           ' tags, traceparent) on %s to mailboat_writer', outbox.name);
-            execute format('grant usage on sequence %s to mailboat_writer', outbox.sequence);
+                           ' tags, traceparent) on %s to %s', outbox.name, outbox.writer);
+            execute format('grant usage on sequence %s to %s', outbox.sequence, outbox.writer);
         end if;
-        if relay then
-            execute format('grant usage on schema mailboat, %I to mailboat_relay', outbox.schema_name);
-            execute format('grant select on %s to mailboat_relay', outbox.name);
-        end if;
-    end loop;
-
-    if relay then
-        grant usage on schema mailboat to mailboat_relay;
-        grant select on mailboat.migrations, mailboat.outboxes to mailboat_relay;
-        grant execute on function mailboat.ensure_partitions(text, interval) to mailboat_relay;
-        for ledger in
-            select c.oid
-            from pg_class c
-            where c.relnamespace = 'mailboat'::regnamespace and c.relkind = 'r' and not c.relispartition
-              and c.relname not in ('migrations', 'outboxes') and c.relname !~ '_p\d{8}$'
-        loop
-            execute format('grant select, insert, update, delete on %s to mailboat_relay', ledger);
+        continue when outbox.relay is null;
+        execute format('grant usage on schema mailboat, %I to %s', outbox.schema_name, outbox.relay);
+        execute format('grant select on %s, mailboat.migrations, mailboat.outboxes to %s', outbox.name, outbox.relay);
+        execute format('grant execute on function mailboat.ensure_partitions(text, interval) to %s', outbox.relay);
+        foreach ledger in array mailboat.ledgers() loop
+            execute format('grant select, insert, update, delete on %s to %s', ledger, outbox.relay);
         end loop;
-    end if;
+    end loop;
 end
 $$;
 
-revoke execute on function mailboat.grant_roles() from public;
+-- The tables in which relays keep their progress.
+create function mailboat.ledgers() returns regclass[]
+    language sql stable
+    return array(select distinct t.tgrelid::regclass from pg_trigger t where t.tgfoid = 'mailboat.check_rights'::regproc);
+
+-- Puts other roles in the place of those that an outbox has, with their rights. What is null stays as it is.
+create function mailboat.set_roles(outbox text, writer text, relay text) returns void
+    language plpgsql
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    former  mailboat.outboxes := (select o from mailboat.outboxes o where o.name = outbox);
+    role    text;
+    ledger  regclass;
+begin
+    foreach role in array array_remove(array[set_roles.writer, set_roles.relay], null) loop
+        if to_regrole(quote_ident(role)) is null then
+            raise exception 'there is no role %', role
+                using errcode = 'undefined_object', hint = format('Create it first: create role %I;', role);
+        end if;
+    end loop;
+    update mailboat.outboxes o
+    set writer = coalesce(set_roles.writer, o.writer), relay = coalesce(set_roles.relay, o.relay)
+    where o.name = set_roles.outbox
+      and (o.writer, o.relay) is distinct from (coalesce(set_roles.writer, o.writer), coalesce(set_roles.relay, o.relay));
+    if not found then
+        return;
+    end if;
+    foreach role in array array[former.writer, former.relay] loop
+        continue when to_regrole(quote_ident(role)) is null;
+        execute format('revoke all on %s from %I', outbox, role);
+        if pg_get_serial_sequence(outbox, 'id') is not null then
+            execute format('revoke all on sequence %s from %I', pg_get_serial_sequence(outbox, 'id'), role);
+        end if;
+        foreach ledger in array mailboat.ledgers() loop
+            execute format('revoke all on %s from %I', ledger, role);
+        end loop;
+    end loop;
+    perform mailboat.grant_roles();
+end
+$$;
+
+revoke execute on function mailboat.grant_roles(), mailboat.set_roles(text, text, text) from public;

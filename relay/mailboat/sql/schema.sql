@@ -80,7 +80,9 @@ select mailboat.create_outbox(%(outbox)s)
 select mailboat.grant_roles()
 
 -- name: missing_roles
--- Group roles that the migrating user could not create.
-select role
-from unnest(array['mailboat_writer', 'mailboat_relay']) role
-where not exists (select from pg_roles where rolname = role)
+-- Roles of outboxes that the migrating user could not create.
+select r.role
+from mailboat.outboxes o cross join lateral (values (1, o.writer), (2, o.relay)) r(rank, role)
+where not exists (select from pg_roles where rolname = r.role)
+group by r.role
+order by min(r.rank)
