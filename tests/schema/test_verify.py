@@ -12,6 +12,7 @@ from psycopg import sql
 from mailboat.errors import SchemaMismatch
 from mailboat.outbox.verify import Finding, verify, verify_or_refuse
 from mailboat_harbor.postgres import Database
+from support.renamed_table import RENAMED, make_renamed
 
 OUTBOX = "mailboat.outbox"
 
@@ -50,6 +51,16 @@ async def test_damage_is_found_and_its_sql_mends_it(outbox: Database, damage: st
     outbox.execute(sql.Composed([sql.SQL(finding.sql)]))
     assert await look(outbox.url) == []
     outbox.execute("select mailboat.emit('works', '{}'::jsonb, key => 'again')")
+
+
+async def test_a_position_that_no_relay_reads_is_refused_and_found_in_a_table_that_allowed_it(outbox: Database) -> None:
+    with pytest.raises(psycopg.errors.CheckViolation):
+        outbox.execute("insert into mailboat.outbox (id, event_type) values (0, 'lost')")
+    make_renamed(outbox)
+    outbox.execute("alter table shop.events drop constraint well_formed")
+    outbox.execute("insert into shop.events (position, type) values (-1, 'lost')")
+    (finding,) = await look(outbox.url, RENAMED.table, **RENAMED.columns)
+    assert "never delivered" in finding.what
 
 
 async def test_too_few_partitions_ahead_are_found(outbox: Database) -> None:

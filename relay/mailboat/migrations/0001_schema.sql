@@ -403,7 +403,7 @@ begin
                 traceparent     text,
                 -- What no relay could carry, for those who insert by hand. One constraint, since every insert statement pays
                 -- for each of them anew in a partitioned table; mailboat.emit checks the rest, and says what is wrong.
-                constraint well_formed check (event_type <> '' and octet_length(key) <= 1024
+                constraint well_formed check (id > 0 and event_type <> '' and octet_length(key) <= 1024
                     and octet_length(payload) <= 16777216 and jsonb_typeof(headers) = 'object'),
                 primary key (id, created_at)
             ) partition by range (created_at)$table$, canonical, sequence);

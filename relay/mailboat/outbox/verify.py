@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from psycopg import sql
 from psycopg.rows import dict_row, tuple_row
 
 from mailboat.errors import DatabaseUnavailable, SchemaMismatch
@@ -152,8 +153,19 @@ class _Inspection:
             return
         async for finding in self._about_table(relation):
             yield finding
+        async for finding in self._about_rights(server):
+            yield finding
+
+    async def _about_rights(self, server: Mapping[str, Any]) -> AsyncIterator[Finding]:
+        user = f"user {server['user']}"
+        roles = await self._rows("relay_role", outbox=self._outbox)
+        role = roles[0][0] if roles and roles[0][1] else None
+        if role and not roles[0][2]:
+            yield Finding(
+                f"{user} lacks role {role}, which relays of this outbox need", user, _grant(server, role=role)
+            )
         for (right,) in await self._rows("rights", outbox=self._outbox, tables=list(BOOKKEEPING)):
-            yield Finding(f"user {server['user']} lacks {right}", f"user {server['user']}", _grant(server, right))
+            yield Finding(f"{user} lacks {right}", user, _grant(server, right, role=role))
 
     async def _about_history(self, server: Mapping[str, Any]) -> AsyncIterator[Finding]:
         try:
@@ -185,6 +197,12 @@ class _Inspection:
             yield Finding("no index begins with it", f"{name}.{xid}", f'create index on {name} ("{xid}");')
         if not relation["id_index"] and position in present:
             yield Finding("no index begins with it", f"{name}.{position}", f'create index on {name} ("{position}");')
+        elif position in present and await self._has_lost_ids(position):
+            yield Finding(
+                "there are events with a position of 0 or less, which are never delivered",
+                f"{name}.{position}",
+                f'alter table {name} add check ("{position}" > 0) not valid;  -- and insert those events again',
+            )
         async for finding in self._about_sequence(name, position in present, relation["sequence"]):
             yield finding
         if relation["hides_rows"]:
@@ -215,6 +233,17 @@ class _Inspection:
                     name,
                     f"select mailboat.ensure_partitions('{name}');",
                 )
+
+    async def _has_lost_ids(self, position: str) -> bool:
+        statement = sql.SQL(_SQL["lost_ids"]).format(
+            outbox=sql.Identifier(*self._outbox.split(".")), id=sql.Identifier(position)
+        )
+        try:
+            async with self._connection.transaction():
+                cursor = await self._connection.execute(statement)
+        except psycopg.errors.InsufficientPrivilege:  # a finding of its own
+            return False
+        return await cursor.fetchone() == (True,)
 
     async def _about_sequence(self, table: str, has_position: bool, sequence: str | None) -> AsyncIterator[Finding]:
         position = self._names["id"]
@@ -250,9 +279,11 @@ _MIGRATE = "-- `mailboat migrate --sql` prints it, for a user that may create sc
 _GONE = "-- the migrations that made them were applied, so they were dropped since: bring them back from a backup"
 
 
-def _grant(server: Mapping[str, Any], right: str = "usage on schema mailboat") -> str:
+def _grant(server: Mapping[str, Any], right: str = "usage on schema mailboat", *, role: str | None = None) -> str:
     user = '"' + str(server["user"]).replace('"', '""') + '"'
-    return f"grant mailboat_relay to {user};" if server["role"] else f"grant {right} to {user};"
+    if role is None and server["role"]:
+        role = "mailboat_relay"
+    return f"grant {role or right} to {user};"
 
 
 def _about_server(server: Mapping[str, Any]) -> Iterator[Finding]:

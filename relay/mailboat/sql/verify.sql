@@ -48,6 +48,10 @@ where c.oid = to_regclass(%(outbox)s)
 -- How many numbers a session takes from the sequence at once.
 select seqcache from pg_sequence where seqrelid = to_regclass(%(sequence)s)
 
+-- name: lost_ids
+-- Whether an event has a position that no relay reads from. By the index on it.
+select exists (select from {outbox} as e where e.{id} <= 0)
+
 -- name: columns
 -- The outbox's columns with their types and defaults, and whether each is always filled.
 select a.attname, format_type(a.atttypid, null), coalesce(pg_get_expr(d.adbin, d.adrelid), ''), a.attnotnull
@@ -58,6 +62,15 @@ where a.attrelid = to_regclass(%(outbox)s) and a.attnum > 0 and not a.attisdropp
 -- name: registered
 -- Whether mailboat.outboxes knows the table.
 select exists (select from mailboat.outboxes o where to_regclass(o.name) = to_regclass(%(outbox)s))
+
+-- name: relay_role
+-- The role that relays of the outbox have, whether there is one, and whether the current user needs no more: it has that role, or
+-- that of the owner of all.
+select quote_ident(o.relay), to_regrole(quote_ident(o.relay)) is not null,
+       pg_has_role(to_regrole(quote_ident(o.relay)), 'usage') is true
+       or (select pg_has_role(n.nspowner, 'usage') from pg_namespace n where n.nspname = 'mailboat')
+from mailboat.outboxes o
+where to_regclass(o.name) = to_regclass(%(outbox)s)
 
 -- name: rights
 -- What the current user may not do, and would have to.
