@@ -751,15 +751,20 @@ create function mailboat.ledgers() returns regclass[]
     return array(select distinct t.tgrelid::regclass from pg_trigger t where t.tgfoid = 'mailboat.check_rights'::regproc);
 
 -- Puts other roles in the place of those that an outbox has, with their rights. What is null stays as it is.
-create function mailboat.set_roles(outbox text, writer text, relay text) returns void
+create function mailboat.set_roles(outbox text, writer text default null, relay text default null) returns void
     language plpgsql
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    former  mailboat.outboxes := (select o from mailboat.outboxes o where o.name = outbox);
-    role    text;
-    ledger  regclass;
+    former   mailboat.outboxes := (select o from mailboat.outboxes o where to_regclass(o.name) = to_regclass(outbox));
+    sequence text;
+    role     text;
+    ledger   regclass;
 begin
+    if former.name is null then
+        raise exception 'there is no outbox %', outbox
+            using errcode = 'undefined_table', hint = format('Make it: select mailboat.create_outbox(%L);', outbox);
+    end if;
     foreach role in array array_remove(array[set_roles.writer, set_roles.relay], null) loop
         if to_regrole(quote_ident(role)) is null then
             raise exception 'there is no role %', role
@@ -768,21 +773,27 @@ begin
     end loop;
     update mailboat.outboxes o
     set writer = coalesce(set_roles.writer, o.writer), relay = coalesce(set_roles.relay, o.relay)
-    where o.name = set_roles.outbox
+    where o.name = former.name
       and (o.writer, o.relay) is distinct from (coalesce(set_roles.writer, o.writer), coalesce(set_roles.relay, o.relay));
     if not found then
         return;
     end if;
-    foreach role in array array[former.writer, former.relay] loop
-        continue when to_regrole(quote_ident(role)) is null;
-        execute format('revoke all on %s from %I', outbox, role);
-        if pg_get_serial_sequence(outbox, 'id') is not null then
-            execute format('revoke all on sequence %s from %I', pg_get_serial_sequence(outbox, 'id'), role);
-        end if;
+    -- What grant_roles gave to the former ones. To a table of somebody else's making its writers have rights from elsewhere.
+    select pg_get_serial_sequence(former.name, a.attname) into sequence
+    from pg_class c
+    join pg_namespace n on n.nspname = 'mailboat' and n.nspowner = c.relowner
+    join pg_attribute a on a.attrelid = c.oid and a.attname = 'id'
+    where c.oid = to_regclass(former.name);
+    if sequence is not null and to_regrole(quote_ident(former.writer)) is not null then
+        execute format('revoke insert on %s from %I', former.name, former.writer);
+        execute format('revoke usage on sequence %s from %I', sequence, former.writer);
+    end if;
+    if to_regrole(quote_ident(former.relay)) is not null then
+        execute format('revoke select on %s from %I', former.name, former.relay);
         foreach ledger in array mailboat.ledgers() loop
-            execute format('revoke all on %s from %I', ledger, role);
+            execute format('revoke all on %s from %I', ledger, former.relay);
         end loop;
-    end loop;
+    end if;
     perform mailboat.grant_roles();
 end
 $$;
