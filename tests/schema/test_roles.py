@@ -67,6 +67,7 @@ def test_a_writer_emits_in_every_way(outbox: Database, as_writer: str) -> None:
         "select mailboat.ensure_partitions('mailboat.outbox')",
         "select mailboat.create_outbox('mailboat.mine')",
         "select mailboat.grant_roles()",
+        "select mailboat.set_roles('mailboat.outbox', writer => 'postgres')",
     ],
 )
 def test_a_writer_may_do_nothing_else(shared_outbox: Database, statement: str) -> None:
