@@ -26,12 +26,13 @@ from prometheus_client import CollectorRegistry
 from mailboat_operator.following import follow, from_folder, from_secret
 from mailboat_operator.health import Health
 from mailboat_operator.housekeeping import CertificateKeeper, KeyKeeper, Signing, keep_looking
+from mailboat_operator.http_server import HttpServer
 from mailboat_operator.kube import Kube, KubeError
 from mailboat_operator.leader import Election, Timing
 from mailboat_operator.podspec import RelayImage
 from mailboat_operator.settings import Address, Settings, WebhookCerts
 from mailboat_operator.tls import ServedCertificate
-from mailboat_operator.webhook import HttpServer, InjectionMetrics, Webhook
+from mailboat_operator.webhook import InjectionMetrics, Webhook
 
 log = logging.getLogger(__name__)
 

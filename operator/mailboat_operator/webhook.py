@@ -4,6 +4,10 @@ The answer is always "allowed": a pod that could have had a relay is worth more 
 goes wrong becomes a warning to whoever creates the pod, a line in the log and a count. Each request reads the relay and
 its subscriptions from the API (no replica but the leader watches anything) and changes nothing, so that a dry run is no
 different from any other.
+
+A request needs no credentials, so what it may cost is bounded: the size of a body, the bytes of all bodies that are
+read, parsed and answered at a time, and the lists of subscriptions in memory. Parsed JSON takes up to 24 times the
+memory of its text. Requests beyond these bounds wait for a place or are refused with 413, 408 or 503.
 """
 
 from __future__ import annotations
@@ -13,13 +17,13 @@ import base64
 import json
 import logging
 import re
-import ssl
 from collections.abc import Collection
 from typing import Any, Final
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from mailboat_operator.http_server import BodyTooLarge, Busy, Memory, read_body
 from mailboat_operator.injection import (
     Injection,
     Outcome,
@@ -44,25 +48,29 @@ from mailboat_operator.kube import (
     Throttled,
 )
 from mailboat_operator.podspec import RelayImage
-from mailboat_operator.settings import Address
 
 log = logging.getLogger(__name__)
 
 PATH: Final = "/inject"
 NATIVE_SIDECARS: Final = (1, 29)
 """The first version of Kubernetes that has them without being asked to."""
-_LARGEST: Final = 8 * 1024 * 1024
-"""Bytes. The API server takes objects of up to 3 MiB, and a review may hold two."""
+_LARGEST: Final = 2 * 1024 * 1024
+"""Bytes of a review. It holds one pod, and etcd stores no object above 1.5 MiB; the pod's JSON is little longer."""
+_MEMORY: Final = 3 * 1024 * 1024
+"""Bytes of all reviews under way: 72 MiB when parsed, at worst."""
+_LEAST: Final = 256 * 1024
+"""Bytes that a review counts at least, which bounds the number of reviews under way to 12."""
+_MOST_WAITING: Final = 64
+_LISTS: Final = 2
+"""Lists of subscriptions in memory at a time: one of 2,000 takes some 40 MiB."""
 _SHARE: Final = 0.6
 """Of the time that the API server waits: for reading from it. Beyond that time it goes on without an answer."""
 _ANSWER_WITHIN: Final = 3.0
 """Seconds, where it does not say how long it waits."""
 _AGAIN_AFTER: Final = 0.2
 """Seconds until the API server is asked again, after it did not answer as it should."""
-_KEPT_OPEN: Final = 120
-"""Seconds for which a connection without a request is kept. The API server itself ends it after 90: a review that is
-sent just as we end it would be lost, and the pod would start without its relay."""
-_CLOSE_WITHIN: Final = 3.0
+_LONGEST: Final = 30
+"""Seconds: an API server waits no longer for any webhook."""
 _REMEMBERED: Final = 1000
 """Kinds of sidecars that are known to be acceptable."""
 
@@ -98,25 +106,44 @@ class Webhook:
         self._namespaces = namespaces
         self._version: tuple[int, int] | None = None
         self._accepted: set[str] = set()
+        self._memory = Memory(_MEMORY, _MOST_WAITING)
+        self._lists = asyncio.Semaphore(_LISTS)
         self.leaving = False
         """Answers go on, but ask to be the last on their connection: the next request goes to another replica."""
 
     def application(self) -> web.Application:
-        application = web.Application(client_max_size=_LARGEST)
+        application = web.Application()
         application.router.add_post(PATH, self._review)
         return application
 
     async def _review(self, request: web.Request) -> web.Response:
+        clock = asyncio.get_running_loop().time
+        until = clock() + time_to_answer(request.query.get("timeout"))
+        size = request.content_length
+        if size is not None and size > _LARGEST:
+            return _refusal(413, "This is larger than the review of any pod.")
         try:
-            review = json.loads(await request.read())  # aiohttp answers 413 beyond the limit
-            asked = review["request"]
+            async with asyncio.timeout_at(until) as patience, self._memory.reserved(max(size or _LARGEST, _LEAST)):
+                body = await read_body(request, _LARGEST)
+                patience.reschedule(None)
+                return await self._reviewed(body, until - clock())
+        except BodyTooLarge:
+            return _refusal(413, "This is larger than the review of any pod.")
+        except Busy:
+            return _refusal(503, "Too many reviews wait already.")
+        except TimeoutError:
+            return _refusal(408, "The review did not arrive in time, or waited too long.")
+
+    async def _reviewed(self, body: bytes, within: float) -> web.Response:
+        try:
+            asked = json.loads(body)["request"]
             uid = asked["uid"]
         except (ValueError, KeyError, TypeError, RecursionError):
-            return web.Response(text="This is no AdmissionReview with a request.\n", status=400)
+            return _refusal(400, "This is no AdmissionReview with a request.")
         with self._metrics.seconds.time():
-            answer = await self.answer(asked, time_to_answer(request.query.get("timeout")))
+            answer = await self.answer(asked, within)
         self._metrics.requests.labels(answer.outcome.value).inc()
-        response = web.json_response(_reviewed(uid, answer))
+        response = web.json_response(_review_of(uid, answer))
         if self.leaving:
             response.force_close()
         return response
@@ -163,8 +190,11 @@ class Webhook:
             relay = await self._kube.get(RELAY, namespace, name)
         except NotFound:
             return inject(pod, namespace, None, (), self._image)
-        subscriptions = await self._kube.list(SUBSCRIPTION, namespace)
-        answer = inject(pod, namespace, relay, subscriptions.items, self._image)
+        async with self._lists:
+            subscriptions = await self._kube.list(SUBSCRIPTION, namespace)
+            # In a thread: thousands of subscriptions take seconds to read, and the event loop has other work.
+            answer = await asyncio.to_thread(inject, pod, namespace, relay, subscriptions.items, self._image)
+            del subscriptions
         if answer.sidecar is not None and (reason := await self._objection(answer.sidecar, namespace)):
             return left_out(f'the template of OutboxRelay "{name}" is invalid, mend it and restart the pod: {reason}')
         return answer
@@ -190,10 +220,14 @@ class Webhook:
 def time_to_answer(given: str | None) -> float:
     """``given``: what the API server says with each request, such as ``10s``."""
     seconds = re.fullmatch(r"(\d{1,2})s", given or "")
-    return _SHARE * int(seconds[1]) if seconds else _ANSWER_WITHIN
+    return _SHARE * min(int(seconds[1]), _LONGEST) if seconds else _ANSWER_WITHIN
 
 
-def _reviewed(uid: str, answer: Injection) -> dict[str, Any]:
+def _refusal(status: int, text: str) -> web.Response:
+    return web.Response(text=f"{text}\n", status=status)
+
+
+def _review_of(uid: str, answer: Injection) -> dict[str, Any]:
     response: dict[str, Any] = {"uid": uid, "allowed": True}
     if answer.patch:
         response["patchType"] = "JSONPatch"
@@ -201,27 +235,3 @@ def _reviewed(uid: str, answer: Injection) -> dict[str, Any]:
     if answer.warnings:
         response["warnings"] = list(answer.warnings)
     return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
-
-
-class HttpServer:
-    """An application on a socket, plain or with TLS."""
-
-    def __init__(self, application: web.Application) -> None:
-        # No access log: probes and pods come every few seconds.
-        self._runner = web.AppRunner(
-            application,
-            access_log=None,
-            handle_signals=False,
-            shutdown_timeout=_CLOSE_WITHIN,
-            keepalive_timeout=_KEPT_OPEN,
-        )
-
-    async def start(self, address: Address, context: ssl.SSLContext | None = None) -> Address:
-        """The address with the port that was given out. Raises ``OSError``."""
-        await self._runner.setup()
-        await web.TCPSite(self._runner, address.host, address.port, ssl_context=context).start()
-        host, port, *_ = self._runner.addresses[0]
-        return Address(str(host), int(port))
-
-    async def close(self) -> None:
-        await self._runner.cleanup()

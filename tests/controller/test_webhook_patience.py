@@ -1,35 +1,40 @@
-"""How long the webhook may take: most of what the API server says that it waits."""
+"""What a request to the webhook may cost: time, most of what the API server waits; memory, what one pod needs."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry
 
+from mailboat_operator import webhook
 from mailboat_operator.injection import Outcome
 from mailboat_operator.kube import ApiUnavailable, Kube, NotFound, Throttled
 from mailboat_operator.podspec import RelayImage
 from mailboat_operator.webhook import PATH, InjectionMetrics, Webhook, time_to_answer
+from support.wait import await_until
 
 
 @pytest.mark.parametrize(
     ("given", "seconds"),
-    [("10s", 6.0), ("5s", 3.0), ("30s", 18.0), (None, 3.0), ("", 3.0), ("1m0s", 3.0), ("999s", 3.0), ("-5s", 3.0)],
+    [("10s", 6.0), ("30s", 18.0), ("99s", 18.0), (None, 3.0), ("", 3.0), ("1m0s", 3.0), ("999s", 3.0), ("-5s", 3.0)],
 )
 def test_it_takes_three_fifths_of_what_it_is_given(given, seconds):
     assert time_to_answer(given) == pytest.approx(seconds)
 
 
 class SilentKube(Kube):
-    """An API server that never answers."""
+    """An API server that answers when the test says so: never, but for one."""
 
     def __init__(self):
-        """Needs no connection."""
+        self.asked, self.answers = asyncio.Event(), asyncio.Event()
 
     async def server_version(self):
-        await asyncio.Event().wait()
+        self.asked.set()
+        await self.answers.wait()
+        return 1, 20
 
 
 POD = {"metadata": {"labels": {"mailboat.dev/relay": "orders"}}, "spec": {"containers": []}}
@@ -67,3 +72,31 @@ async def test_a_pod_is_let_through_before_the_api_server_gives_up_on_the_webhoo
     assert response["allowed"] is True
     assert "patch" not in response
     assert "did not answer in time" in response["warnings"][0]
+
+
+async def in_pieces():
+    for _ in range(40):
+        yield bytes(64 * 1024)
+
+
+@pytest.mark.parametrize("body", [io.BytesIO(bytes(2_500_000)), in_pieces()], ids=["by its length", "while it is read"])
+async def test_a_review_larger_than_that_of_any_pod_is_refused(body):
+    hook = Webhook(SilentKube(), RelayImage("relay:1"), InjectionMetrics(CollectorRegistry()))
+    async with TestClient(TestServer(hook.application())) as client, asyncio.timeout(60):
+        assert (await client.post(PATH, data=body)).status == 413
+
+
+async def test_reviews_wait_for_memory_and_too_many_of_them_are_refused(monkeypatch):
+    monkeypatch.setattr(webhook, "_MEMORY", webhook._LEAST)
+    monkeypatch.setattr(webhook, "_MOST_WAITING", 1)
+    kube = SilentKube()
+    hook = Webhook(kube, RelayImage("relay:1"), InjectionMetrics(CollectorRegistry()))
+    async with TestClient(TestServer(hook.application())) as client, asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(client.post(f"{PATH}?timeout=30s", json={"request": REQUEST}))
+        await kube.asked.wait()
+        waits = tasks.create_task(client.post(f"{PATH}?timeout=30s", json={"request": REQUEST}))
+        await await_until(lambda: hook._memory._waiting == 1, what="the second one to wait")
+        assert (await client.post(PATH, json={"request": REQUEST})).status == 503
+        assert not any(each.done() for each in (first, waits))
+        kube.answers.set()
+    assert [each.result().status for each in (first, waits)] == [200, 200]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import socket
 
@@ -12,6 +13,7 @@ from mailboat.errors import ConfigError
 from mailboat.http.server import HttpServer, parse_address
 from mailboat.runtime.status import RelayState
 from support.relay_statuses import relay, subscription
+from support.wait import await_until
 
 
 async def get(client: aiohttp.ClientSession, path: str) -> tuple[int, str]:
@@ -121,6 +123,29 @@ async def test_everywhere_is_both_kinds_of_addresses_or_what_there_is_of_them(ke
             assert reaches(socket.AF_INET6, "::1", port)
     finally:
         await server.close()
+
+
+async def test_one_peer_can_not_lock_out_all_others(client):
+    host, port = client._base_url.host, client._base_url.port
+    idle = []
+    for _ in range(100):
+        idle.append(await asyncio.open_connection(host, port))
+    closed = asyncio.gather(*(reader.read() for reader, _ in idle[40:]))
+    async with asyncio.timeout(60):
+        assert await closed == [b""] * 60, "beyond the limit of one peer"
+    connector = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
+    async with aiohttp.ClientSession(connector=connector) as other:
+        assert (await other.get(f"http://{host}:{port}/livez")).status == 200
+    for _, writer in idle:
+        writer.close()
+    await await_until(lambda: reaches_livez(client), what="places to be free again")
+
+
+async def reaches_livez(client):
+    try:
+        return (await client.get("/livez")).status == 200
+    except aiohttp.ClientError:
+        return False
 
 
 async def test_an_address_in_use_is_refused_with_a_remedy():

@@ -5,6 +5,7 @@ A relay that was given neither takes no orders. Both are read anew for every cal
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import logging
@@ -18,6 +19,8 @@ from mailboat.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
+_READ_WITHIN = 10.0
+"""Seconds for a body."""
 _MISSING = "The token is missing or wrong: send Authorization: Bearer <token>."
 
 
@@ -49,13 +52,13 @@ class Callers:
         given = given.strip() if scheme.lower() == "bearer" else ""
         if self.token_file is not None and (self.signed is None or given.count(".") != 2):
             _compare(given, self.token_file)
-            return await request.read()  # aiohttp answers 413 beyond the limit
+            return await _read(request)
         assert self.signed is not None
         if not given.isascii() or not given:
             raise _unauthorized(_MISSING)
         try:
             digest = self.signed.check(given, request.method, request.path)
-            body = await request.read()
+            body = await _read(request)
             check_body(digest, body)
         except Unsigned as error:
             log.warning("A call was refused: %s.", error, extra={"path": request.path, "from": request.remote})
@@ -66,6 +69,17 @@ class Callers:
                 text="Orders are not taken here: the relay can't read the operator's public keys.\n"
             ) from None
         return body
+
+
+async def _read(request: web.Request) -> bytes:
+    """The body. Raises the answer 413 beyond the application's limit, and 408 if it takes too long."""
+    if (request.content_length or 0) > request.client_max_size:
+        raise web.HTTPRequestEntityTooLarge(request.client_max_size, request.content_length or 0)
+    try:
+        async with asyncio.timeout(_READ_WITHIN):
+            return await request.read()
+    except TimeoutError:
+        raise web.HTTPRequestTimeout(text=f"The body did not arrive within {_READ_WITHIN:.0f} seconds.\n") from None
 
 
 def check_body(digest: str, body: bytes) -> None:

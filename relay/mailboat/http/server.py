@@ -6,11 +6,12 @@ What health means here, since people will restart relays by it:
   restart: it would cure nothing, and throw away what is known.
 - ``/readyz`` fails until there is a configuration and every relay was connected once, and while it stops. Not later,
   whatever goes away: nothing routes traffic to a relay, and a rollout must not hang on a broker's bad day.
+
+Anybody in the cluster may reach the port: connections, headers, bodies and the time for them are bounded.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import socket
@@ -26,6 +27,7 @@ from mailboat.http.callers import Callers
 from mailboat.http.metrics import Metrics
 from mailboat.runtime.followed import ConfigReport, OlderConfig
 from mailboat.runtime.status import RelayState, RelayStatus, as_json
+from mailboat_spec.listener import listen
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +36,12 @@ Configure = Callable[[bytes], Awaitable[int | None]]
 
 _CLOSE_WITHIN = 2.0
 """Seconds that an answer under way gets when the server stops."""
+_CONNECTIONS = 64
+"""Open at a time; probes, scrapes and the operator need a handful."""
+_KEPT_OPEN = 75
+"""Seconds for which a connection without a request is kept. Headers must be in within that time."""
+_LINGER = 2.0
+"""Seconds for which the rest of a refused body is read and dropped, so that the client sees the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +163,7 @@ class HttpServer:
         Raises ``ConfigError`` when nobody can listen there.
         """
         try:
-            return cls(_everywhere(port) if host == "::" else _at(host, port))
+            return cls(listen(host, port, most=_CONNECTIONS))
         except OSError as error:
             raise ConfigError(
                 f"can't listen on {host}:{port}: {error.strerror or error}. Choose another address with --listen"
@@ -173,7 +181,13 @@ class HttpServer:
     async def start(self, surface: Surface) -> None:
         # No access log: probes and scrapes come every few seconds.
         self._runner = web.AppRunner(
-            surface.application(), access_log=None, handle_signals=False, shutdown_timeout=_CLOSE_WITHIN
+            surface.application(),
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=_CLOSE_WITHIN,
+            keepalive_timeout=_KEPT_OPEN,
+            lingering_time=_LINGER,
+            auto_decompress=False,  # bodies are decompressed with a bound, once their caller is known
         )
         await self._runner.setup()
         await web.SockSite(self._runner, self._socket).start()
@@ -183,21 +197,6 @@ class HttpServer:
         if self._runner is not None:
             await self._runner.cleanup()
         self._socket.close()
-
-
-def _at(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, reuse_port=False)
-
-
-def _everywhere(port: int) -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        try:
-            return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, reuse_port=False)
-        except OSError as error:
-            if error.errno != errno.EADDRNOTAVAIL:  # IPv6 is known, and turned off
-                raise
-    return _at("0.0.0.0", port)
 
 
 def parse_address(text: str) -> tuple[str, int]:

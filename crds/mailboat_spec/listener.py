@@ -1,0 +1,58 @@
+"""Listening sockets with a bound on open connections, for the HTTP servers of the relay and of the operator.
+
+Each connection costs memory before its first request (a TLS connection of asyncio more than 256 KiB), and anybody who
+reaches the port can open one. Connections are counted from ``accept`` on, so that unfinished TLS handshakes count too.
+One peer address gets at most half of them: a single client can't lock out all others.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from typing import Any
+
+
+class BoundedListener(socket.socket):
+    """A listening socket that closes new connections while too many are open."""
+
+    def __init__(self, listening: socket.socket, most: int) -> None:
+        """Take over ``listening``, which is detached."""
+        super().__init__(fileno=listening.detach())
+        self._most = most
+        self._open: list[tuple[socket.socket, str]] = []
+        """Accepted connections, each with the address of its peer."""
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Raises ``ConnectionAbortedError``, as the kernel may, for a connection beyond the limit."""
+        connection, address = super().accept()
+        self._open = [(each, peer) for each, peer in self._open if each.fileno() >= 0]
+        peer = str(address[0])
+        of_peer = sum(each == peer for _, each in self._open)
+        if len(self._open) >= self._most or of_peer >= max(1, self._most // 2):
+            connection.close()
+            raise ConnectionAbortedError(errno.ECONNABORTED, "too many connections are open")
+        self._open.append((connection, peer))
+        return connection, address
+
+
+def listen(host: str | None, port: int, *, most: int) -> BoundedListener:
+    """Listen on one address; ``host`` None or ``::`` is every address, of IPv4 alone where there is no IPv6.
+
+    Raises ``OSError``.
+    """
+    return BoundedListener(_everywhere(port) if host in (None, "::") else _at(str(host), port), most)
+
+
+def _at(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, reuse_port=False)
+
+
+def _everywhere(port: int) -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, reuse_port=False)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:  # IPv6 is compiled in and disabled
+                raise
+    return _at("0.0.0.0", port)
