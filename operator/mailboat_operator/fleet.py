@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,11 +28,13 @@ from mailboat_operator.children.config import Configuration
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.pods import RelayPod
 from mailboat_operator.relays import Pushed, RelayClient
-from mailboat_operator.reports import Answer, RelayReport
+from mailboat_operator.reports import Answer, Partitions, RelayReport
 from mailboat_operator.world import Key
 
 log = logging.getLogger(__name__)
 
+_CALLS_AT_A_TIME: Final = 8
+"""To the relays of one resource: pods that do not answer must not keep the relays of others waiting."""
 _FURTHEST_AHEAD: Final = 2**61
 """Milliseconds: with the time of day on top it is still a number that Postgres can keep."""
 
@@ -44,6 +47,8 @@ class Patience:
     """How long a relay that stopped answering is still counted in: one lost packet must move no partition."""
     following: float = 30.0
     """How long relays get to follow an assignment before they are told again."""
+    asking: float = 10.0
+    """How long one look asks relays for their status. Those that did not answer before come last, and in turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,9 @@ class _Relay:
     refusals: dict[str, Pushed] = field(default_factory=dict)
     """By the pod's uid: how it refused the configuration last; told once."""
     plan: Plan | None = None
+    calls: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_CALLS_AT_A_TIME))
+    asked: dict[str, float] = field(default_factory=dict)
+    """By the pod's uid: when it was last asked."""
     ahead: int = 0
     """Milliseconds that our generations are ahead of the clock, after a relay knew a newer one."""
 
@@ -100,10 +108,14 @@ class Fleet:
         self._relays.pop(key, None)
         self._metrics.forget_relay(*key)
 
-    async def ask(self, key: Key, pods: Sequence[RelayPod]) -> list[Answer]:
-        """One answer per pod: the present one, or the last good one while it is fresh enough, or the reason."""
+    async def ask(self, key: Key, pods: Sequence[RelayPod], partitions: Partitions) -> list[Answer]:
+        """One answer per pod: the present one, or the last good one while it is fresh enough, or the reason.
+
+        ``partitions``: the subscriptions that answers may be about."""
         memory = self._relays.setdefault(key, _Relay())
-        answers = await asyncio.gather(*(self._client.status(pod) for pod in pods))
+        answered = await self._ask(memory, key, pods, partitions)
+        late = "was not asked yet: other relays take too long to answer"
+        answers = [answered.get(pod.uid) or Answer(pod.name, None, late) for pod in pods]
         now = self._clock()
         result = []
         for pod, answer in zip(pods, answers, strict=True):
@@ -114,10 +126,28 @@ class Fleet:
             result.append(seen.answer if seen is not None and fresh else answer)
         present = {pod.uid for pod in pods}
         memory.seen = {uid: seen for uid, seen in memory.seen.items() if uid in present}
+        memory.asked = {uid: at for uid, at in memory.asked.items() if uid in present}
         answering = sum(answer.report is not None for answer in answers)
         self._metrics.relays.labels(*key, "yes").set(answering)
         self._metrics.relays.labels(*key, "no").set(len(answers) - answering)
         return result
+
+    async def _ask(
+        self, memory: _Relay, key: Key, pods: Sequence[RelayPod], partitions: Partitions
+    ) -> dict[str, Answer]:
+        """Answers by the pod's uid, as far as there was time for them."""
+        answers: dict[str, Answer] = {}
+
+        async def ask(pod: RelayPod) -> None:
+            async with memory.calls:
+                memory.asked[pod.uid] = self._clock()
+                answers[pod.uid] = await self._client.status(pod, "/".join(key), partitions)
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._patience.asking), asyncio.TaskGroup() as tasks:
+                for pod in sorted(pods, key=lambda pod: (pod.uid not in memory.seen, memory.asked.get(pod.uid, 0.0))):
+                    tasks.create_task(ask(pod))
+        return answers
 
     def told(self, key: Key) -> Configuration | None:
         """The configuration that relays were given last, as far as is known."""
@@ -134,7 +164,12 @@ class Fleet:
             for pod, answer in zip(pods, answers, strict=True)
             if answer.report is not None and (answer.report.config.version or 0) < configuration.version
         ]
-        pushed = await asyncio.gather(*(self._client.put_config(pod, configuration.text) for pod in behind))
+
+        async def push(pod: RelayPod) -> Pushed:
+            async with memory.calls:
+                return await self._client.put_config(pod, configuration.text)
+
+        pushed = await asyncio.gather(*map(push, behind))
         for pod, outcome in zip(behind, pushed, strict=True):
             self._metrics.pushes.labels("config", str(outcome.code)).inc()
             if not outcome.taken and memory.refusals.get(pod.uid) != outcome:

@@ -56,7 +56,6 @@ class CoreSettings:
     """Who writes events."""
     status_interval: float = 5.0
     relay_timeout: float = 3.0
-    relays_at_a_time: int = 32
     workers: int = 8
     compare_interval: float = 300.0
     """Seconds between two comparisons of all that is known with all that is there, whatever watches said."""
@@ -64,7 +63,11 @@ class CoreSettings:
 
     @property
     def patience(self) -> Patience:
-        return Patience(silence=max(3 * self.status_interval, 3.0), following=max(6 * self.status_interval, 5.0))
+        return Patience(
+            silence=max(3 * self.status_interval, 3.0),
+            following=max(6 * self.status_interval, 5.0),
+            asking=max(2 * self.relay_timeout, 10.0),
+        )
 
 
 async def run_leader(kube: Kube, settings: CoreSettings, signing: Signer, metrics: Metrics) -> None:
@@ -72,7 +75,7 @@ async def run_leader(kube: Kube, settings: CoreSettings, signing: Signer, metric
     kube.on_request = metrics.on_request
     queue: WorkQueue[Key] = WorkQueue(settings.backoff)
     world = World()
-    async with RelayClient(signing, timeout=settings.relay_timeout, concurrency=settings.relays_at_a_time) as client:
+    async with RelayClient(signing, timeout=settings.relay_timeout) as client:
         reconciler = Reconciler(
             world,
             Keeper(kube, world, metrics, _OBSTRUCTED * settings.status_interval),

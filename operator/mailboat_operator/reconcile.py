@@ -51,7 +51,7 @@ from mailboat_operator.reading import (
 )
 from mailboat_operator.relays import Signer
 from mailboat_operator.reporting import Reporter
-from mailboat_operator.reports import Answer
+from mailboat_operator.reports import Answer, partitions_of
 from mailboat_operator.statuses.conditions import News
 from mailboat_operator.statuses.of_relay import RelayFacts, relay_status
 from mailboat_operator.statuses.of_subscription import SubscriptionFacts, subscription_status
@@ -200,7 +200,7 @@ class Reconciler:
         before = await asyncio.to_thread(configuration_in, await self._own_config_map(key, found))
         pods = self._world.pods_of(key)
         asked = [pod for pod in pods if pod.has_relay and not pod.finished]
-        answers = await self._fleet.ask(key, asked)
+        answers = await self._fleet.ask(key, asked, partitions_of(self._world.subscriptions_of(key)))
         subscriptions = read_subscriptions(found, self._world.subscriptions_of(key))
         if any(each.subscription is None for each in subscriptions):
             await asyncio.to_thread(read_ahead, before, self._fleet.told(key))
@@ -361,7 +361,7 @@ class Reconciler:
         before = self._fleet.told(key) or await asyncio.to_thread(configuration_in, live)
         if pods and before is not None and not left:
             paused = await asyncio.to_thread(all_paused, before, int(self._wall_clock() * 1000))
-            answers = await self._fleet.ask(key, pods)
+            answers = await self._fleet.ask(key, pods, {})
             handed = await self._fleet.configure(key, pods, answers, paused)
             behind = handed.behind or any(answer.report is None for answer in answers)
             return self._interval if behind else None  # what they were told is remembered while they are there

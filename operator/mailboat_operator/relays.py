@@ -1,23 +1,28 @@
-"""Speaks with relays over HTTP: asks for their status, hands them configuration and assignments, signed.
+"""HTTP calls to relays: reads their status, pushes configuration and assignments to them, signed.
 
 A relay that does not answer is an answer too; nothing here raises. Answers come from pods that applications own, so
-they are bounded in size and time, and redirects are not followed.
+they are bounded in size, in what is kept of them and in time. They are not decompressed; redirects are not followed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from dataclasses import dataclass
 from typing import Final, Protocol, Self
 
 import aiohttp
 
+from mailboat_operator.http_server import Memory
 from mailboat_operator.pods import RelayPod
-from mailboat_operator.reports import Answer, read_report
+from mailboat_operator.reports import Answer, Partitions, Report, bounded, largest_report, read_report
 
-_LARGEST: Final = 4 * 1024 * 1024
+_MEMORY: Final = 12 * 1024 * 1024
+"""Bytes of all answers that are read at a time; enough for the largest one."""
 _LARGEST_ERROR: Final = 500
+_WORTH_A_THREAD: Final = 64 * 1024
+"""Bytes of a report that takes milliseconds to read."""
 
 
 class Signer(Protocol):
@@ -45,40 +50,40 @@ class Pushed:
 
 
 class RelayClient:
-    """One for the whole operator: it bounds how many relays are spoken to at a time."""
+    """One for the whole operator: it bounds the memory that answers take. ``Fleet`` bounds the number of calls."""
 
-    def __init__(self, signing: Signer, *, timeout: float = 3.0, concurrency: int = 32) -> None:
+    def __init__(self, signing: Signer, *, timeout: float = 3.0) -> None:
         self._signing = signing
         self._timeout = aiohttp.ClientTimeout(total=timeout)
-        self._places = asyncio.Semaphore(concurrency)
+        self._memory = Memory(_MEMORY, most_waiting=sys.maxsize)
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         # No connection is kept: relays come and go, and the next look is seconds away.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
-        self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, trust_env=False)
+        self._session = aiohttp.ClientSession(
+            connector=connector, timeout=self._timeout, trust_env=False, auto_decompress=False
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
         if self._session is not None:
             await self._session.close()
 
-    async def status(self, pod: RelayPod) -> Answer:
-        """What the relay says about itself."""
+    async def status(self, pod: RelayPod, relay: str, partitions: Partitions) -> Answer:
+        """What the relay in a pod reports about ``relay`` and these subscriptions of it."""
         if not pod.address:
             return Answer(pod.name, None, "has no address yet")
-        code, text = await self._call("GET", pod, "/status", b"")
-        if code != 200:
-            return Answer(pod.name, None, f"/status answered {code}" if code else text)
-        try:
-            report = read_report(json.loads(text))
-        except (ValueError, RecursionError):
-            report = None
-        if report is None:
-            return Answer(pod.name, None, "answered something that is no status")
-        if any(each.relay and each.relay != pod.name for each in report.relays):
-            return Answer(pod.name, None, "another relay answers at its address")  # given to a new pod by now
-        return Answer(pod.name, report)
+        most = largest_report(partitions)
+        async with self._memory.reserved(most):
+            code, content = await self._call("GET", pod, "/status", b"", most + 1)
+            if code != 200:
+                return Answer(pod.name, None, f"/status answered {code}" if code else content.decode())
+            if len(content) > most:
+                return Answer(pod.name, None, "answered more than a status can have")
+            if len(content) > _WORTH_A_THREAD:
+                return await asyncio.to_thread(_answer, pod.name, content, relay, partitions)
+            return _answer(pod.name, content, relay, partitions)
 
     async def put_config(self, pod: RelayPod, text: str) -> Pushed:
         return await self._put(pod, "/config", text.encode())
@@ -88,28 +93,42 @@ class RelayClient:
 
     async def _put(self, pod: RelayPod, path: str, body: bytes) -> Pushed:
         token = self._signing.token(pod.audience, "PUT", path, body)
-        code, text = await self._call("PUT", pod, path, body, {"Authorization": f"Bearer {token}"})
-        return Pushed(code, text[:_LARGEST_ERROR])
+        headers = {"Authorization": f"Bearer {token}"}
+        code, content = await self._call("PUT", pod, path, body, _LARGEST_ERROR, headers)
+        return Pushed(code, content.decode(errors="replace"))
 
     async def _call(
-        self, method: str, pod: RelayPod, path: str, body: bytes, headers: dict[str, str] | None = None
-    ) -> tuple[int, str]:
+        self, method: str, pod: RelayPod, path: str, body: bytes, most: int, headers: dict[str, str] | None = None
+    ) -> tuple[int, bytes]:
+        """The status code and the beginning of the answer, ``most`` bytes; or 0 and a reason."""
         assert self._session is not None, "used as a context manager"
-        async with self._places:
-            try:
-                async with self._session.request(
-                    method, f"http://{pod.address}{path}", data=body or None, headers=headers, allow_redirects=False
-                ) as response:
-                    content = bytearray()
-                    async for chunk in response.content.iter_chunked(65536):
-                        content += chunk
-                        if len(content) > _LARGEST:
-                            return 0, "answered more than a status can have"
-                    return response.status, content.decode(errors="replace")
-            except TimeoutError:
-                return 0, "did not answer in time"
-            except (aiohttp.ClientError, OSError, ValueError) as error:
-                return 0, _reason(error)
+        try:
+            async with self._session.request(
+                method, f"http://{pod.address}{path}", data=body or None, headers=headers, allow_redirects=False
+            ) as response:
+                content = bytearray()
+                async for chunk in response.content.iter_chunked(65536):
+                    content += chunk
+                    if len(content) >= most:
+                        break
+                return response.status, bytes(content[:most])
+        except TimeoutError:
+            return 0, b"did not answer in time"
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            return 0, _reason(error).encode()
+
+
+def _answer(pod: str, content: bytes, relay: str, partitions: Partitions) -> Answer:
+    report = read_report(content)
+    if report is None:
+        return Answer(pod, None, "answered something that is no status")
+    if _is_of_another(report, pod):
+        return Answer(pod, None, "another relay answers at its address")  # given to a new pod by now
+    return Answer(pod, bounded(report, relay, partitions))
+
+
+def _is_of_another(report: Report, pod: str) -> bool:
+    return any(each.relay and each.relay != pod for each in report.relays)
 
 
 def _reason(error: Exception) -> str:

@@ -1,16 +1,56 @@
-"""What relays say about themselves on ``GET /status``, read leniently: a relay may be older or newer than the operator.
+"""What relays report on ``GET /status``, read leniently: a relay may be older or newer than the operator.
 
 The relay's side of it is ``mailboat.runtime.status``; the two packages never import one another, so the words are
 written down here a second time, and a test with real relays holds them together.
+
+A report comes from a pod that an application owns, and the operator keeps the last one of each pod. So it keeps no more
+than the resources name: their subscriptions and partitions, with texts cut to a length.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
 
-from mailboat_spec import Reason, StatusModel
+from mailboat_spec import EventSubscriptionSpec, Reason
+
+_LONGEST_TEXT: Final = 1024
+_LONGEST_NAME: Final = 253
+_MOST_PARTITIONS: Final = 256
+_USUAL_PARTITIONS: Final[int] = EventSubscriptionSpec.model_fields["partitions"].default
+_SMALLEST: Final = 64 * 1024
+_PER_SUBSCRIPTION: Final = 2048
+_PER_PARTITION: Final = 768
+"""Bytes. A partition takes some 150, and more if it names an error."""
+_LARGEST: Final = 12 * 1024 * 1024
+
+Partitions = Mapping[str, int]
+"""Subscriptions of one relay by full name, each with its number of partitions."""
+
+Count = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Seconds = Annotated[float, Field(le=1e12)]
+
+
+def partitions_of(subscriptions: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """What reports may be about, by resources of the API, valid or not."""
+    return {f"{each['metadata']['namespace']}/{each['metadata']['name']}": _partitions(each) for each in subscriptions}
+
+
+def _partitions(subscription: Mapping[str, Any]) -> int:
+    spec = subscription.get("spec")
+    number = spec.get("partitions", _USUAL_PARTITIONS) if isinstance(spec, Mapping) else None
+    return number if isinstance(number, int) and 0 < number <= _MOST_PARTITIONS else _MOST_PARTITIONS
+
+
+def largest_report(partitions: Partitions) -> int:
+    """Bytes that a report may have."""
+    needed = sum(_PER_SUBSCRIPTION + count * _PER_PARTITION for count in partitions.values())
+    return min(_SMALLEST + needed, _LARGEST)
 
 
 def reason_given(word: str, otherwise: Reason) -> Reason:
@@ -21,29 +61,44 @@ def reason_given(word: str, otherwise: Reason) -> Reason:
         return otherwise
 
 
-class PartitionReport(StatusModel):
+class _Reported(BaseModel):
+    """Without the null handling of other models, which costs a call in Python for each of thousands of objects."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        validate_by_name=True,
+        validate_by_alias=True,
+        frozen=True,
+        extra="ignore",
+        hide_input_in_errors=True,
+        allow_inf_nan=False,
+    )
+
+
+Reported = TypeVar("Reported", bound=_Reported)
+
+
+class PartitionReport(_Reported):
     """A partition that the reporting relay owns."""
 
-    partition: int
-    lag: int = 0
+    partition: Count
+    lag: Count = 0
     lag_bounded: bool = False
-    oldest_age: float | None = None
-    parked: int = 0
-    last_error: str | None = None
+    oldest_age: Seconds | None = None
+    parked: Count = 0
 
 
-class SubscriptionReport(StatusModel):
+class SubscriptionReport(_Reported):
     """A subscription, as far as the reporting relay moves it."""
 
     name: str
-    sink: str = ""
     state: str = "Running"
     """Running, Paused, or Failed: it can't be built, and ``last_error`` says why."""
-    dead: int = 0
-    published: int = 0
-    blocked: int = 0
+    dead: Count = 0
+    published: Count = 0
+    blocked: Count = 0
     """Keys that stand still."""
-    rate: float = 0.0
+    rate: Annotated[float, Field(le=1e12)] = 0.0
     sink_reachable: bool = True
     last_error: str | None = None
     reason: str = ""
@@ -51,7 +106,7 @@ class SubscriptionReport(StatusModel):
     owners: dict[int, str | None] = Field(default_factory=dict)
 
 
-class RelayReport(StatusModel):
+class RelayReport(_Reported):
     """One OutboxRelay in the reporting process."""
 
     name: str
@@ -61,27 +116,30 @@ class RelayReport(StatusModel):
     reason: str = ""
     database_reachable: bool = False
     schema_ready: bool = False
-    partitions_ahead_days: float | None = None
+    partitions_ahead_days: Seconds | None = None
     retention_blocked: str | None = None
     subscriptions: tuple[SubscriptionReport, ...] = ()
 
     def subscription(self, name: str) -> SubscriptionReport | None:
-        return next((each for each in self.subscriptions if each.name == name), None)
+        return self._by_name.get(name)
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, SubscriptionReport]:
+        return {each.name: each for each in reversed(self.subscriptions)}
 
 
-class ConfigReport(StatusModel):
+class ConfigReport(_Reported):
     """Which configuration is in use, and what was wrong with the last one."""
 
-    version: int | None = None
+    version: Count | None = None
     error: str | None = None
 
 
-class Report(StatusModel):
+class Report(_Reported):
     """A whole answer."""
 
     relays: tuple[RelayReport, ...] = ()
     config: ConfigReport = Field(default_factory=ConfigReport)
-    secrets: dict[str, str] = Field(default_factory=dict)
 
     def relay(self, name: str) -> RelayReport | None:
         return next((each for each in self.relays if each.name == name), None)
@@ -96,9 +154,41 @@ class Answer:
     error: str = ""
 
 
-def read_report(document: object) -> Report | None:
+def read_report(content: bytes) -> Report | None:
     """None for what is no status of a relay."""
     try:
-        return Report.model_validate(document)
-    except ValidationError:
+        return Report.model_validate_json(content)
+    except (ValidationError, RecursionError):
         return None
+
+
+def bounded(report: Report, relay: str, partitions: Partitions) -> Report:
+    """As much of the report as is about this relay and the subscriptions that it has by its resources."""
+    found = report.relay(relay)
+    relays = () if found is None else (_bounded_relay(found, partitions),)
+    return Report(relays=relays, config=_cut(report.config, "error"))
+
+
+def _bounded_relay(report: RelayReport, partitions: Partitions) -> RelayReport:
+    named = {each.name: each for each in report.subscriptions if each.name in partitions}
+    kept = tuple(_bounded_subscription(each, partitions[each.name]) for each in named.values())
+    cut = _cut(report, "relay", "state", "message", "reason", "retention_blocked")
+    return cut.model_copy(update={"subscriptions": kept})
+
+
+def _bounded_subscription(report: SubscriptionReport, count: int) -> SubscriptionReport:
+    owned = tuple(each for each in report.owned if 0 <= each.partition < count)[:count]
+    owners = {
+        number: owner
+        for number, owner in report.owners.items()
+        if 0 <= number < count and len(owner or "") <= _LONGEST_NAME
+    }
+    cut = _cut(report, "state", "last_error", "reason")
+    return cut.model_copy(update={"owned": owned, "owners": owners})
+
+
+def _cut(report: Reported, *fields: str) -> Reported:
+    long = {field: text for field in fields if len(text := getattr(report, field) or "") > _LONGEST_TEXT}
+    if not long:
+        return report
+    return report.model_copy(update={field: text[:_LONGEST_TEXT] for field, text in long.items()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import Counter
 from typing import Any, Generic, TypeVar
@@ -262,7 +263,7 @@ async def test_a_relay_that_goes_while_its_relays_are_asked_gets_no_child_back(e
     """Its children may have been left behind on purpose; owned by what is gone, they would be collected."""
 
     class Slow(Recorder):
-        async def ask(self, key, pods):
+        async def ask(self, key, pods, partitions):
             found = relay()
             metadata = {**found["metadata"], "resourceVersion": "900"}
             match end:
@@ -273,7 +274,7 @@ async def test_a_relay_that_goes_while_its_relays_are_asked_gets_no_child_back(e
                     world.saw(RELAY, {**found, "metadata": {**metadata, **going}})
                 case "made anew":
                     world.saw(RELAY, {**found, "metadata": {**metadata, "uid": "u-next"}})
-            return await super().ask(key, pods)
+            return await super().ask(key, pods, partitions)
 
     core = Core(Slow)
     server, world, reconciler = core.server, core.world, core.reconciler
@@ -339,7 +340,7 @@ async def test_a_relay_that_knows_a_newer_assignment_speaks_for_all_of_them():
     fleet = Fleet(Client(Keys()), Metrics(CollectorRegistry()), Patience(), wall_clock=lambda: 1_000.0)
     report = {"relays": [{"name": "shop/orders", "databaseReachable": True, "subscriptions": [{"name": "shop/out"}]}]}
     pods = [relay_pod(named_pod(f"orders-relay-{number}")) for number in range(100)]
-    answers = [Answer(pod.name, read_report(report)) for pod in pods]
+    answers = [Answer(pod.name, read_report(json.dumps(report).encode())) for pod in pods]
     work = [Work("shop/out", 4, frozenset())]
     for _ in range(100):
         assert await fleet.share_out(KEY, work, pods, answers, Configuration(0, ""))

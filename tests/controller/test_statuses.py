@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from mailboat_operator.counting import Tally
 from mailboat_operator.pods import RelayPod
-from mailboat_operator.reports import Answer, Report, read_report
+from mailboat_operator.reports import Answer, Report, bounded, read_report
 from mailboat_operator.statuses.conditions import news
 from mailboat_operator.statuses.of_relay import RelayFacts, relay_status
 from mailboat_operator.statuses.of_subscription import SubscriptionFacts, subscription_status
@@ -298,14 +299,29 @@ def test_pods_that_ask_for_a_sidecar_and_have_none_are_named():
 
 @given(st.recursive(st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
 def test_whatever_a_pod_answers_is_a_report_or_none(document):
-    assert read_report(document) is None or isinstance(read_report(document), Report)
+    read = read_report(json.dumps(document).encode())
+    assert read is None or isinstance(read, Report)
 
 
 def test_a_report_of_another_version_is_read_as_far_as_it_goes():
-    report = read_report({"relays": [{"name": RELAY, "news": 1, "subscriptions": [{"name": NAME}]}], "more": {}})
+    document = {"relays": [{"name": RELAY, "news": 1, "subscriptions": [{"name": NAME}]}], "more": {}}
+    report = read_report(json.dumps(document).encode())
     assert report is not None
     (relay,) = report.relays
     assert [each.state for each in relay.subscriptions] == ["Running"]
+
+
+def test_no_more_of_a_report_is_kept_than_the_resources_name():
+    """A pod that poses as a relay may report what it likes."""
+    long, partitions = "x" * 100_000, [owned(number) for number in range(5000)]
+    owners = {number: "a" * 100 * number for number in range(5000)}
+    said = [{"name": name, "owned": partitions, "owners": owners, "lastError": long} for name in (NAME, NAME, "shop/b")]
+    whole = [{"name": name, "message": long, "subscriptions": said} for name in (RELAY, RELAY, "shop/x")]
+    report = Report.model_validate({"relays": whole, "config": {"error": long}, "more": [long]})
+    kept = bounded(report, RELAY, {NAME: 2})
+    assert len(kept.model_dump_json()) < 5000
+    ((found,),) = ([(each.owned, each.owners) for each in relay.subscriptions] for relay in kept.relays)
+    assert found == (tuple(report.relays[0].subscriptions[0].owned[:2]), {0: "", 1: "a" * 100})
 
 
 def test_lag_that_a_silent_relay_had_is_still_lag():
