@@ -52,8 +52,7 @@ def _missing(desired: Any, live: Any, path: str) -> Iterator[str]:
         for key, value in desired.items():
             where = f"{path}.{key}" if path else key
             if key not in live:
-                # The API server leaves out what says nothing: empty lists and maps.
-                if value not in ({}, [], None):
+                if not _says_nothing(value):
                     yield f"{where} is missing"
             else:
                 yield from _missing(value, live[key], where)
@@ -105,7 +104,7 @@ def _taken_over(desired: Mapping[str, Any], owned: Mapping[str, Any]) -> Iterato
 def _not_ours(desired: Any, owned: Mapping[str, Any] | None, path: str) -> Iterator[str]:
     """Walks the manifest beside the set of fields that we own."""
     if owned is None:
-        if desired not in ({}, [], None):
+        if not _says_nothing(desired):
             yield f"{path} was taken over by somebody else"
     elif owned and isinstance(desired, Mapping):
         for name, value in desired.items():
@@ -153,6 +152,11 @@ def _projected(desired: Any, live: Any) -> Any:
     if _is_list(desired) and _is_list(live) and len(live) >= len(desired):
         return [_projected(wanted, found) for wanted, found in _paired(desired, live)]
     return live
+
+
+def _says_nothing(value: Any) -> bool:
+    """Whether the API server leaves the value out: empty lists and maps, and false."""
+    return value is False or value in ({}, [], None)
 
 
 def _is_list(value: Any) -> bool:

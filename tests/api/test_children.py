@@ -49,6 +49,7 @@ FOREIGN_EDITS: list[tuple[Kind, dict[str, Any], Callable[[Any], bool]]] = [
     (CONFIG_MAP, {"data": {RESOURCES_KEY: "nonsense"}}, lambda it: "OutboxRelay" in it["data"][RESOURCES_KEY]),
     (SERVICE, {"spec": {"selector": {"app": "theirs"}}}, lambda it: "app" not in it["spec"]["selector"]),
     (DEPLOYMENT, {"spec": {"replicas": 7}}, lambda it: it["spec"]["replicas"] == 2),
+    (DEPLOYMENT, {"spec": {"paused": True}}, lambda it: not it["spec"].get("paused")),  # kubectl rollout pause
     (
         DEPLOYMENT,
         {"metadata": {"labels": {"mailboat.dev/relay": None}}},

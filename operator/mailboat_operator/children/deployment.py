@@ -36,6 +36,7 @@ def deployment(relay: OutboxRelay, image: RelayImage, secrets: Sequence[str]) ->
         "metadata": child_metadata(relay),
         "spec": {
             "replicas": relay.spec.replicas,
+            "paused": False,  # or `kubectl rollout pause` would keep a new image or Secret from relays, unnoticed
             "revisionHistoryLimit": 3,
             "selector": {"matchLabels": selector},
             # The new relay is there before the old one goes: its partitions move once, to where they stay.
