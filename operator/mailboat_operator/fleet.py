@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from mailboat_operator.assigning import (
+    Owners,
     Partition,
     Plan,
     Work,
@@ -167,7 +168,7 @@ class Fleet:
 
         async def push(pod: RelayPod) -> Pushed:
             async with memory.calls:
-                return await self._client.put_config(pod, configuration.text)
+                return await self._client.put_config(pod, configuration.packed)
 
         pushed = await asyncio.gather(*map(push, behind))
         for pod, outcome in zip(behind, pushed, strict=True):
@@ -191,9 +192,7 @@ class Fleet:
         memory = self._relays.setdefault(key, _Relay())
         name = "/".join(key)
         working = _working(name, pods, answers)
-        workers = _workers(working, work)
-        reported = _reported(working)
-        wanted = assign(work, workers, sticky(memory.plan, reported, workers))
+        wanted, reported = await asyncio.to_thread(_plan, working, work, memory.plan)
         now = self._clock()
         if not worth_pushing(wanted, reported, memory.plan, now, self._patience.following):
             return any(reported.get(partition) != pod for partition, pod in wanted.items())
@@ -230,6 +229,12 @@ def _working(name: str, pods: Sequence[RelayPod], answers: Sequence[Answer]) -> 
         and report.database_reachable
         and report.state != "Stopping"
     ]
+
+
+def _plan(working: _Working, work: Sequence[Work], before: Plan | None) -> tuple[Owners, Owners]:
+    """Who should hold what, and who does."""
+    workers, reported = _workers(working, work), _reported(working)
+    return assign(work, workers, sticky(before, reported, workers)), reported
 
 
 def _workers(working: _Working, work: Sequence[Work]) -> list[Worker]:

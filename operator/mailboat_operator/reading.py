@@ -1,18 +1,26 @@
-"""From an object of the API to a model, or to the sentence that says why not. Pure.
+"""From an object of the API to a model, or to the sentence that says why not.
 
 The CRDs refuse most of what is wrong already; what only the model can see ends here. A subscription that can't be used
-any more goes on as relays know it, and it is here that this is looked up.
+any more goes on as relays know it, and it is here that this is looked up. Reading thousands of subscriptions takes
+seconds: ``SubscriptionReader`` reads each version of a resource once, and is called in a thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mailboat_operator.children.config import Configuration, is_named, knows_by_name, last_valid_form
+from mailboat_operator.children.config import (
+    Configuration,
+    Item,
+    is_named,
+    item,
+    knows_by_name,
+    last_valid_form,
+)
 from mailboat_operator.kube import Object
 from mailboat_operator.reports import Answer
-from mailboat_spec import EventSubscription, OutboxRelay, SpecError, read_documents
+from mailboat_spec import EventSubscription, OutboxRelay, SpecError, Tracking, read_documents
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +38,8 @@ class ReadSubscription:
     found: Object
     subscription: EventSubscription | None
     problem: str = ""
+    item: Item | None = None
+    """The subscription in the relay's configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +89,39 @@ def read_relay(found: Object) -> ReadRelay:
         return ReadRelay(None, _problem(error))
 
 
-def read_subscriptions(relay: Object, found: Sequence[Object]) -> list[ReadSubscription]:
-    """Each beside its relay and, where the relay serves one only, beside the one that was there first."""
-    read: list[ReadSubscription] = []
-    for each in found:
-        first = next((earlier.found for earlier in read if earlier.subscription is not None), None)
-        read.append(_read_subscription(relay, first, each))
-    return read
+class SubscriptionReader:
+    """Reads the subscriptions of one relay, and remembers what it read."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, tuple[object, ReadSubscription]] = {}
+        """By uid, with all that the result depends on."""
+
+    def read(self, relay: Object, found: Sequence[Object]) -> list[ReadSubscription]:
+        """Each beside its relay and, where the relay serves one only, beside the one that was there first."""
+        serves_one = _serves_one(relay)
+        read: dict[str, tuple[object, ReadSubscription]] = {}
+        first: Object | None = None
+        for each in found:
+            metadata = each["metadata"]
+            beside = first["metadata"]["uid"] if first is not None else ""
+            mark = (metadata["resourceVersion"], _mark(relay), beside)
+            known = self._read.get(metadata["uid"])
+            result = known[1] if known is not None and known[0] == mark else _read_subscription(relay, first, each)
+            read[metadata["uid"]] = (mark, result)
+            if serves_one and first is None and result.subscription is not None:
+                first = each
+        self._read = read
+        return [result for _, result in read.values()]
+
+
+def _serves_one(relay: Object) -> bool:
+    spec = relay.get("spec")
+    outbox = spec.get("outbox") if isinstance(spec, Mapping) else None
+    return isinstance(outbox, Mapping) and outbox.get("tracking") == Tracking.ROWS
+
+
+def _mark(relay: Object) -> tuple[str, int]:
+    return relay["metadata"]["uid"], relay["metadata"].get("generation", 0)
 
 
 def read_subscription_alone(found: Object) -> EventSubscription | None:
@@ -106,11 +142,13 @@ def _read_subscription(relay: Object, first: Object | None, found: Object) -> Re
     beside = [relay] if first is None else [relay, first]
     documents = [(_label(each), _without_status(each)) for each in (*beside, found)]
     try:
-        return ReadSubscription(found, read_documents(documents).subscriptions[-1])
+        subscription = read_documents(documents).subscriptions[-1]
+        return ReadSubscription(found, subscription, item=item(subscription))
     except SpecError as error:
         own = [problem for problem in error.problems if problem.source == _label(found)]
         if not own:  # the relay's own problem, which is told there
-            return ReadSubscription(found, read_subscription_alone(found))
+            alone = read_subscription_alone(found)
+            return ReadSubscription(found, alone, item=item(alone) if alone is not None else None)
         return ReadSubscription(found, None, _problem(SpecError(tuple(own))))
 
 

@@ -17,10 +17,12 @@ from typing import Any, Final
 from mailboat_operator.assigning import Work
 from mailboat_operator.children.config import (
     Configuration,
+    Item,
     all_paused,
     configuration_in,
+    item_as_known,
     next_configuration,
-    read_ahead,
+    too_large,
 )
 from mailboat_operator.children.deployment import replica_failure, rollout_failure, selector_labels
 from mailboat_operator.children.ownership import Owner, owner_of
@@ -44,9 +46,9 @@ from mailboat_operator.pods import RelayPod
 from mailboat_operator.podspec import RelayImage, child_name, database_secrets, secrets_in, secrets_of, sink_secrets
 from mailboat_operator.reading import (
     ReadSubscription,
+    SubscriptionReader,
     read_relay,
     read_subscription_alone,
-    read_subscriptions,
     recalled,
 )
 from mailboat_operator.relays import Signer
@@ -61,6 +63,8 @@ from mailboat_spec.names import RELAY_LABEL
 
 _SOON: Final = 1.0
 """Seconds until the next look while something is on its way."""
+_AT_A_STRETCH: Final = 20
+"""Statuses that are made before other tasks get their turn: some milliseconds."""
 _STUCK: Final = 5
 """Looks in a row that could not be finished, until it is told: some ten seconds."""
 
@@ -95,6 +99,12 @@ class _Look:
     @property
     def subscriptions(self) -> list[EventSubscription]:
         return [each.subscription for each in self.told if each.subscription is not None]
+
+    @property
+    def items(self) -> list[Item]:
+        """What the configuration says about each of them."""
+        kept = [item_as_known(each.kept) for each in self.told if each.kept is not None]
+        return [*kept, *(each.read.item for each in self.told if each.kept is None and each.read.item is not None)]
 
     @property
     def lost(self) -> list[str]:
@@ -149,6 +159,7 @@ class Reconciler:
         self._wall_clock = wall_clock
         self._tally = Tally()
         self._stuck: dict[Key, int] = {}
+        self._readers: dict[Key, SubscriptionReader] = {}
 
     async def reconcile(self, key: Key) -> float | None:
         """Returns the seconds after which to look again by itself; None: when something happens."""
@@ -201,10 +212,13 @@ class Reconciler:
         pods = self._world.pods_of(key)
         asked = [pod for pod in pods if pod.has_relay and not pod.finished]
         answers = await self._fleet.ask(key, asked, partitions_of(self._world.subscriptions_of(key)))
-        subscriptions = read_subscriptions(found, self._world.subscriptions_of(key))
-        if any(each.subscription is None for each in subscriptions):
-            await asyncio.to_thread(read_ahead, before, self._fleet.told(key))
-        told = [self._as_told(key, each, before, answers) for each in subscriptions]
+        subscriptions = self._world.subscriptions_of(key)
+        reader = self._readers.setdefault(key, SubscriptionReader())
+
+        def as_told() -> list[_Told]:
+            return [self._as_told(key, each, before, answers) for each in reader.read(found, subscriptions)]
+
+        told = await asyncio.to_thread(as_told)
         return _Look(key, found, read.relay, read.problem, told, pods, asked, answers), before
 
     async def _own_config_map(self, key: Key, found: Object) -> Object | None:
@@ -228,9 +242,14 @@ class Reconciler:
             return _Done(held=_held(look.lost, look.key[1]))
         in_use = max(((each.report.config.version or 0) for each in look.answers if each.report is not None), default=0)
         now_ms = int(self._wall_clock() * 1000)
-        sound = [each.subscription for each in look.told if each.subscription is not None and each.kept is None]
-        unsound = [each.kept for each in look.told if each.kept is not None]
-        configuration = next_configuration(relay, sound, before, now_ms, in_use, unsound)
+
+        def made() -> tuple[Configuration, str]:
+            configuration = next_configuration(relay, look.items, before, now_ms, in_use)
+            return configuration, too_large(configuration, look.key[1])
+
+        configuration, excess = await asyncio.to_thread(made)
+        if excess:
+            return _Done(held=excess)
         keys = self._signing.public_keys()
         wanted = desired(relay, look.secrets(relay), configuration, keys, self._image)
         kept = await self._keeper.keep(relay, wanted)
@@ -255,7 +274,9 @@ class Reconciler:
         now = self._now()
         delayed: KubeError | None = None
         behind = bool(done.held or done.stuck) or _any_behind(look, done.version)
-        for each in look.told:
+        for number, each in enumerate(look.told):
+            if number % _AT_A_STRETCH == 0:
+                await asyncio.sleep(0)
             try:
                 await self._report_subscription(look, each, now, behind=behind)
             except Throttled:
@@ -331,6 +352,7 @@ class Reconciler:
         """Its subscriptions say so; its children go by themselves, and its sidecars pause."""
         self._keeper.forget(key)
         self._stuck.pop(key, None)
+        self._readers.pop(key, None)
         for pod in self._world.pods_of(key):
             if pod.lacks_sidecar:
                 await self._reporter.tell(POD, pod.reference, [_no_such_relay(key)])

@@ -17,6 +17,7 @@ import aiohttp
 from mailboat_operator.http_server import Memory
 from mailboat_operator.pods import RelayPod
 from mailboat_operator.reports import Answer, Partitions, Report, bounded, largest_report, read_report
+from mailboat_spec.packing import pack
 
 _MEMORY: Final = 12 * 1024 * 1024
 """Bytes of all answers that are read at a time; enough for the largest one."""
@@ -85,11 +86,11 @@ class RelayClient:
                 return await asyncio.to_thread(_answer, pod.name, content, relay, partitions)
             return _answer(pod.name, content, relay, partitions)
 
-    async def put_config(self, pod: RelayPod, text: str) -> Pushed:
-        return await self._put(pod, "/config", text.encode())
+    async def put_config(self, pod: RelayPod, content: bytes) -> Pushed:
+        return await self._put(pod, "/config", content)
 
     async def put_assignment(self, pod: RelayPod, request: dict[str, object]) -> Pushed:
-        return await self._put(pod, "/assignment", json.dumps(request).encode())
+        return await self._put(pod, "/assignment", pack(json.dumps(request)))
 
     async def _put(self, pod: RelayPod, path: str, body: bytes) -> Pushed:
         token = self._signing.token(pod.audience, "PUT", path, body)

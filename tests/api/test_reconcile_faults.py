@@ -6,7 +6,6 @@ import asyncio
 from collections import Counter
 
 import pytest
-import yaml
 from prometheus_client import CollectorRegistry
 
 from api.conftest import with_our_kinds
@@ -24,7 +23,7 @@ from mailboat_operator.kube import (
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.podspec import RESOURCES_KEY
 from mailboat_operator.relays import RelayClient
-from support.operator_under_test import CHILDREN, Cluster, condition_of, holders, operating, quick
+from support.operator_under_test import CHILDREN, Cluster, condition_of, configuring, holders, operating, quick
 from support.wait import await_until
 
 
@@ -180,12 +179,7 @@ async def test_the_same_state_is_reached_from_any_other(cluster, scene):
         for kind in CHILDREN:
             child = await cluster.until(kind, "orders-relay", bool, f"the {kind.name}")
             assert child["metadata"]["ownerReferences"][0]["uid"] == relay["metadata"]["uid"]
-
-        def right(found):
-            documents = list(yaml.safe_load_all(found["data"][RESOURCES_KEY]))
-            return [document["metadata"]["name"] for document in documents] == expected
-
-        await cluster.until(CONFIG_MAP, "orders-relay", right, "the configuration")
+        await cluster.until(CONFIG_MAP, "orders-relay", configuring(*expected), "the configuration")
 
 
 async def until_in_the_way(registry):

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 from collections import Counter
 from typing import Any, Generic, TypeVar
 
 import pytest
-import yaml
 from prometheus_client import CollectorRegistry
 
+from mailboat.runtime.config import load
+from mailboat.runtime.followed import Followed
+from mailboat_operator import reading
 from mailboat_operator.assigning import Work
-from mailboat_operator.children import config
 from mailboat_operator.children.config import Configuration, configuration_in
 from mailboat_operator.desired import CHILD_KINDS, desired
 from mailboat_operator.fleet import Fleet, Handed, Patience
@@ -21,6 +23,7 @@ from mailboat_operator.kube import (
     CONFIG_MAP,
     DEPLOYMENT,
     DISRUPTION_BUDGET,
+    POD,
     RELAY,
     SERVICE,
     SUBSCRIPTION,
@@ -39,9 +42,9 @@ from mailboat_operator.podspec import CONTAINER, RelayImage, relay_labels
 from mailboat_operator.reconcile import Reconciler
 from mailboat_operator.relays import Pushed, RelayClient
 from mailboat_operator.reporting import Reporter
-from mailboat_operator.reports import Answer, read_report
+from mailboat_operator.reports import Answer, Report, read_report
 from mailboat_operator.world import World
-from mailboat_spec import OutboxRelay
+from mailboat_spec import OutboxRelay, read_documents
 from support.manifests import Manifest, event_subscription, outbox_relay
 
 IMAGE = RelayImage("mailboat-relay:1")
@@ -78,7 +81,7 @@ class Server(Kube):
         if (name := found["metadata"]["name"]) in self.unwritable:
             raise self.unwritable[name]
         self.statuses.append(status)
-        return self._taken(found)
+        return self._taken({**found, "status": {**(found.get("status") or {}), **status}})
 
     def _taken(self, body):
         self._version += 1
@@ -166,12 +169,12 @@ async def test_a_name_that_is_taken_is_looked_at_again_when_it_may_be_free():
 class Core(Generic[FleetT]):
     """A reconciler with all that it needs, and nobody to ask."""
 
-    def __init__(self, fleet: type[FleetT]) -> None:
+    def __init__(self, fleet: type[FleetT], client: RelayClient | None = None) -> None:
         self.server, self.world, self.registry = Server(), World(), CollectorRegistry()
         metrics = Metrics(self.registry)
         self.keeper = Keeper(self.server, self.world, metrics)
         self.reporter = Reporter(self.server, self.world, metrics, "test")
-        self.fleet = fleet(RelayClient(Keys()), metrics, Patience())
+        self.fleet = fleet(client or RelayClient(Keys()), metrics, Patience())
         self.reconciler = Reconciler(self.world, self.keeper, self.fleet, self.reporter, metrics, Keys(), IMAGE, 5.0)
 
 
@@ -286,33 +289,76 @@ async def test_a_relay_that_goes_while_its_relays_are_asked_gets_no_child_back(e
     assert told == [KEY], "which brings the next look"
 
 
-async def test_a_look_with_many_invalid_subscriptions_parses_what_relays_know_once_and_beside_the_loop(monkeypatch):
+async def test_a_subscription_is_read_once_per_version_and_beside_the_loop(monkeypatch):
     core = Core(Fleet)
     world, reconciler = core.world, core.reconciler
-    names = [f"s{number}" for number in range(20)]
     world.saw(RELAY, relay())
-    for name in names:
-        world.saw(SUBSCRIPTION, subscription(name))
+    for number in range(20):
+        world.saw(SUBSCRIPTION, subscription(f"s{number}"))
+    threads = []
+
+    def counted(documents):
+        threads.append(threading.current_thread())
+        return read_documents(documents)
+
+    monkeypatch.setattr(reading, "read_documents", counted)
     await reconciler.reconcile(KEY)
     before = configuration_in(world.child(CONFIG_MAP, KEY))
-    for name in names:
-        found = subscription(name)
-        invalid = {"relayRef": {"name": "orders"}, "nonsense": True}
-        metadata = {**found["metadata"], "resourceVersion": "900"}
-        world.saw(SUBSCRIPTION, {**found, "metadata": metadata, "spec": invalid})
-    config._documents.cache_clear()
-    parse, threads = yaml.load_all, []
-
-    def counted(*arguments):
-        threads.append(threading.current_thread())
-        return parse(*arguments)
-
-    monkeypatch.setattr(yaml, "load_all", counted)
-    for looks in (1, 2):
-        await reconciler.reconcile(KEY)
-        assert len(threads) == looks + 1, "its version at each look, all of it at the first"
-    assert threading.main_thread() not in threads
+    threads.clear()  # statuses were written: what is here now are versions of their own
+    await reconciler.reconcile(KEY)
+    assert len(threads) == 1 + 20, "the relay, and each of them"
+    assert threads.count(threading.main_thread()) == 1
+    await reconciler.reconcile(KEY)
+    assert len(threads) == 2 + 20
+    invalid = {"relayRef": {"name": "orders"}, "nonsense": True}
+    for number in range(20):
+        found = subscription(f"s{number}")
+        world.saw(SUBSCRIPTION, {**found, "metadata": {**found["metadata"], "resourceVersion": "900"}, "spec": invalid})
+    await reconciler.reconcile(KEY)
     assert configuration_in(world.child(CONFIG_MAP, KEY)) == before, "relays go on with what they know"
+
+
+class Wire(RelayClient):
+    """Instead of HTTP: one relay that follows what is pushed to it."""
+
+    def __init__(self, relay: Followed) -> None:
+        super().__init__(Keys())
+        self.relay = relay
+
+    async def status(self, pod, relay, partitions):
+        version = self.relay.report.version
+        return Answer(pod.name, Report.model_validate({"config": {"version": version}}))
+
+    async def put_config(self, pod, content):
+        assert len(content) < 1024 * 1024
+        await self.relay.push(content)
+        return Pushed(200, "")
+
+
+async def test_2000_subscriptions_arrive_at_the_relay_and_so_does_a_pause(tmp_path):
+    """Written out they have more than a ConfigMap holds."""
+    followed = Followed(lambda _: None)
+    core = Core(Fleet, Wire(followed))
+    kafka = {"bootstrapServers": [f"kafka-{number}.kafka.svc:9092" for number in range(3)], "topic": "orders"}
+    every = [subscription(f"orders-to-kafka-{number}") for number in range(2000)]
+    for each in every:
+        each["spec"].update(sink={"kafka": kafka}, filter={"eventTypes": [f"order.kind-{kind}" for kind in range(15)]})
+        core.world.saw(SUBSCRIPTION, each)
+    core.world.saw(RELAY, relay())
+    core.world.saw(POD, {**named_pod("orders-relay-0")})
+    await core.reconciler.reconcile(KEY)
+    last = core.world.subscriptions_of(KEY)[-1]
+    metadata = {**last["metadata"], "resourceVersion": "9000", "generation": 2}
+    core.world.saw(SUBSCRIPTION, {**last, "metadata": metadata, "spec": {**last["spec"], "state": "Paused"}})
+    await core.reconciler.reconcile(KEY)
+    assert followed.current is not None
+    states = {each.metadata.name: each.spec.state for each in followed.current.subscriptions}
+    assert (len(states), {name for name, state in states.items() if state == "Paused"}) == (2000, {metadata["name"]})
+    stored = core.world.child(CONFIG_MAP, KEY)
+    assert stored is not None
+    mounted = tmp_path / "resources.yaml"  # as a relay that starts finds it
+    mounted.write_bytes(base64.b64decode(stored["binaryData"]["resources.yaml"]))
+    assert load([mounted]).subscriptions == followed.current.subscriptions
 
 
 @pytest.mark.parametrize("error", [Invalid("422"), Conflict("409"), ApiUnavailable("no answer"), Throttled("429")])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mailboat_operator.children.config import Configuration, next_configuration
+from mailboat_operator.children.config import Configuration, item, next_configuration
 from mailboat_operator.reading import recalled
 from mailboat_operator.reports import Answer, Report
 from mailboat_spec import EventSubscription, OutboxRelay
@@ -21,7 +21,7 @@ def subscription(uid="new"):
 
 def configuration(*subscriptions, version=5):
     relay = OutboxRelay.model_validate(outbox_relay(metadata={"uid": "u1"}))
-    return next_configuration(relay, subscriptions, None, now_ms=version)
+    return next_configuration(relay, map(item, subscriptions), None, now_ms=version)
 
 
 def knows(*names, version=5):
@@ -36,7 +36,7 @@ INVALID = {
     "spec": {"nonsense": True},
 }
 WORKED = {**INVALID, "status": {"assignments": [{"partition": 0, "pod": "a"}]}}
-UNREADABLE = Configuration(5, configuration(subscription()).text.replace("log: {}", "log: {of: another version}"))
+UNREADABLE = Configuration(5, configuration(subscription()).text.replace('"log":{}', '"log":{"of":"another version"}'))
 
 
 @pytest.mark.parametrize(

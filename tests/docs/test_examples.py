@@ -86,6 +86,6 @@ def test_the_commands_of_the_assignment_share_the_partitions_as_it_says(
 def test_the_example_of_an_assignment_fits_its_subscription() -> None:
     file = EXAMPLES / "assignment" / "assignment.json"
     (subscription,) = ours(file.with_name("orders.yaml")).subscriptions
-    ((of, owners),) = parse(file.read_text(encoding="utf-8"), file.name).subscriptions.items()
+    ((of, owners),) = parse(file.read_bytes(), file.name).subscriptions.items()
     assert of == f"{subscription.metadata.namespace}/{subscription.metadata.name}"
     assert sorted(owners) == list(range(subscription.spec.partitions))

@@ -113,4 +113,4 @@ async def test_what_is_no_assignment_is_refused_by_field(client, body, complaint
     assert status == 400
     assert complaint in text
     with pytest.raises(ConfigError, match="a file: "):
-        parse(body, "a file")
+        parse(body.encode(), "a file")

@@ -7,6 +7,8 @@ can be counted.
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -16,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
 from prometheus_client import CollectorRegistry
 
 from mailboat_harbor.kubernetes import ApiServer
@@ -42,6 +43,7 @@ from mailboat_operator.podspec import CONTAINER, RESOURCES_KEY, RelayImage, rela
 from mailboat_operator.tokens import turned
 from mailboat_operator.workqueue import Backoff
 from mailboat_spec.names import INJECTED_ANNOTATION, RELAY_LABEL
+from mailboat_spec.packing import unpack
 from support.manifests import DATABASE_SECRET, event_subscription, kafka_sink, outbox_relay
 from support.stub_relays import Outbox, RelayStandIn
 from support.wait import PATIENCE, await_until
@@ -221,10 +223,17 @@ def configuring(*expected: str) -> Callable[[Object], bool]:
     """Whether a ConfigMap holds the resources of these names, in this order."""
 
     def holds(config_map: Object) -> bool:
-        documents = yaml.safe_load_all(config_map["data"][RESOURCES_KEY])
-        return [document["metadata"]["name"] for document in documents] == list(expected)
+        try:
+            text = unpack(config_map["data"].get(RESOURCES_KEY, "").encode() or _binary(config_map))
+            return [each["metadata"]["name"] for each in json.loads(text)["items"]] == list(expected)
+        except ValueError:  # somebody tampered with it
+            return False
 
     return holds
+
+
+def _binary(config_map: Object) -> bytes:
+    return base64.b64decode(config_map.get("binaryData", {}).get(RESOURCES_KEY, ""))
 
 
 def quick(namespace: str | None, **changes: Any) -> CoreSettings:

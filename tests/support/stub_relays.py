@@ -11,13 +11,13 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-import yaml
 from aiohttp import web
 
 from mailboat.http.assignment import parse
 from mailboat.http.callers import Callers
 from mailboat.http.signatures import PublicKeys, SignedCalls
 from mailboat_spec.names import CONFIG_VERSION_ANNOTATION
+from mailboat_spec.packing import unpack
 
 PORT = 9808
 
@@ -88,7 +88,7 @@ class RelayStandIn:
             raise
 
     async def _config(self, request: web.Request) -> web.Response:
-        documents = list(yaml.safe_load_all(await self._body(request)))
+        documents = json.loads(unpack(await self._body(request)))["items"]
         version = int(documents[0]["metadata"]["annotations"][CONFIG_VERSION_ANNOTATION])
         self.offered += 1
         if self.refuses_configs:

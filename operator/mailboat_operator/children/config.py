@@ -2,78 +2,114 @@
 
 It carries a version that rises with every change, so that a relay can tell what is newer whichever way it came (the
 mounted file or a push). Content that is the same but for the version is no change, and keeps its version.
+
+The text is a List in JSON, with one resource per line: the relay, then its subscriptions by name. Each subscription is
+written once per version of its resource (``Item``), and the operator reads single lines: the version, and the last
+valid form of a subscription whose resource can't be used any more. A large text is compressed
+(``mailboat_spec.packing``); then it stands in ``binaryData``.
 """
 
 from __future__ import annotations
 
-import copy
+import base64
+import binascii
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Final
-
-import yaml
+from functools import cached_property
+from typing import Any, Final, NamedTuple
 
 from mailboat_operator.children.ownership import child_metadata
-from mailboat_operator.podspec import KEYS_KEY, RESOURCES_KEY
+from mailboat_operator.podspec import KEYS_KEY, RESOURCES_KEY, child_name
 from mailboat_spec import EventSubscription, OutboxRelay, Resource, State
 from mailboat_spec.names import CONFIG_VERSION_ANNOTATION, SUBSCRIPTION_KIND
+from mailboat_spec.packing import LARGEST_TEXT, is_packed, pack, unpack
 
-_WITHOUT_ALIASES: Final = {"ignore_aliases": lambda *_: True}
-_DUMPER: Final = type("_Dumper", (getattr(yaml, "CSafeDumper", yaml.SafeDumper),), _WITHOUT_ALIASES)
-"""Writes no alias, since none is read."""
-_DEEPEST: Final = 270
-"""Levels of nesting: more than the models can write, and few enough for all that walks through a document."""
-_LARGEST: Final = 50_000
-"""Values in one document: many times what a resource has, and no more than the operator's memory holds."""
+_HEAD: Final = '{"apiVersion":"v1","kind":"List","items":[\n'
+_TAIL: Final = "\n]}\n"
+_BETWEEN: Final = ",\n"
+_LONGEST_LINE: Final = 3 * 512 * 1024
+"""Characters: etcd stores no larger resource."""
+_LARGEST_PACKED: Final = 960 * 1024
+"""Bytes. A ConfigMap holds 1 MiB, and the public keys need some of it."""
 _NEWEST: Final = 2**62
 """Versions are below it: relays take none that is much higher, and there must be room for the next ones."""
-_REMEMBERED: Final = 4
-"""Texts of which the documents are: those of a look, and no more than the memory holds if they are large."""
 _BELIEVABLE_AHEAD: Final = 24 * 3600 * 1000
 """Milliseconds: no two clocks of a cluster differ by more than a day."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Configuration:
     """What relays are told, and its version."""
 
     version: int
     text: str
-    """YAML documents: the relay, then its subscriptions by name."""
+
+    @cached_property
+    def packed(self) -> bytes:
+        """As it is stored and sent. Takes a while for a large one, the first time."""
+        return pack(self.text)
+
+
+class Item(NamedTuple):
+    """One subscription in a configuration: the name by which it is sorted, and its line."""
+
+    name: str
+    line: str
+
+
+def item(subscription: EventSubscription) -> Item:
+    return item_as_known(_document(subscription))
+
+
+def item_as_known(form: Mapping[str, Any]) -> Item:
+    """A subscription as relays know it already, which stays as it is, whether it can be read here or not."""
+    return Item(str(form["metadata"]["name"]), _line(form))
 
 
 def config_map(relay: OutboxRelay, configuration: Configuration, public_keys: str) -> dict[str, Any]:
     """The whole object."""
-    return {
+    made: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": child_metadata(relay),
-        "data": {RESOURCES_KEY: configuration.text, KEYS_KEY: public_keys},
+        "data": {KEYS_KEY: public_keys},
     }
+    if is_packed(configuration.packed):
+        made["binaryData"] = {RESOURCES_KEY: base64.b64encode(configuration.packed).decode()}
+    else:
+        made["data"][RESOURCES_KEY] = configuration.text
+    return made
+
+
+def too_large(configuration: Configuration, relay: str) -> str:
+    """Why the configuration can't be stored, as a sentence; empty if it can."""
+    text, packed = len(configuration.text), len(configuration.packed)
+    if text <= LARGEST_TEXT and packed <= _LARGEST_PACKED:
+        return ""
+    return (
+        f"Relays get no new configuration, not even a pause: with all subscriptions it has {text // 1024} KiB, "
+        f"{packed // 1024} KiB compressed, and {LARGEST_TEXT // 1024} and {_LARGEST_PACKED // 1024} KiB are possible "
+        f'in the ConfigMap "{child_name(relay)}". Delete subscriptions, or give some of them an OutboxRelay of '
+        "their own."
+    )
 
 
 def next_configuration(
-    relay: OutboxRelay,
-    subscriptions: Iterable[EventSubscription],
-    before: Configuration | None,
-    now_ms: int,
-    in_use: int = 0,
-    kept: Iterable[Mapping[str, Any]] = (),
+    relay: OutboxRelay, items: Iterable[Item], before: Configuration | None, now_ms: int, in_use: int = 0
 ) -> Configuration:
     """The present one if nothing changed; else one with a version above every earlier one.
 
     The clock gives the version, so that it rises even where the ConfigMap was deleted and nothing is remembered.
     ``in_use`` is the highest version that relays report: they pass over everything that is older. A report from the
-    far future is not believed. ``kept`` are subscriptions as relays know them already: each stays as it is, whether it
-    can be read here or not, since relays forget how far a subscription has come that is missing.
+    far future is not believed.
     """
-    documents = [*map(_document, subscriptions), *kept]
+    lines = [each.line for each in sorted(items)]
     in_use = in_use if in_use < now_ms + _BELIEVABLE_AHEAD else 0
-    if before is not None and before.version >= in_use and before.text == _text(relay, documents, before.version):
+    if before is not None and before.version >= in_use and before.text == _text(relay, lines, before.version):
         return before
     version = max(before.version + 1 if before is not None else 0, in_use + 1, now_ms)
-    return Configuration(version, _text(relay, documents, version))
+    return Configuration(version, _text(relay, lines, version))
 
 
 def all_paused(before: Configuration, now_ms: int) -> Configuration:
@@ -81,117 +117,114 @@ def all_paused(before: Configuration, now_ms: int) -> Configuration:
 
     Not one without subscriptions: relays would forget how far each had come.
     """
-    documents = copy.deepcopy(list(_documents(before.text)))
-    running = [each for each in documents if each.get("kind") == SUBSCRIPTION_KIND and not _is_paused(each)]
-    if not running:
+    first, *lines = _lines(before.text)
+    paused = [_paused(line) for line in lines]
+    if paused == lines:
         return before
-    for each in running:
-        each["spec"]["state"] = State.PAUSED.value
     version = max(before.version + 1, now_ms)
-    documents[0]["metadata"]["annotations"] = {CONFIG_VERSION_ANNOTATION: str(version)}
-    return Configuration(version, _dumped(documents))
+    relay = json.loads(first)
+    relay["metadata"]["annotations"] = {CONFIG_VERSION_ANNOTATION: str(version)}
+    return Configuration(version, _joined([_line(relay), *paused]))
 
 
-def _is_paused(subscription: Mapping[str, Any]) -> bool:
-    return bool(subscription["spec"].get("state") == State.PAUSED)
+def _paused(line: str) -> str:
+    document = _parsed(line)
+    if document.get("kind") != SUBSCRIPTION_KIND or not isinstance(document.get("spec"), dict):
+        return line
+    if document["spec"].get("state") == State.PAUSED:
+        return line
+    document["spec"]["state"] = State.PAUSED.value
+    return _line(document)
 
 
 def configuration_in(config_map: Mapping[str, Any] | None) -> Configuration | None:
-    """What a ConfigMap says, or None where it says nothing that can be understood.
+    """What a ConfigMap says, or None where it says nothing that the operator has written.
 
     Nor is a version understood that relays refuse: if it were kept, so would be the text that has it.
     """
-    text = ((config_map or {}).get("data") or {}).get(RESOURCES_KEY)
-    if not isinstance(text, str):
+    text = _text_in(config_map or {})
+    if text is None or not (text.startswith(_HEAD) and text.endswith(_TAIL)):
         return None
     try:
-        version = next(_parsed(text))["metadata"]["annotations"][CONFIG_VERSION_ANNOTATION]
-    except (StopIteration, KeyError, TypeError):
+        version = _parsed(_lines(text)[0])["metadata"]["annotations"][CONFIG_VERSION_ANNOTATION]
+    except (KeyError, TypeError):
         return None
     if not (isinstance(version, str) and version.isascii() and version.isdigit() and len(version) < 20):
         return None
     return Configuration(int(version), text) if 0 < int(version) < _NEWEST else None
 
 
-def read_ahead(*configurations: Configuration | None) -> None:
-    """Parse what will be asked for soon. In a thread, where there is a loop: a large one takes a second."""
-    for each in configurations:
-        if each is not None:
-            _documents(each.text)
+def _text_in(config_map: Mapping[str, Any]) -> str | None:
+    text = (config_map.get("data") or {}).get(RESOURCES_KEY)
+    if text is not None:
+        return text if isinstance(text, str) else None
+    try:
+        return unpack(base64.b64decode((config_map.get("binaryData") or {}).get(RESOURCES_KEY) or "")).decode()
+    except (ValueError, TypeError, binascii.Error):
+        return None
 
 
 def last_valid_form(configuration: Configuration | None, uid: str) -> dict[str, Any] | None:
     """A subscription as relays know it, for when its resource can't be used any more."""
-    for document in _documents(configuration.text if configuration is not None else ""):
-        if document.get("kind") == SUBSCRIPTION_KIND and _uid(document) == uid:
-            return copy.deepcopy(document)
+    for document in _subscriptions_with(configuration, "uid", uid):
+        if _metadata(document).get("uid") == uid:
+            return document
     return None
 
 
 def knows_by_name(configuration: Configuration | None, namespace: str, name: str) -> bool:
     """Whether a subscription of this name is in it, this one or one that had the name before."""
-    return any(
-        document.get("kind") == SUBSCRIPTION_KIND and is_named(document, namespace, name)
-        for document in _documents(configuration.text if configuration is not None else "")
-    )
+    return any(is_named(document, namespace, name) for document in _subscriptions_with(configuration, "name", name))
 
 
 def is_named(document: Mapping[str, Any], namespace: str, name: str) -> bool:
+    metadata = _metadata(document)
+    return (metadata.get("namespace"), metadata.get("name")) == (namespace, name)
+
+
+def _metadata(document: Mapping[str, Any]) -> Mapping[str, Any]:
     metadata = document.get("metadata")
-    return isinstance(metadata, Mapping) and (metadata.get("namespace"), metadata.get("name")) == (namespace, name)
+    return metadata if isinstance(metadata, Mapping) else {}
 
 
-def _uid(document: Mapping[str, Any]) -> object:
-    metadata = document.get("metadata")
-    return metadata.get("uid") if isinstance(metadata, Mapping) else None
+def _subscriptions_with(configuration: Configuration | None, field: str, value: str) -> Iterator[dict[str, Any]]:
+    """Those on whose line a field has this value. Finding a line is fast; no other one is parsed."""
+    text = configuration.text if configuration is not None else ""
+    wanted, at = f"{_line(field)}:{_line(value)}", 0
+    while (at := text.find(wanted, at)) >= 0:
+        start, end = text.rfind("\n", 0, at) + 1, text.find("\n", at)
+        end = end if end >= 0 else len(text)
+        document = _parsed(text[start:end].removesuffix(","))
+        if document.get("kind") == SUBSCRIPTION_KIND:
+            yield document
+        at = end
 
 
-class _Loader(yaml.SafeLoader):
-    """For what anybody may have written: takes no aliases, with which a few hundred bytes become more than any memory
-    holds, nor what is too large or nested too deep for whoever handles the result."""
-
-    _depth = 0
-    _values = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("aliases are not taken")
-        self._values = self._values + 1 if self._depth else 1
-        self._depth += 1
-        if self._depth > _DEEPEST or self._values > _LARGEST:
-            raise yaml.YAMLError("a document is too large")
-        node = super().compose_node(parent, index)
-        self._depth -= 1
-        return node
+def _lines(text: str) -> list[str]:
+    return text.removeprefix(_HEAD).removesuffix(_TAIL).split(_BETWEEN)
 
 
-@lru_cache(maxsize=_REMEMBERED)
-def _documents(text: str) -> tuple[dict[str, Any], ...]:
-    """All that can be read. Remembered, since each subscription that can't be used is looked up in the same text: copy
-    what is handed out."""
-    return tuple(_parsed(text))
-
-
-def _parsed(text: str) -> Iterator[dict[str, Any]]:
-    """One after the other, as far as they are asked for: parsing is slow. By Python's own parser, all the same: whoever
-    may write a ConfigMap could crash the one in C, and with it the operator, by deep nesting."""
+def _parsed(line: str) -> dict[str, Any]:
+    """One resource; empty where the line is none. Anybody may have written it: it may be large, or nested deep."""
     try:
-        yield from (document for document in yaml.load_all(text, _Loader) if isinstance(document, dict))
-    except Exception:  # a tag that does not fit ("!!bool x") ends in whatever Python says to it
-        return
+        document = json.loads(line) if len(line) <= _LONGEST_LINE else None
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
-def _text(relay: OutboxRelay, subscriptions: Iterable[Mapping[str, Any]], version: int) -> str:
+def _text(relay: OutboxRelay, lines: list[str], version: int) -> str:
     first = _document(relay)
     first["metadata"]["annotations"] = {CONFIG_VERSION_ANNOTATION: str(version)}
-    return _dumped([first, *sorted(subscriptions, key=lambda each: str(each["metadata"]["name"]))])
+    return _joined([_line(first), *lines])
 
 
-def _dumped(documents: Iterable[Mapping[str, Any]]) -> str:
-    text: str = yaml.dump_all(
-        documents, Dumper=_DUMPER, sort_keys=False, default_flow_style=False, allow_unicode=True, width=120
-    )
-    return text
+def _joined(lines: list[str]) -> str:
+    return f"{_HEAD}{_BETWEEN.join(lines)}{_TAIL}"
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def _document(resource: Resource) -> dict[str, Any]:
@@ -200,8 +233,8 @@ def _document(resource: Resource) -> dict[str, Any]:
     Without what is as it is by default. Relays refuse fields that they do not know, and sidecars stay as old as their
     pods: a field that a later version adds must not reach them before somebody uses it.
     """
-    manifest = resource.manifest()
     differing = resource.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
+    manifest = resource.manifest()
     wanted = ("name", "namespace", "uid", "generation")
     return {
         "apiVersion": manifest["apiVersion"],

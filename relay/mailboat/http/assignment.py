@@ -15,9 +15,10 @@ from typing import Annotated, Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mailboat.errors import ConfigError
+from mailboat_spec.packing import unpack
 
 LARGEST: Final = 1024 * 1024
-"""Bytes: room for twenty thousand partitions."""
+"""Bytes of a body: room for twenty thousand partitions, or for a hundred thousand that are compressed."""
 
 Assign = Callable[[str, int, dict[int, str]], Awaitable[bool]]
 """Follows an assignment for one subscription: name, generation, owners by partition. False: a newer one is known.
@@ -54,10 +55,10 @@ class Outcome:
         return not (self.stale or self.unknown)
 
 
-def parse(text: str | bytes, source: str) -> Assignment:
-    """Raises ``ConfigError`` that names the source and the field."""
+def parse(content: bytes, source: str) -> Assignment:
+    """Read an assignment, compressed or not. Raises ``ConfigError`` that names the source and the field."""
     try:
-        document = json.loads(text)
+        document = json.loads(unpack(content))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{source}: not JSON: {error}.") from error
     try:

@@ -25,13 +25,17 @@ from mailboat_spec import (
     full_name,
     read_documents,
 )
+from mailboat_spec.packing import unpack
 
 LARGEST_FILE: Final = 1024 * 1024
-"""Bytes. A manifest has a few thousand of them."""
+"""Bytes. A manifest has a few thousand of them, and a ConfigMap holds no more. The operator compresses what is larger
+(``mailboat_spec.packing``), in JSON: YAML of that size would take minutes to parse."""
 
 _SUFFIXES: Final = (".yaml", ".yml", ".json")
 _MOST_NODES: Final = 100_000
 """Values in one document, counted as if every alias were written out."""
+_MOST_MARKS: Final = 400_000
+"""Commas and brackets in JSON: eight thousand subscriptions have fewer, and each may cost a hundred bytes of memory."""
 _SINKS_TO_COME: Final = ("http", "redis", "postgres")
 
 
@@ -54,7 +58,7 @@ def documents_in(paths: Sequence[Path]) -> Documents:
 
 
 def documents_of(body: bytes, source: str) -> Documents:
-    """What a request holds: YAML or JSON."""
+    """What a request holds: YAML or JSON, compressed or not."""
     return list(_labelled(_yaml(source, _decoded(source, body)), source))
 
 
@@ -121,12 +125,18 @@ def _text(file: Path) -> str:
 
 def _decoded(source: str, content: bytes) -> str:
     try:
+        content = unpack(content)
+    except ValueError as error:
+        raise ConfigError(f"{source} can't be read: {error}.") from error
+    try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{source} is not text in UTF-8 (byte {error.start}): save it as UTF-8.") from error
 
 
 def _json(source: str, text: str) -> object:
+    if sum(map(text.count, ",[{")) > _MOST_MARKS:
+        raise ConfigError(f"{source} has more values than {_MOST_MARKS}: that is no manifest.")
     try:
         return json.loads(text) if text.strip() else None
     except json.JSONDecodeError as error:
@@ -136,6 +146,8 @@ def _json(source: str, text: str) -> object:
 
 
 def _yaml(source: str, text: str) -> list[object]:
+    if len(text) > LARGEST_FILE:
+        return [_json(source, text)]
     if text.startswith("{"):  # JSON is YAML too, and read a hundred times as fast
         try:
             return [json.loads(text)]
