@@ -103,6 +103,24 @@ async def test_a_config_map_that_was_made_to_burst_the_operator_is_put_back(clus
         assert configuring("orders", "orders-to-kafka")(found)
 
 
+async def test_a_configuration_that_grows_is_compressed_until_it_shrinks_again(cluster):
+    """Server-side apply has to move one key between two fields: the API server takes no ConfigMap with both."""
+    await cluster.create_relay()
+    await cluster.create_subscription("a")
+    large = {"custom": {"type": "nats", "config": {"ballast": "x" * 200_000}}}
+    async with operating(cluster):
+        relay = await cluster.run_pod("orders-relay-a")
+        await cluster.until(CONFIG_MAP, "orders-relay", configuring("orders", "a"), "the first one")
+        for name in ("b", "c", "d"):
+            await cluster.create_subscription(name, sink=large)
+        await cluster.until(CONFIG_MAP, "orders-relay", configuring("orders", "a", "b", "c", "d"), "all of them")
+        assert "binaryData" in await cluster.get(CONFIG_MAP, "orders-relay")
+        await await_until(lambda: len(relay.names()) == 4, what="the relay to have all of them")
+        await cluster.delete(SUBSCRIPTION, "b")
+        await cluster.until(CONFIG_MAP, "orders-relay", configuring("orders", "a", "c", "d"), "one less")
+        assert "binaryData" not in await cluster.get(CONFIG_MAP, "orders-relay")
+
+
 async def test_a_configuration_reaches_relays_that_are_there_and_relays_that_come(cluster):
     await cluster.create_relay()
     async with operating(cluster):
