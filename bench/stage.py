@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,12 +133,12 @@ class Watermarks:
 
 
 class Relay(RelayProcess):
-    """A relay for one topic, with everything else at its default."""
+    """A relay with one subscription per topic, with everything else at its default."""
 
-    def __init__(self, stage: Stage, url: str, topic: str, *, notify: str = "Auto") -> None:
-        manifest = stage.folder / f"{topic}.yaml"
-        manifest.write_text(_manifests(url, stage.broker.bootstrap, topic, notify))
-        super().__init__(f"relay-{topic}", manifest, stage.folder)
+    def __init__(self, stage: Stage, url: str, *topics: str, notify: str = "Auto") -> None:
+        manifest = stage.folder / f"{topics[0]}.yaml"
+        manifest.write_text(_manifests(url, stage.broker.bootstrap, topics, notify))
+        super().__init__(f"relay-{topics[0]}", manifest, stage.folder)
 
     def __enter__(self) -> Self:
         self.launch()
@@ -158,20 +158,23 @@ class Relay(RelayProcess):
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
-def _manifests(url: str, bootstrap: str, topic: str, notify: str) -> str:
+def _manifests(url: str, bootstrap: str, topics: Sequence[str], notify: str) -> str:
     relay = {
         "apiVersion": "mailboat.dev/v1alpha1",
         "kind": "OutboxRelay",
         "metadata": {"name": "bench", "namespace": "bench"},
         "spec": {"database": {"url": url}, "wake": {"notify": notify}},
     }
-    subscription = {
-        "apiVersion": "mailboat.dev/v1alpha1",
-        "kind": "EventSubscription",
-        "metadata": {"name": "orders", "namespace": "bench"},
-        "spec": {
-            "relayRef": {"name": "bench"},
-            "sink": {"kafka": {"bootstrapServers": [bootstrap], "topic": topic}},
-        },
-    }
-    return yaml.safe_dump_all([relay, subscription])
+    subscriptions = [
+        {
+            "apiVersion": "mailboat.dev/v1alpha1",
+            "kind": "EventSubscription",
+            "metadata": {"name": topic, "namespace": "bench"},
+            "spec": {
+                "relayRef": {"name": "bench"},
+                "sink": {"kafka": {"bootstrapServers": [bootstrap], "topic": topic}},
+            },
+        }
+        for topic in topics
+    ]
+    return yaml.safe_dump_all([relay, *subscriptions])
