@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,15 +18,20 @@ from mailboat.events import Outgoing
 from mailboat.sinks.kafka import KafkaSink
 from mailboat.sinks.kafka.errors import Report, more_telling, no_answer
 from mailboat.sinks.kafka.settings import producer_settings
-from mailboat.sinks.kafka.topic import TopicFacts, describe_topic
+from mailboat.sinks.kafka.topic import TopicFacts, describe_topics
 from mailboat_harbor.kafka import KafkaServer
 from support.certificate_authority import Authority
 from support.sink_backends import KafkaBackend, Opened, context, message, until_it_arrives
 from support.wait import await_until, wait_until
 
 
-def build(config: dict[str, str] | None = None, secrets: dict[str, str] | None = None, timeout: float = 2) -> KafkaSink:
-    model = SimpleNamespace(bootstrap_servers=("127.0.0.1:1",), topic="orders", config=config or {})
+def build(
+    config: dict[str, str] | None = None,
+    secrets: dict[str, str] | None = None,
+    timeout: float = 2,
+    topic: str = "orders",
+) -> KafkaSink:
+    model = SimpleNamespace(bootstrap_servers=("127.0.0.1:1",), topic=topic, config=config or {})
     return KafkaSink.build(model, context(timeout, secrets))
 
 
@@ -52,8 +57,8 @@ class Refused(AdminClient):
 
 def test_a_broker_that_hangs_up_after_it_refused_the_login_does_not_hide_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mailboat.sinks.kafka.topic.AdminClient", Refused)
-    with pytest.raises(SinkUnavailable, match="refused the login"):
-        describe_topic({"bootstrap.servers": "127.0.0.1:1"}, "orders", timeout=0.2)
+    said = describe_topics({"bootstrap.servers": "127.0.0.1:1"}, ["orders"], timeout=0.2)
+    assert "refused the login" in str(said["orders"])
 
 
 @pytest.mark.parametrize(
@@ -78,8 +83,8 @@ def test_an_error_about_a_topic_keeps_no_client_alive() -> None:
         return {task.name for task in Path("/proc/self/task").iterdir() if _name(task).startswith("rdk:")}
 
     before = clients_threads()
-    with pytest.raises(SinkUnavailable) as remembered:
-        describe_topic({"bootstrap.servers": "127.0.0.1:1"}, "orders", timeout=0.2)
+    remembered = describe_topics({"bootstrap.servers": "127.0.0.1:1"}, ["orders"], timeout=0.2)
+    assert isinstance(remembered["orders"], SinkUnavailable)
     # One that has ended may be listed for a moment more; one that is kept alive never goes.
     wait_until(lambda: clients_threads() <= before, what=f"the end of the client's threads, with {remembered!r} kept")
 
@@ -261,21 +266,6 @@ async def test_a_question_without_an_answer_changes_nothing_that_is_known(
     assert await sink.publish([message(1, value=b"." * 2_000_000)]) == {}
 
 
-async def test_a_raised_limit_gets_a_new_producer_though_it_was_asked_for_twice(
-    kafka: KafkaBackend, opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sink = await opened(kafka)
-    assert await sink.publish([message(1)]) == {}
-    kafka.configure("max.message.bytes", "3000000")
-    monkeypatch.setattr("mailboat.sinks.kafka.sink._DOUBTFUL", 0.0)
-    large = message(2, value=b"." * 2_000_000)
-    await await_until(lambda: sink.refusal(large) is None, what="the new limit to be known")
-    sink.refusal(message(3, value=b"." * 4_000_000))  # asks once more
-    await asyncio.gather(sink._refreshing)
-
-    assert await sink.publish([large]) == {}
-
-
 async def test_headers_count_too(kafka: KafkaBackend, opened: Opened) -> None:
     sink = await opened(kafka)
     fat = Outgoing("event-1", "k", b"1", {"header": "." * 1_100_000})
@@ -339,7 +329,7 @@ async def test_a_missing_dead_letter_topic_is_told_at_once_and_stops_nothing_els
     sink = await opened(kafka, timeout=120, config={"topic.metadata.propagation.max.ms": "100000"})
     assert await sink.publish([message(0)]) == {}
     dead = message(0)._replace(topic="no-such-topic")
-    producer = sink._session
+    session = sink._lane.session
 
     async with asyncio.timeout(60):
         sent, answer = await asyncio.gather(
@@ -350,7 +340,7 @@ async def test_a_missing_dead_letter_topic_is_told_at_once_and_stops_nothing_els
     assert isinstance(answer[0], SinkUnavailable)
     assert "no-such-topic does not exist" in str(answer[0])
     assert await sink.publish([message(100)]) == {}
-    assert sink._session is producer
+    assert sink._lane.session is session
 
 
 async def test_a_dead_letter_topic_that_is_made_later_is_found(kafka: KafkaBackend, opened: Opened) -> None:
@@ -408,7 +398,7 @@ async def test_a_broker_that_was_never_there() -> None:
 @pytest.fixture
 def slow_brokers(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowBrokers]:
     brokers = SlowBrokers()
-    monkeypatch.setattr("mailboat.sinks.kafka.sink.describe_topic", brokers.describe)
+    monkeypatch.setattr("mailboat.sinks.kafka.cluster.describe_topics", brokers.describe)
     yield brokers
     brokers.answer.set()
 
@@ -420,22 +410,23 @@ class SlowBrokers:
         self.answer = threading.Event()
         self.asked = 0
 
-    def describe(self, *_: Any, **__: Any) -> TopicFacts:
+    def describe(self, client: Any, topics: Sequence[str], **__: Any) -> dict[str, TopicFacts]:
         self.asked += 1
         assert self.answer.wait(60)
-        return TopicFacts(1)
+        return dict.fromkeys(topics, TopicFacts(1))
 
 
 async def test_brokers_that_keep_many_sinks_waiting_hold_up_nobody_else(slow_brokers: SlowBrokers) -> None:
-    sinks = [build() for _ in range(40)]
+    sinks = [build({"client.id": f"relay-{number % 20}"}, topic=f"topic-{number}") for number in range(40)]
     opening = [asyncio.create_task(sink.open()) for sink in sinks]
-    await await_until(lambda: slow_brokers.asked == 40, what="all of them to ask")
+    await await_until(lambda: slow_brokers.asked == 20, what="all to ask, once per client")
 
     async with asyncio.timeout(10):
         await asyncio.to_thread(lambda: None)  # as the look-up of the database's address does
 
     slow_brokers.answer.set()
     await asyncio.gather(*opening)
+    assert slow_brokers.asked == 20
     for sink in sinks:
         await sink.close()
 
@@ -481,7 +472,7 @@ async def test_a_file_that_vanishes_under_the_sink_is_an_outage_that_says_what_t
         await sink.open()
     assert "hunter2" not in str(error.value)
     assert error.value.__cause__ is None
-    monkeypatch.setattr("mailboat.sinks.kafka.sink.describe_topic", lambda *_, **__: TopicFacts(1))
+    monkeypatch.setattr("mailboat.sinks.kafka.cluster.describe_topics", lambda *_, **__: {"orders": TopicFacts(1)})
     with pytest.raises(SinkUnavailable, match=r"ssl\.ca\.location.*still there") as error:
         await sink.open()
     assert "hunter2" not in str(error.value)

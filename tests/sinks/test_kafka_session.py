@@ -10,71 +10,194 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
-from mailboat.errors import EventRefused, Undecided
-from mailboat.sinks.kafka.session import Call, Session
+from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable, Undecided
+from mailboat.sinks.kafka.lane import Call, Lane
+from mailboat.sinks.kafka.session import Session
 from mailboat.sinks.key_stops import KeyStops
 from support.sink_backends import message
 from support.wait import await_until
 
 Report = Callable[[KafkaError | None, Any], None]
+LIMIT = 10
 
 
 class Place:
     """What librdkafka hands to a callback beside the error."""
 
-    def topic(self) -> str:
-        return "orders"
-
-    def partition(self) -> int:
-        return 0
+    def __init__(self, topic: str) -> None:
+        self.topic = lambda: topic
+        self.partition = lambda: 0
 
 
 class ToldClient:
     """A producer whose answers come when the test says so. What is purged is reported at the next poll, as it is."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        self.on_the_way: list[Report] = []
-        self._reports: list[tuple[Report, KafkaError | None]] = []
+        self.on_the_way: list[tuple[str, Report]] = []
+        self._reports: list[tuple[str, Report, KafkaError | None]] = []
+
+    def __len__(self) -> int:
+        return len(self.on_the_way) + len(self._reports)
 
     def produce(self, topic: str, value: bytes, key: str, partition: int, report: Report, *_: object) -> None:
-        self.on_the_way.append(report)
+        self.on_the_way.append((topic, report))
 
-    def answer(self, error: KafkaError | None = None) -> None:
+    def topics(self) -> list[str]:
+        return [topic for topic, _ in self.on_the_way]
+
+    def answer(self, code: int | None = None) -> None:
         """The first message on the way."""
-        self._reports.append((self.on_the_way.pop(0), error))
+        self._reports.append((*self.on_the_way.pop(0), None if code is None else KafkaError(code)))
 
     def purge(self, **_: object) -> None:
         while self.on_the_way:
-            self.answer(KafkaError(KafkaError._PURGE_INFLIGHT))
+            self.answer(KafkaError._PURGE_INFLIGHT)
 
     def poll(self, timeout: float) -> int:
         reports, self._reports = self._reports, []
-        for report, error in reports:
-            report(error, Place())
+        for topic, report, error in reports:
+            report(error, Place(topic))
         return len(reports)
 
 
-async def handed_over(session: Session, stops: KeyStops, number: int, key: str) -> Call:
-    hold = stops.call()
+@pytest.fixture
+async def session(monkeypatch: pytest.MonkeyPatch) -> Session:
+    monkeypatch.setattr("mailboat.sinks.kafka.session.Producer", ToldClient)
+    settings = {
+        "bootstrap.servers": "k:1",
+        "queue.buffering.max.messages": str(LIMIT),
+        "queue.buffering.max.kbytes": "1024",
+    }
+    return Session(settings, logger=logging.getLogger("test"))
+
+
+def begun(lane: Lane, *numbers: int) -> Call:
+    hold = KeyStops().call()
     hold.begin()
-    call = session.begin([message(number, key)], hold)
-    await session.hand_over(call)
+    return lane.begin([message(number, f"key-{number}") for number in numbers], hold)
+
+
+async def handed_over(lane: Lane, *numbers: int) -> Call:
+    call = begun(lane, *numbers)
+    await lane.hand_over(call)
     return call
 
 
-async def test_who_waits_for_a_session_to_be_idle_hears_of_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def answer(call: Call) -> dict[int, DeliveryError]:
+    async with asyncio.timeout(10):
+        await call.done.wait()
+    return call.failures
+
+
+async def test_a_lane_that_waits_to_be_idle_notices_the_end_of_the_session(session: Session) -> None:
     """The session is stopped by a failure first, and the reports of what was purged come a moment later."""
-    monkeypatch.setattr("mailboat.sinks.kafka.session.Producer", ToldClient)
-    session, stops = Session({"bootstrap.servers": "k:1"}, "orders", 1, logger=logging.getLogger("test")), KeyStops()
-    client = session._producer
-    refused, purged = [await handed_over(session, stops, number, f"key-{number}") for number in range(2)]
-    idle = asyncio.create_task(session.idle())
+    lane = session.lane("orders")
+    refused, purged = [await handed_over(lane, number) for number in range(2)]
+    idle = asyncio.create_task(lane.idle())
     await asyncio.sleep(0)
 
-    client.answer(KafkaError(KafkaError.POLICY_VIOLATION))
+    session.producer.answer(KafkaError.POLICY_VIOLATION)
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(10):
         await idle
     assert isinstance(refused.failures[0], EventRefused)
     assert isinstance(purged.failures[0], Undecided)
     await await_until(lambda: session.gone, what="the end of the producer")
+
+
+@pytest.mark.parametrize(
+    ("code", "told", "at_fault"),
+    [
+        (KafkaError.MSG_SIZE_TOO_LARGE, EventRefused, True),
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, SinkUnavailable, True),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, SinkUnavailable, True),
+        (KafkaError.SASL_AUTHENTICATION_FAILED, SinkUnavailable, False),
+    ],
+)
+async def test_a_failure_on_one_topic_costs_its_neighbours_no_attempt(
+    session: Session, code: int, told: type[DeliveryError], at_fault: bool
+) -> None:
+    orders, bills = session.lane("orders"), session.lane("bills")
+    failed, delivered, purged = [await handed_over(lane, 1) for lane in (orders, bills, bills)]
+    unsent = begun(bills, 2)
+
+    session.producer.answer(code)
+    session.producer.answer()
+    await bills.hand_over(unsent)
+
+    assert type((await answer(failed))[0]) is told
+    assert await answer(delivered) == {}
+    assert [type((await answer(call))[0]) for call in (purged, unsent)] == [SinkUnavailable] * 2
+    assert ("another subscription" in str(purged.failures[0])) == at_fault
+    assert (orders.at_fault, bills.at_fault) == (at_fault, False)
+
+
+async def test_where_no_report_names_a_cause_every_lane_goes_on_apart_and_one_message_at_a_time(
+    session: Session,
+) -> None:
+    lanes = [session.lane(topic) for topic in ("orders", "bills", "idle")]
+    calls = [await handed_over(lane, 1, 2) for lane in lanes[:2]]
+
+    session.producer.answer(KafkaError._FATAL)
+
+    assert [[type(error) for error in (await answer(call)).values()] for call in calls] == [[Undecided] * 2] * 2
+    assert [lane.at_fault for lane in lanes] == [True, True, False]
+
+
+@pytest.mark.parametrize("others_got_answers", [True, False])
+async def test_silence_is_a_topics_fault_if_others_got_answers(session: Session, others_got_answers: bool) -> None:
+    orders, bills = session.lane("orders"), session.lane("bills")
+    answered = await handed_over(bills, 0)
+    if others_got_answers:
+        silent = begun(orders, 1)
+    session.producer.answer()
+    assert await answer(answered) == {}
+    if not others_got_answers:
+        silent = begun(orders, 1)
+    await orders.hand_over(silent)
+    purged = await handed_over(bills, 2)
+
+    orders.time_out(silent, SinkUnavailable("no answer"))
+
+    assert str((await answer(silent))[0]) == "no answer"
+    assert orders.at_fault == others_got_answers
+    assert (str((await answer(purged))[0]) == "no answer") != others_got_answers
+    assert not bills.at_fault
+
+
+async def test_a_slow_topic_leaves_room_in_the_queue_for_others(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mailboat.sinks.kafka.lane._SLICE", 1)
+    orders, bills = session.lane("orders"), session.lane("bills")
+    many = begun(orders, *range(20))
+    handing = asyncio.create_task(orders.hand_over(many))
+    client = session.producer
+    await await_until(lambda: len(client) == LIMIT // 2, what="half of the queue to be full")
+
+    few = await handed_over(bills, 1, 2)
+    assert client.topics() == ["orders"] * (LIMIT // 2) + ["bills"] * 2
+
+    while not (many.done.is_set() and few.done.is_set()):
+        if client.on_the_way:
+            client.answer()
+        await asyncio.sleep(0)
+    await handing
+    assert (many.failures, few.failures) == ({}, {})
+
+
+async def test_a_call_of_which_nothing_is_on_the_way_ends_no_session(session: Session) -> None:
+    orders, bills = session.lane("orders"), session.lane("bills")
+    waits, sent = begun(orders, 1), await handed_over(bills, 2)
+    waits.expected = 0  # handing over was cut short before its first message
+
+    assert not bills.withdraw(sent, SinkUnavailable("no answer"))
+    assert orders.withdraw(waits, SinkUnavailable("no answer"))
+    session.producer.answer()
+
+    assert str((await answer(waits))[0]) == "no answer"
+    assert await answer(sent) == {}
+    assert not session.stopped
+    for lane in (orders, bills):
+        lane.leave()
+    await await_until(lambda: session.gone, what="the end of the producer with its last lane")

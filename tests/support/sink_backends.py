@@ -121,7 +121,12 @@ class KafkaBackend(Backend):
         server.create_topic(self.topic, partitions)
 
     def sink(
-        self, *, timeout: float = 60.0, topic: str | None = None, config: Mapping[str, str] | None = None
+        self,
+        *,
+        timeout: float = 60.0,
+        topic: str | None = None,
+        config: Mapping[str, str] | None = None,
+        secrets_: Mapping[str, str] | None = None,
     ) -> KafkaSink:
         model = SimpleNamespace(
             bootstrap_servers=(self.server.bootstrap,),
@@ -129,7 +134,7 @@ class KafkaBackend(Backend):
             config=config or {},
             config_secret_ref=None,
         )
-        return KafkaSink.build(model, context(timeout))
+        return KafkaSink.build(model, context(timeout, secrets_))
 
     async def received(self) -> list[Received]:
         return await asyncio.to_thread(self._read)

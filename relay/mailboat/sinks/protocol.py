@@ -18,7 +18,7 @@ The contract, which ``tests/sinks`` holds every sink to:
   call that held a message of that key by then has returned. So look at the answers that are there before you hand over
   more. The pump overlaps batches only on such a sink; on others it has at most one message per key on the way.
 - Cancelling ``publish`` purges what has not been sent yet. Where the vendor's client can purge only everything, other
-  calls on the way may come back ``Undecided``.
+  calls on the way may come back ``Undecided``, and those of other sinks that share the client ``SinkUnavailable``.
 - A sink that raises nevertheless counts as away, as does one whose ``publish`` is not back ten seconds after the
   delivery timeout: that call is cancelled, and once it has ended, what was in it is sent again.
 - ``refusal`` decides without the network what can be decided so (size, characters, count). The pump asks before it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -44,6 +44,8 @@ _TOO_FEW_REPLICAS: Final = frozenset({KafkaError.NOT_ENOUGH_REPLICAS, KafkaError
 NETWORK: Final = frozenset(
     {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE, KafkaError._TIMED_OUT}
 )
+_CONNECTION: Final = NETWORK | _LOGIN_FAILED | {KafkaError._SSL, KafkaError.CLUSTER_AUTHORIZATION_FAILED}
+"""Says nothing about a topic: all that is sent over the same connections fails alike."""
 
 
 class RefusedTogether(Undecided):
@@ -81,11 +83,12 @@ def refused(report: Report) -> EventRefused:
 def unavailable(report: Report, bootstrap: str) -> SinkUnavailable:
     """What happened and what to do about it."""
     code, where = report.code, f"Kafka at {bootstrap}"
+    topic = f"topic {report.topic}" if report.topic else "the topic"
     if code in _TOPIC_MISSING:
         return missing_topic(report.topic, bootstrap)
     if code in _NOT_ALLOWED:
         return SinkUnavailable(
-            f"{where} does not let this client write to topic {report.topic} ({report.name}): "
+            f"{where} does not let this client write to {topic} ({report.name}): "
             "allow Write on the topic (and IdempotentWrite before Kafka 2.8) to its user"
         )
     if code in _LOGIN_FAILED:
@@ -135,24 +138,38 @@ def no_answer(bootstrap: str, seconds: float, complaint: Report | None) -> SinkU
     )
 
 
+def is_about_a_topic(reports: Iterable[Report]) -> bool:
+    """Whether these reports name a fault of a topic or of a message, not of the connection."""
+    return any(report.code not in COLLATERAL and report.code not in _CONNECTION for report in reports)
+
+
 class Verdicts:
     """What each message of a session that failed is told, once every report of it is in."""
 
-    def __init__(self, reports: Sequence[Report], bootstrap: str, otherwise: DeliveryError) -> None:
-        """``otherwise`` is the answer for what no report explains: time was up, the sink was closed."""
+    def __init__(self, reports: Sequence[Report], fatal: Report | None, bootstrap: str) -> None:
+        """``fatal`` is what the client said about itself, ``reports`` what it said about the messages of all sinks."""
+        self._bootstrap = bootstrap
         self._refused = Counter((report.topic, report.partition) for report in reports if report.code in REFUSING)
         self._told_apart = {(report.topic, report.partition) for report in reports if report.code == _DIFFERENT_RECORD}
-        self.others: DeliveryError = otherwise
-        """For all that are not at fault as far as is known, those included that were never handed over."""
-        if self._refused:
-            self.others = Undecided("a message that was on the way with it was refused")
-        elif roots := [report for report in reports if report.code not in COLLATERAL]:
-            self.others = unavailable(roots[0], bootstrap)
         self._together = RefusedTogether("the broker refused the Kafka batch that it was in")
+        causes = [report for report in reports if report.code in _CONNECTION]
+        self.common = next((report for report in (fatal, *causes) if report and report.code not in COLLATERAL), None)
+        """What is wrong for all sinks alike."""
 
-    def on(self, report: Report) -> DeliveryError:
+    def others(self, own: Sequence[Report], otherwise: DeliveryError) -> DeliveryError:
+        """For all messages of a sink that are not at fault as far as is known, those never handed over included.
+
+        ``own`` are the reports on the sink's messages, ``otherwise`` is the answer where no report explains the end.
+        """
+        if any(report.code in REFUSING for report in own):
+            return Undecided("a message that was on the way with it was refused")
+        cause = next((report for report in own if report.code not in COLLATERAL), self.common)
+        return otherwise if cause is None else unavailable(cause, self._bootstrap)
+
+    def on(self, report: Report, others: DeliveryError) -> DeliveryError:
+        """For the message of this report."""
         if report.code not in REFUSING:
-            return self.others
+            return others
         place = (report.topic, report.partition)
         # The broker refuses whole batches, and a batch is of one partition: alone in it means at fault.
         if self._refused[place] == 1 or place in self._told_apart:

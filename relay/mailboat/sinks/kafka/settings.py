@@ -74,7 +74,7 @@ def client_settings(bootstrap: Iterable[str], config: Mapping[str, str], context
             if reason is not None:
                 raise ConfigError(f"{context.subscription}: {origin} must not set {name}: {reason}; remove it")
     return {
-        "client.id": "mailboat-" + context.subscription.replace("/", "-"),
+        "client.id": "mailboat",  # not the subscription's name: those with the same settings share a producer
         **config,
         **context.secrets,
         "bootstrap.servers": ",".join(bootstrap),

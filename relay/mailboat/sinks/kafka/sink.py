@@ -1,4 +1,7 @@
-"""The Kafka sink: one session after the other, shared by all partitions of a subscription.
+"""The Kafka sink: one topic, in one session after the other, shared by all partitions of a subscription.
+
+Its sessions are those of all sinks with the same settings (``cluster``). After a failure of its own a sink has sessions
+of its own for a while, so that it ends none that others use; so has a message whose refusal must be definite.
 
 Messages for another topic, which are dead letters, have a sink of their own inside of this one: a dead-letter topic
 that is missing must not end the session that everything else is on.
@@ -16,10 +19,12 @@ from typing import Any, Final, Self
 
 from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable, Undecided
 from mailboat.events import Outgoing
+from mailboat.sinks.kafka.cluster import Cluster, SharedProducer, cluster_of
 from mailboat.sinks.kafka.errors import RefusedTogether, no_answer
+from mailboat.sinks.kafka.lane import Call, Lane
 from mailboat.sinks.kafka.session import Session
-from mailboat.sinks.kafka.settings import check_settings, client_settings, objection, producer_settings
-from mailboat.sinks.kafka.topic import NOT_ACCEPTED, TopicFacts, describe_topic
+from mailboat.sinks.kafka.settings import check_settings, client_settings, objection
+from mailboat.sinks.kafka.topic import NOT_ACCEPTED, TopicFacts
 from mailboat.sinks.key_stops import CallHold, KeyStops
 from mailboat.sinks.protocol import ALL_DELIVERED, Failures, SinkContext, Traits
 from mailboat.sinks.threads import in_a_thread
@@ -30,8 +35,8 @@ _DOUBTFUL: Final = 10.0
 """Seconds after which what is known of the topic is not enough to give up an event for good."""
 _DOUBTFUL_FOR_REPLAY: Final = 1.0
 """For one that somebody brings back, who may have raised the limit just before."""
-_MAX_SESSION_AGE: Final = 6 * 3600.0
-"""Brokers forget a producer that is silent for a day, and with it the sequence numbers that order rests on."""
+_APART: Final = 600.0
+"""Seconds after a failure of its own during which a sink shares no session."""
 _BATCH_OVERHEAD: Final = 128
 _HEADER_OVERHEAD: Final = 10
 """What Kafka's record format adds to the bytes of a message, and to each header, at most."""
@@ -83,11 +88,13 @@ class KafkaSink:
         self._facts: TopicFacts | None = None
         self._asked_at = self._told_at = 0.0
         """When the brokers were last asked about the topic, and when they last said how large a message may be."""
-        self._describing: asyncio.Future[TopicFacts] | None = None
         self._refreshing: asyncio.Task[None] | None = None
-        self._session: Session | None = None
-        self._renew = False
-        self._retired: list[Session] = []
+        self._cluster: Cluster | None = None
+        self._producer: SharedProducer | None = None
+        self._lane: Lane | None = None
+        self._apart: asyncio.TimerHandle | None = None
+        """Runs while this sink shares no session."""
+        self._retired: set[Session] = set()
         self._turn = asyncio.Lock()
         self._stops = KeyStops()
         self._closed = False
@@ -105,7 +112,7 @@ class KafkaSink:
         if self._facts is None:  # every session of a relay opens its sinks, also those that have been open all the time
             self._learn(await self._describe())
         async with self._turn:
-            await self._ready_session(alone=False)  # the client needs half a second to log in as a producer
+            await self._ready_lane()  # the client needs half a second to log in as a producer
 
     def refusal(self, message: Outgoing) -> EventRefused | None:
         facts = self._facts
@@ -186,87 +193,113 @@ class KafkaSink:
             self._refreshing.cancel()
             await asyncio.gather(self._refreshing, return_exceptions=True)
             self._refreshing = None
-        session, self._session = self._session, None
-        if session is not None:
-            session.stop(SinkUnavailable("the sink was closed"))
-            await session.drained.wait()
-            self._retired.append(session)
-        self._facts = None
-        retired, self._retired = self._retired, []
+        if self._apart is not None:
+            self._apart.cancel()
+            self._apart = None
+        if (lane := self._lane) is not None:
+            if lane.calls:
+                lane.stop(SinkUnavailable("the sink was closed"))
+                await lane.session.drained.wait()
+            self._leave(lane)
+        self._facts = self._producer = self._cluster = None
+        retired, self._retired = self._retired, set()
         for gone in retired:
             await in_a_thread(partial(gone.join, _JOIN_TIMEOUT), "kafka-join")
 
     async def _deliver(
         self, batch: Sequence[Outgoing], hold: CallHold, deadline: float, *, alone: bool = False
     ) -> Failures:
-        session = call = None
+        call: Call | None = None
         try:
             async with asyncio.timeout_at(deadline):
                 async with self._turn:
-                    session = await self._ready_session(alone)
+                    lane = await self._ready_lane(alone=alone)
                     hold.begin()
-                    call = session.begin(batch, hold)
-                    await session.hand_over(call, alone=alone)
+                    call = lane.begin(batch, hold)
+                    await lane.hand_over(call, alone=alone)
                     if alone:
                         await call.done.wait()
                 await call.done.wait()
         except TimeoutError:
-            if session is None or call is None:
-                return self._none_of(batch, hold, self._no_answer(self._session))
-            session.stop(self._no_answer(session))
+            if call is None:
+                return self._none_of(batch, hold, self._no_answer(self._lane))
+            reason = self._no_answer(call.lane)
+            if not call.lane.withdraw(call, reason):
+                call.lane.time_out(call, reason)
             await call.done.wait()
         except asyncio.CancelledError:
-            if session is not None and call is not None and not call.done.is_set():
-                session.stop(Undecided("another delivery of this sink was cancelled"), in_flight=False)
-                # What is on the wire may be answered for; where nobody answers, it must not hold up the next session.
-                asyncio.get_running_loop().call_at(deadline, session.stop)
+            if call is not None and not call.done.is_set() and not call.lane.withdraw(call, Undecided("cancelled")):
+                call.lane.stop(Undecided("another delivery of this sink was cancelled"), in_flight=False)
+                # What is on the wire may be answered for. Without an answer it must not hold up the next session.
+                asyncio.get_running_loop().call_at(deadline, call.lane.session.stop)
             self._none_of(batch, hold, Undecided("cancelled"))
             raise
         except SinkUnavailable as error:
             return self._none_of(batch, hold, error)
         return call.failures or ALL_DELIVERED
 
-    async def _ready_session(self, alone: bool) -> Session:
-        """The living session, or a new one once the last one has given all its answers."""
+    async def _ready_lane(self, *, alone: bool = False) -> Lane:
+        """The current lane, or a new one once the last one has given all its answers. ``alone``: nothing is in it."""
         if self._closed:
             raise SinkUnavailable("the sink is closed")
         if self._facts is None:
             if not self._opens_by_itself:
                 raise SinkUnavailable("the sink is not open")
             self._learn(await self._describe())
-            assert self._facts is not None
         self._ask_anew(_REFRESH)
-        now = asyncio.get_running_loop().time()
-        session = self._session
-        if session is not None:
-            if session.stopped:
-                await session.drained.wait()
-            elif alone:
-                await session.idle()
-            elif self._renew or now - session.started_at > _MAX_SESSION_AGE:
-                await session.idle()
-                session.retire()
-            if not session.stopped:
-                return session
-            self._retired = [gone for gone in self._retired if not gone.gone] + [session]
-        if self._closed or self._facts is None:  # meanwhile: nobody would ever close a session that is made now
+        if alone:
+            self._stay_apart()
+        while (lane := self._lane) is not None:
+            if lane.session.stopped:
+                await lane.session.drained.wait()
+            if lane.at_fault:
+                self._stay_apart()
+            if not lane.calls and not self._suits(lane):
+                self._leave(lane)
+            elif lane.calls and (alone or not self._suits(lane)):
+                await lane.idle()
+            else:
+                break
+        if self._closed or self._producer is None or self._facts is None:  # meanwhile: nobody would close a new lane
             raise SinkUnavailable("the sink is closed")
-        self._renew = False
-        settings = producer_settings(self._client, max_message_bytes=self._facts.max_message_bytes)
-        try:
-            self._session = Session(settings, self._topic, self._facts.partitions, logger=logger)
-        except NOT_ACCEPTED as error:
-            raise self._not_accepted(error) from None
-        return self._session
+        if lane is None:
+            try:
+                lane = self._lane = self._producer.join(self._topic, apart=self._apart is not None)
+            except NOT_ACCEPTED as error:
+                raise self._not_accepted(error) from None
+        lane.warmth.widen(self._facts.partitions)
+        return lane
+
+    def _suits(self, lane: Lane) -> bool:
+        return self._producer is not None and self._producer.suits(lane, apart=self._apart is not None)
+
+    def _leave(self, lane: Lane) -> None:
+        """No call is on the way in it."""
+        self._lane = None
+        lane.leave()
+        self._retired = {session for session in (*self._retired, lane.session) if session.stopped and not session.gone}
+
+    def _stay_apart(self) -> None:
+        """Share no session for a while."""
+        if self._apart is not None:
+            self._apart.cancel()
+        self._apart = asyncio.get_running_loop().call_later(_APART, self._share_again)
+
+    def _share_again(self) -> None:
+        self._apart = None
+        lane = self._lane
+        if lane is not None and not lane.calls and not self._suits(lane) and not self._turn.locked():
+            self._leave(lane)  # or its producer would be kept until the next message
+
+    def _brokers(self) -> Cluster:
+        if self._cluster is None:
+            self._cluster = cluster_of(self._client, logger)
+        return self._cluster
 
     async def _describe(self) -> TopicFacts:
-        """Whoever asks while somebody else does gets the same answer."""
-        if self._describing is None or self._describing.done():
-            timeout = min(_OPEN_TIMEOUT, self._delivery_timeout)
-            ask = partial(describe_topic, self._client, self._topic, timeout=timeout)
-            self._describing = in_a_thread(ask, "kafka-topic")
+        asked = self._brokers().describe(self._topic, min(_OPEN_TIMEOUT, self._delivery_timeout))
         try:
-            return await asyncio.shield(self._describing)
+            return await asyncio.shield(asked)
         except NOT_ACCEPTED as error:
             raise self._not_accepted(error) from None
 
@@ -299,12 +332,11 @@ class KafkaSink:
         self._asked_at = asyncio.get_running_loop().time()
         if facts.max_message_bytes is not None:
             self._told_at = self._asked_at
-        known = facts.since(self._facts)
-        self._renew = self._renew or (self._facts is not None and known != self._facts)
-        self._facts = known
+        self._facts = facts.since(self._facts)
+        self._producer = self._brokers().producer(self._facts.max_message_bytes, self._delivery_timeout)
 
-    def _no_answer(self, session: Session | None) -> SinkUnavailable:
-        return no_answer(self._bootstrap, self._delivery_timeout, None if session is None else session.complaint)
+    def _no_answer(self, lane: Lane | None) -> SinkUnavailable:
+        return no_answer(self._bootstrap, self._delivery_timeout, None if lane is None else lane.session.complaint)
 
     def _none_of(self, batch: Sequence[Outgoing], hold: CallHold, error: DeliveryError) -> Failures:
         for message in batch:

@@ -1,8 +1,8 @@
-"""What the brokers say about a topic, asked when a sink opens and every few minutes after."""
+"""What the brokers say about topics, asked when a sink opens and every few minutes after."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -31,26 +31,21 @@ class TopicFacts:
         return replace(before, partitions=self.partitions)
 
 
-def describe_topic(client: Mapping[str, Any], topic: str, *, timeout: float) -> TopicFacts:
-    """Blocks. Raises ``SinkUnavailable``, also when there is no such topic.
+def describe_topics(
+    client: Mapping[str, Any], topics: Sequence[str], *, timeout: float
+) -> dict[str, TopicFacts | SinkUnavailable]:
+    """Blocks. ``SinkUnavailable`` is also the answer for a topic that does not exist.
 
-    What the client has against its settings (``NOT_ACCEPTED``) is raised as it is: it may hold a secret.
+    What the client has against its settings (``NOT_ACCEPTED``) is raised as it is: it may hold a secret. All other
+    errors are returned: a traceback that holds the client's frame would keep its threads and connections alive for as
+    long as somebody remembers the error.
     """
-    answer = _ask(client, topic, timeout)
-    if isinstance(answer, SinkUnavailable):
-        # Raised from here: a traceback that holds the client's frame would keep its threads and connections alive for
-        # as long as somebody remembers the error.
-        raise answer
-    return answer
-
-
-def _ask(client: Mapping[str, Any], topic: str, timeout: float) -> TopicFacts | SinkUnavailable:
     bootstrap: str = client["bootstrap.servers"]
     complaint: Report | None = None
 
     def complain(error: KafkaError) -> None:
         nonlocal complaint
-        complaint = more_telling(complaint, Report.of(error, topic, -1))
+        complaint = more_telling(complaint, Report.of(error, "", -1))
 
     settings: dict[str, Any] = {
         **client,
@@ -60,27 +55,38 @@ def _ask(client: Mapping[str, Any], topic: str, timeout: float) -> TopicFacts | 
         "error_cb": complain,
     }
     admin = AdminClient(settings)
+    partitions: dict[str, int] = {}
+    answers: dict[str, TopicFacts | SinkUnavailable] = {}
+    for topic in topics:
+        try:
+            found = admin.list_topics(topic, timeout=timeout).topics[topic]
+        except KafkaException:
+            admin.poll(0)  # hear its complaints: they say more than "timed out"
+            return dict.fromkeys(topics, no_answer(bootstrap, timeout, complaint))
+        if found.error is not None:
+            answers[topic] = unavailable(Report.of(found.error, topic, -1), bootstrap)
+        elif not found.partitions:
+            answers[topic] = missing_topic(topic, bootstrap)
+        else:
+            partitions[topic] = len(found.partitions)
+    return answers | _with_limits(admin, partitions, timeout)
+
+
+def _with_limits(admin: AdminClient, partitions: Mapping[str, int], timeout: float) -> dict[str, TopicFacts]:
+    facts = {topic: TopicFacts(count) for topic, count in partitions.items()}
+    resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in partitions]
     try:
-        found = admin.list_topics(topic, timeout=timeout).topics[topic]
+        answers = admin.describe_configs(resources, request_timeout=timeout) if resources else {}
     except KafkaException:
-        admin.poll(0)  # hear its complaints: they say more than "timed out"
-        return no_answer(bootstrap, timeout, complaint)
-    if found.error is not None:
-        return unavailable(Report.of(found.error, topic, -1), bootstrap)
-    if not found.partitions:
-        return missing_topic(topic, bootstrap)
-    return _with_limits(admin, topic, len(found.partitions), timeout)
-
-
-def _with_limits(admin: AdminClient, topic: str, partitions: int, timeout: float) -> TopicFacts:
-    resource = ConfigResource(ResourceType.TOPIC, topic)
-    try:
-        entries = admin.describe_configs([resource], request_timeout=timeout)[resource].result(timeout + 1)
-        return TopicFacts(
-            partitions,
-            max_message_bytes=int(entries["max.message.bytes"].value),
-            compacted="compact" in (entries["cleanup.policy"].value or ""),
-        )
-    except (KafkaException, TimeoutError, KeyError, ValueError, TypeError):
-        # A client that may write need not be allowed to ask.
-        return TopicFacts(partitions)
+        return facts
+    for resource, answer in answers.items():
+        try:
+            entries = answer.result(timeout + 1)
+            facts[resource.name] = TopicFacts(
+                partitions[resource.name],
+                max_message_bytes=int(entries["max.message.bytes"].value),
+                compacted="compact" in (entries["cleanup.policy"].value or ""),
+            )
+        except (KafkaException, TimeoutError, KeyError, ValueError, TypeError):
+            continue  # a client that may write need not be allowed to ask
+    return facts

@@ -1,0 +1,125 @@
+"""What all sinks with the same connection settings share: questions about topics, and producers.
+
+A producer has threads, connections to the brokers and buffers, so 100 subscriptions to one cluster use one. All
+settings of librdkafka belong to a producer (its Python client offers no others): sinks whose settings differ in
+anything, secrets included, share nothing. No producer is shared by sinks whose topics take messages of different sizes,
+since ``message.max.bytes`` bounds a whole Kafka batch, nor by those with different delivery time-outs: a time-out
+purges the messages of all, and the most impatient sink would set the time for the others.
+
+Everything belongs to one event loop, and lives as long as a sink refers to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from mailboat.errors import SinkUnavailable
+from mailboat.sinks.kafka.lane import Lane
+from mailboat.sinks.kafka.session import Session
+from mailboat.sinks.kafka.settings import Settings, producer_settings
+from mailboat.sinks.kafka.topic import TopicFacts, describe_topics
+from mailboat.sinks.threads import in_a_thread
+
+Fingerprint = frozenset[tuple[str, Any]]
+_clusters: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[Fingerprint, Cluster]] = WeakKeyDictionary()
+
+
+def cluster_of(client: Mapping[str, Any], logger: logging.Logger) -> Cluster:
+    """The one of the running event loop that has these settings."""
+    clusters = _clusters.setdefault(asyncio.get_running_loop(), WeakValueDictionary())
+    fingerprint = Fingerprint(client.items())
+    if (found := clusters.get(fingerprint)) is None:
+        found = clusters[fingerprint] = Cluster(client, logger)
+    return found
+
+
+class Cluster:
+    """Brokers, as clients with one set of settings see them."""
+
+    def __init__(self, client: Mapping[str, Any], logger: logging.Logger) -> None:
+        self._client = client
+        self._logger = logger
+        self._producers: WeakValueDictionary[tuple[int, float], SharedProducer] = WeakValueDictionary()
+        self._waiting: dict[str, float] = {}
+        """Topics to ask for next, each with the seconds to wait for an answer."""
+        self._answers: dict[str, asyncio.Future[TopicFacts]] = {}
+        self._asking = False
+
+    def producer(self, max_message_bytes: int | None, delivery_timeout: float) -> SharedProducer:
+        """The one for topics that take messages of this size, and sinks that wait so many seconds for an answer."""
+        settings = producer_settings(self._client, max_message_bytes=max_message_bytes)
+        key = (settings["message.max.bytes"], delivery_timeout)
+        if (found := self._producers.get(key)) is None:
+            found = self._producers[key] = SharedProducer(settings, self._logger)
+        return found
+
+    def describe(self, topic: str, timeout: float) -> asyncio.Future[TopicFacts]:
+        """What the brokers say about a topic. Questions that come together, or meanwhile, are asked by one client.
+
+        Raises what ``describe_topics`` does, and ``SinkUnavailable``. Cancelling the wait must not cancel the future.
+        """
+        answer = self._answers.get(topic)
+        if answer is None:
+            answer = self._answers[topic] = asyncio.get_running_loop().create_future()
+            self._waiting[topic] = timeout
+            if not self._asking:
+                self._asking = True
+                asyncio.get_running_loop().call_soon(self._ask)
+        return answer
+
+    def _ask(self) -> None:
+        topics, self._waiting = self._waiting, {}
+        ask = partial(describe_topics, self._client, tuple(topics), timeout=max(topics.values()))
+        in_a_thread(ask, "kafka-topics").add_done_callback(partial(self._tell, topics))
+
+    def _tell(self, topics: Iterable[str], asked: asyncio.Future[dict[str, TopicFacts | SinkUnavailable]]) -> None:
+        error = asked.exception()
+        for topic in topics:
+            answer, said = self._answers.pop(topic), error or asked.result()[topic]
+            if isinstance(said, TopicFacts):
+                answer.set_result(said)
+            else:
+                answer.set_exception(said)
+                answer.exception()  # nobody may be waiting any more
+        self._asking = bool(self._waiting)
+        if self._asking:
+            self._ask()
+
+
+class SharedProducer:
+    """One session after the other, shared by sinks whose producers have the same settings.
+
+    A sink that was at fault for the end of a session has a session of its own until it has behaved for a while: what
+    fails once often fails again, and each failure costs the others a new session.
+    """
+
+    def __init__(self, settings: Settings, logger: logging.Logger) -> None:
+        self._settings = settings
+        self._logger = logger
+        self._session: Session | None = None
+
+    def join(self, topic: str, *, apart: bool) -> Lane:
+        """A lane in the current session, or in a new one. Raises ``NOT_ACCEPTED``."""
+        if apart:
+            return self._new_session().lane(topic)
+        before = self._session
+        if before is not None and before.takes_calls:
+            return before.lane(topic)
+        session = self._session = self._new_session()
+        if before is not None:
+            before.supersede()
+        return session.lane(topic)
+
+    def suits(self, lane: Lane, *, apart: bool) -> bool:
+        """Whether a sink can go on with its lane."""
+        session = lane.session
+        ours = session.settings is self._settings
+        return ours and session.takes_calls and apart == (session is not self._session)
+
+    def _new_session(self) -> Session:
+        return Session(self._settings, logger=self._logger)
