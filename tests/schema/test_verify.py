@@ -10,6 +10,7 @@ import pytest
 from psycopg import sql
 
 from mailboat.errors import SchemaMismatch
+from mailboat.outbox.migrate import migrate
 from mailboat.outbox.verify import Finding, verify, verify_or_refuse
 from mailboat_harbor.postgres import Database
 from support.renamed_table import RENAMED, make_renamed
@@ -18,7 +19,7 @@ OUTBOX = "mailboat.outbox"
 
 
 async def look(url: str, table: str = OUTBOX, **columns: str) -> list[Finding]:
-    async with await psycopg.AsyncConnection.connect(url) as connection:
+    async with await psycopg.AsyncConnection.connect(url, client_encoding="utf8") as connection:
         return await verify(connection, table, columns)
 
 
@@ -98,16 +99,21 @@ async def test_an_unfinished_migration_is_found(outbox: Database) -> None:
     assert finding.what == "migrations were not applied: 0001_schema.sql"
 
 
-async def test_another_encoding_is_found(outbox: Database) -> None:
-    name = f"{outbox.name}_latin"
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+async def test_another_encoding_is_found_and_not_migrated(outbox: Database, encoding: str) -> None:
+    name = f"{outbox.name}_other"
     outbox.server.execute(
-        sql.SQL("create database {} encoding 'LATIN1' template template0 lc_collate 'C' lc_ctype 'C'").format(
-            sql.Identifier(name)
+        sql.SQL("create database {} encoding {} template template0 lc_collate 'C' lc_ctype 'C'").format(
+            sql.Identifier(name), sql.Literal(encoding)
         )
     )
     try:
         findings = await look(outbox.server.url(name))
-        assert "its encoding is LATIN1" in findings[0].what
+        assert f"its encoding is {encoding}" in findings[0].what
+        url = outbox.server.url(name)
+        async with await psycopg.AsyncConnection.connect(url, client_encoding="utf8") as connection:
+            with pytest.raises(SchemaMismatch, match=f"its encoding is {encoding}.*encoding 'UTF8'"):
+                await migrate(connection, OUTBOX)
     finally:
         outbox.server.drop_database(name)
 

@@ -10,7 +10,7 @@ from psycopg import AsyncClientCursor
 
 from mailboat.errors import SchemaMismatch
 from mailboat.outbox.link import Link
-from mailboat.outbox.migrate import RESERVED
+from mailboat.outbox.migrate import RESERVED, refuse_encoding
 from mailboat.outbox.overview import pending_migrations
 from mailboat.outbox.sqlfiles import statements
 
@@ -27,9 +27,10 @@ class Handover:
         """All that the database lacks; empty where it lacks nothing."""
         async with link.autocommit() as cursor:
             await cursor.execute(_SQL["facts"])
-            _, ledger, database, _ = await cursor.fetchone() or (False, False, "", "")
+            _, ledger, database, encoding, _ = await cursor.fetchone() or (False, False, "", "", "")
             await cursor.execute(_SQL["outbox"], {"outbox": outbox})
             name, exists = await cursor.fetchone() or (outbox, False)
+        refuse_encoding(database, encoding)
         if name != outbox:
             raise SchemaMismatch(f"spec.outbox.table: {name}: {RESERVED}. Choose another name.")
         this_one = (link.server.system_identifier, str(database))

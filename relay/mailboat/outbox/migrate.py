@@ -146,6 +146,7 @@ async def migrate(
                     connection.cursor(row_factory=tuple_row) as cursor,
                 ):
                     facts = await _facts(connection)
+                    refuse_encoding(facts["database"], facts["encoding"])
                     if facts["ledger"] and await _is_made(cursor, outbox_table):
                         return await _supplied(cursor, outbox_table)
                     await _lock(cursor, ledger=bool(facts["ledger"]))
@@ -242,6 +243,15 @@ async def _applied(cursor: _Cursor) -> list[Applied]:
 async def _missing_roles(cursor: _Cursor) -> tuple[str, ...]:
     await cursor.execute(_SQL["missing_roles"])
     return tuple(str(role) for (role,) in await cursor.fetchall())
+
+
+def refuse_encoding(database: object, encoding: object) -> None:
+    """Raise `SchemaMismatch` where texts of events could not be read."""
+    if encoding != "UTF8":
+        raise SchemaMismatch(
+            f"Database {database}: its encoding is {encoding}, and events are UTF-8. Nothing was changed: make one with"
+            " create database ... encoding 'UTF8' template template0, and move the data there."
+        )
 
 
 async def _facts(connection: psycopg.AsyncConnection[object]) -> Mapping[str, object]:
