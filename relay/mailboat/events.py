@@ -6,7 +6,12 @@ and one on its way out, and nothing is parsed that can be passed through.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+TOO_LARGE: Final = "mailboat: not read, bytes: "
+"""Begins the ``headers``, a JSON string, of an event whose row is larger than a relay can carry; its size follows.
+
+Only a table that Mailboat did not make has such rows. The event has no payload then, and must not be delivered."""
 
 
 class Event(NamedTuple):
@@ -24,14 +29,19 @@ class Event(NamedTuple):
     """Untouched bytes; None is a tombstone."""
     content_type: str
     headers: str | None
-    """The application's own headers as JSON text (an object of strings); None when there are none."""
+    """The application's own headers as JSON text, an object of strings (or ``TOO_LARGE``); None when there are none."""
     tags: str
     """A Postgres array as text; only ever handed back to Postgres."""
     traceparent: str | None
     created_at: str
-    """RFC 3339 in UTC, set by the server."""
+    """RFC 3339 in UTC, set by the server. A time that this can't express stands as Postgres writes it."""
     slot: int
     """The key's hash (or a spread of the id): ``slot % partitions`` is the partition."""
+
+
+def event_bytes(event: Event) -> int:
+    """How much memory an event takes, by the columns that may be large."""
+    return len(event.payload or b"") + len(event.headers or "") + len(event.tags)
 
 
 class Outgoing(NamedTuple):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final, NoReturn
 
 from mailboat.errors import EventRefused
-from mailboat.events import Event, Outgoing
+from mailboat.events import TOO_LARGE, Event, Outgoing
 from mailboat_spec import Format
 
 Headers = dict[str, str]
@@ -29,6 +29,8 @@ _CLOUDEVENTS_ATTRIBUTES: Final = (
 )  # fmt: skip
 _OWN_NAMES: Final = ("event_id", "event_type", "aggregate_type", "aggregate_id", "created_at", "content-type")
 _OWN_PREFIX: Final = "mailboat-"
+_FIRST_TIME: Final = "0001-01-01T00:00:00.000000Z"
+_LAST_TIME: Final = "9999-12-31T23:59:59.999999Z"
 _MAX_STAMPS: Final = 4096
 _MAX_ERROR_BYTES: Final = 1024
 
@@ -88,6 +90,8 @@ class Encoder:
         for event, sequence in zip(events, sequences, strict=True):
             (_, event_id, type_, aggregate_type, aggregate_id, key, value, content_type, application, _, traceparent,
              created_at, _) = event  # fmt: skip
+            if not type_ or created_at[-1:] != "Z":
+                _refuse_row(event)
             headers = copy_of_stamp()
             if binary:
                 headers[ce_id] = headers["event_id"] = event_id
@@ -157,6 +161,13 @@ class Encoder:
             _refuse_headers(event, "they are not JSON")
         except RecursionError:  # Postgres takes any depth
             _refuse_headers(event, "they are nested too deep")
+        if isinstance(headers, str) and headers.startswith(TOO_LARGE):
+            raise EventRefused(
+                f"event {event.event_id} has {headers.removeprefix(TOO_LARGE)} bytes and was not read, since a relay"
+                f" can't carry that: it is in the outbox only, with position {event.id}; send a reference instead",
+                reason="TooLarge",
+                retryable=False,
+            )
         if not isinstance(headers, dict):
             _refuse_headers(event, "they are not a JSON object")
         accepted: Headers = {}
@@ -217,8 +228,9 @@ def dead_letter_message(
 ) -> Outgoing:
     """The message for the dead-letter topic: id, key and payload as they were, headers as they were, plus why it died.
 
-    The payload is never wrapped, whatever the subscription's format. Application headers that can't be sent (they may
-    be why the event died) are left out; the row in ``mailboat.dead_letters`` has them.
+    The payload is never wrapped, whatever the subscription's format. Where headers, type or time can't be sent (that
+    may be why the event died) headers are left out, and stand-ins take the place of the others; the row in
+    ``mailboat.dead_letters`` has them.
     """
     if encoder.format is Format.CLOUD_EVENTS_JSON:
         encoder = Encoder(Format.CLOUD_EVENTS, source=encoder.source, header_prefix=encoder.header_prefix)
@@ -226,9 +238,8 @@ def dead_letter_message(
     try:
         message = encoder.encode(event, sequence=sequence, partition=partition, generation=generation, attempt=attempt)
     except EventRefused:
-        message = encoder.encode(
-            event._replace(headers=None), sequence=sequence, partition=partition, generation=generation, attempt=attempt
-        )
+        event = _sendable(event)
+        message = encoder.encode(event, sequence=sequence, partition=partition, generation=generation, attempt=attempt)
     why = {
         "mailboat-dead-reason": death.reason,
         "mailboat-dead-error": _truncated(death.error),
@@ -238,6 +249,23 @@ def dead_letter_message(
         "mailboat-dead-subscription": subscription,
     }
     return message._replace(headers=message.headers | why, topic=topic)
+
+
+def _sendable(event: Event) -> Event:
+    """The event with nothing that could keep its message from being made."""
+    time = event.created_at
+    if time[-1:] != "Z":
+        time = _FIRST_TIME if time.startswith("-") or time.endswith("BC") else _LAST_TIME
+    return event._replace(headers=None, type=event.type or "unknown", created_at=time)
+
+
+def _refuse_row(event: Event) -> NoReturn:
+    why = f"its time of creation is {event.created_at}: write one of the years 1 to 9999"
+    raise EventRefused(
+        f"event {event.event_id} can't be sent: {why if event.type else 'its type is empty'}",
+        reason="InvalidEvent",
+        retryable=False,
+    )
 
 
 def _refuse_headers(event: Event, why: str) -> NoReturn:

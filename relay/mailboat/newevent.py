@@ -12,6 +12,7 @@ import re
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple, NoReturn
 
 from mailboat.errors import EmitRefused
@@ -23,6 +24,8 @@ MAX_HEADERS = 64
 MAX_HEADER_BYTES = 4096
 MAX_TAGS = 64
 MAX_TAG_CHARACTERS = 128
+MAX_EXTRA_BYTES = 64 * 1024
+"""Of headers and tags together: they are read, held and sent with every event, however small its payload."""
 
 RESERVED_HEADERS = frozenset(
     (
@@ -88,6 +91,8 @@ def checked(event: NewEvent, *, where: str = "") -> Row:
         payload, content_type = _payload(event.payload, event.content_type)
         _check_type(event.type)
         _check_identity(event)
+        headers, tags = _headers(event.headers), _tags(event.tags)
+        _check_extra(headers, tags)
         return Row(
             event_id=str(_event_id(event.event_id)),
             event_type=event.type,
@@ -96,8 +101,8 @@ def checked(event: NewEvent, *, where: str = "") -> Row:
             key=(event.key if event.key is not None else event.aggregate_id) if event.ordered else None,
             payload=payload,
             content_type=content_type,
-            headers=_headers(event.headers),
-            tags=_tags(event.tags),
+            headers=json.dumps(headers, ensure_ascii=False) if headers else None,
+            tags=_array(tags),
             traceparent=_traceparent(event.traceparent),
         )
     except EmitRefused as refusal:
@@ -214,9 +219,9 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-def _headers(headers: object) -> str | None:
+def _headers(headers: object) -> dict[str, str]:
     if headers is None:
-        return None
+        return {}
     if not isinstance(headers, Mapping):
         _refuse("headers", "must be a mapping of strings")
     if len(headers) > MAX_HEADERS:
@@ -231,11 +236,10 @@ def _headers(headers: object) -> str | None:
             _refuse(f"headers.{name}", f"has more than {MAX_HEADER_BYTES} bytes")
         if _CONTROL.search(text):
             _refuse(f"headers.{name}", "must not contain control characters")
-    return json.dumps(dict(headers), ensure_ascii=False) if headers else None
+    return dict(headers)
 
 
-def _tags(tags: object) -> str:
-    """As the text of a Postgres array."""
+def _tags(tags: object) -> list[str]:
     if isinstance(tags, str | bytes) or not isinstance(tags, Iterable):
         _refuse("tags", "must be a list of strings")
     texts = [_text("tags", tag) for tag in tags]
@@ -243,6 +247,17 @@ def _tags(tags: object) -> str:
         _refuse("tags", f"must be {MAX_TAGS} at most")
     if any(not 0 < len(text) <= MAX_TAG_CHARACTERS or _CONTROL.search(text) for text in texts):
         _refuse("tags", f"must each have 1 to {MAX_TAG_CHARACTERS} characters and no control characters")
+    return texts
+
+
+def _check_extra(headers: Mapping[str, str], tags: Iterable[str]) -> None:
+    size = sum(len(text.encode()) for text in chain.from_iterable((*headers.items(), tags)))
+    if size > MAX_EXTRA_BYTES:
+        _refuse("headers", f"and tags have {size} bytes together, the limit is 64 KiB")
+
+
+def _array(texts: Iterable[str]) -> str:
+    """As the text of a Postgres array."""
     return "{" + ",".join('"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"' for text in texts) + "}"
 
 

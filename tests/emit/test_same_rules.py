@@ -65,6 +65,7 @@ ACCEPTED: list[dict[str, Any]] = [
     {"headers": {"tenant": "", "x-1.2_3": "ü"}},
     {"headers": {f"h{n}": "v" for n in range(64)}},
     {"headers": {"certificate": "starts like ce_, and is not"}},
+    {"headers": {f"h{n:02}": "ü" * 2046 for n in range(16)}},
     {"tags": []},
     {"tags": ["t" * 128] * 64},
     {"tags": ["{", '"', "\\", ",", "null", " "]},
@@ -110,6 +111,8 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("headers", {"headers": {"a": "x\r\nSet-Cookie: y"}}),
     ("headers", {"headers": {"a": "x" * 4097}}),
     ("headers", {"headers": ["a", "b"]}),
+    ("headers", {"headers": {f"h{n:02}": "ü" * 2047 for n in range(16)}}),
+    ("headers", {"headers": {f"h{n:02}": "x" * 4000 for n in range(16)}, "tags": ["ü" * 128] * 6}),
     ("headers", {"headers": {f"h{n}": "v" for n in range(65)}}),
     ("tags", {"tags": [""]}),
     ("tags", {"tags": ["t" * 129]}),
@@ -316,6 +319,14 @@ def test_headers_are_stored_as_given(connection: psycopg.Connection) -> None:
         ("key", "repeat('k', 1025)", False),
         ("key", "repeat('ü', 513)", False),  # bytes are counted, not letters
         ("key", "repeat('ü', 512)", True),
+        ("headers", """jsonb_build_object('h', repeat('"', 131072))""", False),
+        ("headers", """jsonb_build_object('h', repeat('"', 131060))""", True),
+        ("headers", "jsonb_build_object('h', 1e131071, 'i', 1e131071)", False),  # few bytes on disk
+        ("tags", "array_fill('t'::text, array[131073])", False),
+        ("aggregate_type", "repeat('t', 1025)", False),
+        ("aggregate_id", "repeat('t', 1025)", False),
+        ("content_type", "repeat('t', 1025)", False),
+        ("traceparent", "repeat('t', 1025)", False),
     ],
 )
 def test_what_is_inserted_by_hand_has_the_same_limits(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -13,14 +14,18 @@ import pytest_asyncio
 
 from mailboat.errors import EventRefused
 from mailboat.events import Event
-from mailboat.messages import Encoder
+from mailboat.messages import Death, Encoder, dead_letter_message
+from mailboat.outbox.deadletters import show_dead
+from mailboat.outbox.interventions import Match
 from mailboat.outbox.layout import Layout
+from mailboat.outbox.link import Link
+from mailboat.outbox.settings import ReadLimits
 from mailboat.outbox.store import Dead, Failure, Park, Settlement
 from mailboat.outbox.verify import Finding, verify
 from mailboat_harbor.postgres import Database
 from mailboat_spec import Format
 from support.databases import migrated_database
-from support.store_backends import PostgresWorld, subscription
+from support.store_backends import SETTINGS, PostgresWorld, subscription
 from support.store_relays import Relay
 
 OWN = Layout("shop.events", {"key": "aggregate_id"})
@@ -161,6 +166,65 @@ async def test_headers_that_the_database_can_not_keep_as_such_are_kept_as_text(
     await set_aside(relay, event)
     kept = kept_headers(own)
     assert kept == headers or json.loads(kept) == headers  # parked once, and read from there
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("created_at", "infinity"),
+        ("created_at", "-infinity"),
+        ("created_at", "0044-03-15 00:00:00+00 BC"),
+        ("created_at", "20000-01-01 00:00:00+00"),
+        ("event_type", ""),
+    ],
+)
+async def test_a_row_that_nobody_can_send_is_refused_kept_and_shown(
+    own: Database, world: PostgresWorld, column: str, value: str
+) -> None:
+    write(own, headers="[]", **{column: value})
+    relay = await Relay.start(world, [subscription(partitions=1)])
+    await relay.claim()
+    (number,) = relay.subscriptions
+    assert (await relay.store.backlog(number)).partitions[0].pending == 1
+    (event,) = await relay.drained()
+    encoder = Encoder(Format.RAW, source="test", header_prefix="")
+    with pytest.raises(EventRefused, match=r"can't be sent: its t(ime|ype)") as refusal:
+        encoder.encode(event, sequence=1, partition=0, generation=1, attempt=1)
+    assert not refusal.value.retryable
+    death = Death("InvalidEvent", "", 1, "", "")
+    assert dead_letter_message(
+        encoder, event, death, topic="dead", subscription="all", sequence=1, partition=0, generation=1
+    ).event_id
+    await set_aside(relay, event)
+    assert own.execute(f"select {column}::text from mailboat.dead_letters") == [(value,)]
+    link = await Link.open(lambda: own.url, "dlq")
+    (letter,) = await show_dead(link, Match("shop.events"), limit=1)
+    await link.close()
+    assert letter.event_id == event.event_id
+
+
+@pytest.mark.parametrize("column", ["payload", "headers", "tags", "aggregate_id", "content_type"])
+async def test_a_row_that_is_too_large_for_a_relay_is_refused_without_being_read(
+    own: Database, world: PostgresWorld, column: str
+) -> None:
+    """Those around it are read as ever."""
+    own.execute("alter table shop.events alter column content_type type text, alter column tags type text[]")
+    much = "x" * 50_000
+    large = {"payload": much.encode(), "headers": json.dumps({"a": much}), "tags": [much]}.get(column, much)
+    write(own)
+    write(own, **{column: large})
+    write(own)
+    limits = replace(SETTINGS, limits=ReadLimits(bytes=10_000, row_bytes=40_000))
+    relay = await Relay.start(world, [subscription(partitions=1)], settings=limits)
+    await relay.claim()
+    _, event, _ = await relay.drained()
+    with pytest.raises(EventRefused, match=r"has \d+ bytes and was not read") as refusal:
+        Encoder(Format.RAW, source="test", header_prefix="").encode(
+            event, sequence=1, partition=0, generation=1, attempt=1
+        )
+    assert (refusal.value.reason, refusal.value.retryable) == ("TooLarge", False)
+    assert all(len(value) < 1000 for value in event if isinstance(value, str | bytes))
+    await set_aside(relay, event)
 
 
 async def test_headers_that_can_be_kept_are_kept_as_they_are(own: Database, world: PostgresWorld) -> None:

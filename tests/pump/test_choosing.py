@@ -8,19 +8,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mailboat.events import Event
-from mailboat.pump.choosing import Limits, choose, payload_bytes
+from mailboat.pump.choosing import Limits, choose, total_bytes
 
 KEYS = ("a", "b", "c")
 
 
-def event(id: int, key: str | None, payload: bytes | None) -> Event:
+def event(id: int, key: str | None, payload: bytes | None, headers: str | None = None) -> Event:
     number = f"00000000-0000-4000-8000-{id:012d}"
-    return Event(id, number, "t", None, None, key, payload, "application/json", None, "{}", None, "", id)
+    return Event(id, number, "t", None, None, key, payload, "application/json", headers, "{}", None, "", id)
 
 
-waiting = st.lists(st.tuples(st.sampled_from((None, *KEYS)), st.none() | st.binary(max_size=9)), max_size=12).map(
-    lambda given: [event(id, key, payload) for id, (key, payload) in enumerate(given, start=1)]
-)
+columns = st.tuples(st.sampled_from((None, *KEYS)), st.none() | st.binary(max_size=9), st.none() | st.text(max_size=9))
+waiting = st.lists(columns, max_size=12).map(lambda rows: [event(id, *row) for id, row in enumerate(rows, start=1)])
 limits = st.builds(Limits, messages=st.integers(1, 12), bytes=st.integers(0, 40), one_per_key=st.booleans())
 
 
@@ -28,7 +27,7 @@ limits = st.builds(Limits, messages=st.integers(1, 12), bytes=st.integers(0, 40)
 @example([event(1, "a", b"12345")], 0, Limits(10, 4, one_per_key=False), set())
 def test_a_batch_is_the_next_events_that_fit(events: list[Event], start: int, limits: Limits, parked: set[str]) -> None:
     start = min(start, len(events))
-    chosen = choose(events, start, limits, parked)
+    chosen = choose(events, start, limits, parked, total_bytes(events))
     assert sorted([*chosen.sent, *chosen.aside]) == list(range(start, chosen.end)), "nothing skipped, nothing twice"
     assert list(chosen.sent) == sorted(chosen.sent)
     assert all(events[index].key in parked for index in chosen.aside)
@@ -45,6 +44,6 @@ def _allowed(events: list[Event], sent: Sequence[int], limits: Limits) -> bool:
     keys = [events[index].key for index in sent if events[index].key is not None]
     return (
         len(sent) <= limits.messages
-        and (len(sent) < 2 or payload_bytes(events[index] for index in sent) <= limits.bytes)
+        and (len(sent) < 2 or total_bytes([events[index] for index in sent]) <= limits.bytes)
         and not (limits.one_per_key and len(keys) > len(set(keys)))
     )

@@ -102,7 +102,7 @@ async def test_large_events_are_never_many_in_memory_at_once_not_even_parked(mon
 
     read_queue = MemoryStore.queue
     monkeypatch.setattr(MemoryStore, "queue", queue)
-    fleet = Fleet(streams=settings(batch_size=50, batch_bytes=300), new_sink=WeighingSink)
+    fleet = Fleet(streams=settings(batch_size=50, batch_bytes=310), new_sink=WeighingSink)
     relay = fleet.start()
     await until(lambda: relay.session is not None and relay.session.owned, "ownership")
     fleet.sink.go_away()

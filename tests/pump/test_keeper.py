@@ -8,10 +8,11 @@ from functools import partial
 
 import pytest
 
-from mailboat.events import Outgoing
-from mailboat.outbox.memory import MemoryStore
+from mailboat.events import Event, Outgoing
+from mailboat.outbox.memory import MemoryOutbox, MemoryStore
+from mailboat.outbox.memory.rows import Row
 from mailboat.outbox.settings import ReadLimits
-from mailboat.outbox.store import Measured, Settlement, TickResult, TipGroup, Window
+from mailboat.outbox.store import CursorKey, Lease, Measured, Settlement, TickResult, TipGroup, Window
 from mailboat.pump.rhythm import WakeSettings
 from mailboat.runtime.reporting import stalled
 from mailboat.sinks.memory import MemorySink
@@ -210,5 +211,37 @@ def test_a_relay_whose_tick_never_ends_stands_still(monkeypatch: pytest.MonkeyPa
         await asyncio.sleep(60.0)
         assert _stands_still(fleet)
         await fleet.end()
+
+    story()
+
+
+@pytest.mark.parametrize("most", [1, 40])
+def test_a_relay_that_dies_of_what_it_reads_at_once_gets_through_by_reading_less(
+    monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """G1, also where relays die before a window is open, so that no event can be blamed."""
+    routed = MemoryOutbox.routed
+
+    def kill(outbox: MemoryOutbox, rows: Sequence[Row], members: Sequence[Lease]) -> dict[CursorKey, list[Event]]:
+        if len(rows) > most:
+            raise MemoryError
+        return routed(outbox, rows, members)
+
+    monkeypatch.setattr(MemoryOutbox, "routed", kill)
+
+    @in_virtual_time
+    async def story() -> None:
+        fleet = Fleet(declared=[subscription(partitions=2)])
+        written = [event.event_id for event in fleet.write(*[f"key {n % 5}" for n in range(200)])]
+        settled = asyncio.ensure_future(fleet.all_settled())
+        for _ in range(8):
+            life = fleet.start().task
+            await asyncio.wait({life, settled}, return_when=asyncio.FIRST_COMPLETED)
+            if settled.done():
+                break
+            assert isinstance(life.exception(), MemoryError)
+        assert settled.done(), "it dies again and again"
+        assert sorted(fleet.arrived()) == sorted(written)
+        await fleet.stop()
 
     story()

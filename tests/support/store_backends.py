@@ -5,6 +5,7 @@ One is in memory, the others are real servers. The suite sees only what is here,
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -127,6 +128,8 @@ class _MemoryWriter:
         self.rollback = transaction.rollback
 
     def insert(self, type: str, *, key: str | None = None, payload: bytes | None = b"{}", **columns: Any) -> str:
+        if isinstance(headers := columns.get("headers"), Mapping):
+            columns["headers"] = json.dumps(headers)
         return self._transaction.insert(type, key=key, payload=payload, **columns).event_id
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from mailboat.events import Event
 from mailboat.outbox.declaring import Declared
@@ -134,9 +135,9 @@ async def ticked(store: OutboxStore, settlements: Sequence[Settlement], tips: Se
     return TickResult(first.lost | second.lost, first.opened + second.opened, first.advanced)
 
 
-def write(world: World, *keys: str | None, type: str = "order.placed", payload: bytes | None = b"{}") -> list[str]:
+def write(world: World, *keys: str | None, type: str = "order.placed", **columns: Any) -> list[str]:
     """One committed transaction with an event per key; their ids."""
     writer = world.begin()
-    written = [writer.insert(type, key=key, payload=payload) for key in keys]
+    written = [writer.insert(type, key=key, **columns) for key in keys]
     writer.commit()
     return written

@@ -71,7 +71,7 @@ create table mailboat.cursors (
     position         bigint not null default 0,         -- within the window: settled up to this id
     hi               bigint not null default 0,         -- the highest id ever settled (for rebase)
     sequence         bigint not null default 0,         -- the number of the last event settled
-    resumes          integer not null default 0,        -- how often a relay died at this very position
+    resumes          integer not null default 0,        -- how often a relay died at this very position (no window open: 1, it may have been reading)
     debts            jsonb,                             -- what older partitions left undone (see repartition)
     owner            text,
     epoch            uuid,                              -- a new one with every change of owner
@@ -404,7 +404,11 @@ begin
                 -- What no relay could carry, for those who insert by hand. One constraint, since every insert statement pays
                 -- for each of them anew in a partitioned table; mailboat.emit checks the rest, and says what is wrong.
                 constraint well_formed check (id > 0 and event_type <> '' and octet_length(key) <= 1024
-                    and octet_length(payload) <= 16777216 and jsonb_typeof(headers) = 'object'),
+                    and octet_length(payload) <= 16777216 and jsonb_typeof(headers) = 'object'
+                    and octet_length(headers::text) <= 262144 and octet_length(tags::text) <= 262144
+                    and octet_length(event_type) <= 1024 and octet_length(aggregate_type) <= 1024
+                    and octet_length(aggregate_id) <= 1024 and octet_length(content_type) <= 1024
+                    and octet_length(traceparent) <= 1024),
                 primary key (id, created_at)
             ) partition by range (created_at)$table$, canonical, sequence);
         execute format('alter sequence %s owned by %s.id', sequence, canonical);
@@ -475,6 +479,7 @@ declare
     name  text;
     value jsonb;
     tag   text;
+    extra integer := 0;  -- bytes of headers and tags
 begin
     if event_type is null or event_type = '' then
         perform mailboat.invalid_argument('event_type', 'must not be empty');
@@ -523,6 +528,7 @@ begin
             elsif value #>> '{}' ~ control then
                 perform mailboat.invalid_argument('headers.' || name, 'must not contain control characters');
             end if;
+            extra := extra + octet_length(name) + octet_length(value #>> '{}');
         end loop;
     end if;
 
@@ -533,7 +539,11 @@ begin
         if tag is null or tag = '' or length(tag) > 128 or tag ~ control then
             perform mailboat.invalid_argument('tags', 'must each have 1 to 128 characters and no control characters');
         end if;
+        extra := extra + octet_length(tag);
     end loop;
+    if extra > 65536 then
+        perform mailboat.invalid_argument('headers', format('and tags have %s bytes together, the limit is 64 KiB', extra));
+    end if;
 
     if traceparent !~ '^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$' or traceparent ~ '^(ff|..-0{32}|.{35}-0{16})' then
         perform mailboat.invalid_argument('traceparent', 'must be a W3C trace context: 00-<32 hex digits>-<16 hex digits>-<2 hex digits>');

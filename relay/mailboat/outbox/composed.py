@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import product
+from typing import Any, NamedTuple
 
 from psycopg import sql
 
 from mailboat.events import Event
 from mailboat.outbox.filters import Predicate, any_of, routes
-from mailboat.outbox.layout import COLUMNS, Layout, scanned
+from mailboat.outbox.layout import COLUMNS, ROW_BYTES, TOO_LARGE_COLUMNS, Layout
 from mailboat.outbox.routing import EVENT_COLUMNS, fan_out, fan_out_single
 from mailboat.outbox.sqlfiles import statements
 from mailboat.outbox.store import CursorKey, Lease, Subscription
@@ -38,6 +39,15 @@ class Route:
     wanted: Predicate
 
 
+class Stretch(NamedTuple):
+    """What kind of stretch of a large window is read."""
+
+    indebted: bool
+    """Cursors of an earlier layout settled some of it."""
+    too_large: bool
+    """It is a single row that no relay could carry."""
+
+
 @dataclass(frozen=True, slots=True)
 class Composed:
     """The statements for one set of subscriptions, and what to do with the rows they return."""
@@ -45,8 +55,7 @@ class Composed:
     tail: bytes
     small_window: bytes
     late: bytes
-    large_window: bytes
-    indebted_window: bytes
+    large_window: Mapping[Stretch, bytes]
     subscriptions: Mapping[int, Subscription]
 
     @property
@@ -66,7 +75,7 @@ class Compositions:
     """All statements that depend on the outbox's layout or on subscriptions' filters."""
 
     def __init__(self, layout: Layout) -> None:
-        self._fixed = {"rows": layout.rows, "columns": COLUMNS}
+        self._fixed = {"rows": layout.rows, "columns": COLUMNS, "row_bytes": ROW_BYTES}
         self._routes: Mapping[int, Route] = {}
         self._composed: dict[tuple[int, ...], Composed] = {}
         self.span = sql.SQL(_SQL["span"]).format(**self._fixed).as_bytes()
@@ -98,8 +107,6 @@ class Compositions:
         single = len(numbers) == 1
         parts: dict[str, Any] = {
             **self._fixed,
-            "scanned": scanned(single=single),
-            "routes": routes(wanted),
             "also_routes": sql.SQL("") if single else sql.SQL(", {}").format(routes(wanted)),
             "wanted": any_of(wanted),
         }
@@ -107,10 +114,15 @@ class Compositions:
             sql.SQL(_SQL["tail"]).format(**parts).as_bytes(),
             sql.SQL(_SQL["small_window"]).format(**parts).as_bytes(),
             sql.SQL(_SQL["late"]).format(**parts).as_bytes(),
-            sql.SQL(_SQL["large_window"]).format(**parts, undone=_UNDONE).as_bytes(),
-            sql.SQL(_SQL["large_window"]).format(**parts, undone=_UNDONE_BEFORE).as_bytes(),
+            {Stretch(*kind): _large_window(Stretch(*kind), parts) for kind in product((False, True), repeat=2)},
             {number: self._routes[number].subscription for number in numbers},
         )
+
+
+def _large_window(stretch: Stretch, parts: dict[str, Any]) -> bytes:
+    columns = TOO_LARGE_COLUMNS if stretch.too_large else COLUMNS
+    undone = _UNDONE_BEFORE if stretch.indebted else _UNDONE
+    return sql.SQL(_SQL["large_window"]).format(**{**parts, "columns": columns, "undone": undone}).as_bytes()
 
 
 def asking(lease: Lease) -> dict[str, Any]:

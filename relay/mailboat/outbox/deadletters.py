@@ -59,7 +59,7 @@ class WholeDeadLetter(NamedTuple):
     last_failed_at: datetime
     died_at: datetime
     replayed_at: datetime | None
-    created_at: datetime
+    created_at: datetime | None
     content_type: str
     headers: str | None
     tags: list[str]

@@ -8,6 +8,7 @@ from typing import LiteralString
 
 from psycopg import sql
 
+from mailboat.events import TOO_LARGE
 from mailboat_spec import Columns, ColumnsPreset
 
 _STORED = (
@@ -35,24 +36,44 @@ _OF_ANY_KIND: Mapping[str, LiteralString] = {
     "key": "{}::text",
     "content_type": "coalesce({}::text, 'application/json')",
     "tags": "coalesce({}::text[], '{{}}')",
+    "slot": "coalesce({} & 2147483647, 0)",
     "traceparent": "{}::text",
 }
-"""Columns that a table of somebody's own may have as varchar or uuid, or leave empty, and what is read instead."""
+"""Columns that a table of somebody's own may have as varchar or uuid, or leave empty, and what is read instead. A slot
+is never negative, so that dividing it gives a partition in SQL as in Python."""
 
-_AS_TEXT = sql.SQL(
-    "found.id, found.event_id::text, found.event_type, found.aggregate_type, found.aggregate_id, found.key, {payload},"
-    " found.content_type, found.headers::text, found.tags::text, found.traceparent,"
-    """ to_char(found.created_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'), found.slot"""
+_CREATED_AT: LiteralString = (
+    "case when found.created_at >= timestamptz '0001-01-01 00:00:00+00'"
+    " and found.created_at < timestamptz '10000-01-01 00:00:00+00'"
+    " then to_char(found.created_at at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')"
+    " else found.created_at::text end"
+)
+"""RFC 3339; or, where that can't say it, what Postgres calls it: the event is refused, and kept with that time."""
+
+COLUMNS: sql.Composable = sql.SQL(
+    "found.id, found.event_id::text, found.event_type, found.aggregate_type, found.aggregate_id, found.key,"
+    " found.payload, found.content_type, found.headers::text, found.tags::text, found.traceparent,"
+    f" {_CREATED_AT}, found.slot"
 )
 """An ``Event``, in the order of its fields, with as little to parse as can be."""
 
-COLUMNS: sql.Composable = _AS_TEXT.format(payload=sql.SQL("found.payload"))
+ROW_BYTES: sql.Composable = sql.SQL(
+    "(coalesce(octet_length(found.payload), 0) + coalesce(octet_length(found.headers::text), 0)"
+    " + octet_length(found.tags::text) + octet_length(found.event_type)"
+    " + coalesce(octet_length(found.aggregate_type), 0) + coalesce(octet_length(found.aggregate_id), 0)"
+    " + coalesce(octet_length(found.key), 0)"
+    " + octet_length(found.content_type) + coalesce(octet_length(found.traceparent), 0))"
+)
+"""Bytes that a row has when it is read. The length of a text or bytea is known without reading it; that of headers and
+tags is not: how much text they become does not follow from what they take on disk."""
 
-
-def scanned(single: bool) -> sql.Composable:
-    """Like ``COLUMNS``, for rows of which some are only looked at: those leave their payload in the database."""
-    hit = sql.SQL("found.routes" if single else "cardinality(found.routes) > 0")
-    return _AS_TEXT.format(payload=sql.SQL("case when {} and not found.too_big then found.payload end").format(hit))
+TOO_LARGE_COLUMNS: sql.Composable = sql.SQL(
+    "found.id, found.event_id::text, left(found.event_type, 255), null::text, null::text,"
+    " case when octet_length(found.key) <= 1024 then found.key end, null::bytea, left(found.content_type, 255),"
+    " to_json({marker} || %(bytes)s::text)::text, '{{}}'::text, null::text,"
+    f" {_CREATED_AT}, found.slot"
+).format(marker=sql.Literal(TOO_LARGE))
+"""What is read of a row that is larger than a relay can carry: enough to give it up. See ``events.TOO_LARGE``."""
 
 
 _DEBEZIUM = {

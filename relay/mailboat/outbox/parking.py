@@ -7,7 +7,7 @@ from typing import Any
 from psycopg import Cursor, sql
 
 from mailboat.events import Event
-from mailboat.outbox.layout import COLUMNS
+from mailboat.outbox.layout import COLUMNS, ROW_BYTES
 from mailboat.outbox.link import Link, Pipeline, Row
 from mailboat.outbox.routing import EVENT_COLUMNS
 from mailboat.outbox.sqlfiles import statements
@@ -20,8 +20,8 @@ LINE_UP = sql.SQL(_SQL["line_up"]).format(queue_order=QUEUE_ORDER)
 """Makes the first of each key's queue its only head."""
 SERIES = sql.SQL(_SQL["series"])
 """Two columns: partition and generation whose sequence number a parked event has."""
-_DUE = sql.SQL(_SQL["due"]).format(columns=COLUMNS, series=SERIES)
-_QUEUE = sql.SQL(_SQL["queue"]).format(columns=COLUMNS, series=SERIES, queue_order=QUEUE_ORDER)
+_DUE = sql.SQL(_SQL["due"]).format(columns=COLUMNS, row_bytes=ROW_BYTES, series=SERIES)
+_QUEUE = sql.SQL(_SQL["queue"]).format(columns=COLUMNS, row_bytes=ROW_BYTES, series=SERIES, queue_order=QUEUE_ORDER)
 
 _ERROR_LIMIT = 4000
 """Characters of an error that are kept: enough to understand it, too few to fill a disk."""

@@ -69,7 +69,7 @@ class WholeParkedEvent(NamedTuple):
     first_failed_at: datetime | None
     last_failed_at: datetime | None
     parked_at: datetime
-    created_at: datetime
+    created_at: datetime | None
     content_type: str
     headers: str | None
     tags: list[str]

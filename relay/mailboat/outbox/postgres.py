@@ -77,7 +77,7 @@ class PostgresStore:
         self._parking = Parking()
         self._compositions = Compositions(settings.layout)
         self._windows = Windows(self._compositions, settings.sync_level, settings.limits, self._parking)
-        self._reads = WindowReads(self._thread, self._compositions, settings.limits)
+        self._reads = WindowReads(self._thread, self._compositions)
         self._survey = Survey(
             lambda: ReadingThread(url, sentry.server, settings.deadline, "surveyor"),
             self._compositions,
@@ -188,8 +188,8 @@ class PostgresStore:
     async def measure(self, group: TipGroup) -> Window | None:
         return await self._survey.measure(group)
 
-    async def read(self, window: Window, members: Sequence[Lease], after: int) -> Chunk:
-        return await self._reads.read(window, members, after)
+    async def read(self, window: Window, members: Sequence[Lease], after: int, *, deaths: int = 0) -> Chunk:
+        return await self._reads.read(window, members, after, self._settings.limits.after(deaths))
 
     async def parked_keys(self, lease: Lease) -> tuple[set[str], int]:
         return await self._parking.keys(await self._at_desk(), lease)

@@ -11,15 +11,16 @@ and the loop ran dry. So a stretch has two: for how far it reaches, and for its 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Sequence
-from typing import Final, LiteralString, TypeVar
+from typing import Any, Final, LiteralString, NamedTuple, TypeVar
 
 import psycopg
 from psycopg import Connection, Cursor
 
 from mailboat.errors import DatabaseUnavailable
 from mailboat.outbox.blocking import BlockingWork
-from mailboat.outbox.composed import Compositions, asking, lease_arrays
+from mailboat.outbox.composed import Compositions, Stretch, asking, lease_arrays
 from mailboat.outbox.link import (
     Pipeline,
     Row,
@@ -105,29 +106,47 @@ class ReadingThread:
             raise explain(error) from error
 
 
+class _Ahead(NamedTuple):
+    """The next stretch of a large window."""
+
+    reach: int | None
+    """The id up to which it is read; None: there is nothing."""
+    bytes: int
+    last: bool
+    """Whether the window ends there."""
+
+
 class WindowReads:
     """The next stretch of an open window, for all members that share it."""
 
-    def __init__(self, thread: ReadingThread, compositions: Compositions, limits: ReadLimits) -> None:
+    def __init__(self, thread: ReadingThread, compositions: Compositions) -> None:
         self._thread = thread
         self._compositions = compositions
-        self._limits = limits
+        self._rows_ahead = sys.maxsize
+        """How many rows to measure for the next stretch. Where rows are large, twice those that fitted into the last
+        one: what is measured beyond the end of a stretch is measured again for the next."""
 
-    async def read(self, window: Window, members: Sequence[Lease], after: int) -> Chunk:
+    async def read(self, window: Window, members: Sequence[Lease], after: int, limits: ReadLimits) -> Chunk:
         """Where all leases were lost it reads as the end of the window; settling will say so."""
-        return await self._thread.transaction(lambda pipeline: self._read(pipeline, window, members, after))
+        return await self._thread.transaction(lambda pipeline: self._read(pipeline, window, members, after, limits))
 
-    def _read(self, pipeline: Pipeline, window: Window, members: Sequence[Lease], after: int) -> Callable[[], Chunk]:
+    def _read(
+        self, pipeline: Pipeline, window: Window, members: Sequence[Lease], after: int, limits: ReadLimits
+    ) -> Callable[[], Chunk]:
         composed = self._compositions.for_members(members)
         keys = frozenset(lease.key for lease in members)
 
         def chunk(rows: Sequence[Row], reached: int, *, last: bool) -> Chunk:
             return Chunk(composed.fan_out(rows, keys), reached, last)
 
-        def whole(rows: Sequence[Row]) -> Chunk:
-            return chunk(rows, rows[-1][0] if rows else after, last=True)
+        def bounded(rows: Sequence[Row], end: int, *, last: bool) -> Chunk:
+            """Of a statement that says in its last column how many events there are."""
+            events = [row[: composed.width] for row in rows]
+            if rows and len(rows) < rows[0][-1]:
+                return chunk(events, events[-1][0], last=False)
+            return chunk(events, end, last=last)
 
-        where = {"upto": window.upto, "after": after, "limit": self._limits.rows, "max_bytes": self._limits.bytes}
+        where: dict[str, Any] = {"upto": window.upto, "after": after, "limit": limits.rows, "max_bytes": limits.bytes}
         walk_from = (window.lowest or 1) - 1
         if window.highest is None:
             question = composed.small_window
@@ -135,30 +154,34 @@ class WindowReads:
             question = composed.late
         else:
             question = self._compositions.reach
+            where["limit"] = min(limits.rows, self._rows_ahead)
         reader, found = _ask(pipeline, question, members, where)
         if reader is None:
-            return lambda: whole(())
+            return lambda: chunk((), after, last=True)
         if window.highest is None:
-            return lambda: whole(found.fetchall())
+            return lambda: bounded(events := found.fetchall(), events[-1][0] if events else after, last=True)
         if after < walk_from:
-            return lambda: chunk(found.fetchall(), walk_from, last=False)
+            return lambda: bounded(found.fetchall(), walk_from, last=False)
         where |= asking(reader)
-        reach, last = self._reach(pipeline, found, where)
-        if reach is None:
-            return lambda: whole(())
-        statement = composed.indebted_window if window.indebted else composed.large_window
-        stretch = pipeline.send(statement, {**where, "reach": reach})
-        return lambda: chunk(stretch.fetchall(), reach, last=last)
+        ahead = self._reach(pipeline, found, where)
+        if ahead.reach is None:
+            return lambda: chunk((), after, last=True)
+        statement = composed.large_window[Stretch(bool(window.indebted), ahead.bytes > limits.row_bytes)]
+        stretch = pipeline.send(statement, {**where, "reach": ahead.reach, "bytes": str(ahead.bytes)})
+        return lambda: chunk(stretch.fetchall(), ahead.reach or after, last=ahead.last)
 
-    def _reach(self, pipeline: Pipeline, found: Cursor[Row], where: dict[str, object]) -> tuple[int | None, bool]:
-        """Up to which id to read, and whether the window ends there."""
-        reach, looked_at, size = found.fetchone() or (None, 0, 0)
-        if size <= self._limits.bytes:
-            return reach, looked_at < self._limits.rows
-        found = pipeline.send(self._compositions.reach_within, where)
-        pipeline.wait()
-        (within,) = found.fetchone() or (reach,)
-        return within, within == reach and looked_at < self._limits.rows
+    def _reach(self, pipeline: Pipeline, found: Cursor[Row], where: dict[str, Any]) -> _Ahead:
+        reach, rows, size = found.fetchone() or (None, 0, 0)
+        last = rows < where["limit"]
+        if size > where["max_bytes"]:
+            found = pipeline.send(self._compositions.reach_within, where)
+            pipeline.wait()
+            within, rows, size = found.fetchone() or (reach, rows, size)
+            reach, last = within, last and within == reach
+            self._rows_ahead = 2 * rows
+        else:
+            self._rows_ahead = min(2 * self._rows_ahead, sys.maxsize)
+        return _Ahead(reach, size, last)
 
 
 class Survey:

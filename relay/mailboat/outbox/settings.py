@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mailboat.outbox.layout import Layout
 from mailboat_spec import Durability, Notify, Pooler
@@ -19,11 +19,20 @@ class RelayIdentity:
 
 @dataclass(frozen=True, slots=True)
 class ReadLimits:
-    """How much is read at once. A window beyond ``small_rows`` or ``bytes`` is walked in stretches of ``rows``."""
+    """How much is read at once, of whole rows. A window beyond ``small_rows`` or ``bytes`` is walked in stretches."""
 
     small_rows: int = 2000
     rows: int = 3000
+    """Of a stretch."""
     bytes: int = 8 * 1024 * 1024
+    """Of a stretch; a single row may have more."""
+    row_bytes: int = 17 * 1024 * 1024
+    """Of a single row: a payload of 16 MiB, and what comes with it. A larger row is not read, and given up."""
+
+    def after(self, deaths: int) -> ReadLimits:
+        """Read less where relays died: a quarter for each death, down to one event."""
+        share = 4**deaths
+        return replace(self, rows=max(1, self.rows // share), bytes=self.bytes // share) if deaths else self
 
 
 _SYNC_LEVELS = {Durability.COMMITTED: "off", Durability.FLUSHED: "local", Durability.REPLICATED: "on"}

@@ -63,7 +63,7 @@ class Cursor:
     position: int
     sequence: int
     resumes: int
-    """How often a relay died at this very position."""
+    """How often a relay died at this very position; without a window: whether one did, which may have been reading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +184,8 @@ class TipGroup:
 
     done: str
     members: tuple[Lease, ...]
+    cautious: bool = False
+    """A relay died while it may have read for one of them: measure whatever there is before it is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,8 +326,11 @@ class OutboxStore(Protocol):
         """
         ...
 
-    async def read(self, window: Window, members: Sequence[Lease], after: int) -> Chunk:
-        """The next stretch of an open window behind the id ``after``, routed to the members."""
+    async def read(self, window: Window, members: Sequence[Lease], after: int, *, deaths: int = 0) -> Chunk:
+        """The next stretch of an open window behind the id ``after``, routed to the members.
+
+        ``deaths``: so many relays died at this place, so it should be a short one.
+        """
         ...
 
     async def parked_keys(self, lease: Lease) -> tuple[set[str], int]:
@@ -335,7 +340,7 @@ class OutboxStore(Protocol):
     async def due(self, lease: Lease, limit: int, max_bytes: int) -> tuple[list[Parked], float | None]:
         """Heads of parked keys whose time has come, and the seconds until the next one's (None: none waits).
 
-        At least one, and then no more once they have so many bytes of payload: they must not fill the memory.
+        One, or as many as have so many bytes together, headers and all: they must not fill the memory.
         """
         ...
 

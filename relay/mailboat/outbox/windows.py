@@ -18,7 +18,7 @@ second half does depends on the answers of the first, so a member that turned ou
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from psycopg import Cursor
 
@@ -26,7 +26,6 @@ from mailboat.events import Event
 from mailboat.outbox.composed import Compositions, asking, lease_arrays
 from mailboat.outbox.link import Link, Pipeline, Row, Server, refuse_other_server
 from mailboat.outbox.parking import Parking
-from mailboat.outbox.routing import EVENT_COLUMNS
 from mailboat.outbox.settings import ReadLimits
 from mailboat.outbox.sqlfiles import statements
 from mailboat.outbox.store import (
@@ -51,7 +50,6 @@ class Windows:
         self._compositions = compositions
         self._sync_level = sync_level
         self._limits = limits
-        self._bounds = {"limit": limits.small_rows + 1, "max_bytes": limits.bytes}
         self._parking = parking
 
     async def tick(
@@ -90,7 +88,7 @@ class Windows:
             for settlement in durable:
                 if settlement.lease.key not in lost:
                     self._parking.apply(pipeline, settlement)
-        asked = [self._ask(pipeline, group.members, group.done) for group in tips]
+        asked = [self._ask(pipeline, group) for group in tips]
         pipeline.wait()
         refuse_other_server(guard.fetchone(), server)
         if not durable:
@@ -107,10 +105,11 @@ class Windows:
             pipeline.send(_SQL["sync"], {"level": level})
         return lost, opening, [overflow for overflow in looks if isinstance(overflow, TipGroup)]
 
-    def _ask(self, pipeline: Pipeline, members: Sequence[Lease], done: str) -> Cursor[Row]:
+    def _ask(self, pipeline: Pipeline, group: TipGroup) -> Cursor[Row]:
         """What became visible since ``done``. One member asks for all."""
-        tail = self._compositions.for_members(members).tail
-        return pipeline.send(tail, {**asking(members[0]), "done": done, **self._bounds})
+        tail = self._compositions.for_members(group.members).tail
+        bounds = {"limit": 1 if group.cautious else self._limits.small_rows + 1, "max_bytes": self._limits.bytes}
+        return pipeline.send(tail, {**asking(group.members[0]), "done": group.done, **bounds})
 
     def _look(
         self, pipeline: Pipeline, group: TipGroup, tail: Cursor[Row], lost: set[CursorKey]
@@ -124,19 +123,17 @@ class Windows:
             asked = members = [lease for lease in members if lease.key not in lost]
             if not members:
                 return None
-            tail = self._ask(pipeline, asked, group.done)
+            tail = self._ask(pipeline, replace(group, members=tuple(asked)))
             pipeline.wait()
             rows = tail.fetchall()
         members = [lease for lease in members if lease.key not in lost]
-        upto: str = rows[0][-1]
-        if rows[0][0] is None:
-            return _Found(Window(group.done, upto), members, {}, anything=False)
+        found, too_much, upto = rows[0][-3:]
+        if too_much:
+            return replace(group, members=tuple(members))
         composed = self._compositions.for_members(asked)
-        if len(rows) > self._limits.small_rows or rows[0][-2]:
-            return TipGroup(group.done, tuple(members))
-        hits = [row[: composed.width] for row in rows if row[EVENT_COLUMNS]]
-        events = composed.fan_out(hits, frozenset(lease.key for lease in members))
-        return _Found(Window(group.done, upto), members, events)
+        wanted = [row[: composed.width] for row in rows if row[0] is not None]
+        events = composed.fan_out(wanted, frozenset(lease.key for lease in members))
+        return _Found(Window(group.done, upto), members, events, anything=found > 0)
 
 
 @dataclass(frozen=True, slots=True)

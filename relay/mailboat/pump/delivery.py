@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from mailboat.errors import EventRefused, SinkUnavailable
-from mailboat.events import Outgoing
+from mailboat.events import Outgoing, event_bytes
 from mailboat.outbox.store import Series
 from mailboat.pump.handing import hand_over
 from mailboat.pump.points import Point
@@ -123,7 +123,7 @@ class Courier:
             key = item.event.key
             if careful and key is not None and key in keys:
                 continue  # a later round's: at most one of a key on the way
-            room -= len(item.event.payload or b"")
+            room -= event_bytes(item.event)
             if room < 0 and batch:
                 break
             if key is not None:

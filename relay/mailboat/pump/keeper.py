@@ -38,6 +38,8 @@ class _Entry:
     done: str | None
     """What it has settled, when closed; None while a window is open."""
     paused: bool = False
+    cautious: bool = False
+    """A relay died before its window was opened: the next one is measured before it is read."""
     measuring: bool = False
     """Its next window is being measured."""
 
@@ -90,9 +92,9 @@ class Keeper:
 
     # -- the book ----------------------------------------------------------------------------------------------------
 
-    def enter(self, lease: Lease, done: str | None, *, paused: bool) -> None:
+    def enter(self, lease: Lease, done: str | None, *, paused: bool, cautious: bool = False) -> None:
         """A cursor that was claimed; ``done`` is None while its window is open."""
-        self._book[lease.key] = _Entry(lease, done, paused)
+        self._book[lease.key] = _Entry(lease, done, paused, cautious)
         self.ring()
 
     def strike(self, key: CursorKey) -> None:
@@ -214,12 +216,15 @@ class Keeper:
     def _tips(self, settlements: list[Settlement]) -> list[TipGroup]:
         """Closed cursors, those that the same tick closes included, by what they have done."""
         closing = {s.lease.key: s.upto for s in settlements if s.closes}
-        groups: dict[str, list[Lease]] = defaultdict(list)
+        groups: dict[str, list[_Entry]] = defaultdict(list)
         for key, entry in self._book.items():
             done = closing.get(key, entry.done)
             if done is not None and not entry.paused and not entry.measuring:
-                groups[done].append(entry.lease)
-        return [TipGroup(done, tuple(members)) for done, members in groups.items()]
+                groups[done].append(entry)
+        return [
+            TipGroup(done, tuple(entry.lease for entry in members), any(entry.cautious for entry in members))
+            for done, members in groups.items()
+        ]
 
     def _record(self, settlements: list[Settlement], result: TickResult, spoke_for: set[Lease]) -> None:
         """What the tick did. A cursor that was let go meanwhile, and maybe claimed anew, is another one by now."""
@@ -229,11 +234,11 @@ class Keeper:
         for advanced in result.advanced:
             for lease in advanced.members:
                 if (entry := self._entry(lease)) is not None:
-                    entry.done = advanced.done
+                    entry.done, entry.cautious = advanced.done, False
         for opened in result.opened:
             for lease in opened.members:
                 if (entry := self._entry(lease)) is not None:
-                    entry.done = None
+                    entry.done, entry.cautious = None, False
                     if opened.events is not None:  # a large window takes its time
                         self._in_the_air.add(lease.key)
             self._passing(Point.WINDOW_OPENED)

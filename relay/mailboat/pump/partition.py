@@ -18,7 +18,7 @@ from itertools import chain
 from mailboat.errors import EventRefused, SinkUnavailable
 from mailboat.events import Event, Outgoing
 from mailboat.outbox.store import Cursor, Lease, OutboxStore, Park, Settlement, Window
-from mailboat.pump.choosing import Limits, choose, payload_bytes
+from mailboat.pump.choosing import Limits, choose, total_bytes
 from mailboat.pump.delivery import Courier
 from mailboat.pump.handing import hand_over
 from mailboat.pump.parked import RELAY_DIED, ParkedKeys
@@ -102,9 +102,10 @@ class PartitionPump:
         self._sequence = cursor.sequence
         self._queued = 0
         self._queued_bytes = 0
-        self._deaths = cursor.resumes
-        self._one_by_one_for = stream.settings.batch_size if cursor.resumes >= CAUTIOUS_AFTER else 0
-        self._watched_for = stream.settings.batch_size * WATCHED_BATCHES if cursor.resumes else 0
+        self._resumed = cursor.resumes if cursor.window else 0
+        self._deaths = self._resumed
+        self._one_by_one_for = stream.settings.batch_size if self._resumed >= CAUTIOUS_AFTER else 0
+        self._watched_for = stream.settings.batch_size * WATCHED_BATCHES if self._resumed else 0
         self._work = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -130,6 +131,11 @@ class PartitionPump:
         """Events that are here and not settled."""
         return self._queued + sum(len(flight.events) for flight in self._flights)
 
+    @property
+    def deaths(self) -> int:
+        """How many relays died where it is: while it is watched, little is read for it at once."""
+        return self._resumed if self._watched_for > 0 else 0
+
     async def room(self) -> None:
         """Waits until it can be offered more."""
         await self._room.wait()
@@ -140,7 +146,7 @@ class PartitionPump:
             events = [event for event in events if event.id > self.read_upto]
         self.read_upto = 0 if last else max(reached, self.read_upto)
         if events or last:
-            size = payload_bytes(events)
+            size = total_bytes(events)
             self._inbox.append(Stretch(window, events, reached, last, size))
             self._queued += len(events)
             self._queued_bytes += size
@@ -242,7 +248,7 @@ class PartitionPump:
         """A batch from the inbox: encoded, with what belongs to parked keys set aside."""
         stretch, parked = self._inbox[0], self.parked.keys
         events, start = stretch.events, stretch.taken
-        chosen = choose(events, start, self._limits(), parked)
+        chosen = choose(events, start, self._limits(), parked, stretch.bytes)
         first = self._sequence + 1 - start  # an event's sequence number is its index away from here
         sent = [events[index] for index in chosen.sent]
         sequences = [first + index for index in chosen.sent]

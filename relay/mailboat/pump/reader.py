@@ -47,7 +47,8 @@ class WindowReader:
             if not self.members:
                 return
             leases = [pump.lease for pump in self.members.values()]
-            chunk = await self._store.read(self.window, leases, self._after)
+            deaths = max(pump.deaths for pump in self.members.values())
+            chunk = await self._store.read(self.window, leases, self._after, deaths=deaths)
             self._passing(Point.CHUNK_READ)
             for key, pump in self.members.items():
                 pump.offer(self.window, chunk.events.get(key, ()), chunk.reached, chunk.last)

@@ -52,7 +52,7 @@ class StreamSettings:
     timeout: float
     policy: Policy
     batch_bytes: int = 4 * 1024 * 1024
-    """Bytes of payload in a batch, and waiting in front of a partition: large events must not fill the memory."""
+    """Bytes of events in a batch, and waiting in front of a partition: large events must not fill the memory."""
     ordered: bool = True
     """Whether the events of a key keep their order; if not, a failed event holds up nobody."""
     flights: int = 2

@@ -186,7 +186,8 @@ class Session:
             )
             pump.pause(paused)
             self.owned[key] = _Owned(pump, self._group.create_task(self._run(pump)))
-            self.keeper.enter(cursor.lease, None if cursor.window else cursor.done, paused=paused)
+            done = None if cursor.window else cursor.done
+            self.keeper.enter(cursor.lease, done, paused=paused, cautious=not cursor.window and cursor.resumes > 0)
             if cursor.window is not None:
                 reopened[cursor.window][key] = pump
         if self.owned:

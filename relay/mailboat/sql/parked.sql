@@ -23,18 +23,17 @@ coalesce(series_generation, (select s.generation from mailboat.subscriptions as 
 select {columns}, ordinal, sequence, {series}, attempts, replay, suspect, blocked, doomed,
        reason, last_error, first_failed_at::text
 from (
-    select head.*,
-           sum(octet_length(payload)) over (order by next_attempt_at, ordinal
-                                            rows between unbounded preceding and 1 preceding) as bytes_before
+    select found.*, row_number() over in_order as place, sum({row_bytes}) over in_order as bytes_so_far
     from (
         select *
         from mailboat.parked
         where subscription_id = %(subscription)s and partition = %(partition)s and next_attempt_at <= clock_timestamp()
         order by next_attempt_at, ordinal
         limit %(limit)s
-    ) as head
+    ) as found
+    window in_order as (order by next_attempt_at, ordinal rows unbounded preceding)
 ) as found
-where coalesce(bytes_before, 0) < %(max_bytes)s
+where place = 1 or bytes_so_far <= %(max_bytes)s
 order by next_attempt_at, ordinal
 
 -- name: next_due
@@ -48,9 +47,7 @@ where subscription_id = %(subscription)s and partition = %(partition)s and next_
 select {columns}, ordinal, sequence, {series}, attempts, replay, suspect, blocked, doomed,
        reason, last_error, first_failed_at::text
 from (
-    select waiting.*,
-           sum(octet_length(payload)) over (order by {queue_order}
-                                            rows between unbounded preceding and 1 preceding) as bytes_before
+    select found.*, row_number() over in_order as place, sum({row_bytes}) over in_order as bytes_so_far
     from (
         select *
         from mailboat.parked
@@ -58,9 +55,10 @@ from (
           and mailboat.key_slot(key, 0) = mailboat.key_slot(%(key)s::text, 0)  -- which there is an index on
         order by {queue_order}
         limit %(limit)s
-    ) as waiting
+    ) as found
+    window in_order as (order by {queue_order} rows unbounded preceding)
 ) as found
-where coalesce(bytes_before, 0) < %(max_bytes)s
+where place = 1 or bytes_so_far <= %(max_bytes)s
 order by {queue_order}
 
 -- name: park

@@ -130,7 +130,7 @@ edge as materialized (
 ),
 counted as materialized (
     select looked_at.partition, count(*) as events, count(*) filter (where looked_at.waits) as waiting,
-           min(looked_at.created_at) filter (where looked_at.waits) as oldest
+           min(looked_at.created_at) filter (where looked_at.waits and isfinite(looked_at.created_at)) as oldest
     from (
         select mine.partition, found.created_at,
                not pg_visible_in_snapshot(found.xid, mine.done)

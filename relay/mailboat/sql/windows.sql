@@ -19,30 +19,34 @@ select set_config('jit', 'off', true),
 -- name: tail
 -- What became visible since the group's `done`, by transaction id, up to a limit. At least one row, to carry the snapshot; no
 -- row at all when the cursor that is asked for the group is not its relay's any more: that says nothing about events.
+-- Where there are too many rows for one read, or too many bytes in them, none is returned, only how many were found.
 with tip as materialized (
     select done
     from mailboat.cursors
     where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s and upto is null
       and done::text = %(done)s
+),
+fresh as materialized (
+    select e.*
+    from {rows} as e
+    where e.xid = any (array(select pg_snapshot_xip(done) from tip))
+      and pg_visible_in_snapshot(e.xid, pg_current_snapshot())
+    union all
+    select e.*
+    from {rows} as e
+    where e.xid >= (select pg_snapshot_xmax(done) from tip)
+      and e.xid < pg_snapshot_xmax(pg_current_snapshot())
+      and pg_visible_in_snapshot(e.xid, pg_current_snapshot())
+    limit %(limit)s
+),
+total as materialized (
+    select count(*) as rows, count(*) >= %(limit)s or sum({row_bytes}) > %(max_bytes)s as too_much
+    from fresh as found
 )
-select {scanned}, found.routes, found.too_big, pg_current_snapshot()::text
+select {columns}{also_routes}, total.rows, total.too_much, pg_current_snapshot()::text
 from tip
-left join lateral (
-    select found.*, {routes} as routes, sum(octet_length(found.payload)) over () > %(max_bytes)s as too_big
-    from (
-        select e.*
-        from {rows} as e
-        where e.xid = any (array(select pg_snapshot_xip(done) from tip))
-          and pg_visible_in_snapshot(e.xid, pg_current_snapshot())
-        union all
-        select e.*
-        from {rows} as e
-        where e.xid >= (select pg_snapshot_xmax(done) from tip)
-          and e.xid < pg_snapshot_xmax(pg_current_snapshot())
-          and pg_visible_in_snapshot(e.xid, pg_current_snapshot())
-        limit %(limit)s
-    ) as found
-) as found on true
+cross join total
+left join fresh as found on not total.too_much and {wanted}
 order by found.id
 
 -- name: span
@@ -64,10 +68,10 @@ select pg_current_snapshot()::text,
        end,
        max(fresh.id)
 from (
-    select e.id, true as late, octet_length(e.payload) as bytes
-    from {rows} as e
-    where e.xid = any (array(select pg_snapshot_xip(done) from tip))
-      and pg_visible_in_snapshot(e.xid, pg_current_snapshot())
+    select found.id, true as late, {row_bytes} as bytes
+    from {rows} as found
+    where found.xid = any (array(select pg_snapshot_xip(done) from tip))
+      and pg_visible_in_snapshot(found.xid, pg_current_snapshot())
     union all
     select e.id, false, 0
     from {rows} as e
@@ -85,6 +89,7 @@ set done     = case when m.has_events then c.done else %(upto)s::pg_snapshot end
     lowest   = case when m.has_events then %(lowest)s::bigint end,
     highest  = case when m.has_events then %(highest)s::bigint end,
     position = 0,
+    resumes  = 0,
     timeline = %(timeline)s
 from unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::uuid[], %(has_events)s::boolean[])
      as m (subscription_id, partition, epoch, has_events)
@@ -103,46 +108,64 @@ join unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::
 where c.upto::text = %(upto)s
 
 -- name: small_window
--- A window of at most one read, again (after a restart, or by a new owner): the same events in the same order.
+-- A window of at most one read, again (after a restart, or by a new owner): the same events in the same order. At least one,
+-- then as many as this relay reads at once, which may be less than before. Last column: how many there are.
 with w as materialized (
     select done, upto
     from mailboat.cursors
     where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s
       and upto::text = %(upto)s
 )
-select {columns}{also_routes}
+select {columns}{also_routes}, found.events
 from (
-    select e.*
-    from {rows} as e
-    where e.xid = any (array(select pg_snapshot_xip(done) from w))
-      and pg_visible_in_snapshot(e.xid, (select upto from w))
-    union all
-    select e.*
-    from {rows} as e
-    where e.xid >= (select pg_snapshot_xmax(done) from w)
-      and e.xid < (select pg_snapshot_xmax(upto) from w)
-      and pg_visible_in_snapshot(e.xid, (select upto from w))
+    select found.*, row_number() over in_order as place, sum(found.bytes) over in_order as bytes_so_far, count(*) over () as events
+    from (
+        select found.*, {row_bytes} as bytes
+        from (
+            select e.*
+            from {rows} as e
+            where e.xid = any (array(select pg_snapshot_xip(done) from w))
+              and pg_visible_in_snapshot(e.xid, (select upto from w))
+            union all
+            select e.*
+            from {rows} as e
+            where e.xid >= (select pg_snapshot_xmax(done) from w)
+              and e.xid < (select pg_snapshot_xmax(upto) from w)
+              and pg_visible_in_snapshot(e.xid, (select upto from w))
+        ) as found
+        where found.id > %(after)s and {wanted}
+    ) as found
+    window in_order as (order by found.id rows unbounded preceding)
 ) as found
-where found.id > %(after)s and {wanted}
+where found.place = 1 or (found.place <= %(limit)s and found.bytes_so_far <= %(max_bytes)s)
 order by found.id
 
 -- name: late
--- The events of a large window that lie before its walk. By transaction and not by id, whatever the planner thinks of it.
+-- The events of a large window that lie before its walk, as many at a time as above. By transaction and not by id, whatever the
+-- planner thinks of it.
 with w as materialized (
     select done, upto, lowest
     from mailboat.cursors
     where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s
       and upto::text = %(upto)s
 )
-select {columns}{also_routes}
+select {columns}{also_routes}, found.events
 from (
-    select e.*
-    from {rows} as e
-    where e.xid = any (array(select pg_snapshot_xip(done) from w))
-      and pg_visible_in_snapshot(e.xid, (select upto from w))
-    offset 0
+    select found.*, row_number() over in_order as place, sum(found.bytes) over in_order as bytes_so_far, count(*) over () as events
+    from (
+        select found.*, {row_bytes} as bytes
+        from (
+            select e.*
+            from {rows} as e
+            where e.xid = any (array(select pg_snapshot_xip(done) from w))
+              and pg_visible_in_snapshot(e.xid, (select upto from w))
+            offset 0
+        ) as found
+        where found.id > %(after)s and found.id < (select lowest from w) and {wanted}
+    ) as found
+    window in_order as (order by found.id rows unbounded preceding)
 ) as found
-where found.id > %(after)s and found.id < (select lowest from w) and {wanted}
+where found.place = 1 or (found.place <= %(limit)s and found.bytes_so_far <= %(max_bytes)s)
 order by found.id
 
 -- name: reach
@@ -153,36 +176,40 @@ with w as materialized (
     where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s
       and upto::text = %(upto)s
 )
-select max(ahead.id), count(*), coalesce(sum(octet_length(ahead.payload)), 0)::bigint
+select max(found.id), count(*), coalesce(sum({row_bytes}), 0)::bigint
 from (
     select e.*
     from {rows} as e
     where e.id > %(after)s and e.id <= (select highest from w)
     order by e.id
     limit %(limit)s
-) as ahead
+) as found
 
 -- name: reach_within
--- The same, where that would be too many bytes: at least one event, at most so much.
+-- The same, where that would be too many bytes: one event, or as many as have at most so much.
 with w as materialized (
     select highest
     from mailboat.cursors
     where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s
       and upto::text = %(upto)s
 )
-select max(ahead.id)
+select max(ahead.id), count(*), sum(ahead.bytes)::bigint
 from (
-    select e.id, coalesce(octet_length(e.payload), 0) as bytes,
-           sum(coalesce(octet_length(e.payload), 0)) over (order by e.id rows unbounded preceding) as bytes_so_far
+    select found.id, found.bytes, row_number() over in_order as place, sum(found.bytes) over in_order as bytes_so_far
     from (
-        select e.*
-        from {rows} as e
-        where e.id > %(after)s and e.id <= (select highest from w)
-        order by e.id
-        limit %(limit)s
-    ) as e
+        select found.id, {row_bytes} as bytes
+        from (
+            select e.*
+            from {rows} as e
+            where e.id > %(after)s and e.id <= (select highest from w)
+            order by e.id
+            limit %(limit)s
+        ) as found
+        offset 0  -- else the bytes of a row are worked out twice
+    ) as found
+    window in_order as (order by found.id rows unbounded preceding)
 ) as ahead
-where ahead.bytes_so_far - ahead.bytes < %(max_bytes)s
+where ahead.place = 1 or ahead.bytes_so_far <= %(max_bytes)s
 
 -- name: large_window
 -- A stretch of a large window, along the primary key.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from mailboat.events import Event
@@ -16,12 +18,12 @@ MUCH = 1_000_000
 
 
 async def parked(
-    world: World, *parks: tuple[str | None, float | None], payload: bytes | None = b"{}"
+    world: World, *parks: tuple[str | None, float | None], **columns: Any
 ) -> tuple[Relay, CursorKey, list[Event]]:
     """A relay with events parked: (key, seconds until the next attempt); None is behind its key's head."""
     relay = await Relay.start(world, ONE)
     (key,) = await relay.claim()
-    write(world, *[of for of, _ in parks], payload=payload)
+    write(world, *[of for of, _ in parks], **columns)
     events = await relay.drained()
     await relay.tick(
         Settlement(
@@ -68,10 +70,15 @@ async def test_heads_are_due_in_their_time_and_what_is_behind_them_is_not(world:
     assert (await relay.store.beat()).due == {key}
 
 
-@pytest.mark.parametrize(("max_bytes", "read"), [(1, 1), (100, 1), (101, 2), (200, 2), (250, 3), (MUCH, 4)])
-async def test_large_ones_are_read_a_few_at_a_time_but_at_least_one(world: World, max_bytes: int, read: int) -> None:
+@pytest.mark.parametrize(
+    "large", [{"payload": b"." * 10_000}, {"headers": {"h": "." * 10_000}}], ids=lambda columns: next(iter(columns))
+)
+@pytest.mark.parametrize(("max_bytes", "read"), [(1, 1), (19_000, 1), (21_000, 2), (39_000, 3), (MUCH, 4)])
+async def test_large_ones_are_read_a_few_at_a_time_but_at_least_one(
+    world: World, large: dict[str, Any], max_bytes: int, read: int
+) -> None:
     keyless = [(None, 0.0)] * 4
-    relay, key, _ = await parked(world, ("a", LONG), *[("a", None)] * 3, *keyless, payload=b"." * 100)
+    relay, key, _ = await parked(world, ("a", LONG), *[("a", None)] * 3, *keyless, **large)
     heads, _ = await relay.store.due(relay.lease(key), 10, max_bytes)
     assert [head.sequence for head in heads] == [5, 6, 7, 8][:read]
     queue = await relay.store.queue(relay.lease(key), "a", 10, max_bytes)
@@ -79,10 +86,10 @@ async def test_large_ones_are_read_a_few_at_a_time_but_at_least_one(world: World
     assert len(await relay.store.queue(relay.lease(key), "a", 2, MUCH)) == 2
 
 
-async def test_events_without_a_payload_have_no_bytes(world: World) -> None:
+async def test_events_without_a_payload_are_counted_as_well(world: World) -> None:
     relay, key, _ = await parked(world, ("a", LONG), ("a", None), (None, 0.0), (None, 0.0), payload=None)
-    assert len(await relay.store.queue(relay.lease(key), "a", 10, 1)) == 2
-    assert len((await relay.store.due(relay.lease(key), 10, 1))[0]) == 2
+    assert len(await relay.store.queue(relay.lease(key), "a", 10, MUCH)) == 2
+    assert len((await relay.store.due(relay.lease(key), 10, MUCH))[0]) == 2
 
 
 async def test_the_time_of_the_next_one_is_told(world: World) -> None:

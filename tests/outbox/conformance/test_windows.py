@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -136,6 +137,53 @@ async def test_a_large_window_has_bounds_also_when_the_one_who_asks_for_all_was_
     assert result.lost == {overflowing.members[0].key}
     await relay.store.release([relay.lease(overflowing.members[1].key)])
     assert await relay.store.measure(overflowing) is None
+
+
+@pytest.mark.parametrize(
+    "large",
+    [{"payload": b"x" * 10_000}, {"headers": {"h": "x" * 10_000}}, {"tags": [f"{n:0100}" for n in range(100)]}],
+    ids=lambda columns: next(iter(columns)),
+)
+async def test_whole_rows_fit_into_a_read_and_not_payloads_alone(world: World, large: dict[str, Any]) -> None:
+    limits = ReadLimits(small_rows=10, rows=10, bytes=25_000)
+    relay = await Relay.start(world, ONE, settings=replace(SETTINGS, limits=limits))
+    (key,) = await relay.claim()
+    written = write(world, *["a"] * 5, **large)
+    (opened,) = (await relay.tick()).opened
+    assert opened.events is None, "more than one read holds"
+    read, after = list[list[str]](), 0
+    while not (chunk := await relay.store.read(opened.window, opened.members, after)).last:
+        read.append([event.event_id for event in chunk.events.get(key, ())])
+        after = chunk.reached
+    read.append([event.event_id for event in chunk.events.get(key, ())])
+    assert [event_id for events in read for event_id in events] == written
+    assert max(map(len, read)) == 2
+
+
+async def test_what_was_read_at_once_before_a_death_is_read_in_parts_after_it(world: World) -> None:
+    relay = await Relay.start(world, ONE)
+    (key,) = await relay.claim()
+    await relay.crash()
+    relay = await Relay.start(world, ONE)
+    await relay.claim()
+    assert (relay.cursors[key].window, relay.cursors[key].resumes) == (None, 1), "it may have died reading"
+    (group,) = relay.tips()
+    assert (await relay.store.tick([], [replace(group, cautious=True)])).quiet
+    written = write(world, *["a"] * 9)
+    assert (await relay.store.tick([], [replace(group, cautious=True)])).overflowing == (replace(group, cautious=True),)
+    (opened,) = (await relay.tick()).opened
+    assert opened.events is not None
+    assert opened.window.highest is None
+    await relay.crash()
+    again = await Relay.start(world, ONE)
+    await again.claim()
+    assert again.cursors[key].resumes == 1, "counted from the window on"
+    found, after = list[str](), 0
+    while not (chunk := await again.store.read(opened.window, [again.lease(key)], after, deaths=6)).last:
+        (event,) = chunk.events[key]
+        found.append(event.event_id)
+        after = chunk.reached
+    assert [*found, *(event.event_id for event in chunk.events[key])] == written
 
 
 @pytest.mark.parametrize("payloads", [[None] * 5, [None, None, b"x" * 50, None, b"x" * 50, None], [b"x" * 90] * 4])

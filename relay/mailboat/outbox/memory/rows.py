@@ -98,6 +98,7 @@ class CursorRow:
 
     def look(self, window: Window, *, has_events: bool) -> None:
         """Opens the window, or moves past it where nothing is in it."""
+        self.resumes = 0
         if has_events:
             self.upto, self.lowest, self.highest, self.position = window.upto, window.lowest, window.highest, 0
         else:

@@ -16,10 +16,11 @@ from itertools import accumulate
 from typing import TypeVar
 
 from mailboat.errors import ConfigError, DatabaseUnavailable, LeaseLost
+from mailboat.events import event_bytes
 from mailboat.outbox.declaring import Declared
 from mailboat.outbox.memory.database import MemoryOutbox, Relay, Subscribed
 from mailboat.outbox.memory.rows import GENERATION, CursorRow, DeadRow, ParkedRow, Row, Snapshot
-from mailboat.outbox.settings import RelayIdentity, StoreSettings
+from mailboat.outbox.settings import ReadLimits, RelayIdentity, StoreSettings
 from mailboat.outbox.store import (
     Advanced,
     Backlog,
@@ -160,7 +161,7 @@ class MemoryStore:
         cursor = self._outbox.cursors[key]
         paused = self._outbox.subscriptions[key.subscription].subscription.paused
         if not (cursor.released or cursor.owner == self._me.id or paused):
-            cursor.resumes = 0 if cursor.upto is None else cursor.resumes + 1
+            cursor.resumes = 1 if cursor.upto is None else cursor.resumes + 1
         cursor.owner, cursor.released = self._me.id, False
         cursor.epoch = f"epoch-{self._outbox.number('epoch')}"
         lease = Lease(key, cursor.epoch)
@@ -194,8 +195,9 @@ class MemoryStore:
             rows = self._outbox.between(group.done, upto)
             if not members or not (rows or len(tips) > 1):
                 continue
-            if len(rows) > self._settings.limits.small_rows or _size(rows) > self._settings.limits.bytes:
-                overflowing.append(TipGroup(group.done, members))
+            most = 0 if group.cautious else self._settings.limits.small_rows
+            if len(rows) > most or _size(rows) > self._settings.limits.bytes:
+                overflowing.append(replace(group, members=members))
                 continue
             events = self._outbox.routed(rows, members)
             having = tuple(lease for lease in members if lease.key in events)
@@ -246,17 +248,16 @@ class MemoryStore:
         self._set_aside(settlement)
         return True
 
-    async def read(self, window: Window, members: Sequence[Lease], after: int) -> Chunk:
-        return await self._step(partial(self._read, window, members, after))
+    async def read(self, window: Window, members: Sequence[Lease], after: int, *, deaths: int = 0) -> Chunk:
+        return await self._step(partial(self._read, window, members, after, self._settings.limits.after(deaths)))
 
-    def _read(self, window: Window, members: Sequence[Lease], after: int) -> Chunk:
+    def _read(self, window: Window, members: Sequence[Lease], after: int, limits: ReadLimits) -> Chunk:
         if not any(self._outbox.lease_holds(m) and self._outbox.cursors[m.key].upto == window.upto for m in members):
             return Chunk({}, after, last=True)
         rows = [row for row in self._outbox.between(window.done, window.upto) if row.event.id > after]
-        limits = self._settings.limits
-        stretch: list[Row] = []
-        for row in rows:
-            if window.highest is not None and (len(stretch) == limits.rows or _size(stretch) > limits.bytes):
+        stretch = rows[:1]
+        for row in rows[1:]:
+            if len(stretch) == limits.rows or _size([*stretch, row]) > limits.bytes:
                 break
             stretch.append(row)
         reached = stretch[-1].event.id if stretch else after
@@ -361,10 +362,10 @@ class MemoryStore:
 
 
 def _size(rows: Iterable[Row]) -> int:
-    return sum(len(row.event.payload or b"") for row in rows)
+    return sum(event_bytes(row.event) for row in rows)
 
 
 def _within(parked: Sequence[Parked], max_bytes: int) -> list[Parked]:
-    """Up to the one that reaches so many bytes."""
-    sizes = accumulate((len(each.event.payload or b"") for each in parked), initial=0)
-    return [each for each, before in zip(parked, sizes, strict=False) if before < max_bytes]
+    """The first, and those behind it that fit into so many bytes with it."""
+    sizes = accumulate(event_bytes(each.event) for each in parked)
+    return [each for n, (each, size) in enumerate(zip(parked, sizes, strict=True)) if n == 0 or size <= max_bytes]
