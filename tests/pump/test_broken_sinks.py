@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+import errno
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from mailboat.errors import EventRefused
 from mailboat.events import Outgoing
 from mailboat.pump.handing import SLACK
 from mailboat.pump.retry import Policy
@@ -15,7 +18,17 @@ from mailboat.runtime.reporting import subscription_status
 from mailboat.runtime.session import Totals
 from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.protocol import Failures
-from support.simulation import BACKOFF, DEAD_TOPIC, Fleet, RunningRelay, header, refusing, settings, subscription
+from support.simulation import (
+    BACKOFF,
+    DEAD_TOPIC,
+    Fleet,
+    RunningRelay,
+    always,
+    header,
+    refusing,
+    settings,
+    subscription,
+)
 from support.virtual_time import in_virtual_time, until
 
 ONCE = Policy(1, BACKOFF, dead_letters=True)
@@ -154,4 +167,45 @@ async def test_a_sink_that_raises_for_the_dead_letter_topic_is_asked_again() -> 
     fleet.sink.how = None
     await fleet.all_settled()
     assert [message.event_id for message in fleet.sink.arrived if message.topic == DEAD_TOPIC] == [poison]
+    await fleet.stop()
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), OSError(errno.ENOMEM, "no memory")], ids=lambda error: type(error).__name__
+)
+@in_virtual_time
+async def test_a_relay_without_memory_blames_no_event(error: Exception) -> None:
+    """G4: not new events, not parked ones, not those that the dead-letter topic is told about."""
+
+    class Starved(MemorySink):
+        hungry: Callable[[Outgoing], bool] | None = None
+
+        def refusal(self, message: Outgoing) -> EventRefused | None:
+            if self.hungry is not None and self.hungry(message):
+                raise error
+            return super().refusal(message)
+
+    fleet = Fleet(streams=settings(policy=replace(ONCE, max_attempts=2)), dead_topic=True, new_sink=Starved)
+    assert isinstance(fleet.sink, Starved)
+    events = [event.event_id for event in fleet.write(*"abcabc")]
+    fleet.sink.hungry = lambda message: message.event_id in events[2:]
+    relay = fleet.start()
+    await until(lambda: fleet.arrived() == events[:2], "those that there is memory for")
+    await asyncio.sleep(60)
+    assert "too little memory" in status_of(fleet, relay)[1]
+    refusing(fleet).times.update(always(events[2]))
+    fleet.sink.hungry = lambda message: header(message, "mailboat-attempt") == "2"
+    await until(lambda: set(fleet.arrived()) == set(events) - {events[2], events[5]}, "all but one key")
+    await asyncio.sleep(60)
+    assert [row.attempts for row in fleet.outbox.parked.values()] == [1, 0]
+    fleet.sink.hungry = lambda message: message.topic == DEAD_TOPIC
+    await asyncio.sleep(60)
+    assert not fleet.outbox.dead
+    fleet.sink.hungry = None
+    await fleet.all_settled()
+    assert [(dead.event.event_id, dead.failure.reason, dead.attempts) for dead in fleet.outbox.dead] == [
+        (events[2], "Refused", 2)
+    ]
+    assert set(fleet.arrived()) == set(events) - {events[2]}
+    assert {header(message, "mailboat-attempt") for message in fleet.sink.arrived if not message.topic} == {"1"}
     await fleet.stop()

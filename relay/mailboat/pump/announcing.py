@@ -15,7 +15,7 @@ from mailboat.pump.delivery import Courier
 from mailboat.pump.handing import hand_over
 from mailboat.pump.points import Point
 from mailboat.pump.stream import DeathNotice, Stream
-from mailboat.pump.unexpected import tell_where
+from mailboat.pump.unexpected import exhausted, is_exhaustion, tell_where
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,9 @@ class Announcer:
             message = stream.announce(notice)
             refused = stream.refusal(message)
         except Exception as error:  # nobody could give the event up otherwise, and every relay would die of it
+            if is_exhaustion(error):
+                self._is_away(exhausted())
+                return False
             what = f"Event {notice.event.event_id} is dead, and the dead-letter topic can't be told"
             tell_where(f"{what}; `mailboat dlq show` has it", error, stream.name)
             return True

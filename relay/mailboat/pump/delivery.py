@@ -93,10 +93,14 @@ class Courier:
             if self.stopping():
                 return away
             batch = self._batch(pending, one_by_one)
-            messages = self._encode(batch)
-            if len(messages) < len(batch):  # refused here: nothing behind them may go first
+            messages, exhausted = self._encode(batch)
+            if any(item.fate is Fate.REFUSED for item in batch):  # here: nothing behind them may go first
                 set_aside(items, parked, ordered=self._stream.settings.ordered)
                 continue
+            if not messages:
+                away = exhausted
+                continue
+            batch = batch[: len(messages)]
             if not await self.lease_holds():
                 return away
             verdict = judge(batch, await hand_over(self._stream, messages))
@@ -131,8 +135,9 @@ class Courier:
             batch.append(item)
         return batch
 
-    def _encode(self, batch: Sequence[Item]) -> list[Outgoing]:
-        messages = []
+    def _encode(self, batch: Sequence[Item]) -> tuple[list[Outgoing], SinkUnavailable | None]:
+        """The messages of those that are not refused; up to the one at which memory ran out, if it did."""
+        messages: list[Outgoing] = []
         for item in batch:
             try:
                 message = self.encode(item)
@@ -142,8 +147,11 @@ class Courier:
             except EventRefused as error:
                 item.fate, item.refusal = Fate.REFUSED, error
             except Exception as error:
-                item.fate, item.refusal = Fate.REFUSED, cant_encode(item.event, error, self._stream.name)
-        return messages
+                reason = cant_encode(item.event, error, self._stream.name)
+                if isinstance(reason, SinkUnavailable):
+                    return messages, reason
+                item.fate, item.refusal = Fate.REFUSED, reason
+        return messages, None
 
     def encode(self, item: Item) -> Outgoing:
         """The item's message, which says how often it was tried."""

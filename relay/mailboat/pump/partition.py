@@ -252,13 +252,20 @@ class PartitionPump:
         first = self._sequence + 1 - start  # an event's sequence number is its index away from here
         sent = [events[index] for index in chosen.sent]
         sequences = [first + index for index in chosen.sent]
-        messages, refusal = self._encode(sent, sequences)
-        end, aside, refused = chosen.end, chosen.aside, None
-        if refusal is not None:
-            bad = chosen.sent[len(messages)]
-            refused = Item(events[bad], first + bad, Fate.REFUSED, refusal)
-            del sent[len(messages) :], sequences[len(messages) :]
-            end, aside = bad + 1, [index for index in aside if index < bad]
+        messages, obstacle = self._encode(sent, sequences)
+        end, aside, refused, answer = chosen.end, chosen.aside, None, None
+        if obstacle is not None:
+            bad, made = chosen.sent[len(messages)], len(messages)
+            if isinstance(obstacle, EventRefused):
+                refused = Item(events[bad], first + bad, Fate.REFUSED, obstacle)
+                end = bad + 1
+            elif messages:
+                end = bad  # what there was memory for goes first
+            else:
+                answer = asyncio.ensure_future(_unsent(obstacle))
+                made, end = 1, bad + 1
+            del sent[made:], sequences[made:]
+            aside = [index for index in aside if index < bad]
         asides = [Park(events[index], first + index) for index in aside]
         self._queued -= end - start
         self._sequence += end - start
@@ -271,7 +278,7 @@ class PartitionPump:
         else:
             position = events[end - 1].id
         self._note_room()
-        flight = Flight(stretch.window, sent, sequences, None, asides, position, self._sequence, closes, refused)
+        flight = Flight(stretch.window, sent, sequences, answer, asides, position, self._sequence, closes, refused)
         return flight, messages
 
     def _limits(self) -> Limits:
@@ -282,8 +289,10 @@ class PartitionPump:
             one_per_key=settings.ordered and not traits.stops_behind_failure,
         )
 
-    def _encode(self, events: list[Event], sequences: list[int]) -> tuple[list[Outgoing], EventRefused | None]:
-        """Their messages, up to the first event that can't be sent, and why it can't."""
+    def _encode(
+        self, events: list[Event], sequences: list[int]
+    ) -> tuple[list[Outgoing], EventRefused | SinkUnavailable | None]:
+        """Their messages, up to the first event that can't be sent, and why it can't: its fault, or a lack of memory."""
         stream, messages = self.stream, list[Outgoing]()
         refusal = stream.sink.refusal
         try:
@@ -372,3 +381,8 @@ class PartitionPump:
             )
         if not whole:
             self._stopping = True  # only an end of the pump interrupts a patient delivery
+
+
+async def _unsent(reason: SinkUnavailable) -> Failures:
+    """The answer for an event that was not handed over."""
+    return {0: reason}
