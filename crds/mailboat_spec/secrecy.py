@@ -123,3 +123,25 @@ def redact(text: str) -> str:
     for pattern in _IN_TEXT:
         text = pattern.sub(rf"\g<1>{BLOT}", text)
     return text
+
+
+_DETAILS: Final = re.compile(r"^(?:DETAIL|HINT|CONTEXT|QUERY|STATEMENT|LINE \d+):", re.MULTILINE)
+
+
+def primary_message(error: BaseException) -> str:
+    """Return the text of a vendor's error that may be shown: its primary message, without secrets.
+
+    A database's DETAIL and CONTEXT repeat rows and parameters, payloads among them.
+    """
+    text = getattr(getattr(error, "diag", None), "message_primary", None) or str(error)
+    return redact(_DETAILS.split(text, maxsplit=1)[0].strip()) or type(error).__name__
+
+
+def forget_details(error: BaseException | None, *, seen: frozenset[int] = frozenset()) -> None:
+    """Leave of a database's error, and of those behind it, the primary message only: a traceback prints them all."""
+    if error is None or id(error) in seen:
+        return
+    if hasattr(error, "diag"):
+        error.args = (primary_message(error),)
+    for other in (error.__cause__, error.__context__, *getattr(error, "exceptions", ())):
+        forget_details(other, seen=seen | {id(error)})

@@ -17,14 +17,20 @@
         └── Undecided         not delivered as far as is known, and not known to be its fault: try again
 
 Vendors' exceptions never cross a module's border: they stay inside as the ``__cause__``. No message ever holds a
-password, a token or a payload.
+password, a token or a payload: errors of ours redact their text, and of a vendor's error only its primary message is
+repeated (``mailboat_spec.secrecy``). So logs, ``/status``, ``/readyz``, conditions and the command line show the same.
 """
 
 from __future__ import annotations
 
+from mailboat_spec.secrecy import redact
+
 
 class MailboatError(Exception):
     """The root of all errors that Mailboat raises on purpose."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(redact(message))
 
 
 class ConfigError(MailboatError):

@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any, Final, TextIO
 
 from mailboat.terminals import safe
-from mailboat_spec.secrecy import redact
+from mailboat_spec.secrecy import forget_details, redact
 
 
 class LogFormat(StrEnum):
@@ -53,6 +53,11 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
     }
 
 
+def _traceback(formatter: logging.Formatter, about: Any) -> str:
+    forget_details(about[1])
+    return redact(formatter.formatException(about))
+
+
 class JsonLines(logging.Formatter):
     """One JSON object per line."""
 
@@ -67,7 +72,7 @@ class JsonLines(logging.Formatter):
         }
         line |= {name: value for name, value in fields_of(record).items() if name not in line}
         if record.exc_info:
-            line["traceback"] = redact(self.formatException(record.exc_info))
+            line["traceback"] = _traceback(self, record.exc_info)
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
@@ -86,7 +91,7 @@ class ReadableLines(logging.Formatter):
         if fields:
             line += f"  {self._painted(fields, '2')}"
         if record.exc_info:
-            line += "\n" + redact(self.formatException(record.exc_info))
+            line += "\n" + _traceback(self, record.exc_info)
         return line
 
     def _painted(self, text: str, colour: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import threading
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from mailboat.errors import ConfigError, DatabaseUnavailable
+from mailboat.logs import JsonLines, ReadableLines
 from mailboat.outbox.blocking import BlockingWork
 from mailboat.outbox.link import Link, Pipeline, refuse_other_server
 from mailboat.outbox.reading import ReadingThread
@@ -111,16 +113,51 @@ async def test_another_server_behind_the_same_connection_is_noticed(
         await link.close()
 
 
-async def test_a_malformed_url_is_not_repeated_by_the_reader_either(database: Database) -> None:
+@pytest.mark.parametrize("password", ["pass%word", "pass@word", "pass/word", "1/pass@word", "p?a@word"])
+async def test_a_malformed_url_is_not_repeated(database: Database, password: str) -> None:
+    """libpq would take a part of the password for the host, the port or the database, and name it in its errors."""
+    url = f"postgresql://shop:{password}@host/db"
     link = await Link.open(lambda: database.url, "sentry")
-    reader = ReadingThread(lambda: "postgresql://shop:pass%word@host/db", link.server, 5.0)
+    reader = ReadingThread(lambda: url, link.server, 5.0)
     try:
-        with pytest.raises(ConfigError) as told:
-            await reader.transaction(lambda pipeline: lambda: None)
-        assert "word" not in str(told.value).replace("password@host", "")
+        for opening in (Link.open(lambda: url, "desk"), reader.transaction(lambda pipeline: lambda: None)):
+            with pytest.raises(ConfigError, match="percent-encoded") as told:
+                await opening
+            assert "word" not in str(told.value)
     finally:
         await reader.close()
         await link.close()
+
+
+@pytest.mark.parametrize("how", ["explained", "as it is", "in a group"])
+async def test_a_row_that_the_server_repeats_is_in_no_message_and_no_traceback(database: Database, how: str) -> None:
+    """The server names a row that breaks a constraint in its DETAIL."""
+    link = await Link.open(lambda: database.url, "desk")
+    try:
+        try:
+            if how == "explained":
+                async with link.autocommit() as cursor:
+                    await cursor.execute(_BREAKS_A_CONSTRAINT)
+            else:
+                await link.connection.execute(_BREAKS_A_CONSTRAINT)
+        except Exception as error:
+            caught: Exception = ExceptionGroup("several", [error]) if how == "in a group" else error
+    finally:
+        await link.close()
+    record = logging.makeLogRecord({"msg": str(caught), "exc_info": (type(caught), caught, caught.__traceback__)})
+    if how != "explained":
+        record.msg = "It failed."
+    for line in (JsonLines().format(record), ReadableLines(colours=False).format(record)):
+        assert "violates check constraint" in line
+        assert "top secret" not in line
+
+
+_BREAKS_A_CONSTRAINT = """
+    do $$ begin
+        create temp table safe (payload text check (payload = ''));
+        insert into safe values (E'line one\\ntop secret');
+    end $$
+"""
 
 
 async def test_who_gives_up_while_a_connection_is_made_does_not_wait_for_the_answer(each_database: Database) -> None:

@@ -23,7 +23,7 @@ from mailboat.errors import (
     SchemaMismatch,
 )
 from mailboat.terminals import safe
-from mailboat_spec.secrecy import redact
+from mailboat_spec.secrecy import forget_details, redact
 
 _EXIT_CODES: Final[tuple[tuple[type[MailboatError], int], ...]] = (
     (ConfigError, 3),
@@ -72,10 +72,12 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except MailboatError as error:
+            forget_details(error)
             message, code, details = str(error), exit_code(error), traceback.format_exc()
         except (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError):
             raise
         except Exception as error:
+            forget_details(error)
             message = (
                 f"{type(error).__name__}: {error}. This is a bug in Mailboat; --debug before the command shows where."
             )

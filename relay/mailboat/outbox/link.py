@@ -26,6 +26,7 @@ from mailboat.outbox.blocking import BlockingWork
 from mailboat.outbox.sessions import BEGIN, Session, pins
 from mailboat.outbox.sessions import Row as Row
 from mailboat_spec import Pooler
+from mailboat_spec.secrecy import primary_message
 
 # A pipeline that ends because its connection did is told by the error that ended it.
 logging.getLogger("psycopg").addFilter(lambda record: not record.getMessage().startswith("error ignored"))
@@ -62,17 +63,15 @@ _HIDDEN_ROWS = (
 
 def explain(error: psycopg.Error) -> MailboatError:
     """The error of ours that says what a person should do about this one."""
-    message = str(error).strip() or type(error).__name__
+    message = primary_message(error)
     match error:
         case psycopg.errors.UndefinedTable() | psycopg.errors.UndefinedColumn() | psycopg.errors.InvalidSchemaName():
-            return SchemaMismatch(
-                f"{message.splitlines()[0]}. Run `mailboat migrate` (or see what `mailboat verify` prints)."
-            )
+            return SchemaMismatch(f"{message}. Run `mailboat migrate` (or see what `mailboat verify` prints).")
         case psycopg.errors.InsufficientPrivilege() if error.diag.source_function == "check_enable_rls":
-            return SchemaMismatch(f"{message.splitlines()[0]}. {_HIDDEN_ROWS}")
+            return SchemaMismatch(f"{message}. {_HIDDEN_ROWS}")
         case psycopg.errors.InsufficientPrivilege():
             remedy = error.diag.message_hint or "Grant the user its role: `grant mailboat_relay to <user>`."
-            return SchemaMismatch(f"{message.splitlines()[0]}. {remedy}")
+            return SchemaMismatch(f"{message}. {remedy}")
         case psycopg.errors.InvalidPassword() | psycopg.errors.InvalidAuthorizationSpecification():
             return DatabaseUnavailable(f"Postgres refused the log-in: {message}. Check the database Secret.")
         case psycopg.OperationalError() if message.endswith(_ANSWER_OF_A_STANDBY):
@@ -256,7 +255,7 @@ def malformed_url() -> ConfigError:
     """What is said of it. Its text may hold a password, so libpq's message is not repeated."""
     return ConfigError(
         "the database URL is not one that libpq understands. It looks like"
-        " postgresql://user:password@host:5432/dbname; special characters are percent-encoded."
+        " postgresql://user:password@host:5432/dbname; special characters such as @ and / are percent-encoded."
     )
 
 

@@ -25,6 +25,7 @@ from psycopg.rows import dict_row, tuple_row
 
 from mailboat.errors import DatabaseUnavailable, SchemaMismatch
 from mailboat.outbox.sqlfiles import statements
+from mailboat_spec.secrecy import primary_message
 
 RESERVED: Final = "an outbox's name must be lower case and no reserved word of SQL"
 
@@ -268,6 +269,6 @@ async def _facts(connection: psycopg.AsyncConnection[object]) -> Mapping[str, ob
 
 def _sentence(error: psycopg.Error) -> str:
     """The server's own words and its hint, without the statement."""
-    words = error.diag.message_primary or str(error).strip() or type(error).__name__
+    words = primary_message(error)
     hint = error.diag.message_hint
     return f"{words.rstrip('.')}. {hint.rstrip('.')}" if hint else words.rstrip(".")

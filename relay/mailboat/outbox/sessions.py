@@ -125,12 +125,17 @@ class _PinnedCursor(AsyncCursor[Row]):
 
 
 def libpq_settings(conninfo: str) -> dict[str, Any]:
-    """Settings of the connection that a URL may overrule.
+    """Settings of the connection that a URL may overrule, but for the encoding of texts.
+
+    Raises psycopg's ``ProgrammingError`` for a URL that is not understood, or would be misunderstood: libpq would take a
+    part of the password for something else, and name it in its errors.
 
     Of several hosts the primary is chosen. ``read-write``, which users write for the same purpose, would refuse a
     primary whose database is read-only by default, and that is pinned.
     """
     given = psycopg.conninfo.conninfo_to_dict(conninfo)
+    if "://" in conninfo and _shows_password(conninfo, given):
+        raise psycopg.ProgrammingError("a character of the password is not percent-encoded")
     if given.get("target_session_attrs") == "read-write":
         del given["target_session_attrs"]
     wanted = {
@@ -139,6 +144,12 @@ def libpq_settings(conninfo: str) -> dict[str, Any]:
         "keepalives_idle": 10,
         "keepalives_interval": 5,
         "keepalives_count": 3,
-        "client_encoding": "UTF8",
     }
-    return {name: value for name, value in wanted.items() if name not in given}
+    return {name: value for name, value in wanted.items() if name not in given} | {"client_encoding": "UTF8"}
+
+
+def _shows_password(url: str, given: Mapping[str, Any]) -> bool:
+    """Whether the rest of a password, behind an ``@`` or ``/`` in it, stands where host, port or database are."""
+    places = (str(given.get(name) or "") for name in ("host", "dbname"))
+    numbers = str(given.get("port") or "0").split(",")
+    return any("@" in place and place in url for place in places) or not all(n.isdigit() for n in numbers if n)

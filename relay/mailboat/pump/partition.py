@@ -292,7 +292,7 @@ class PartitionPump:
     def _encode(
         self, events: list[Event], sequences: list[int]
     ) -> tuple[list[Outgoing], EventRefused | SinkUnavailable | None]:
-        """Their messages, up to the first event that can't be sent, and why it can't: its fault, or a lack of memory."""
+        """Their messages, up to the first event that can't be sent, and why: its fault, or a lack of memory."""
         stream, messages = self.stream, list[Outgoing]()
         refusal = stream.sink.refusal
         try:
