@@ -14,7 +14,8 @@ from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from mailboat_spec.admission import AS_SET, FREE_FORM, RULES, Because, Rule, text
+from mailboat_spec import kafka_settings
+from mailboat_spec.admission import AS_SET, FREE_FORM, RULES, Because, Rule, listed, text
 from mailboat_spec.base import Model, Refusal, Refused
 from mailboat_spec.connections import Connection
 from mailboat_spec.references import OptionalSecretRef, SecretKeyRef, UsesSecrets
@@ -61,6 +62,29 @@ class WithoutSecrets:
         return {**handler(schema), "maxProperties": _MAX_SETTINGS, RULES: [rule.as_schema()]}
 
 
+@dataclass(frozen=True, slots=True)
+class KafkaSettings(WithoutSecrets):
+    """The same for settings of librdkafka, of which only some may be set."""
+
+    def check(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The settings themselves, or a refusal of each that may not be set."""
+        WithoutSecrets.check(self, settings)
+        if refusals := [Refusal((name,), why) for name in settings if (why := kafka_settings.objection(name))]:
+            raise Refused(*refusals)
+        return settings
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        whole = WithoutSecrets.__get_pydantic_json_schema__(self, schema, handler)
+        names = listed(kafka_settings.ALLOWED)
+        rule = Rule(
+            f"self.all(name, name in {names})",
+            f"one of them {kafka_settings.NOT_ALLOWED}",
+            because=Because.FORBIDDEN,
+            message_expression=f"self.filter(name, !(name in {names}))[0] + {text(f' {kafka_settings.NOT_ALLOWED}')}",
+        )
+        return {**whole, RULES: [*whole[RULES], rule.as_schema()]}
+
+
 class KafkaSink(UsesSecrets):
     """Apache Kafka, or anything that speaks its protocol."""
 
@@ -71,14 +95,15 @@ class KafkaSink(UsesSecrets):
         json_schema_extra=AS_SET,
     )
     topic: KafkaTopic = Field(description="Topic that events are produced to.")
-    config: Annotated[Mapping[str, str], WithoutSecrets("configSecretRef: {name: ...}")] = Field(
+    config: Annotated[Mapping[str, str], KafkaSettings("configSecretRef: {name: ...}")] = Field(
         default_factory=dict,
-        description="Settings of librdkafka, each value in quotes, for example security.protocol: SASL_SSL. Secrets go "
-        "into configSecretRef. Default: none.",
+        description="Settings of librdkafka, each value in quotes, for example security.protocol: SASL_SSL. Those that "
+        "run commands, read files or weaken guarantees are refused. Secrets go into configSecretRef. Default: none.",
     )
     config_secret_ref: OptionalSecretRef = Field(
         default=None,
-        description="Secret whose keys are further settings of librdkafka, for example sasl.password. Default: none.",
+        description="Secret whose keys are further settings of librdkafka, by the same rules, for example "
+        "sasl.password. Default: none.",
     )
 
 

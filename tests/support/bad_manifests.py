@@ -507,6 +507,16 @@ SUBSCRIPTION_REFUSALS: list[Bad] = [
         "is a secret and must not be written here: put it in a Secret and refer to it by configSecretRef: {name: ...}",
     ),
     Bad(f"{KAFKA}.config", {"ssl.key.password": "x"}, f'{KAFKA}.config["ssl.key.password"]', "is a secret"),
+    *(
+        Bad(f"{KAFKA}.config", {name: "x"}, f'{KAFKA}.config["{name}"]', "a subscription may set")
+        for name in (
+            "sasl.kerberos.kinit.cmd",
+            "ssl.ca.location",
+            "plugin.library.paths",
+            "enable.idempotence",
+            "linger.msec",
+        )
+    ),
     Bad(
         f"{KAFKA}.configSecretRef",
         {"name": "x", "key": "y"},

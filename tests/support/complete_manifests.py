@@ -84,7 +84,7 @@ _SINKS: dict[str, Body] = {
     "kafka": {
         "bootstrapServers": ["kafka-0:9092", "[::1]:9093"],
         "topic": "orders",
-        "config": {"linger.ms": "5", "ssl.key.location": "/etc/key.pem"},
+        "config": {"linger.ms": "5", "ssl.certificate.pem": "-----BEGIN CERTIFICATE-----"},
         "configSecretRef": {"name": "kafka-secrets"},
     },
     "pubsub": {"project": "acme", "topic": "orders", "endpoint": "localhost:8085", "credentialsSecretRef": _KEY},

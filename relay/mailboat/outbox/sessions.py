@@ -127,8 +127,8 @@ class _PinnedCursor(AsyncCursor[Row]):
 def libpq_settings(conninfo: str) -> dict[str, Any]:
     """Settings of the connection that a URL may overrule, but for the encoding of texts.
 
-    Raises psycopg's ``ProgrammingError`` for a URL that is not understood, or would be misunderstood: libpq would take a
-    part of the password for something else, and name it in its errors.
+    Raises psycopg's ``ProgrammingError`` for a URL that is not understood, or would be misunderstood: libpq would take
+    a part of the password for something else, and name it in its errors.
 
     Of several hosts the primary is chosen. ``read-write``, which users write for the same purpose, would refuse a
     primary whose database is read-only by default, and that is pinned.

@@ -1,7 +1,8 @@
 """What librdkafka is told: defaults, the user's own settings and secrets, and what nobody may change.
 
 The guarantees of a subscription (order per key, nothing acknowledged that is not replicated, nothing sent after its
-answer was given) rest on some settings. Setting those is refused instead of overridden in silence.
+answer was given) rest on some settings. Setting those is refused instead of overridden in silence, and so is whatever
+would run commands or read files: ``mailboat_spec.kafka_settings`` lists what may be set.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from confluent_kafka import KafkaException, Producer
 
 from mailboat.errors import ConfigError
 from mailboat.sinks.protocol import SinkContext
+from mailboat_spec import kafka_settings
 
 Settings = dict[str, Any]
 
@@ -40,39 +42,14 @@ DEFAULTS: Final[Mapping[str, Any]] = {
 }
 MAX_REQUEST_BYTES: Final = 100_000_000
 """A little below the brokers' socket.request.max.bytes: above it they hang up, and nobody learns why."""
-_RESERVED: Final[Mapping[str, str]] = {
-    "bootstrap.servers": "it has a field of its own, spec.sink.kafka.bootstrapServers",
-    "metadata.broker.list": "use spec.sink.kafka.bootstrapServers",
-    "acks": "only acks=all keeps events that were answered for",
-    "request.required.acks": "only acks=all keeps events that were answered for",
-    "enable.idempotence": "order per key rests on it",
-    "enable.gapless.guarantee": "order per key rests on it",
-    "max.in.flight.requests.per.connection": "order per key rests on it",
-    "max.in.flight": "order per key rests on it",
-    "queuing.strategy": "order per key rests on it",
-    "transactional.id": "Mailboat writes without transactions",
-    "message.timeout.ms": "use spec.delivery.timeout",
-    "delivery.timeout.ms": "use spec.delivery.timeout",
-    "message.send.max.retries": "use spec.delivery",
-    "retries": "use spec.delivery",
-    "delivery.report.only.error": "every event needs its answer",
-    "plugin.library.paths": "it would load foreign code into the relay",
-    "ssl.engine.location": "it would load foreign code into the relay",
-    "ssl.providers": "it would load foreign code into the relay",
-    "logger": "it is not a setting of librdkafka",
-    "opaque": "it is not a setting of librdkafka",
-}
 
 
 def client_settings(bootstrap: Iterable[str], config: Mapping[str, str], context: SinkContext) -> Settings:
     """What any client of this sink needs: where to, how to log in, the user's settings. Raises ``ConfigError``."""
     for origin, names in (("spec.sink.kafka.config", config), ("the Secret of configSecretRef", context.secrets)):
         for name in names:
-            reason = _RESERVED.get(name)
-            if reason is None and name.endswith("_cb"):
-                reason = "it is not a setting of librdkafka"
-            if reason is not None:
-                raise ConfigError(f"{context.subscription}: {origin} must not set {name}: {reason}; remove it")
+            if (why := kafka_settings.objection(name)) is not None:
+                raise ConfigError(f"{context.subscription}: {origin}: {name} {why}")
     return {
         "client.id": "mailboat",  # not the subscription's name: those with the same settings share a producer
         **config,

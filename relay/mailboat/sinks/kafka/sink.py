@@ -304,10 +304,10 @@ class KafkaSink:
             raise self._not_accepted(error) from None
 
     def _not_accepted(self, error: Exception) -> SinkUnavailable:
-        """The settings were fine when the sink was built, so what they refer to has changed since."""
+        """The settings were fine when the sink was built, so something else is missing."""
         return SinkUnavailable(
-            f"no client for Kafka at {self._bootstrap} can be made: {objection(error, self._secrets)}; are the files "
-            "that spec.sink.kafka.config and the Secret of configSecretRef name still there, and readable?"
+            f"no client for Kafka at {self._bootstrap} can be made: {objection(error, self._secrets)}; has the relay "
+            "enough memory, threads and file descriptors?"
         )
 
     def _doubtful(self, after: float) -> bool:
