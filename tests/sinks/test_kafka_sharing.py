@@ -97,15 +97,16 @@ async def delivered_in_order(sink: KafkaSink, enough: asyncio.Event) -> int:
 
 
 async def test_a_sink_that_failed_shares_again_after_a_while(
-    kafka: KafkaBackend, neighbour: KafkaBackend, opened: Opened, monkeypatch: pytest.MonkeyPatch
+    kafka: KafkaBackend, neighbour: KafkaBackend, opened: Opened
 ) -> None:
-    monkeypatch.setattr("mailboat.sinks.kafka.sink._APART", 1.0)
     sink, other = await opened(neighbour), await opened(kafka)
     neighbour.refuse_poison()
     await fails(sink, POISON, EventRefused)
     await until_it_arrives(sink, message(1))
     own = session(sink)
     await until_it_arrives(other, message(1))
+    assert own is not session(other)
+    sink._share_again()  # as the timer does after ten minutes
 
     await await_until(lambda: own.gone, what="the end of the sink's own producer")
     await until_it_arrives(sink, message(2))
