@@ -9,7 +9,7 @@ clients. Imports pydantic and nothing else.
 from mailboat_spec.base import Model, Refusal, Refused, StatusModel
 from mailboat_spec.conditions import Condition, ConditionStatus, ConditionType, Reason
 from mailboat_spec.connections import Connection
-from mailboat_spec.delivery import Backoff, DeadLetter, Delivery, OnExhausted
+from mailboat_spec.delivery import Backoff, DeadLetter, Delivery, NoHandler, OnExhausted
 from mailboat_spec.durations import Duration, DurationBounds
 from mailboat_spec.metadata import Metadata
 from mailboat_spec.names import (
@@ -50,6 +50,7 @@ from mailboat_spec.sinks import (
     LogSink,
     PostgresSink,
     PubSubSink,
+    PullSink,
     RedisSink,
     Sink,
 )
@@ -110,6 +111,7 @@ __all__ = [
     "Manifests",
     "Metadata",
     "Model",
+    "NoHandler",
     "Notify",
     "OnExhausted",
     "Ordering",
@@ -123,6 +125,7 @@ __all__ = [
     "PostgresSink",
     "Problem",
     "PubSubSink",
+    "PullSink",
     "Reason",
     "RedisSink",
     "Refusal",

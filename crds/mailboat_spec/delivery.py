@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from mailboat_spec.admission import Rule
+from mailboat_spec.admission import AS_SET, Rule
 from mailboat_spec.base import Model, Refusal
 from mailboat_spec.durations import Duration, between, not_longer
 from mailboat_spec.strings import NonEmpty
@@ -21,6 +21,15 @@ class OnExhausted(StrEnum):
     """It becomes a dead letter, and its key goes on."""
     BLOCK = "Block"
     """It stays parked, and its key waits until a person decides."""
+
+
+class NoHandler(StrEnum):
+    """What a consumer does with an event that no handler is registered for."""
+
+    DEAD_LETTER = "DeadLetter"
+    """It becomes a dead letter."""
+    IGNORE = "Ignore"
+    """It counts as handled."""
 
 
 class Backoff(Model):
@@ -75,20 +84,21 @@ class DeadLetter(Model):
 class Delivery(Model):
     """The policy of delivery."""
 
-    batch_size: int = Field(
-        default=500,
+    batch_size: int | None = Field(
+        default=None,
         strict=True,
         ge=1,
         le=10_000,
-        description="Events that are read and handed over at once, between 1 and 10000. Default: 500.",
+        description="Events that are read and handed over at once, between 1 and 10000; of a pull sink, those of one "
+        "transaction. Default: none, which means 500, and 100 with a pull sink.",
     )
-    max_attempts: int = Field(
-        default=25,
+    max_attempts: int | None = Field(
+        default=None,
         strict=True,
         ge=1,
         le=1000,
         description="Attempts before an event that is refused is given up, between 1 and 1000. A destination that is "
-        "away costs none. Default: 25.",
+        "away costs none. Default: none, which means 25, and 4 with a pull sink.",
     )
     backoff: Backoff = Field(default_factory=Backoff, description="Waits between attempts. Default: 1s to 60s.")
     timeout: Annotated[Duration, between("1s", "10m")] = Field(
@@ -102,4 +112,23 @@ class Delivery(Model):
     )
     dead_letter: DeadLetter | None = Field(
         default=None, description="Where dead letters are sent. Default: none, they are kept in the database only."
+    )
+    group_by: tuple[NonEmpty, ...] = Field(
+        default=(),
+        max_length=8,
+        description="Pull sink only: headers, or tags written name=value, whose values make a group; or transaction, "
+        "the events that one transaction wrote. A pull never ends within a group. Default: none, no groups.",
+        json_schema_extra=AS_SET,
+    )
+    max_group: int = Field(
+        default=10_000,
+        strict=True,
+        ge=1,
+        le=100_000,
+        description="Events of one group beyond which a pull fails, between 1 and 100000. Default: 10000.",
+    )
+    no_handler: NoHandler = Field(
+        default=NoHandler.DEAD_LETTER,
+        description="What consumers do with an event that no handler is registered for: DeadLetter or Ignore. Default: "
+        "DeadLetter.",
     )

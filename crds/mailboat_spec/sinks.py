@@ -188,9 +188,13 @@ class CustomSink(UsesSecrets):
     )
 
 
+class PullSink(UsesSecrets):
+    """Nowhere: applications take the events themselves."""
+
+
 _KEEP_ONE: Final = "keep one, and give each other one a subscription of its own"
 
-AnySink = KafkaSink | PubSubSink | HttpSink | RedisSink | PostgresSink | LogSink | CustomSink
+AnySink = KafkaSink | PubSubSink | HttpSink | RedisSink | PostgresSink | LogSink | CustomSink | PullSink
 
 
 class Sink(Model):
@@ -227,6 +231,11 @@ class Sink(Model):
         default=None,
         description="A sink of a third party, installed in the relay's image and found by its entry point. "
         "Default: none.",
+    )
+    pull: PullSink | None = Field(
+        default=None,
+        description="Nowhere: consumers take the events out of the database with mailboat.pull, in the transaction of "
+        "their effects. Relays only report the lag. Written pull: {}. Default: none.",
     )
 
     def wrong_combinations(self) -> Iterator[Refusal]:

@@ -22,7 +22,7 @@ from mailboat_spec.strings import KAFKA_TOPIC, PUBSUB_TOPIC, NonEmpty
 from mailboat_spec.timestamps import Timestamp
 
 _TOPIC_FORMS: Final = {"kafka": KAFKA_TOPIC, "pubsub": PUBSUB_TOPIC}
-_WITHOUT_TOPICS: Final = frozenset({"http", "postgres"})
+_WITHOUT_TOPICS: Final = frozenset({"http", "postgres", "pull"})
 
 
 class State(StrEnum):
@@ -204,6 +204,9 @@ class Idempotency(Model):
 _OWN_TOPIC: Final = "is the sink's own topic: dead letters need another one"
 
 
+_PULL_ONLY: Final = "is for sink: {pull: {}} only: remove it"
+
+
 class EventSubscriptionSpec(Model):
     """What a subscription should be."""
 
@@ -237,12 +240,26 @@ class EventSubscriptionSpec(Model):
         description="Registry of event types and their schemas. Not in this release. Default: none, nothing is "
         "validated.",
     )
-    delivery: Delivery = Field(default_factory=Delivery, description="How hard to try. Default: 25 attempts.")
+    delivery: Delivery = Field(
+        default_factory=Delivery, description="How hard to try. Default: 25 attempts, 4 with a pull sink."
+    )
     idempotency: Idempotency | None = Field(
         default=None, description="How consumers recognise duplicates. Not in this release. Default: none."
     )
 
+    @property
+    def batch_size(self) -> int:
+        """``delivery.batchSize``, or its default for this kind of sink."""
+        return self.delivery.batch_size or (100 if self.sink.pull is not None else 500)
+
+    @property
+    def max_attempts(self) -> int:
+        """``delivery.maxAttempts``, or its default for this kind of sink."""
+        return self.delivery.max_attempts or (4 if self.sink.pull is not None else 25)
+
     def wrong_combinations(self) -> Iterator[Refusal]:
+        if self.delivery.group_by and self.sink.pull is None:
+            yield Refusal(("delivery", "groupBy"), _PULL_ONLY)
         if self.delivery.dead_letter is None:
             return
         field, topic, kind = ("delivery", "deadLetter", "topic"), self.delivery.dead_letter.topic, self.sink.kind
@@ -266,6 +283,11 @@ class EventSubscriptionSpec(Model):
         )
         yield unchangeable(
             "start", "it has no effect on a subscription that exists; create another EventSubscription instead"
+        )
+        yield Rule(
+            unless_given("delivery.groupBy", "self.delivery.groupBy.size() == 0 || has(self.sink.pull)"),
+            _PULL_ONLY,
+            field="delivery.groupBy",
         )
         for kind in sorted(_WITHOUT_TOPICS):
             yield Rule(

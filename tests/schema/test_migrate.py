@@ -159,7 +159,7 @@ async def test_an_owner_without_createrole_migrates_and_hands_the_rest_to_an_adm
         server.execute("create database shop owner shop")
         database = Database(server, "shop")
         report = await run(database.url_for("shop"))
-        assert report.missing_roles == ("mailboat_writer", "mailboat_relay")
+        assert report.missing_roles == ("mailboat_writer", "mailboat_relay", "mailboat_consumer")
         assert report.applied
         database.execute("create role app login")
         for statement in report.sql_for_an_administrator.splitlines():

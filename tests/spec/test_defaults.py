@@ -15,6 +15,7 @@ from mailboat_spec import (
     EventSubscription,
     Format,
     Manifests,
+    NoHandler,
     Notify,
     OnExhausted,
     Ordering,
@@ -88,6 +89,7 @@ def test_what_it_shows_of_a_subscription_are_the_defaults_but_for_what_has_none(
     written, plain = (manifests.subscriptions[0].manifest()["spec"] for manifests in (documented, minimal))
     written["filter"].pop("eventTypes"), plain["filter"].pop("eventTypes")
     written["delivery"].pop("deadLetter"), written.pop("schemas"), written.pop("idempotency")
+    assert (written["delivery"].pop("batchSize"), written["delivery"].pop("maxAttempts")) == (500, 25)
     assert written == plain
 
 
@@ -109,11 +111,18 @@ def test_defaults_are_the_documented_values(minimal: Manifests) -> None:
     assert (subscription.ordering, subscription.start.from_) == (Ordering.KEY, StartFrom.EARLIEST)
     assert subscription.format is Format.CLOUD_EVENTS
     delivery = subscription.delivery
-    assert (delivery.batch_size, delivery.max_attempts, delivery.timeout.seconds) == (500, 25, 30.0)
+    assert (subscription.batch_size, subscription.max_attempts, delivery.timeout.seconds) == (500, 25, 30.0)
+    assert (delivery.group_by, delivery.max_group, delivery.no_handler) == ((), 10_000, NoHandler.DEAD_LETTER)
     assert (delivery.backoff.initial.seconds, delivery.backoff.factor) == (1.0, 2.0)
     assert (delivery.backoff.max.seconds, delivery.backoff.jitter) == (60.0, 0.2)
     assert delivery.on_exhausted is OnExhausted.DEAD_LETTER
     assert (delivery.dead_letter, subscription.schemas, subscription.idempotency) == (None, None, None)
+
+
+def test_handlers_get_fewer_attempts_and_smaller_batches_than_brokers() -> None:
+    body = {**MINIMAL_SUBSCRIPTION, "spec": {**_spec(MINIMAL_SUBSCRIPTION), "sink": {"pull": {}}}}
+    spec = read_documents([("relay", MINIMAL_RELAY), ("subscription", body)]).subscriptions[0].spec
+    assert (spec.batch_size, spec.max_attempts) == (100, 4)
 
 
 def test_a_sidecar_has_no_replicas() -> None:

@@ -457,7 +457,7 @@ SUBSCRIPTION_REFUSALS: list[Bad] = [
         "should be greater than or equal to 0",
     ),
     Bad("spec.sink", REMOVED, "spec.sink", "is required: Where events go", "Required value"),
-    Bad("spec.sink", {}, "spec.sink", "needs exactly one of kafka, pubsub, http, redis, postgres, log, custom"),
+    Bad("spec.sink", {}, "spec.sink", "needs exactly one of kafka, pubsub, http, redis, postgres, log, custom, pull"),
     Bad("spec.sink", {"log": None}, "spec.sink", "(one without settings is written log: {})"),
     Bad(
         "spec.sink.log",
@@ -612,6 +612,7 @@ SUBSCRIPTION_REFUSALS: list[Bad] = [
         "is required: Name of the ConfigMap",
         "Required value",
     ),
+    Bad("spec.delivery.groupBy", ["tenant"], "spec.delivery.groupBy", "is for sink: {pull: {}} only: remove it"),
     Bad(
         "spec.delivery.batchSize",
         0,

@@ -124,6 +124,7 @@ COMPLETE_SUBSCRIPTIONS: list[Body] = [
     _subscription(
         "http", {"urlSecretRef": _KEY}, idempotency={"redis": {"url": "redis://redis"}}, start={"from": "Latest"}
     ),
+    _subscription("pull", {}, delivery={"groupBy": ["tenant", "user"], "maxGroup": 500, "noHandler": "Ignore"}),
     _subscription("log", {}, start={"from": "Position", "position": 2**63 - 1}),
 ]
 COMPLETE: list[Body] = [*COMPLETE_RELAYS, *COMPLETE_SUBSCRIPTIONS]

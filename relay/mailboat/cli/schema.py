@@ -11,6 +11,7 @@ import click
 from mailboat.cli.options import Outbox, outboxes, with_manifests
 from mailboat.cli.printing import counted
 from mailboat.errors import ConfigError
+from mailboat.outbox.declaring import declare_pulled
 from mailboat.outbox.handover import Handover
 from mailboat.outbox.migrate import migrate as apply_migrations
 from mailboat.outbox.overview import pending_migrations
@@ -29,7 +30,8 @@ from mailboat_spec import full_name
 def migrate(files: tuple[Path, ...], secrets_dir: Path | None, dry_run: bool, sql: bool) -> None:
     """Create or upgrade the outbox and Mailboat's tables.
 
-    May be run any number of times, and by several at once. Where the manifest says manageSchema: false it verifies
+    Pull subscriptions of the manifests are declared, so that consumers can begin without a relay. May be run any
+    number of times, and by several at once. Where the manifest says manageSchema: false it verifies
     instead; --sql is for whoever looks after the schema.
     """
     chosen = outboxes(files, secrets_dir)
@@ -65,8 +67,11 @@ async def _migrate(chosen: Sequence[Outbox], dry_run: bool) -> None:
                     _say(name, why)
 
             report = await apply_migrations(link.connection, outbox.table, waits=waits)
+            pulled = await declare_pulled(link, outbox.layout, outbox.subscriptions)
         _say(name, f"applied {', '.join(report.applied)}" if report.applied else "the schema was up to date")
         _say(name, f"outbox {report.outbox} is ready")
+        for subscription in pulled:
+            _say(name, f"subscription {subscription} can be pulled")
         if report.sql_for_an_administrator:
             _say(name, "this user may not create roles; somebody who may should run:")
             click.echo(report.sql_for_an_administrator)

@@ -7,7 +7,7 @@ of it, and an older one changes nothing, brings nothing back and deletes nothing
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from mailboat.outbox.composed import Route
 from mailboat.outbox.filters import Since, predicate
 from mailboat.outbox.layout import Layout
 from mailboat.outbox.link import Link, Row
+from mailboat.outbox.pulling import declare_policy
 from mailboat.outbox.repartition import repartition, undone
 from mailboat.outbox.sqlfiles import statements
 from mailboat.outbox.store import Subscription
@@ -104,8 +105,18 @@ async def declare(
             link.take_time()  # as many parked events as there are move along
             generation = await repartition(cursor, layout, link.server, number, spec.partitions, before)
             partitions = spec.partitions
+        if not outdated:
+            await declare_policy(cursor, number, spec, layout)
     subscription = Subscription(number, declared.name, partitions, generation, state == "Paused")
     return Route(subscription, predicate(spec.filter, Since(since_time, since_id)))
+
+
+async def declare_pulled(link: Link, layout: Layout, resources: Iterable[EventSubscription]) -> list[str]:
+    """Declare the pull subscriptions among the resources, for consumers without a relay; return their names."""
+    pulled = [Declared.of(each) for each in resources if each.spec.sink.pull is not None]
+    for each in pulled:
+        await declare(link, layout, each, may_lay_out=True)
+    return [each.name for each in pulled]
 
 
 async def _find(cursor: AsyncCursor[Row], wanted: dict[str, Any]) -> Row | None:

@@ -84,7 +84,7 @@ class MigrationReport:
         if not self.missing_roles:
             return ""
         create = [f"create role {role} nologin;" for role in self.missing_roles]
-        return "\n".join([*create, "select mailboat.grant_roles();"])
+        return "\n".join([*create, "select mailboat.grant_roles(), mailboat.grant_consumer_role();"])
 
 
 @cache

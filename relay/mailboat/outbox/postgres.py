@@ -85,6 +85,8 @@ class PostgresStore:
         )
         self._prober = ReadingThread(url, sentry.server, settings.deadline, "prober")
         self._routes: dict[int, Route] = {}
+        self._pulled: frozenset[str] = frozenset()
+        """Names of subscriptions whose partitions belong to consumers: this relay claims none of them."""
         self._horizon = "3"
         self._listens = False
         self._bell_is_out = False
@@ -113,6 +115,7 @@ class PostgresStore:
         ]
         self._routes = {route.subscription.number: route for route in routes if route is not None}
         self._compositions.route(self._routes)
+        self._pulled = frozenset(each.name for each in subscriptions if each.resource.spec.sink.pull is not None)
         await refuse_strangers(self._sentry, list(self._routes))
         return {number: route.subscription for number, route in self._routes.items()}
 
@@ -141,7 +144,8 @@ class PostgresStore:
     async def beat(self) -> Roster:
         numbers = list(self._routes)
         peers = await self._leases.beat(self._sentry, numbers)
-        holdings = await self._leases.holdings(self._sentry, numbers)
+        moved = [number for number, route in self._routes.items() if route.subscription.name not in self._pulled]
+        holdings = await self._leases.holdings(self._sentry, moved)
         async with self._sentry.autocommit() as cursor:
             await cursor.execute(_SQL["states"], {"numbers": numbers})
             states = {row[0]: Subscription(*row) for row in await cursor.fetchall()}

@@ -235,6 +235,7 @@ class Relay:
             self._totals,
             self._clock,
             self._passing,
+            frozenset(n for n, each in subscriptions.items() if parts[each.name].resource.spec.sink.pull is not None),
         )
         self._session, self._store = session, store
         self._state, self._message, self._reason = RelayState.RUNNING, "", None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mailboat.outbox.store import Lag
+from mailboat.outbox.store import Backlog, Lag
 from mailboat.runtime.lineup import CantRun
 from mailboat.runtime.session import Session, Totals
 from mailboat.runtime.status import PartitionStatus, SubscriptionStatus
@@ -79,6 +79,8 @@ def subscription_status(
                 pump.parked.trouble or pump.counters.last_error,
             )
         )
+    if session is not None and number in session.reported:
+        owned = _pulled_partitions(session.subscriptions[number].partitions, backlog)
     known = session.subscriptions.get(number) if session and number is not None else None
     stream = session.streams.get(number) if session and number is not None else None
     away = next((p.counters.away for p in pumps.values() if p.counters.away), None)
@@ -108,3 +110,13 @@ def subscription_status(
         if session and session.roster
         else {},
     )
+
+
+def _pulled_partitions(partitions: int, backlog: Backlog | None) -> list[PartitionStatus]:
+    """All partitions of a pull subscription, with what waits in each for a consumer."""
+    known = backlog or Backlog({}, {}, 0, 0)
+    lags = [known.partitions.get(partition, Lag(0, None)) for partition in range(partitions)]
+    return [
+        PartitionStatus(partition, lag.pending, lag.bounded, lag.oldest_age, known.parked.get(partition, 0), 0, None)
+        for partition, lag in enumerate(lags)
+    ]

@@ -78,7 +78,9 @@ class Session:
         totals: Totals,
         clock: Clock,
         passing: Passing,
+        pulled: frozenset[int] = frozenset(),
     ) -> None:
+        """``pulled``: subscriptions whose partitions belong to consumers."""
         self.streams = streams
         self.subscriptions = dict(subscriptions)
         self.roster: Roster | None = None
@@ -87,6 +89,9 @@ class Session:
         """Subscriptions whose lag could not be asked for: what is in ``backlogs`` is from before."""
         self.keeper = Keeper(store, wake, clock, self._hand_over, self._lost, self._spawn, passing)
         self.owned: dict[CursorKey, _Owned] = {}
+        self.reported: frozenset[int] = frozenset()
+        """Pull subscriptions whose lag this relay reports. One relay does, for all partitions."""
+        self._pulled = pulled
         self._store = store
         self._me = me
         self._timings = timings
@@ -139,6 +144,7 @@ class Session:
         now = self._clock()
         self._notice_changes(roster.subscriptions)
         alive = {peer.id for peer in roster.peers if peer.alive}
+        self.reported = frozenset(number for number in self._pulled if reporter(roster, number) == self._me)
         unheld = {h.key for h in roster.holdings if h.owner not in alive}
         self._unheld_since = {key: self._unheld_since.get(key, now) for key in unheld}
         for holding in roster.holdings:
@@ -158,7 +164,7 @@ class Session:
             farewell.add_done_callback(self._farewells.discard)
         if moves.claim:
             self._adopt(await self._store.claim(moves.claim))
-        elif not held:
+        elif not held and not self.reported:
             await self._store.rest()
 
     def _notice_changes(self, states: Mapping[int, Subscription]) -> None:
@@ -303,9 +309,10 @@ class Session:
         """Asks the store for lag: soon where something is pending, seldom where nothing is."""
         while True:
             await asyncio.sleep(self._timings.probe_every)
-            for number in {key.subscription for key in self.owned}:
+            for number in {key.subscription for key in self.owned} | self.reported:
                 seldom = self._timings.probe_every * 5
-                if self.at_rest(number) and self._clock() - self._probed_at.get(number, -seldom) < seldom:
+                idle = number not in self.reported and self.at_rest(number)
+                if idle and self._clock() - self._probed_at.get(number, -seldom) < seldom:
                     continue
                 try:
                     self.backlogs[number] = await self._store.backlog(number)
@@ -324,6 +331,11 @@ class Session:
             for key, owned in self.owned.items()
             if key.subscription == number
         )
+
+
+def reporter(roster: Roster, number: int) -> str | None:
+    """The relay that reports the lag of a pull subscription: the first by id of those that serve it."""
+    return min((peer.id for peer in roster.peers if peer.alive and number in peer.serves), default=None)
 
 
 def _most_telling(errors: BaseExceptionGroup[BaseException]) -> BaseException:

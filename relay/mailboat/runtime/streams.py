@@ -20,7 +20,7 @@ from mailboat.pump.stream import Clock, DeathNotice, Stream, StreamSettings
 from mailboat.runtime.secrets import Secrets
 from mailboat.sinks.protocol import Sink, SinkContext
 from mailboat.sinks.registry import build_sink
-from mailboat_spec import Delivery, EventSubscription, OnExhausted, Ordering, SecretKeyRef, full_name
+from mailboat_spec import EventSubscription, EventSubscriptionSpec, OnExhausted, Ordering, SecretKeyRef, full_name
 
 Now = Callable[[], datetime]
 
@@ -77,9 +77,9 @@ def build(
     outbox = f"mailboat/{resource.metadata.namespace}/{spec.relay_ref.name}"
     encoder = Encoder(spec.format, source=outbox, header_prefix=sink.traits.header_prefix)
     settings = StreamSettings(
-        batch_size=spec.delivery.batch_size,
+        batch_size=spec.batch_size,
         timeout=spec.delivery.timeout.seconds,
-        policy=policy(spec.delivery),
+        policy=policy(spec),
         ordered=spec.ordering is Ordering.KEY,
     )
     return StreamParts(resource, sink, context, encoder, settings, _announcer(resource, encoder, now))
@@ -91,11 +91,11 @@ def sink_context(resource: EventSubscription, secrets: Secrets) -> SinkContext:
     return SinkContext(full_name(resource), timeout, _sink_secrets(resource, secrets))
 
 
-def policy(delivery: Delivery) -> Policy:
+def policy(spec: EventSubscriptionSpec) -> Policy:
     """``spec.delivery`` as the pump's policy."""
-    backoff = delivery.backoff
+    delivery, backoff = spec.delivery, spec.delivery.backoff
     return Policy(
-        delivery.max_attempts,
+        spec.max_attempts,
         Backoff(backoff.initial.seconds, backoff.factor, backoff.max.seconds, backoff.jitter),
         dead_letters=delivery.on_exhausted is OnExhausted.DEAD_LETTER,
     )

@@ -78,12 +78,15 @@ select mailboat.create_outbox(%(outbox)s)
 
 -- name: grant_roles
 -- A migration may have added tables.
-select mailboat.grant_roles()
+select mailboat.grant_roles(), mailboat.grant_consumer_role()
 
 -- name: missing_roles
--- Roles of outboxes that the migrating user could not create.
+-- Roles that the migrating user could not create: those of outboxes, and that of consumers.
 select r.role
-from mailboat.outboxes o cross join lateral (values (1, o.writer), (2, o.relay)) r(rank, role)
+from (select o.rank, o.role
+      from mailboat.outboxes x cross join lateral (values (1, x.writer), (2, x.relay)) o(rank, role)
+      union all
+      values (3, 'mailboat_consumer')) r
 where not exists (select from pg_roles where rolname = r.role)
 group by r.role
 order by min(r.rank)

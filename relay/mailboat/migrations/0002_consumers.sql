@@ -1,0 +1,1363 @@
+-- Consumers without a broker: `sink: {pull: {}}`. Applications take events with mailboat.pull, in the transaction of their
+-- effects; docs/consumers.md explains how, docs/windows.md what a window is.
+--
+-- The lock on a cursor's row is the ownership of its partition: it ends with the consumer's transaction, whatever becomes of
+-- it. Work and progress commit together, so there is no lease, no acknowledgement and no inbox. The functions run with the
+-- rights of the schema's owner, check who calls them (mailboat.consumer_grants), and qualify every name.
+
+set local search_path = pg_catalog, pg_temp;
+
+-- What the manifest of a pull subscription says: all that a consumer of any language needs. Written by `mailboat migrate`, by
+-- relays and by the Python kit whenever they read the manifest.
+create table mailboat.pull_policies (
+    subscription_id  bigint primary key references mailboat.subscriptions on delete cascade,
+    columns          jsonb not null,                    -- Mailboat's name of a column -> the table's own, where they differ
+    event_types      text[],                            -- patterns of LIKE; null: all
+    aggregate_types  text[],
+    tags_all         text[],
+    tags_any         text[],
+    tags_none        text[],
+    ordered          boolean not null,                  -- ordering: Key
+    batch_size       integer not null check (batch_size > 0),
+    group_by         text[] not null,                   -- headers or tags, or {transaction}; empty: no groups
+    max_group        integer not null check (max_group > 0),
+    max_attempts     integer not null check (max_attempts > 0),
+    backoff_initial  double precision not null,         -- seconds, as are the others
+    backoff_factor   double precision not null,
+    backoff_max      double precision not null,
+    backoff_jitter   double precision not null,
+    blocks           boolean not null,                  -- onExhausted: Block
+    no_handler       text not null                      -- for kits: DeadLetter or Ignore
+);
+
+-- Relays write it, those of their own outbox, like the tables of 0001.
+create trigger rights_insert after insert on mailboat.pull_policies referencing new table as changed
+    for each statement execute function mailboat.check_rights('subscription');
+create trigger rights_delete after delete on mailboat.pull_policies referencing old table as changed
+    for each statement execute function mailboat.check_rights('subscription');
+create trigger rights_update after update on mailboat.pull_policies referencing old table as former new table as changed
+    for each statement execute function mailboat.check_rights('subscription');
+
+-- Refusals of events that no cursor has passed yet. The consumer's transaction was rolled back, so the event is still in its
+-- window; the next pull finds the refusal, sets the event aside and deletes the row.
+create table mailboat.refusals (
+    subscription_id  bigint not null references mailboat.subscriptions on delete cascade,
+    event_id         uuid not null,
+    failures         integer not null,                  -- attempts that count
+    returns          integer not null,                  -- pulls that ended in an orderly way: no consumer died of these
+    due_at           timestamptz,                       -- null: at once
+    final            boolean not null,                  -- no further attempt
+    reason           text,
+    error            text,
+    first_at         timestamptz not null default clock_timestamp(),
+    last_at          timestamptz not null default clock_timestamp(),
+    primary key (subscription_id, event_id)
+);
+
+-- Who may pull what, and who may mark events as handled under which name.
+create table mailboat.consumer_grants (
+    consumer  text not null,                            -- a subscription, or a name used with mailboat.once
+    outbox    text not null,                            -- of the subscription; empty: the name is of no subscription
+    role      name not null,
+    primary key (consumer, outbox, role)
+);
+
+-- Consumers that said they are idle: writers notify while one of them waits. A heartbeat for people who look, too.
+create table mailboat.consumers (
+    subscription_id  bigint not null references mailboat.subscriptions on delete cascade,
+    instance         text not null,
+    outbox           text not null,
+    beat_at          timestamptz not null,
+    idle_until       timestamptz not null,
+    primary key (subscription_id, instance)
+) with (fillfactor = 50, vacuum_truncate = off);        -- writers read it (mailboat.ring); truncating would lock them out
+
+-- Events that mailboat.once has seen.
+create table mailboat.handled (
+    consumer    text not null,
+    event_id    uuid not null,
+    handled_at  timestamptz not null default clock_timestamp(),
+    primary key (consumer, event_id)
+);
+create index handled_age on mailboat.handled (handled_at);
+
+-- Up to which position a pull hands out one event (or group) at a time, since a consumer died with the events before it.
+alter table mailboat.cursors add column suspect_until bigint;
+-- Parked events that are handled in one transaction or not at all; null: the event stands alone.
+alter table mailboat.parked add column unit bigint;
+create index parked_event on mailboat.parked (subscription_id, event_id);
+
+-- What mailboat.pull returns.
+create type mailboat.pulled as (
+    "position"      bigint,
+    event_id        uuid,
+    event_type      text,
+    aggregate_type  text,
+    aggregate_id    text,
+    key             text,
+    payload         bytea,
+    content_type    text,
+    headers         jsonb,
+    tags            text[],
+    traceparent     text,
+    created_at      timestamptz,
+    partition       integer,
+    attempt         integer,                            -- 1: the first
+    redeliveries    integer,                            -- earlier pulls of this batch that did not commit
+    replay          boolean,                            -- a dead letter that a person replayed
+    group_label     text                                -- of delivery.groupBy; null: none
+);
+
+-- The same with what only the functions below need.
+create type mailboat.candidate as (
+    "position"      bigint,
+    event_id        uuid,
+    event_type      text,
+    aggregate_type  text,
+    aggregate_id    text,
+    key             text,
+    payload         bytea,
+    content_type    text,
+    headers         jsonb,
+    tags            text[],
+    traceparent     text,
+    created_at      timestamptz,
+    slot            integer,
+    xid             xid8,
+    group_label     text
+);
+
+create type mailboat.stretch as (
+    batch     mailboat.candidate[],                     -- matching events in order of position, one more than asked for
+    upto      pg_snapshot,
+    complete  boolean,                                  -- nothing matching lies behind the batch
+    reach     bigint,                                   -- the walk came this far
+    lowest    bigint,
+    highest   bigint
+);
+
+-- ---- who calls ------------------------------------------------------------------------------------------------------
+
+-- The role that the caller acts as. (current_user is the owner in a function with its owner's rights.)
+create function mailboat.caller() returns name
+    language sql stable
+    set search_path = pg_catalog, pg_temp
+    return case when current_setting('role') in ('none', '') then session_user else current_setting('role')::name end;
+
+-- Raises unless the caller may act as this consumer: by a grant, as the relay of the subscription's outbox, or as the owner of
+-- the schema. `of_outbox` is empty for a name that is used with mailboat.once.
+create function mailboat.check_consumer(consumer text, of_outbox text) returns void
+    language plpgsql stable
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if pg_has_role(mailboat.caller(), (select nspowner from pg_namespace where nspname = 'mailboat'), 'usage')
+       or exists (select from mailboat.outboxes o join pg_roles r on r.rolname = o.relay
+                  where o.name = of_outbox and pg_has_role(mailboat.caller(), r.oid, 'usage'))
+       or exists (select from mailboat.consumer_grants g join pg_roles r on r.rolname = g.role
+                  where g.consumer = check_consumer.consumer and g.outbox = of_outbox
+                    and pg_has_role(mailboat.caller(), r.oid, 'usage'))
+    then
+        return;
+    end if;
+    raise exception 'role % may not consume %', mailboat.caller(), consumer
+        using errcode = 'insufficient_privilege',
+              hint = format('The owner of schema mailboat can allow it: select mailboat.grant_consumer(%L, %L);',
+                            consumer, mailboat.caller());
+end
+$$;
+
+-- The outbox of a subscription; empty if there is none of that name. Raises if there are several.
+create function mailboat.outbox_of(consumer text) returns text
+    language plpgsql stable
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    outboxes text[] := array(select s.outbox from mailboat.subscriptions s where s.name = consumer and s.retired_at is null);
+begin
+    if cardinality(outboxes) > 1 then
+        raise exception 'subscription % exists in several outboxes', consumer
+            using errcode = 'ambiguous_parameter', hint = 'Name the one that is meant: outbox => ''...''.';
+    end if;
+    return coalesce(outboxes[1], '');
+end
+$$;
+
+-- Allows a role to pull a subscription, or to use mailboat.once under a name. The role must be in mailboat_consumer as well.
+create function mailboat.grant_consumer(consumer text, role text, outbox text default null) returns void
+    language plpgsql
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if to_regrole(quote_ident(role)) is null then
+        raise exception 'there is no role %', role using errcode = 'undefined_object';
+    end if;
+    insert into mailboat.consumer_grants (consumer, outbox, role)
+    values (grant_consumer.consumer, coalesce(grant_consumer.outbox, mailboat.outbox_of(grant_consumer.consumer)),
+            grant_consumer.role::name)
+    on conflict do nothing;
+end
+$$;
+
+create function mailboat.revoke_consumer(consumer text, role text) returns void
+    language sql
+    set search_path = pg_catalog, pg_temp
+    begin atomic
+        delete from mailboat.consumer_grants g
+        where g.consumer = revoke_consumer.consumer and g.role = revoke_consumer.role::name;
+    end;
+
+-- The subscription, for a caller who may consume it.
+create function mailboat.pull_subscription(subscription text, outbox text) returns mailboat.subscriptions
+    language plpgsql stable
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    its_outbox text := coalesce(pull_subscription.outbox, mailboat.outbox_of(subscription));
+    s          mailboat.subscriptions;
+begin
+    perform mailboat.check_consumer(subscription, its_outbox);
+    select m.* into s
+    from mailboat.subscriptions m
+    where m.name = subscription and m.retired_at is null and m.outbox = its_outbox;
+    if not found then
+        raise exception 'there is no subscription %', subscription
+            using errcode = 'undefined_object', hint = 'Declare it: mailboat migrate -f <manifests>.';
+    end if;
+    return s;
+end
+$$;
+
+create function mailboat.pull_policy(s mailboat.subscriptions) returns mailboat.pull_policies
+    language plpgsql stable
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    p mailboat.pull_policies;
+begin
+    select m.* into p from mailboat.pull_policies m where m.subscription_id = s.id;
+    if not found then
+        raise exception 'subscription % is delivered by relays, not pulled', s.name
+            using errcode = 'wrong_object_type',
+                  hint = 'Its manifest must say sink: {pull: {}}; then run mailboat migrate -f <manifests>.';
+    end if;
+    return p;
+end
+$$;
+
+-- ---- reading a window -----------------------------------------------------------------------------------------------
+
+-- The label of an event's group; null: it belongs to none. `group_by` names headers, or tags of the form name=value.
+create function mailboat.group_label(group_by text[], headers jsonb, tags text[], xid xid8) returns text
+    language sql immutable
+    set search_path = pg_catalog, pg_temp
+    return case
+        when cardinality(group_by) = 0 then null
+        when group_by = '{transaction}' then xid::text
+        else (select case when count(v.value) > 0 then string_agg(coalesce(v.value, ''), chr(31) order by v.ordinal) end
+              from (select n.ordinal,
+                           coalesce(headers ->> n.name,
+                                    (select substr(t, length(n.name) + 2) from unnest(tags) t
+                                     where starts_with(t, n.name || '=') limit 1)) as value
+                    from unnest(group_by) with ordinality n(name, ordinal)) v)
+    end;
+
+-- The outbox as something to select from, under Mailboat's names for its columns. A table of somebody's own may have other
+-- types in them, and leave some empty.
+create function mailboat.pull_rows(outbox text, columns jsonb) returns text
+    language sql stable
+    set search_path = pg_catalog, pg_temp
+    return case when columns = '{}' then to_regclass(outbox)::text else (
+        select format('(select %s from %s as t)',
+                      string_agg(format(c.read_as, format('t.%I', coalesce(columns ->> c.name, c.name))) || ' as ' || c.name, ', '),
+                      to_regclass(outbox))
+        from (values ('id', '%s'), ('xid', '%s'), ('created_at', '%s'), ('event_id', '%s'), ('event_type', '%s::text'),
+                     ('aggregate_type', '%s::text'), ('aggregate_id', '%s::text'), ('key', '%s::text'), ('slot', 'coalesce(%s & 2147483647, 0)'),
+                     ('payload', '%s'), ('content_type', 'coalesce(%s::text, ''application/json'')'),
+                     ('headers', 'mailboat.kept_headers(%s::text)'), ('tags', 'coalesce(%s::text[], ''{}'')'),
+                     ('traceparent', '%s::text')) c(name, read_as)) end;
+
+-- What must hold for a row `e` that the subscription wants.
+create function mailboat.pull_wanted(s mailboat.subscriptions, p mailboat.pull_policies) returns text
+    language sql stable
+    set search_path = pg_catalog, pg_temp
+    return concat_ws(' and ', 'true',
+        case when p.event_types is not null then format('e.event_type like any (%L::text[])', p.event_types) end,
+        case when p.aggregate_types is not null
+             then format('coalesce(e.aggregate_type like any (%L::text[]), false)', p.aggregate_types) end,
+        case when p.tags_all is not null then format('e.tags @> %L::text[]', p.tags_all) end,
+        case when p.tags_any is not null then format('e.tags && %L::text[]', p.tags_any) end,
+        case when p.tags_none is not null then format('not e.tags && %L::text[]', p.tags_none) end,
+        case when s.since_time is not null then format('e.created_at >= %L::timestamptz', s.since_time) end,
+        case when s.since_id is not null then format('e.id >= %s', s.since_id) end);
+
+-- The next events of a cursor that the caller has locked: at most `most` and one more, in order of position. A closed cursor
+-- reads what became visible since `done`; an open one goes on along the primary key. Where that is more than one read the
+-- result has bounds and no events: the window is to be opened and read again.
+create function mailboat.read_stretch(
+    s mailboat.subscriptions, p mailboat.pull_policies, c mailboat.cursors, most integer
+) returns mailboat.stretch
+    language plpgsql
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    found   mailboat.stretch;
+    scanned bigint;
+    reading constant bigint := 2000;                     -- rows of any partition that are read to be sorted
+    late    constant boolean := exists (select pg_snapshot_xip(c.done));   -- else nothing can come late: half the plan
+    rows_   text := mailboat.pull_rows(s.outbox, p.columns);
+    wanted  text := format('e.slot %% %s = %s and %s', s.partitions, c.partition, mailboat.pull_wanted(s, p));
+    visible text := ' and pg_visible_in_snapshot(e.xid, $2) and ' || wanted;
+    mine    text := format($mine$
+        select row(e.id, e.event_id, e.event_type, e.aggregate_type, e.aggregate_id, e.key, e.payload, e.content_type, e.headers,
+                   e.tags, e.traceparent, e.created_at, e.slot, e.xid,
+                   mailboat.group_label(%L, e.headers, e.tags, e.xid))::mailboat.candidate as event, e.id
+        from found as e
+        where %s$mine$, p.group_by, wanted);
+    first   text := format(' order by e.id limit %s', most + 1);
+begin
+    if c.upto is null then
+        execute format($tail$
+            with found as materialized (%3$s
+                select e.*, false as late from %1$s as e
+                where e.xid >= pg_snapshot_xmax($1) and e.xid < pg_snapshot_xmax(pg_current_snapshot())
+                  and pg_visible_in_snapshot(e.xid, pg_current_snapshot())
+                limit $2
+            ), mine as (%2$s)
+            select (select count(*) from found), pg_current_snapshot(), array(select event from mine order by id),
+                   (select coalesce(min(id) filter (where not late), max(id) + 1) from found), (select max(id) from found)
+            $tail$, rows_, mine || first, case when late then format($late$
+                select e.*, true as late from %s as e
+                where e.xid = any (array(select pg_snapshot_xip($1))) and pg_visible_in_snapshot(e.xid, pg_current_snapshot())
+                union all$late$, rows_) end)
+        using c.done, reading + 1
+        into scanned, found.upto, found.batch, found.lowest, found.highest;
+        if scanned > reading then
+            found.batch := null;
+            if c.done::text = '3:3:' then
+                execute format('select pg_current_snapshot(), min(e.id), max(e.id) from %s as e', rows_)
+                into found.upto, found.lowest, found.highest;
+            else
+                found := mailboat.window_bounds(rows_, c);
+            end if;
+            return found;
+        end if;
+        found.complete := cardinality(found.batch) <= most;
+        return found;
+    end if;
+    if c.lowest is null then                            -- a small window that a relay opened
+        return mailboat.window_bounds(rows_, c);
+    end if;
+    -- A bounded range of positions at a time: where few events match, the walk must not take longer than a statement may.
+    found.reach := least(c.highest, greatest(c.position, c.lowest - 1) + 100000);
+    execute format($walk$
+        with found as (%5$s
+            (select e.*, false as late from %1$s as e
+             where e.id > greatest($3, $4 - 1) and e.id <= $5%3$s%4$s)
+        ), mine as (%2$s%4$s)
+        select array(select event from mine order by id)
+        $walk$, rows_, mine, visible || case
+            when c.debts is null then ' and not pg_visible_in_snapshot(e.xid, $1)'
+            else ' and not mailboat.settled_before($6, e.slot, e.xid, e.id)' end, first,
+            case when c.position < c.lowest - 1 and late then format($late$
+            (select e.*, true as late from %s as e
+             where e.xid = any (array(select pg_snapshot_xip($1))) and pg_visible_in_snapshot(e.xid, $2)
+               and e.id > $3 and e.id < $4
+             offset 0)
+            union all$late$, rows_) end)
+    using c.done, c.upto, c.position, c.lowest, found.reach, c.debts
+    into found.batch;
+    if cardinality(found.batch) = 0 and found.reach < c.highest then
+        execute format('select min(e.id) - 1 from %s as e where e.id > $1', rows_) using found.reach into found.reach;
+        found.reach := least(coalesce(found.reach, c.highest), c.highest);
+    end if;
+    found.upto := c.upto;
+    found.lowest := c.lowest;
+    found.highest := c.highest;
+    found.complete := found.reach >= c.highest and cardinality(found.batch) <= most;
+    return found;
+end
+$$;
+
+-- Where a large window has to be walked; see `span` in sql/windows.sql. `offset 0` is a fence: without it the planner walks
+-- the primary key from its beginning to find a minimum.
+create function mailboat.window_bounds(rows_ text, c mailboat.cursors) returns mailboat.stretch
+    language plpgsql
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    found mailboat.stretch;
+begin
+    execute format($span$
+        select coalesce($2, pg_current_snapshot()),
+               case when count(*) filter (where fresh.late) <= 1000
+                    then coalesce(min(fresh.id) filter (where not fresh.late), max(fresh.id) + 1)
+                    else min(fresh.id) end,
+               max(fresh.id)
+        from (
+            select e.id, true as late from %1$s as e
+            where e.xid = any (array(select pg_snapshot_xip($1)))
+              and pg_visible_in_snapshot(e.xid, coalesce($2, pg_current_snapshot()))
+            union all
+            select e.id, false from %1$s as e
+            where e.xid >= pg_snapshot_xmax($1) and e.xid < pg_snapshot_xmax(coalesce($2, pg_current_snapshot()))
+              and pg_visible_in_snapshot(e.xid, coalesce($2, pg_current_snapshot()))
+            offset 0
+        ) as fresh$span$, rows_)
+    using c.done, c.upto
+    into found.upto, found.lowest, found.highest;
+    return found;
+end
+$$;
+
+-- How many events of a batch may be handed out without cutting a group; null: the last group goes on behind the batch.
+-- A group of headers or tags is a run of neighbours; a transaction's events may have others between them.
+create function mailboat.uncut(
+    s mailboat.subscriptions, p mailboat.pull_policies, c mailboat.cursors, found mailboat.stretch, most integer
+) returns integer
+    language plpgsql
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    batch mailboat.candidate[] := found.batch;
+    size  integer := cardinality(batch);
+    cut   integer := least(most, size);
+    last  bigint;
+begin
+    if cut = 0 or cardinality(p.group_by) = 0 then
+        return cut;
+    end if;
+    if p.group_by <> '{transaction}' then
+        while cut < size and batch[cut].group_label = batch[cut + 1].group_label loop
+            cut := cut + 1;
+        end loop;
+        return case when cut < size or found.complete or batch[size].group_label is null then cut end;
+    end if;
+    loop
+        execute format('select max(e.id) from %s as e where e.xid = any ($1) and e.slot %% %s = %s and %s',
+                       mailboat.pull_rows(s.outbox, p.columns), s.partitions, c.partition, mailboat.pull_wanted(s, p))
+        using array(select distinct u.xid::text::xid8 from unnest(batch[1:cut]) u)
+        into last;
+        exit when last <= batch[cut].position;
+        if batch[size].position < last then
+            return null;
+        end if;
+        while batch[cut].position < last loop
+            cut := cut + 1;
+        end loop;
+    end loop;
+    return cut;
+end
+$$;
+
+-- ---- events that are set aside --------------------------------------------------------------------------------------
+
+-- Seconds until the next attempt, as relays compute them.
+create function mailboat.pull_backoff(p mailboat.pull_policies, failures integer) returns double precision
+    language sql volatile
+    set search_path = pg_catalog, pg_temp
+    return least(p.backoff_initial * p.backoff_factor ^ least(greatest(failures, 1) - 1, 64), p.backoff_max)
+           * (1 + p.backoff_jitter * (2 * random() - 1));
+
+-- Parks one event. `due`: when it is tried; null: it waits behind its key's head.
+create function mailboat.park_event(
+    s mailboat.subscriptions, c mailboat.cursors, e mailboat.candidate, sequence bigint, unit bigint, attempts integer,
+    due timestamptz, reason text, error text
+) returns bigint
+    language sql
+    set search_path = pg_catalog, pg_temp
+    begin atomic
+        insert into mailboat.parked (
+            subscription_id, partition, unit, attempts, next_attempt_at, sequence, series_partition, series_generation,
+            first_failed_at, last_failed_at, reason, last_error, id, event_id, event_type, aggregate_type, aggregate_id, key,
+            payload, content_type, headers, tags, traceparent, created_at, slot)
+        values (
+            s.id, c.partition, park_event.unit, attempts, due, park_event.sequence, c.partition, s.generation,
+            case when reason is not null then clock_timestamp() end, case when reason is not null then clock_timestamp() end,
+            reason, error, (e).position, (e).event_id, (e).event_type, (e).aggregate_type, (e).aggregate_id, (e).key, (e).payload,
+            (e).content_type, (e).headers, (e).tags, (e).traceparent, (e).created_at, (e).slot)
+        returning ordinal;
+    end;
+
+-- Whether an event of the same key stands before a parked one. The order of a key's queue: replayed events first, in their old
+-- order, then as they were parked. Members of its own group do not count.
+create function mailboat.waits_behind(p mailboat.parked) returns boolean
+    language sql stable
+    set search_path = pg_catalog, pg_temp
+    return p.key is not null and exists (
+        select from mailboat.parked q
+        where q.subscription_id = p.subscription_id and q.partition = p.partition and q.key = p.key
+          and mailboat.key_slot(q.key, 0) = mailboat.key_slot(p.key, 0)
+          and coalesce(q.unit <> p.unit, true)
+          and (q.rank, case when q.rank = 0 then q.id else 0 end, q.ordinal) < (p.rank, case when p.rank = 0 then p.id else 0 end, p.ordinal));
+
+-- The head of each of these keys gets a time, if it waited behind one that is gone.
+create function mailboat.line_up(subscription bigint, of_partition integer, keys text[]) returns void
+    language sql
+    set search_path = pg_catalog, pg_temp
+    begin atomic
+        update mailboat.parked p
+        set next_attempt_at = clock_timestamp()
+        where p.subscription_id = subscription and p.partition = of_partition and p.next_attempt_at is null and not p.blocked
+          and p.ordinal in (
+            select distinct on (q.key) q.ordinal
+            from mailboat.parked q
+            where q.subscription_id = subscription and q.partition = of_partition and q.key = any (keys)
+              and mailboat.key_slot(q.key, 0) = any (array(select mailboat.key_slot(k, 0) from unnest(keys) k))
+            order by q.key, q.rank, case when q.rank = 0 then q.id end, q.ordinal);
+    end;
+
+-- Gives up on parked events, or blocks their key, as onExhausted says; then their keys go on.
+create function mailboat.give_up(
+    s mailboat.subscriptions, p mailboat.pull_policies, of_partition integer, ordinals bigint[]
+) returns text
+    language plpgsql
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    keys text[];
+begin
+    if p.blocks then
+        update mailboat.parked set blocked = true, next_attempt_at = null
+        where subscription_id = s.id and ordinal = any (ordinals);
+        return 'Blocked';
+    end if;
+    with gone as (
+        delete from mailboat.parked where subscription_id = s.id and ordinal = any (ordinals) returning *
+    ), dead as (
+        insert into mailboat.dead_letters (
+            subscription_id, partition, attempts, sequence, series_partition, series_generation, reason, last_error,
+            first_failed_at, last_failed_at, id, event_id, event_type, aggregate_type, aggregate_id, key, payload, content_type,
+            headers, tags, traceparent, created_at, slot)
+        select subscription_id, partition, attempts, sequence, coalesce(series_partition, partition),
+               coalesce(series_generation, s.generation), coalesce(reason, 'HandlerFailed'), coalesce(last_error, ''),
+               coalesce(first_failed_at, clock_timestamp()), coalesce(last_failed_at, clock_timestamp()), id, event_id,
+               event_type, aggregate_type, aggregate_id, key, payload, content_type, headers, tags, traceparent, created_at, slot
+        from gone order by id, ordinal
+    )
+    select array_agg(distinct key) filter (where key is not null) into keys from gone;
+    perform mailboat.line_up(s.id, of_partition, keys);
+    return 'DeadLettered';
+end
+$$;
+
+-- ---- the attempt journal --------------------------------------------------------------------------------------------
+
+-- A consumer that dies takes its transaction with it, so an attempt must be noted where a rollback does not reach: in a
+-- sequence. Each cursor has two (for its window and for its parked events); the value is a hash of the state that the attempt
+-- began in, and how many began in that state. Nobody else writes them: the writer has the cursor's lock.
+create function mailboat.journal_name(subscription bigint, of_partition integer, kind text) returns text
+    language sql immutable
+    return format('mailboat.journal_%s_%s_%s', subscription, of_partition, kind);
+
+-- Makes the journals that a pull subscription lacks, after its declaration or a change of its partitions.
+create function mailboat.make_journals(subscription bigint) returns void
+    language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+    set client_min_messages = warning
+as $$
+declare
+    name text;
+begin
+    for name in
+        select mailboat.journal_name(s.id, n, kind)
+        from mailboat.subscriptions s join mailboat.pull_policies p on p.subscription_id = s.id,
+             generate_series(0, s.partitions - 1) n, unnest(array['window', 'parked']) kind
+        where s.id = subscription
+    loop
+        if to_regclass(name) is null then
+            execute format('create sequence if not exists %s minvalue 0 cache 1', name);
+        end if;
+    end loop;
+end
+$$;
+
+create function mailboat.drop_journals() returns trigger
+    language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    name name;
+begin
+    for name in
+        select c.relname from pg_class c
+        where c.relnamespace = 'mailboat'::regnamespace and c.relkind = 'S'
+          and c.relname ~ format('^journal_%s_\d+_(window|parked)$', old.subscription_id)
+    loop
+        execute format('drop sequence if exists mailboat.%I', name);
+    end loop;
+    return null;
+end
+$$;
+
+create trigger drop_journals after delete on mailboat.pull_policies for each row execute function mailboat.drop_journals();
+
+-- How many attempts began in this state and were not heard of again. 0 where there is no journal.
+create function mailboat.begun(journal text, state text) returns integer
+    language plpgsql
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    noted bigint;
+begin
+    if to_regclass(journal) is null then
+        return 0;
+    end if;
+    execute 'select last_value from ' || journal into noted;
+    return case when noted >> 12 = hashtextextended(state, 0) >> 13 & 2251799813685247 then (noted & 4095)::integer else 0 end;
+end
+$$;
+
+-- Notes that one more attempt begins in this state. A rollback does not take this back.
+create function mailboat.note_begin(journal text, state text, earlier integer) returns void
+    language plpgsql
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if to_regclass(journal) is not null then
+        perform setval(journal, (hashtextextended(state, 0) >> 13 & 2251799813685247) << 12 | least(earlier + 1, 4095));
+    end if;
+end
+$$;
+
+-- ---- pull -----------------------------------------------------------------------------------------------------------
+
+-- The cursor of a partition, locked; nothing if another consumer has it, or a relay that is still alive.
+create function mailboat.lock_cursor(subscription bigint, of_partition integer) returns mailboat.cursors
+    language plpgsql
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    c mailboat.cursors;
+begin
+    if current_setting('transaction_isolation') = 'read committed' then
+        select m.* into c from mailboat.cursors m
+        where m.subscription_id = subscription and m.partition = of_partition
+        for no key update skip locked;
+    else
+        begin
+            select m.* into c from mailboat.cursors m
+            where m.subscription_id = subscription and m.partition = of_partition
+            for no key update skip locked;
+        exception when serialization_failure then
+            return null;                                -- another consumer moved it since this transaction's snapshot
+        end;
+    end if;
+    if c.owner is not null
+       and exists (select from mailboat.relays r where r.id = c.owner and r.expires_at > clock_timestamp()) then
+        return null;
+    end if;
+    if c.system_identifier <> (select system_identifier from pg_control_system()) then
+        raise exception 'the cursors were written in another database system; this one is a restored copy'
+            using errcode = 'object_not_in_prerequisite_state',
+                  hint = 'If this copy is the one to go on with, run: mailboat rebase -f <manifests>.';
+    end if;
+    return c;
+end
+$$;
+
+create function mailboat.save_cursor(c mailboat.cursors) returns void
+    language sql
+    set search_path = pg_catalog, pg_temp
+    begin atomic
+        update mailboat.cursors m
+        set done = (c).done, upto = (c).upto, lowest = (c).lowest, highest = (c).highest, "position" = (c).position, hi = (c).hi,
+            sequence = (c).sequence, debts = (c).debts, suspect_until = (c).suspect_until, resumes = 0, owner = null, epoch = null,
+            released = true
+        where m.subscription_id = (c).subscription_id and m.partition = (c).partition;
+    end;
+
+-- Closed cursors that have matching events to read, or may have: one read for all partitions. If there is none at all and the
+-- caller says so, the cursors move past what is for others, so that the next look is short.
+create function mailboat.fresh_partitions(s mailboat.subscriptions, p mailboat.pull_policies, moves boolean) returns integer[]
+    language plpgsql
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    most    constant bigint := 500;
+    scanned bigint;
+    hits    integer[];
+    closed  integer[];
+    dones   text[];
+    tip     pg_snapshot;
+    late    boolean;
+    seen_late boolean;
+begin
+    select array_agg(m.partition), bool_or(exists (select pg_snapshot_xip(m.done))) into closed, late
+    from mailboat.cursors m
+    where m.subscription_id = s.id and m.upto is null;
+    if closed is null then
+        return '{}';
+    end if;
+    execute format($probe$
+        with mine as materialized (
+            select m.partition, m.done from mailboat.cursors m where m.subscription_id = $1 and m.upto is null
+        ), edge as materialized (
+            select min(pg_snapshot_xmax(done)::text::numeric)::text::xid8 as xmax from mine
+        ), found as materialized (%5$s
+            select e.id, e.xid, e.slot, e.created_at, e.event_type, e.aggregate_type, e.tags from %1$s as e
+            where e.xid >= (select xmax from edge)
+            limit %4$s + 1
+        )
+        select (select count(*) from found), pg_current_snapshot(),
+               array(select h.partition from (
+                   select distinct mine.partition from found as e join mine on mine.partition = e.slot %% %2$s
+                   where not pg_visible_in_snapshot(e.xid, mine.done) and pg_visible_in_snapshot(e.xid, pg_current_snapshot())
+                     and %3$s) h order by random()),
+               (select array_agg(partition order by partition) from mine),
+               (select array_agg(done::text order by partition) from mine),
+               (select bool_or(exists (select pg_snapshot_xip(done))) from mine)
+        $probe$, mailboat.pull_rows(s.outbox, p.columns), s.partitions, mailboat.pull_wanted(s, p), most,
+        case when late then format($late$
+            select e.id, e.xid, e.slot, e.created_at, e.event_type, e.aggregate_type, e.tags from %s as e
+            where e.xid = any (array(select distinct pg_snapshot_xip(done) from mine)) and e.xid < (select xmax from edge)
+            union all$late$, mailboat.pull_rows(s.outbox, p.columns)) end)
+    using s.id
+    into scanned, tip, hits, closed, dones, seen_late;
+    if scanned > most then
+        return array(select unnest(closed) order by random());
+    end if;
+    -- A cursor that moved since the first look may have late events that this read did not look for.
+    if scanned > 0 and moves and cardinality(hits) = 0 and (late or not seen_late) then
+        begin
+            update mailboat.cursors m
+            set done = tip
+            from (select n.subscription_id, n.partition
+                  from mailboat.cursors n join unnest(closed, dones) seen(partition, done)
+                    on n.partition = seen.partition and n.done::text = seen.done
+                  where n.subscription_id = s.id and n.upto is null
+                  for no key update of n skip locked) idle
+            where m.subscription_id = idle.subscription_id and m.partition = idle.partition;
+        exception when serialization_failure then
+            null;
+        end;
+    end if;
+    return hits;
+end
+$$;
+
+-- Parked events whose time has come, of one key or one group; they leave the table with the consumer's commit. Null: an event
+-- was given up, and that should be committed before anything else is tried.
+create function mailboat.take_parked(
+    s mailboat.subscriptions, p mailboat.pull_policies, c mailboat.cursors, most integer
+) returns mailboat.pulled[]
+    language plpgsql
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    head    mailboat.parked;
+    journal constant text := mailboat.journal_name(s.id, c.partition, 'parked');
+    state   text;
+    died    integer;
+    members bigint[];
+    taken   mailboat.pulled[];
+    keys    text[];
+begin
+    select m.* into head
+    from mailboat.parked m
+    where m.subscription_id = s.id and m.partition = c.partition and m.next_attempt_at <= clock_timestamp() and not m.blocked
+      and not (p.ordered and mailboat.waits_behind(m))
+      and (m.unit is null or not exists (
+            select from mailboat.parked u
+            where u.subscription_id = m.subscription_id and u.partition = m.partition and u.unit = m.unit
+              and (u.next_attempt_at > clock_timestamp() or p.ordered and mailboat.waits_behind(u))))
+    order by m.next_attempt_at, m.ordinal
+    limit 1;
+    if not found then
+        return '{}';
+    end if;
+    state := concat_ws('|', head.ordinal, head.attempts, head.next_attempt_at);
+    died := mailboat.begun(journal, state);
+    if head.unit is not null then
+        members := array(select m.ordinal from mailboat.parked m
+                         where m.subscription_id = s.id and m.partition = c.partition and m.unit = head.unit order by m.ordinal);
+    elsif died = 0 and head.attempts = 0 and p.ordered and head.key is not null then
+        -- Never tried: with all that is behind it, up to one that was tried.
+        members := array(
+            select q.ordinal
+            from (select m.ordinal, bool_and(m.unit is null and m.attempts = 0 and not m.blocked
+                                             and coalesce(m.next_attempt_at <= clock_timestamp(), true)) over w as goes,
+                         row_number() over w as place
+                  from mailboat.parked m
+                  where m.subscription_id = s.id and m.partition = c.partition and m.key = head.key
+                    and mailboat.key_slot(m.key, 0) = mailboat.key_slot(head.key, 0)
+                  window w as (order by m.rank, case when m.rank = 0 then m.id end, m.ordinal rows unbounded preceding)
+                  limit most) q
+            where q.goes order by q.place);
+    else
+        members := array[head.ordinal];
+    end if;
+    if died > 0 and head.attempts + died >= p.max_attempts then
+        update mailboat.parked m
+        set attempts = head.attempts + died, reason = 'ConsumerDied', last_error = mailboat.death_note(died),
+            first_failed_at = coalesce(first_failed_at, clock_timestamp()), last_failed_at = clock_timestamp()
+        where m.subscription_id = s.id and m.ordinal = any (members);
+        perform mailboat.give_up(s, p, c.partition, members);
+        return null;
+    end if;
+    perform mailboat.note_begin(journal, state, died);
+    with gone as (
+        delete from mailboat.parked m where m.subscription_id = s.id and m.ordinal = any (members) returning m.*
+    )
+    select array_agg(row(g.id, g.event_id, g.event_type, g.aggregate_type, g.aggregate_id, g.key, g.payload, g.content_type,
+                         g.headers, g.tags, g.traceparent, g.created_at, c.partition, g.attempts + died + 1, died, g.replay,
+                         mailboat.group_label(p.group_by, g.headers, g.tags, null))::mailboat.pulled
+                     order by array_position(members, g.ordinal)),
+           array_agg(distinct g.key) filter (where g.key is not null)
+    into taken, keys
+    from gone g;
+    perform mailboat.line_up(s.id, c.partition, keys);
+    return taken;
+end
+$$;
+
+create function mailboat.death_note(times integer) returns text
+    language sql immutable
+    return format('consumers died, or rolled back without mailboat.refuse, %s times with this event in hand', times);
+
+-- The next events of the cursor's window; the cursor moves with the consumer's commit. Events behind a parked one of their key
+-- are parked too, and so are those that were refused. Null: as in take_parked.
+create function mailboat.take_window(
+    s mailboat.subscriptions, p mailboat.pull_policies, c mailboat.cursors, most integer
+) returns mailboat.pulled[]
+    language plpgsql
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    journal   constant text := mailboat.journal_name(s.id, c.partition, 'window');
+    state     constant text := concat_ws('|', c.done, c.position);
+    stretch   mailboat.stretch;
+    reading   integer;
+    cut       integer;
+    passed    integer;
+    last      integer;
+    next      integer;
+    ends      integer[];
+    taken     mailboat.candidate[] := '{}';
+    aside     boolean;
+    held      text[];
+    noted     mailboat.refusals;
+    singles   boolean;
+    died      integer;
+    begun     integer;
+    returned  integer;
+    ordinals  bigint[];
+    gives_up  boolean;
+    buried    boolean := false;
+begin
+    for round in 1 .. 20 loop
+        reading := most;
+        loop
+            stretch := mailboat.read_stretch(s, p, c, reading);
+            if stretch.batch is null and stretch.highest is not null then
+                c."position" := case when c.upto is null then 0 else c.position end;
+                c.upto := stretch.upto;
+                c.lowest := stretch.lowest;
+                c.highest := stretch.highest;
+                continue;
+            end if;
+            if stretch.batch is null then               -- a window that turned out to be empty
+                stretch.batch := '{}';
+                stretch.complete := true;
+            end if;
+            cut := mailboat.uncut(s, p, c, stretch, most);
+            exit when cut is not null and cut <= greatest(most, p.max_group);
+            if cut is not null or reading >= p.max_group then
+                raise exception 'a group of subscription % has more than % events', s.name, p.max_group
+                    using errcode = 'program_limit_exceeded',
+                          detail = format('It begins with event %s.', (stretch.batch[1]).event_id),
+                          hint = 'Group by something narrower, or raise spec.sink.pull.maxGroup.';
+            end if;
+            reading := least(reading * 4, p.max_group);
+        end loop;
+
+        passed := cut;
+        if cut > 0 then
+            aside := exists (select from mailboat.refusals r where r.subscription_id = s.id)
+                     or exists (select from mailboat.parked m where m.subscription_id = s.id and m.partition = c.partition);
+            returned := case when aside then (
+                select coalesce(sum(r.returns), 0) from mailboat.refusals r
+                where r.subscription_id = s.id
+                  and r.event_id = any (array(select u.event_id from unnest(stretch.batch[1:cut]) u))) else 0 end;
+            begun := mailboat.begun(journal, state || '|single');
+            died := greatest(begun - returned, 0);
+            singles := begun > 0 or mailboat.begun(journal, state || '|batch') > returned
+                       or (stretch.batch[1]).position <= c.suspect_until;
+            if begun = 0 and not singles then
+                begun := mailboat.begun(journal, state || '|batch');
+            end if;
+
+            if not aside and not singles then
+                taken := stretch.batch[1:cut];
+            else
+                -- The end of each event's group, by its place in the batch.
+                ends := array(
+                    select case when cardinality(p.group_by) = 0 or u.group_label is null then u.place
+                                when p.group_by = '{transaction}' then max(u.place) over (partition by u.group_label)
+                                else max(u.place) over (partition by u.group_label, u.run) end
+                    from (select b.group_label, b.place::integer as place,
+                                 b.place - row_number() over (partition by b.group_label order by b.place) as run
+                          from unnest(stretch.batch[1:cut]) with ordinality
+                               b("position", event_id, event_type, aggregate_type, aggregate_id, key, payload, content_type,
+                                 headers, tags, traceparent, created_at, slot, xid, group_label, place)) u
+                    order by u.place);
+                held := array(
+                    select distinct m.key from mailboat.parked m
+                    where p.ordered and m.subscription_id = s.id and m.partition = c.partition and m.key is not null
+                      and m.key = any (array(select u.key from unnest(stretch.batch[1:cut]) u)));
+                next := 1;
+                while next <= cut loop
+                    last := ends[next];
+                    for i in next + 1 .. cut loop
+                        exit when i > last;
+                        last := greatest(last, ends[i]);
+                    end loop;
+                    select r.* into noted
+                    from mailboat.refusals r
+                    where r.subscription_id = s.id
+                      and r.event_id = any (array(select u.event_id from unnest(stretch.batch[next:last]) u))
+                    order by r.final desc, r.failures desc, r.due_at desc nulls last
+                    limit 1;
+                    gives_up := noted.final or noted.failures >= p.max_attempts;
+                    if singles and cardinality(taken) = 0 and died > 0 and died + 1 >= p.max_attempts
+                       and coalesce(noted.failures = 0 and noted.due_at is null and not noted.final, true)
+                       and not exists (select from unnest(stretch.batch[next:last]) u where u.key = any (held)) then
+                        noted.failures := died + 1;
+                        noted.due_at := clock_timestamp();
+                        noted.reason := 'ConsumerDied';
+                        noted.error := mailboat.death_note(died + 1);
+                        gives_up := true;
+                        buried := true;
+                    end if;
+                    if noted.failures > 0 or noted.due_at is not null or noted.final
+                       or exists (select from unnest(stretch.batch[next:last]) u where u.key = any (held)) then
+                        ordinals := array(
+                            select mailboat.park_event(
+                                s, c, u.e, c.sequence + u.place, case when last > next then (stretch.batch[next]).position end,
+                                coalesce(noted.failures, 0),
+                                case when noted.reason is null and noted.due_at is null
+                                     then case when (u.e).key is null or not p.ordered then clock_timestamp() end
+                                     when u.place = next then coalesce(noted.due_at, clock_timestamp()) end,
+                                noted.reason, noted.error)
+                            from (select row(b."position", b.event_id, b.event_type, b.aggregate_type, b.aggregate_id, b.key,
+                                             b.payload, b.content_type, b.headers, b.tags, b.traceparent, b.created_at, b.slot,
+                                             b.xid, b.group_label)::mailboat.candidate as e, b.place + next - 1 as place
+                                  from unnest(stretch.batch[next:last]) with ordinality
+                                       b("position", event_id, event_type, aggregate_type, aggregate_id, key, payload,
+                                         content_type, headers, tags, traceparent, created_at, slot, xid, group_label, place)
+                                  order by b.place) u);
+                        if gives_up then
+                            perform mailboat.give_up(s, p, c.partition, ordinals);
+                        end if;
+                        if p.ordered and (not coalesce(gives_up, false) or p.blocks) then
+                            held := held || array(select u.key from unnest(stretch.batch[next:last]) u where u.key is not null);
+                        end if;
+                    else
+                        taken := taken || stretch.batch[next:last];
+                    end if;
+                    if aside then
+                        delete from mailboat.refusals r
+                        where r.subscription_id = s.id
+                          and r.event_id = any (array(select u.event_id from unnest(stretch.batch[next:last]) u));
+                    end if;
+                    passed := last;
+                    next := last + 1;
+                    exit when buried or singles and cardinality(taken) > 0;
+                end loop;
+                if cardinality(held) > 0 then
+                    perform mailboat.line_up(s.id, c.partition, held);
+                end if;
+                c.suspect_until := case when singles then greatest(c.suspect_until, (stretch.batch[cut]).position) end;
+                c.suspect_until := case when c.suspect_until > (stretch.batch[passed]).position then c.suspect_until end;
+            end if;
+            c.sequence := c.sequence + passed;
+            c.hi := greatest(c.hi, (stretch.batch[passed]).position);
+        end if;
+
+        if passed < cardinality(stretch.batch) or cardinality(stretch.batch) > reading then
+            c.upto := stretch.upto;
+            c.lowest := stretch.lowest;
+            c.highest := stretch.highest;
+            c."position" := case when passed = 0 then c.position else (stretch.batch[passed]).position end;
+        elsif stretch.complete then
+            c.done := stretch.upto;
+            c.upto := null;
+            c.lowest := null;
+            c.highest := null;
+            c.debts := null;
+            c."position" := 0;
+        else
+            c."position" := stretch.reach;
+        end if;
+        exit when buried or cardinality(taken) > 0 or c.upto is null;
+    end loop;
+
+    perform mailboat.save_cursor(c);
+    if buried then
+        return null;
+    end if;
+    if cardinality(taken) = 0 then
+        return '{}';
+    end if;
+    perform mailboat.note_begin(journal, state || case when singles then '|single' else '|batch' end, begun);
+    return array(
+        select row(u."position", u.event_id, u.event_type, u.aggregate_type, u.aggregate_id, u.key, u.payload, u.content_type,
+                   u.headers, u.tags, u.traceparent, u.created_at, c.partition, died + 1, begun, false,
+                   u.group_label)::mailboat.pulled
+        from unnest(taken) u);
+end
+$$;
+
+-- The next events of one free partition, for the caller's transaction: their effects and the progress commit together, or not
+-- at all. Nothing comes back while the subscription is paused, while all partitions are taken, and while there is nothing new;
+-- commit then too, and call again later (LISTEN mailboat shortens the wait, see mailboat.beat).
+create function mailboat.pull(subscription text, max_events integer default null, outbox text default null)
+    returns setof mailboat.pulled
+    language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+    set jit = off
+    set enable_seqscan = off
+    set enable_bitmapscan = off                         -- made whole before the first row comes and a limit can end it
+as $$
+declare
+    s      mailboat.subscriptions := mailboat.pull_subscription(subscription, outbox);
+    p      mailboat.pull_policies := mailboat.pull_policy(s);
+    most   integer := coalesce(max_events, p.batch_size);
+    c      mailboat.cursors;
+    ready  integer[];
+    fresh  boolean;
+    listed integer[];
+    chosen integer;
+    taken  mailboat.pulled[];
+begin
+    if most not between 1 and 10000 then
+        raise exception 'max_events must be between 1 and 10000, not %', most using errcode = 'invalid_parameter_value';
+    end if;
+    if s.state = 'Paused' then
+        return;
+    end if;
+    -- Partitions with an open window or due parked events first, or those with new events: by chance, so that a large backlog
+    -- of one partition does not keep the others waiting.
+    ready := array(
+        select m.partition from mailboat.cursors m
+        where m.subscription_id = s.id
+          and (m.upto is not null
+               or exists (select from mailboat.parked d
+                          where d.subscription_id = s.id and d.partition = m.partition and d.next_attempt_at <= clock_timestamp()))
+        order by random());
+    fresh := random() >= cardinality(ready)::double precision / s.partitions;
+    for turn in 1 .. 2 loop
+        listed := case when fresh then mailboat.fresh_partitions(s, p, moves => cardinality(ready) = 0) else ready end;
+        foreach chosen in array coalesce(listed, '{}') loop
+            c := mailboat.lock_cursor(s.id, chosen);
+            continue when c.partition is null;
+            -- Under the lock nobody repartitions or retires it: what is read now belongs together.
+            select m.* into s from mailboat.subscriptions m where m.id = s.id;
+            if s.state = 'Paused' then
+                return;
+            end if;
+            taken := mailboat.take_parked(s, p, c, most);
+            if cardinality(taken) = 0 then
+                taken := mailboat.take_window(s, p, c, most);
+            end if;
+            if taken is null then
+                return;
+            elsif cardinality(taken) > 0 then
+                perform set_config('mailboat.pulled', s.id::text, true);
+                return query select (t.e).* from (select u as e from unnest(taken) u) t;
+                return;
+            end if;
+        end loop;
+        fresh := not fresh;
+    end loop;
+end
+$$;
+
+-- ---- refuse ---------------------------------------------------------------------------------------------------------
+
+-- An event could not be handled. To be called after the rollback of the transaction that pulled it, in one of its own: counts the
+-- attempt, parks the event and what follows of its key, and makes it a dead letter when attempts are used up or `final` is
+-- true. `retry_in` overrides the back-off; `counted => false` returns the event without counting an attempt.
+-- Returns Parked, DeadLettered, Blocked, or Noted: the next pull of its partition sets it aside.
+create function mailboat.refuse(
+    subscription text, event_id uuid, error text, reason text default 'HandlerFailed', final boolean default false,
+    retry_in interval default null, counted boolean default true, outbox text default null
+) returns text
+    language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    s        mailboat.subscriptions := mailboat.pull_subscription(subscription, outbox);
+    p        mailboat.pull_policies := mailboat.pull_policy(s);
+    it       mailboat.parked;
+    members  bigint[];
+    tries    integer;
+begin
+    if current_setting('mailboat.pulled', true) = s.id::text then
+        raise exception 'mailboat.refuse: this transaction has pulled events of %: roll it back first', s.name
+            using errcode = 'object_not_in_prerequisite_state',
+                  hint = 'The pull counts the event as handled when it commits. Call mailboat.refuse in a transaction of its own.';
+    end if;
+    refuse.error := left(coalesce(refuse.error, ''), 16384);
+    select m.* into it from mailboat.parked m where m.subscription_id = s.id and m.event_id = refuse.event_id;
+    if found then
+        perform from mailboat.cursors m where m.subscription_id = s.id and m.partition = it.partition for no key update;
+        select m.* into it from mailboat.parked m where m.subscription_id = s.id and m.event_id = refuse.event_id;
+    end if;
+    if not found then
+        insert into mailboat.refusals as r (subscription_id, event_id, failures, returns, due_at, final, reason, error)
+        values (s.id, refuse.event_id, counted::integer, 1,
+                case when retry_in is not null then clock_timestamp() + retry_in
+                     when counted then clock_timestamp() + make_interval(secs => mailboat.pull_backoff(p, 1)) end,
+                refuse.final, refuse.reason, refuse.error)
+        on conflict on constraint refusals_pkey do update
+        set failures = r.failures + excluded.failures, returns = r.returns + 1, due_at = coalesce(excluded.due_at, r.due_at),
+            final = r.final or excluded.final, reason = excluded.reason, error = excluded.error, last_at = clock_timestamp();
+        return 'Noted';
+    end if;
+    members := array(select m.ordinal from mailboat.parked m
+                     where m.subscription_id = s.id and m.partition = it.partition
+                       and (m.ordinal = it.ordinal or m.unit = it.unit) order by m.ordinal);
+    tries := it.attempts + counted::integer;
+    update mailboat.parked m
+    set attempts = tries, reason = refuse.reason, last_error = refuse.error,
+        first_failed_at = coalesce(m.first_failed_at, clock_timestamp()), last_failed_at = clock_timestamp(),
+        next_attempt_at = case when m.ordinal = members[1] then clock_timestamp() + coalesce(
+            retry_in, case when counted then make_interval(secs => mailboat.pull_backoff(p, tries)) else interval '0' end) end
+    where m.subscription_id = s.id and m.ordinal = any (members);
+    if refuse.final or tries >= p.max_attempts then
+        return mailboat.give_up(s, p, it.partition, members);
+    end if;
+    return 'Parked';
+end
+$$;
+
+-- ---- once -----------------------------------------------------------------------------------------------------------
+
+-- Whether an event is new to a consumer; it is marked as handled, in the caller's transaction. For consumers that get their
+-- events from elsewhere: true means do it, false means it was done.
+create function mailboat.once(consumer text, event_id uuid) returns boolean
+    language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform mailboat.check_consumer(consumer, '');
+    insert into mailboat.handled (consumer, event_id) values (once.consumer, once.event_id)
+    on conflict on constraint handled_pkey do nothing;
+    return found;
+end
+$$;
+
+-- Takes a mark of mailboat.once back, so that the event is handled again. True if there was one.
+create function mailboat.forget(consumer text, event_id uuid) returns boolean
+    language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform mailboat.check_consumer(consumer, '');
+    delete from mailboat.handled h where h.consumer = forget.consumer and h.event_id = forget.event_id;
+    return found;
+end
+$$;
+
+-- Deletes marks of mailboat.once that are older than any redelivery can be; returns how many.
+create function mailboat.prune_handled(consumer text, older_than interval default '30 days') returns bigint
+    language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    pruned bigint;
+begin
+    perform mailboat.check_consumer(consumer, '');
+    delete from mailboat.handled h
+    where h.consumer = prune_handled.consumer and h.handled_at < clock_timestamp() - older_than;
+    get diagnostics pruned = row_count;
+    return pruned;
+end
+$$;
+
+-- ---- what consumers need beside events ------------------------------------------------------------------------------
+
+-- A heartbeat of one consumer process. While `idle_for` lasts, writers notify: LISTEN mailboat; the payload is the outbox.
+create function mailboat.beat(subscription text, instance text, idle_for interval default '0', outbox text default null)
+    returns void
+    language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    s mailboat.subscriptions := mailboat.pull_subscription(subscription, outbox);
+begin
+    insert into mailboat.consumers as c (subscription_id, instance, outbox, beat_at, idle_until)
+    values (s.id, beat.instance, s.outbox, clock_timestamp(), clock_timestamp() + least(idle_for, interval '5 minutes'))
+    on conflict on constraint consumers_pkey do update
+    set beat_at = excluded.beat_at, idle_until = excluded.idle_until, outbox = excluded.outbox;
+    delete from mailboat.consumers c where c.subscription_id = s.id and c.beat_at < clock_timestamp() - interval '1 hour';
+end
+$$;
+
+-- A consumer process that stops in good order.
+create function mailboat.leave(subscription text, instance text, outbox text default null) returns void
+    language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    s mailboat.subscriptions := mailboat.pull_subscription(subscription, outbox);
+begin
+    delete from mailboat.consumers c where c.subscription_id = s.id and c.instance = leave.instance;
+end
+$$;
+
+-- Makes time partitions ahead where no relay does; returns how many were made.
+create function mailboat.tend(subscription text, outbox text default null) returns integer
+    language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    s mailboat.subscriptions := mailboat.pull_subscription(subscription, outbox);
+begin
+    delete from mailboat.refusals r where r.subscription_id = s.id and r.last_at < clock_timestamp() - interval '30 days';
+    if (select relkind from pg_class where oid = to_regclass(s.outbox)) = 'p' then
+        return mailboat.ensure_partitions(s.outbox);
+    end if;
+    return 0;
+end
+$$;
+
+-- What a consumer kit reads at its start instead of a manifest.
+create function mailboat.consumer_settings(subscription text, outbox text default null) returns jsonb
+    language plpgsql stable security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    s mailboat.subscriptions := mailboat.pull_subscription(subscription, outbox);
+    p mailboat.pull_policies := mailboat.pull_policy(s);
+begin
+    return jsonb_build_object(
+        'outbox', s.outbox, 'state', s.state, 'partitions', s.partitions, 'batchSize', p.batch_size, 'groupBy', p.group_by,
+        'maxAttempts', p.max_attempts, 'noHandler', p.no_handler);
+end
+$$;
+
+-- How far a pull subscription is behind: matching events that no cursor has passed (counted up to `most`), the age of the
+-- oldest in seconds, parked events and dead letters that were not replayed.
+create function mailboat.pull_lag(
+    subscription text, most integer default 10000, outbox text default null,
+    out pending bigint, out bounded boolean, out oldest double precision, out parked bigint, out dead bigint
+)
+    language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+    set jit = off
+    set enable_seqscan = off
+    set enable_bitmapscan = off
+as $$
+declare
+    s mailboat.subscriptions := mailboat.pull_subscription(subscription, outbox);
+    p mailboat.pull_policies := mailboat.pull_policy(s);
+begin
+    execute format($lag$
+        with mine as materialized (
+            select m.partition, m.done, m.upto, m.position, m.debts from mailboat.cursors m where m.subscription_id = $1
+        ), edge as materialized (
+            select min(pg_snapshot_xmax(done)::text::numeric)::text::xid8 as xmax from mine
+        ), found as (
+            select e.id, e.xid, e.slot, e.created_at, e.event_type, e.aggregate_type, e.tags from %1$s as e
+            where e.xid = any (array(select distinct pg_snapshot_xip(done) from mine)) and e.xid < (select xmax from edge)
+            union all
+            select e.id, e.xid, e.slot, e.created_at, e.event_type, e.aggregate_type, e.tags from %1$s as e
+            where e.xid >= (select xmax from edge)
+            limit $2
+        ), looked_at as (
+            select e.created_at,
+                   mine.partition is not null and not pg_visible_in_snapshot(e.xid, mine.done)
+                   and not coalesce(pg_visible_in_snapshot(e.xid, mine.upto) and e.id <= mine.position, false)
+                   and not coalesce(mailboat.settled_before(mine.debts, e.slot, e.xid, e.id), false)
+                   and %3$s as waits
+            from found as e left join mine on mine.partition = e.slot %% %2$s
+            offset 0
+        )
+        select count(*) filter (where waits), count(*) >= $2,
+               extract(epoch from clock_timestamp() - min(created_at) filter (where waits))::float8
+        from looked_at$lag$, mailboat.pull_rows(s.outbox, p.columns), s.partitions, mailboat.pull_wanted(s, p))
+    using s.id, most
+    into pending, bounded, oldest;
+    select count(*) into parked from mailboat.parked m where m.subscription_id = s.id;
+    select count(*) into dead from mailboat.dead_letters m where m.subscription_id = s.id and m.replayed_at is null;
+end
+$$;
+
+-- ---- waking and rights ----------------------------------------------------------------------------------------------
+
+-- As before, and for idle consumers too.
+create or replace function mailboat.ring() returns trigger
+    language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+    set lock_timeout = '50ms'
+as $$
+begin
+    if (exists (select
+                from mailboat.doorbells d join mailboat.relays r on r.id = d.relay
+                where d.outbox = tg_argv[0] and d.rings and r.expires_at > clock_timestamp())
+        or exists (select from mailboat.consumers c where c.outbox = tg_argv[0] and c.idle_until > clock_timestamp()))
+       and pg_notification_queue_usage() <= 0.1
+    then
+        perform pg_notify('mailboat', tg_argv[0]);
+    end if;
+    return null;
+exception when others then
+    return null;
+end
+$$;
+
+do $$
+begin
+    if not exists (select from pg_roles where rolname = 'mailboat_consumer') then
+        create role mailboat_consumer nologin;
+    end if;
+exception
+    when duplicate_object or unique_violation then null;
+    when insufficient_privilege then null;
+end
+$$;
+
+-- Nobody but the owner calls what the functions above are made of. (Whoever makes journals changes nothing else.)
+do $$
+declare
+    internal regprocedure;
+begin
+    for internal in
+        select p.oid from pg_proc p
+        where p.pronamespace = 'mailboat'::regnamespace
+          and p.proname in ('grant_consumer', 'revoke_consumer', 'outbox_of', 'drop_journals', 'read_stretch', 'window_bounds',
+                            'uncut', 'park_event', 'line_up', 'give_up', 'begun', 'note_begin', 'lock_cursor', 'save_cursor',
+                            'fresh_partitions', 'take_parked', 'take_window', 'pull', 'once', 'forget', 'prune_handled', 'beat',
+                            'leave', 'tend', 'consumer_settings', 'pull_lag')
+           or p.oid = 'mailboat.refuse(text, uuid, text, text, boolean, interval, boolean, text)'::regprocedure
+    loop
+        execute format('revoke execute on function %s from public', internal);
+    end loop;
+end
+$$;
+
+-- Grants mailboat_consumer, where it exists, what consumers call. Each of these functions checks who may consume what.
+create function mailboat.grant_consumer_role() returns void
+    language plpgsql
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    role text;
+begin
+    for role in select 'mailboat_consumer' union select 'mailboat_relay' union select o.relay from mailboat.outboxes o loop
+        if to_regrole(quote_ident(role)) is not null then
+            execute format('grant usage on schema mailboat to %I', role);
+            execute format(
+                'grant execute on function mailboat.pull(text, integer, text),'
+                ' mailboat.refuse(text, uuid, text, text, boolean, interval, boolean, text), mailboat.once(text, uuid),'
+                ' mailboat.forget(text, uuid), mailboat.prune_handled(text, interval), mailboat.beat(text, text, interval, text),'
+                ' mailboat.leave(text, text, text), mailboat.tend(text, text), mailboat.consumer_settings(text, text),'
+                ' mailboat.pull_lag(text, integer, text) to %I', role);
+        end if;
+    end loop;
+end
+$$;
+
+revoke execute on function mailboat.grant_consumer_role() from public;

@@ -1,0 +1,423 @@
+"""`mailboat.pull`, `refuse` and `once`: what a consumer of any language relies on, by plain SQL (C1 to C8)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+
+import psycopg
+import pytest
+
+from mailboat_harbor.postgres import Database
+from support.databases import migrated_database
+from support.inprocess_relay import afloat, status_of
+from support.pulling import NAME, Puller, declare, emit
+from support.relay_processes import outbox_relay
+from support.relay_processes import subscription as relay_subscription
+from support.renamed_table import RENAMED, make_renamed
+from support.wait import await_until, wait_until
+
+REPEATABLE_READ = psycopg.IsolationLevel.REPEATABLE_READ
+MakePuller = Callable[..., Puller]
+
+
+@pytest.fixture(params=["postgres", pytest.param("postgres14", marks=pytest.mark.verify)])
+def outbox(request: pytest.FixtureRequest) -> Iterator[Database]:
+    yield from migrated_database(request.getfixturevalue(request.param))
+
+
+@pytest.fixture
+def puller(outbox: Database) -> Iterator[MakePuller]:
+    """``puller()`` is another consumer."""
+    made: list[Puller] = []
+
+    def make(isolation: psycopg.IsolationLevel | None = None, url: str | None = None) -> Puller:
+        made.append(Puller(url or outbox.url, isolation))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def dead_letters(outbox: Database) -> list[tuple[str, int, str]]:
+    rows = outbox.execute(
+        "select convert_from(payload, 'UTF8'), attempts, reason from mailboat.dead_letters order by dead_id"
+    )
+    return [(payload, attempts, reason) for payload, attempts, reason in rows]
+
+
+# ---- progress -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("isolation", [None, REPEATABLE_READ], ids=["read committed", "repeatable read"])
+def test_effects_and_progress_commit_together_or_not_at_all(
+    outbox: Database, puller: MakePuller, isolation: psycopg.IsolationLevel | None
+) -> None:
+    declare(outbox)
+    emit(outbox, "a-1", "b-1", "a-2")
+    consumer = puller(isolation)
+    assert consumer.ids() == ["a-1", "b-1", "a-2"]
+    consumer.connection.rollback()
+    assert consumer.ids(2) == ["a-1"]  # one at a time, since a consumer did not come back with them
+    consumer.connection.commit()
+    consumer.vanish()
+    consumer = puller(isolation)
+    assert consumer.take_all() == ["b-1", "a-2"]
+    emit(outbox, "a-3")
+    assert consumer.take_all() == ["a-3"]
+
+
+def test_a_large_window_is_walked_and_late_events_come_once(outbox: Database, puller: MakePuller) -> None:
+    declare(outbox, partitions=4)
+    consumer, late = puller(), psycopg.connect(outbox.url)
+    late.execute("insert into mailboat.outbox (event_type, key, payload) values ('x', 'k', 'late')")
+    emit(outbox, "a-1")
+    assert consumer.take_all() == ["a-1"]  # the cursors' snapshots have the late transaction among the running ones
+    outbox.execute(
+        "insert into mailboat.outbox (event_type, key, payload)"
+        " select 'x', 'k' || n % 7, n::text::bytea from generate_series(1, 5000) n"
+    )
+    late.commit()
+    late.close()
+    got = consumer.take_all(300)
+    assert sorted(got) == sorted([*map(str, range(1, 5001)), "late"])
+    for key in range(7):
+        of_key = [int(each) for each in got if each != "late" and int(each) % 7 == key]
+        assert of_key == sorted(of_key)
+    ((closed,),) = outbox.execute("select bool_and(upto is null) from mailboat.cursors")
+    assert closed
+
+
+def test_consumers_share_partitions_and_a_key_is_never_in_two_hands(outbox: Database, puller: MakePuller) -> None:
+    declare(outbox, partitions=8)
+    emit(outbox, *(f"k{n}-1" for n in range(20)))
+    first, second = puller(), puller(REPEATABLE_READ)
+    in_first, in_second = first.pull(), second.pull()
+    assert in_first
+    assert in_second
+    assert {each.partition for each in in_first}.isdisjoint({each.partition for each in in_second})
+    emit(outbox, *(f"{each.key}-2" for each in in_first))
+    third = puller().take_all()
+    assert not {each.partition("-")[0] for each in third} & {each.key for each in in_first}
+
+
+def test_filters_and_the_start_are_heeded(outbox: Database, puller: MakePuller) -> None:
+    emit(outbox, "old-1")
+    declare(
+        outbox,
+        partitions=2,
+        start={"from": "Latest"},
+        filter={"eventTypes": ["order.*", "100%"], "tags": {"allOf": ["eu"], "noneOf": ["test"]}},
+    )
+    emit(outbox, "a-1", type="order.placed", tags=["eu"])
+    emit(outbox, "a-2", type="order.placed", tags=["eu", "test"])
+    emit(outbox, "a-3", type="other", tags=["eu"])
+    emit(outbox, "a-4", type="100%", tags=["eu", "x"])
+    emit(outbox, "a-5", type="1000", tags=["eu"])
+    assert puller().take_all() == ["a-1", "a-4"]
+
+
+def test_what_is_for_others_is_passed_without_an_event_and_an_idle_pull_writes_nothing(
+    outbox: Database, puller: MakePuller
+) -> None:
+    declare(outbox, partitions=2, filter={"eventTypes": ["wanted"]})
+    emit(outbox, "a-1")
+    consumer = puller()
+    before = outbox.execute("select done::text from mailboat.cursors")
+    assert consumer.take() == []
+    moved = outbox.execute("select done::text from mailboat.cursors")
+    assert moved != before
+    versions = outbox.execute("select ctid::text from mailboat.cursors order by partition")
+    assert consumer.take() == []
+    assert outbox.execute("select ctid::text from mailboat.cursors order by partition") == versions
+
+
+def test_nothing_comes_while_paused_and_a_change_of_partitions_loses_and_doubles_nothing(
+    outbox: Database, puller: MakePuller
+) -> None:
+    declare(outbox, partitions=2)
+    events = [f"k{n % 9}-{n}" for n in range(60)]
+    emit(outbox, *events)
+    consumer = puller()
+    got = consumer.take(10)
+    held = consumer.pull(5)
+    consumer.refuse(held[0], retry_in="1 hour")
+    outbox.execute("update mailboat.subscriptions set state = 'Paused'")
+    assert consumer.take() == []
+    outbox.execute("update mailboat.subscriptions set state = 'Running'")
+    declare(outbox, partitions=5)
+    outbox.execute("update mailboat.parked set next_attempt_at = clock_timestamp() where next_attempt_at is not null")
+    got += consumer.take_all(7)
+    outbox.execute("update mailboat.parked set next_attempt_at = clock_timestamp() where next_attempt_at is not null")
+    got += consumer.take_all(7)
+    assert sorted(got) == sorted(events)
+    for key in range(9):
+        numbers = [int(each.partition("-")[2]) for each in got if each.startswith(f"k{key}-")]
+        assert numbers == sorted(numbers)
+
+
+def test_a_table_with_columns_of_other_names_is_pulled_too(outbox: Database, puller: MakePuller) -> None:
+    make_renamed(outbox)
+    declare(outbox, RENAMED)
+    outbox.execute(f"insert into {RENAMED.table} ({RENAMED.columns['event_type']}, payload) values ('x', 'one')")
+    assert puller().take_all() == ["one"]
+
+
+# ---- refusals -----------------------------------------------------------------------------------------------------
+
+
+def test_a_refused_event_holds_its_key_only_and_dies_after_its_attempts(outbox: Database, puller: MakePuller) -> None:
+    declare(outbox, delivery={"maxAttempts": 3})
+    emit(outbox, "a-1", "a-2", "b-1", "a-3", "c-1")
+    consumer = puller()
+    poison = consumer.pull()[1]
+    assert consumer.refuse(poison, "no such wallet") == "Noted"
+    got = consumer.take()
+    assert got == ["a-1", "b-1", "c-1"]
+    emit(outbox, "a-4", "b-2")
+    outcomes: list[str] = []
+    while not outcomes or outcomes[-1] == "Parked":
+        batch = wait_until(consumer.pull, what="the next attempt")
+        if batch[0].event_id != poison.event_id:
+            got += [bytes(each.payload).decode() for each in batch]
+            consumer.connection.commit()
+            continue
+        assert [each.attempt for each in batch] == [2 + len(outcomes)]  # alone: what is behind it is not tried
+        outcomes.append(consumer.refuse(batch[0], "still not"))
+    assert outcomes == ["Parked", "DeadLettered"]
+    assert dead_letters(outbox) == [("a-2", 3, "HandlerFailed")]
+    got += consumer.take_all()
+    assert [each for each in got if each[0] == "a"] == ["a-1", "a-3", "a-4"]
+    assert sorted(got) == ["a-1", "a-3", "a-4", "b-1", "b-2", "c-1"]
+
+
+def test_final_later_and_uncounted_refusals(outbox: Database, puller: MakePuller) -> None:
+    declare(outbox)
+    emit(outbox, "a-1", "b-1", "c-1")
+    consumer = puller()
+    a, b, c = consumer.pull()
+    consumer.refuse(a, "never", final=True, reason="Refused")
+    consumer.refuse(b, "bank closed", retry_in="1 hour", counted=False)
+    consumer.refuse(c, "shutting down", counted=False)
+    assert consumer.take_all() == ["c-1"]
+    assert dead_letters(outbox) == [("a-1", 1, "Refused")]
+    assert outbox.execute("select attempts, next_attempt_at > now() + interval '50 min' from mailboat.parked") == [
+        (0, True)
+    ]
+    outbox.execute("update mailboat.parked set next_attempt_at = now()")
+    assert [each.attempt for each in consumer.pull()] == [1]
+
+
+def test_a_blocked_key_waits_for_a_person(outbox: Database, puller: MakePuller) -> None:
+    declare(outbox, delivery={"maxAttempts": 1, "onExhausted": "Block"})
+    emit(outbox, "a-1", "a-2", "b-1")
+    consumer = puller()
+    consumer.refuse(consumer.pull()[0])
+    assert consumer.take_all() == ["b-1"]
+    outbox.execute("update mailboat.parked set blocked = false, attempts = 0, next_attempt_at = now() where blocked")
+    assert consumer.take_all() == ["a-1", "a-2"]
+
+
+def test_without_order_a_refused_event_holds_nothing_up(outbox: Database, puller: MakePuller) -> None:
+    declare(outbox, ordering="None")
+    emit(outbox, "a-1", "a-2")
+    consumer = puller()
+    consumer.refuse(consumer.pull()[0], retry_in="1 hour")
+    assert consumer.take_all() == ["a-2"]
+
+
+def test_a_refusal_in_the_transaction_of_the_pull_is_an_error(outbox: Database, puller: MakePuller) -> None:
+    declare(outbox)
+    emit(outbox, "a-1")
+    consumer = puller()
+    (event,) = consumer.pull()
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="roll it back first"):
+        consumer.run("select mailboat.refuse(%s, %s, 'no')", NAME, event.event_id)
+
+
+def test_an_event_that_kills_its_consumers_is_found(outbox: Database, puller: MakePuller) -> None:
+    """A crash is a rollback: nothing but the journal remembers it (reason ConsumerDied)."""
+    declare(outbox, delivery={"maxAttempts": 3})
+    emit(outbox, "a-1", "b-1", "lethal-1", "c-1", "lethal-2", "a-2")
+    got: list[str] = []
+    for _ in range(40):
+        consumer = puller()
+        batch = consumer.ids()
+        if "lethal-1" in batch:
+            consumer.vanish()
+            continue
+        got += batch
+        consumer.connection.commit()
+    assert dead_letters(outbox) == [("lethal-1", 3, "ConsumerDied")]
+    assert got == ["a-1", "b-1", "c-1", "lethal-2", "a-2"]
+
+
+def test_a_parked_event_that_kills_its_consumers_is_found_too(outbox: Database, puller: MakePuller) -> None:
+    declare(outbox, delivery={"maxAttempts": 3})
+    emit(outbox, "a-1", "a-2")
+    consumer = puller()
+    consumer.refuse(consumer.pull()[0])
+    consumer.take()  # sets it aside
+    for _ in range(2):
+        consumer = puller()
+        assert wait_until(consumer.ids, what="the next attempt") == ["a-1"]
+        consumer.vanish()
+    consumer = puller()
+    got = consumer.take() + consumer.take_all()
+    assert dead_letters(outbox) == [("a-1", 3, "ConsumerDied")]
+    assert got == ["a-2"]
+
+
+# ---- groups -------------------------------------------------------------------------------------------------------
+
+BY_USER = {"groupBy": ["tenant", "user"], "batchSize": 100}
+
+
+def test_a_group_is_never_cut_and_fails_as_a_whole(outbox: Database, puller: MakePuller) -> None:
+    declare(outbox, delivery={**BY_USER, "maxAttempts": 2})
+    group = [f"u-{n}" for n in range(120)]
+    emit(outbox, *group, headers={"tenant": "acme"}, tags=["user=1"])
+    emit(outbox, "v-1", headers={"tenant": "acme"}, tags=["user=2"])
+    consumer = puller()
+    batch = consumer.pull()
+    assert [bytes(each.payload).decode() for each in batch] == group
+    consumer.refuse(batch[-1], "the last one fails")
+    assert consumer.take() == ["v-1"]
+    again = wait_until(consumer.pull, what="the group's next attempt")
+    assert [bytes(each.payload).decode() for each in again] == group
+    assert {each.attempt for each in again} == {2}
+    assert consumer.refuse(again[-1], "again") == "DeadLettered"
+    assert [payload for payload, _, _ in dead_letters(outbox)] == group
+
+
+def test_the_events_of_a_transaction_come_together_whatever_lies_between(outbox: Database, puller: MakePuller) -> None:
+    declare(outbox, delivery={"groupBy": ["transaction"], "batchSize": 2})
+    with psycopg.connect(outbox.url) as one, psycopg.connect(outbox.url) as two:
+        for n in range(4):
+            one.execute("insert into mailboat.outbox (event_type, payload) values ('x', %s)", (f"one-{n}".encode(),))
+            two.execute("insert into mailboat.outbox (event_type, payload) values ('x', %s)", (f"two-{n}".encode(),))
+    emit(outbox, "three-1", "three-2", "three-3")
+    consumer = puller()
+    assert sorted(consumer.take()) == sorted(f"{who}-{n}" for who in ("one", "two") for n in range(4))
+    assert consumer.take() == ["three-1", "three-2", "three-3"]
+
+
+def test_a_group_beyond_the_limit_fails_loudly(outbox: Database, puller: MakePuller) -> None:
+    declare(outbox, delivery={**BY_USER, "batchSize": 2, "maxGroup": 5})
+    emit(outbox, *(f"u-{n}" for n in range(6)), tags=["user=1"])
+    with pytest.raises(psycopg.errors.ProgramLimitExceeded, match="more than 5 events"):
+        puller().pull()
+
+
+# ---- once, waking, rights -----------------------------------------------------------------------------------------
+
+
+def test_once_says_whether_an_event_is_new_in_the_callers_transaction(outbox: Database, puller: MakePuller) -> None:
+    event = "00000000-0000-0000-0000-000000000001"
+    one, two = puller(), puller()
+
+    def once(consumer: Puller) -> bool:
+        ((is_new,),) = consumer.run("select mailboat.once('billing', %s)", event)
+        return bool(is_new)
+
+    assert once(one)
+    one.connection.rollback()
+    assert once(one)
+    answers: list[bool] = []
+    waiting = threading.Thread(target=lambda: answers.append(once(two)))  # until the first one has decided
+    waiting.start()
+    one.connection.commit()
+    waiting.join()
+    assert answers == [False]
+    two.connection.commit()
+    assert one.run("select mailboat.forget('billing', %s)", event) == [(True,)]
+    assert once(one)
+
+
+def test_writers_notify_while_a_consumer_is_idle(outbox: Database, puller: MakePuller) -> None:
+    declare(outbox)
+    consumer = puller()
+    consumer.connection.autocommit = True
+    consumer.run("select mailboat.beat(%s, 'one', '1 minute')", NAME)
+    consumer.connection.execute("listen mailboat")
+    emit(outbox, "a-1")
+    assert [each.payload for each in consumer.connection.notifies(timeout=30, stop_after=1)] == ["mailboat.outbox"]
+    consumer.run("select mailboat.leave(%s, 'one')", NAME)
+    assert outbox.execute("select count(*) from mailboat.consumers") == [(0,)]
+
+
+def test_a_consumer_may_pull_what_was_granted_and_nothing_else(outbox: Database, puller: MakePuller) -> None:
+    declare(outbox)
+    emit(outbox, "a-1")
+    role = f"app_{outbox.name}"
+    outbox.execute(f"create role {role} login in role mailboat_consumer")
+    try:
+        consumer = puller(url=outbox.url_for(role))
+        for forbidden in (
+            "select * from mailboat.pull('shop/view')",
+            "select mailboat.refuse('shop/view', gen_random_uuid(), 'no')",
+            "select mailboat.once('billing', gen_random_uuid())",
+            "select * from mailboat.outbox",
+            "select * from mailboat.cursors",
+            "select mailboat.grant_consumer('shop/view', current_user)",
+            "select mailboat.give_up(s, p, 0, '{}') from mailboat.subscriptions s, mailboat.pull_policies p",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                consumer.connection.execute(forbidden)
+            consumer.connection.rollback()
+        outbox.execute(f"select mailboat.grant_consumer('shop/view', '{role}')")
+        consumer.connection.execute("create temporary table cursors (x int)")
+        consumer.connection.execute("set search_path = pg_temp, pg_catalog")
+        (event,) = consumer.pull()
+        consumer.refuse(event, retry_in="0")
+        assert consumer.take() + consumer.take() == ["a-1"]
+        assert consumer.run("select pending, parked, dead from mailboat.pull_lag('shop/view')") == [(0, 0, 0)]
+        consumer.close()
+    finally:
+        outbox.execute(f"drop owned by {role}; drop role {role}")
+
+
+@pytest.mark.parametrize(
+    ("statement", "complaint"),
+    [
+        ("select * from mailboat.pull('shop/none')", "there is no subscription shop/none"),
+        ("select * from mailboat.pull('shop/view', 0)", "between 1 and 10000"),
+        ("select * from mailboat.pull('shop/relayed')", "delivered by relays, not pulled"),
+    ],
+)
+def test_what_a_caller_does_wrong_is_said(outbox: Database, puller: MakePuller, statement: str, complaint: str) -> None:
+    declare(outbox)
+    outbox.execute(
+        "insert into mailboat.subscriptions (outbox, name, partitions) values ('mailboat.outbox', 'shop/relayed', 1)"
+    )
+    with pytest.raises(psycopg.Error, match=complaint):
+        puller().connection.execute(statement)
+
+
+def test_journals_go_with_their_subscription(outbox: Database) -> None:
+    journals = "select count(*) from pg_class where relname like 'journal_%' and relkind = 'S'"
+    declare(outbox, partitions=3)
+    assert outbox.execute(journals) == [(6,)]
+    outbox.execute("delete from mailboat.subscriptions")
+    assert outbox.execute(journals) == [(0,)]
+
+
+# ---- relays -------------------------------------------------------------------------------------------------------
+
+
+async def test_one_relay_reports_the_lag_and_none_delivers(outbox: Database) -> None:
+    """C10, and DESIGN: relays declare pull subscriptions, and leave their partitions to consumers."""
+    manifests = outbox_relay(outbox.url), relay_subscription("view", {"pull": {}}, partitions=2)
+    emit(outbox, "a-1", "b-1", "c-1")
+    async with afloat(*manifests, relay="one") as one, afloat(*manifests, relay="two") as two:
+        await await_until(lambda: status_of(one, "view").lag == 3, what="relay one to report the lag")
+        assert (status_of(two, "view").lag, status_of(two, "view").owned) == (0, ())
+        consumer = Puller(outbox.url, name="faults/view")
+        taken = await asyncio.to_thread(consumer.take_all)
+        consumer.close()
+        assert sorted(taken) == ["a-1", "b-1", "c-1"]
+        await await_until(lambda: status_of(one, "view").lag == 0, what="relay one to report no lag")
+        assert [each.partition for each in status_of(one, "view").owned] == [0, 1]
+    assert outbox.execute("select count(*) from mailboat.cursors where epoch is not null") == [(0,)]

@@ -1,0 +1,113 @@
+"""Pull subscriptions for tests: declared as `mailboat migrate -f` declares them, and pulled by plain SQL."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg.rows import namedtuple_row
+from psycopg.types.json import Jsonb
+
+from mailboat.outbox.declaring import declare_pulled
+from mailboat.outbox.layout import Layout
+from mailboat.outbox.link import Link
+from mailboat_harbor.postgres import Database
+from mailboat_spec import EventSubscription
+
+NAME = "shop/view"
+SOON = {"initial": "1ms", "max": "1ms", "jitter": 0.0}
+
+
+def subscription(**spec: Any) -> EventSubscription:
+    """An EventSubscription shop/view with ``sink: {pull: {}}``, one partition and no waits."""
+    delivery = {"backoff": SOON, **spec.pop("delivery", {})}
+    return EventSubscription.model_validate(
+        {
+            "apiVersion": "mailboat.dev/v1alpha1",
+            "kind": "EventSubscription",
+            "metadata": {"name": "view", "namespace": "shop"},
+            "spec": {
+                "relayRef": {"name": "orders"},
+                "sink": {"pull": {}},
+                "partitions": 1,
+                "delivery": delivery,
+                **spec,
+            },
+        }
+    )
+
+
+def declare(database: Database, layout: Layout | None = None, **spec: Any) -> None:
+    async def run() -> None:
+        link = await Link.open(lambda: database.url, "test")
+        try:
+            await declare_pulled(link, layout or Layout(), [subscription(**spec)])
+        finally:
+            await link.close()
+
+    asyncio.run(run())
+
+
+class Puller:
+    """One consumer: a connection, its open transaction, and the statements that a consumer of any language sends."""
+
+    def __init__(self, url: str, isolation: psycopg.IsolationLevel | None = None, name: str = NAME) -> None:
+        self.name = name
+        self.connection = psycopg.connect(url, row_factory=namedtuple_row, prepare_threshold=None)
+        self.connection.isolation_level = isolation
+
+    def pull(self, most: int | None = None) -> list[Any]:
+        return self.run("select * from mailboat.pull(%s, %s)", self.name, most)
+
+    def ids(self, most: int | None = None) -> list[str]:
+        """The payloads of what was pulled, as text."""
+        return [bytes(row.payload).decode() for row in self.pull(most)]
+
+    def take(self, most: int | None = None) -> list[str]:
+        """Pull and commit."""
+        found = self.ids(most)
+        self.connection.commit()
+        return found
+
+    def take_all(self, most: int | None = None) -> list[str]:
+        """Pull and commit until nothing comes."""
+        found: list[str] = []
+        while batch := self.take(most):
+            found += batch
+        return found
+
+    def refuse(self, event: Any, error: str = "no", **options: Any) -> str:
+        """After a rollback, in a transaction of its own."""
+        self.connection.rollback()
+        named = "".join(f", {option} => %s" for option in options)
+        statement: Any = f"select mailboat.refuse(%s, %s, %s{named})"
+        ((outcome,),) = self.run(statement, self.name, event.event_id, error, *options.values())
+        self.connection.commit()
+        return str(outcome)
+
+    def run(self, statement: LiteralString, *values: Any) -> list[Any]:
+        return self.connection.execute(statement, values).fetchall()
+
+    def vanish(self) -> None:
+        """What the server sees of a killed consumer: the connection ends in the middle of its transaction."""
+        self.connection.pgconn.finish()
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+def emit(database: Database, *payloads: str, key: str | None = None, **event: Any) -> None:
+    """One transaction: an event per payload, with the key given, or with what is before the payload's dash."""
+    with psycopg.connect(database.url) as connection:
+        for payload in payloads:
+            connection.execute(
+                "insert into mailboat.outbox (event_type, payload, key, headers, tags) values (%s, %s, %s, %s, %s)",
+                (
+                    event.get("type", "x"),
+                    payload.encode(),
+                    key or payload.partition("-")[0],
+                    Jsonb(event["headers"]) if "headers" in event else None,
+                    event.get("tags", []),
+                ),
+            )
