@@ -1,10 +1,37 @@
 """Mailboat: carries a PostgreSQL transactional outbox to the outside world.
 
-An application needs two names of it, inside its own transaction: `emit` and `emit_many`.
+An application that writes events needs two names of it, inside its own transaction: `emit` and `emit_many`. One that
+handles events needs `Consumer`, `Event`, and `Ignore`, `RetryLater` and `Refuse` to raise; those are imported when they
+are first used.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from mailboat.emitting import emit, emit_many
 from mailboat.errors import EmitRefused, MailboatError
 from mailboat.newevent import NewEvent
 
-__all__ = ["EmitRefused", "MailboatError", "NewEvent", "emit", "emit_many"]
+if TYPE_CHECKING:
+    from mailboat.consumer import Consumer, Event, Ignore, Refuse, RetryLater
+
+__all__ = [
+    "Consumer",
+    "EmitRefused",
+    "Event",
+    "Ignore",
+    "MailboatError",
+    "NewEvent",
+    "Refuse",
+    "RetryLater",
+    "emit",
+    "emit_many",
+]
+
+_OF_CONSUMERS = frozenset({"Consumer", "Event", "Ignore", "Refuse", "RetryLater"})
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OF_CONSUMERS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("mailboat.consumer"), name)

@@ -17,7 +17,7 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import web
 
@@ -149,6 +149,12 @@ def _text(text: str, status: int = 200) -> web.Response:
     return web.Response(text=text + "\n", status=status)
 
 
+class Answers(Protocol):
+    """What can be served: a relay's surface, or a consumer's."""
+
+    def application(self) -> web.Application: ...
+
+
 class HttpServer:
     """The surface on a socket. The socket is bound first, so that the relay knows its own address before it starts."""
 
@@ -178,7 +184,7 @@ class HttpServer:
             host = socket.gethostname()
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
-    async def start(self, surface: Surface) -> None:
+    async def start(self, surface: Answers) -> None:
         # No access log: probes and scrapes come every few seconds.
         self._runner = web.AppRunner(
             surface.application(),

@@ -1,0 +1,31 @@
+"""The consumer kit: application code at the end of a subscription.
+
+    view = Consumer("shop/orders-view", manifests="manifests/")
+
+    @view.on("order.*")
+    async def project(order: Order, event: Event, tx: AsyncConnection) -> None:
+        await tx.execute("insert into orders_view ...")
+
+    view.run()
+
+Layers, from the top:
+
+| module | holds |
+|---|---|
+| ``kit`` | ``Consumer``: registration, configuration, life cycle |
+| ``pull_source`` | the engine for pull subscriptions: workers, wake-up, reconnects |
+| ``transactions`` | one worker's connection: psycopg and SQLAlchemy, synchronous and asynchronous |
+| ``dispatch`` | which handlers run for a batch, with which arguments; knows no source |
+| ``handlers``, ``payloads`` | a registered function and how its arguments are made |
+| ``outcomes``, ``received`` | what a handler may say, and what it gets |
+
+A worker of the pull engine: *idle* (waits for a notification or the next poll) → *pulled* (a transaction is open, its
+partition is locked) → *handling* → *committed*; or → *rolled back* → *refused* (in a transaction of its own). A source
+for brokers replaces ``pull_source`` and ``transactions`` and uses the rest as it is.
+"""
+
+from mailboat.consumer.kit import Consumer
+from mailboat.consumer.outcomes import Ignore, Refuse, RetryLater
+from mailboat.consumer.received import Event
+
+__all__ = ["Consumer", "Event", "Ignore", "Refuse", "RetryLater"]

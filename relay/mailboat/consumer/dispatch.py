@@ -1,0 +1,164 @@
+"""Runs the handlers of a batch. Knows events, handlers and outcomes, and no source.
+
+A batch is what a source wants to be handled together: one event, or all events of one transaction. All handlers of an
+event run, or none counts: an error in one of them is the event's error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, Protocol
+
+from mailboat.consumer.handlers import Handler, TransactionKind
+from mailboat.consumer.outcomes import HasNoHandler, Ignore, Refusal, refusal_for
+from mailboat.consumer.received import Event
+from mailboat.consumer.tracing import handling
+from mailboat.errors import ConfigError
+from mailboat_spec import NoHandler
+
+
+class Scope(Protocol):
+    """Where handlers run: the transaction that they are given, and the thread for those that are not async."""
+
+    def transaction(self, kind: TransactionKind) -> Any: ...
+
+    async def in_thread(self, function: Callable[[], Any]) -> Any: ...
+
+
+class NotHandled(Exception):
+    """An event of a batch was not handled. ``event`` is None where it is not known which one is to blame."""
+
+    def __init__(self, event: Event | None, refusal: Refusal) -> None:
+        super().__init__(refusal.reason)
+        self.event = event
+        self.refusal = refusal
+
+
+@dataclass(slots=True)
+class Counts:
+    """Since the process started."""
+
+    handled: int = 0
+    ignored: int = 0
+    refused: int = 0
+    redelivered: int = 0
+    last_error: str | None = None
+
+
+@dataclass(slots=True)
+class Dispatcher:
+    """The handlers of one consumer."""
+
+    name: str
+    handlers: list[Handler] = field(default_factory=list)
+    no_handler: NoHandler = NoHandler.DEAD_LETTER
+    counts: Counts = field(default_factory=Counts)
+    _by_type: dict[str, tuple[Handler, ...]] = field(default_factory=dict)
+
+    def add(self, new: Handler) -> None:
+        self.handlers.append(new)
+        self._by_type.clear()
+
+    def transaction_kind(self) -> TransactionKind | None:
+        """What the handlers want as their transaction; sessions and connections of one vendor go together."""
+        kinds = {each.transaction_kind for each in self.handlers if each.transaction_kind is not None}
+        if len({(kind.vendor, kind.is_async) for kind in kinds}) > 1:
+            wanted = ", ".join(sorted(kind.value for kind in kinds))
+            raise ConfigError(
+                f"consumer {self.name}: its handlers want {wanted}: one transaction can't be all of these"
+            )
+        return min(kinds, key=lambda kind: kind.value, default=None)
+
+    def handlers_for(self, event_type: str) -> tuple[Handler, ...]:
+        found = self._by_type.get(event_type)
+        if found is None:
+            found = tuple(each for each in self.handlers if each.pattern.matches(event_type))
+            if len(self._by_type) < 10_000:
+                self._by_type[event_type] = found
+        return found
+
+    async def handle(self, batch: Sequence[Event], scope: Scope) -> None:
+        """Run everything for the batch, in order. Raises ``NotHandled``; what was done until then must be undone."""
+        calls = [call for event in batch for call in self._calls(event)]
+        if any(each.is_batch for each in self.handlers):
+            calls += [call for group in self._groups(batch) for call in self._batch_calls(group)]
+        if any(call.handler.is_async for call in calls):
+            ignored = sum([await self._await(call, scope) for call in calls])
+        else:  # one change of threads for all of them
+            ignored = await scope.in_thread(lambda: sum(self._run(call, scope) for call in calls))
+        self.counts.handled += len(batch)
+        self.counts.ignored += ignored
+        self.counts.redelivered += sum(1 for event in batch if event.redeliveries or event.attempt > 1)
+
+    def _calls(self, event: Event) -> list[_Call]:
+        """Decodes before anything runs: an event that can't be decoded must not cost its neighbours their work."""
+        found = self.handlers_for(event.type)
+        if not found and self.no_handler is NoHandler.DEAD_LETTER:
+            raise NotHandled(event, refusal_for(HasNoHandler(f"no handler is registered for type {event.type}")))
+        try:
+            return [
+                _Call(each, event, each.decode(event) if each.decode else None, event)
+                for each in found
+                if not each.is_batch
+            ]
+        except Exception as error:
+            raise NotHandled(event, refusal_for(error)) from error
+
+    def _batch_calls(self, group: Sequence[Event]) -> list[_Call]:
+        """If a batch handler fails, a group is to blame as a whole, and of other events nobody knows which one."""
+        calls = []
+        for each in self.handlers:
+            matching = [event for event in group if each.is_batch and each.pattern.matches(event.type)]
+            if matching:
+                blamed = matching[0] if len(matching) == 1 or matching[0].group is not None else None
+                calls.append(_Call(each, matching, None, blamed))
+        return calls
+
+    @staticmethod
+    def _groups(batch: Sequence[Event]) -> list[list[Event]]:
+        """Whole groups; events without one are together, since the source did not keep them apart."""
+        return [list(group) for _, group in groupby(batch, key=lambda event: event.group)]
+
+    async def _await(self, call: _Call, scope: Scope) -> int:
+        """1 if the handler said Ignore."""
+        if not call.handler.is_async:
+            ignored: int = await scope.in_thread(lambda: self._run(call, scope))
+            return ignored
+        try:
+            with handling(self.name, call.handler.name, call.events):
+                await call.handler.function(**call.arguments(scope))
+        except Ignore:
+            return 1
+        except Exception as error:
+            raise self._failed(call, error) from error
+        return 0
+
+    def _run(self, call: _Call, scope: Scope) -> int:
+        try:
+            with handling(self.name, call.handler.name, call.events):
+                call.handler.function(**call.arguments(scope))
+        except Ignore:
+            return 1
+        except Exception as error:
+            raise self._failed(call, error) from error
+        return 0
+
+    def _failed(self, call: _Call, error: Exception) -> NotHandled:
+        self.counts.last_error = f"{call.handler.name}: {type(error).__name__}: {error}"[:500]
+        return NotHandled(call.blamed, refusal_for(error))
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A handler with what it is called with."""
+
+    handler: Handler
+    events: Event | Sequence[Event]
+    payload: Any
+    blamed: Event | None
+
+    def arguments(self, scope: Scope) -> dict[str, Any]:
+        kind = self.handler.transaction_kind
+        return self.handler.arguments(self.events, self.payload, None if kind is None else scope.transaction(kind))

@@ -1,0 +1,246 @@
+"""The engine for pull subscriptions: workers that pull, run handlers and commit, one transaction after the other.
+
+A worker never counts an attempt for what is not the event's fault: a lost connection, a deadlock and a shutdown give
+the events back. A database that is away is waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from random import Random
+from typing import Final
+from uuid import UUID
+
+from mailboat.consumer.dispatch import Dispatcher, NotHandled
+from mailboat.consumer.outcomes import GIVEN_BACK, refusal_for
+from mailboat.consumer.received import Event
+from mailboat.consumer.transactions import Session, is_transient, sqlstate, told
+from mailboat.errors import ConfigError
+from mailboat.pump.retry import Backoff
+
+log = logging.getLogger(__name__)
+
+_RECONNECT: Final = Backoff(initial=0.2, factor=2, ceiling=10.0, jitter=0.2)
+
+
+_NOT_NOW: Final = frozenset({"57014", "55P03"})
+"""A statement or lock time-out: the pull is tried again."""
+
+
+class ConsumerPoint(Enum):
+    """Where in its cycle a worker is. In production nobody listens; tests kill the process at each of them."""
+
+    PULLED = "pulled"
+    HANDLED = "handled"
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled-back"
+    REFUSED = "refused"
+
+
+Passing = Callable[[ConsumerPoint], None]
+
+
+def unheard(point: ConsumerPoint) -> None:
+    """Nobody listens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Seconds between polls that find nothing."""
+
+    first: float = 0.25
+    longest: float = 2.0
+    """Without notifications. With them a poll is only there for what gets lost."""
+    longest_notified: float = 30.0
+    drain_within: float = 20.0
+    """How long a shutdown waits for handlers; then their transactions are rolled back."""
+
+
+@dataclass(slots=True)
+class WakeUp:
+    """Wakes idle workers. ``notified``: whether writers' notifications arrive here."""
+
+    event: asyncio.Event = field(default_factory=asyncio.Event)
+    notified: bool = False
+
+    def ring(self) -> None:
+        self.event.set()
+
+
+class PullSource:
+    """All workers of one consumer process."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        open_session: Callable[[], Awaitable[Session]],
+        *,
+        workers: int,
+        pace: Pace | None = None,
+        wake: WakeUp | None = None,
+        passing: Passing = unheard,
+        random: Random | None = None,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._open_session = open_session
+        self._workers = workers
+        self._pace = pace or Pace()
+        self._wake = wake or WakeUp()
+        self._passing = passing
+        self._random = random or Random()
+        self.connected = 0
+        self.trouble: str | None = None
+        """Why the last connection was lost; None once one is there again."""
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until told to stop; then batches in hand are finished, or given back after ``drain_within``."""
+        tasks = {asyncio.create_task(self._work(stop), name=f"worker {number}") for number in range(self._workers)}
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            ended = [task for task in tasks if task.done()]
+            stop.set()
+            self._wake.ring()
+            _, late = await asyncio.wait(tasks, timeout=self._pace.drain_within)
+            for task in late:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            for result in (task.exception() for task in ended if not task.cancelled()):
+                if result is not None:
+                    raise result
+            for outcome in results:
+                if isinstance(outcome, Exception):
+                    raise outcome
+        finally:
+            stopping.cancel()
+
+    async def _work(self, stop: asyncio.Event) -> None:
+        failures, empty = 0, 0
+        unfinished: list[UUID] = []
+        session: Session | None = None
+        try:
+            while not stop.is_set():
+                try:
+                    if session is None:
+                        session = await self._open_session()
+                        self.connected += 1
+                        self.trouble = None
+                    while unfinished:
+                        await session.refuse(unfinished[-1], GIVEN_BACK)
+                        unfinished.pop()
+                    busy = await self._turn(session, unfinished)
+                    failures = 0
+                except ConfigError:
+                    raise
+                except Exception as error:  # whatever the driver calls it
+                    if session is not None and not session.is_lost():
+                        raise
+                    failures += 1
+                    self._note_loss(error)
+                    if session is not None:
+                        self.connected -= 1
+                        await _quietly(session.close())
+                        session = None
+                    await self._rest(stop, _RECONNECT.delay(failures, self._random))
+                    continue
+                empty = 0 if busy else empty + 1
+                if not busy:
+                    longest = self._pace.longest_notified if self._wake.notified else self._pace.longest
+                    if await self._rest(stop, min(self._pace.first * 2 ** min(empty - 1, 20), longest)):
+                        empty = 0
+        finally:
+            if session is not None:
+                self.connected -= 1
+                await _quietly(session.close())
+
+    async def _turn(self, session: Session, unfinished: list[UUID]) -> bool:
+        """One transaction; False: there was nothing to do. ``unfinished``: what a lost connection left undecided."""
+        try:
+            batch = await session.pull()
+        except Exception as error:
+            if session.is_lost():
+                raise
+            await session.rollback()
+            if is_transient(error) or sqlstate(error) in _NOT_NOW:
+                return False
+            raise ConfigError(f"consumer {self._dispatcher.name} can't pull: {told(error)}") from error
+        if not batch:
+            await session.commit()
+            return False
+        unfinished[:] = [batch[0].id]
+        self._passing(ConsumerPoint.PULLED)
+        try:
+            await self._dispatcher.handle(batch, session)
+            self._passing(ConsumerPoint.HANDLED)
+            await session.commit()
+            self._passing(ConsumerPoint.COMMITTED)
+        except asyncio.CancelledError:
+            await session.rollback()
+            await session.refuse(batch[0].id, GIVEN_BACK)
+            raise
+        except NotHandled as failure:
+            await self._refuse(session, batch, failure)
+        except Exception as error:  # the commit failed: a deferred constraint, a serialization failure
+            await self._refuse(session, batch, NotHandled(None, refusal_for(error)), error)
+        unfinished.clear()
+        return True
+
+    async def _refuse(
+        self, session: Session, batch: list[Event], failure: NotHandled, error: Exception | None = None
+    ) -> None:
+        """Undo the batch and say what is to happen to the event that is to blame.
+
+        If nobody knows which one is, the rollback alone makes the database hand them out one at a time.
+        """
+        await session.rollback()
+        self._passing(ConsumerPoint.ROLLED_BACK)
+        event = failure.event or (batch[0] if len(batch) == 1 else None)
+        cause = error or failure.__cause__
+        refusal = GIVEN_BACK if cause is not None and is_transient(cause) else failure.refusal
+        if refusal is GIVEN_BACK:
+            event = event or batch[0]
+        outcome = "Unblamed" if event is None else await session.refuse(event.id, refusal)
+        if refusal is not GIVEN_BACK:
+            self._dispatcher.counts.refused += 1
+            log.warning(
+                "Event refused: %s",
+                refusal.reason,
+                extra={
+                    "consumer": self._dispatcher.name,
+                    "event": str(event.id) if event else None,
+                    "type": event.type if event else None,
+                    "attempt": event.attempt if event else None,
+                    "outcome": outcome,
+                },
+                exc_info=cause if refusal.reason == "HandlerFailed" else None,
+            )
+        self._passing(ConsumerPoint.REFUSED)
+
+    async def _rest(self, stop: asyncio.Event, seconds: float) -> bool:
+        """True if something woke the worker before its time."""
+        self._wake.event.clear()
+        if stop.is_set():
+            return False
+        try:
+            async with asyncio.timeout(seconds * self._random.uniform(0.8, 1.0)):
+                await self._wake.event.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _note_loss(self, error: Exception) -> None:
+        message = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if self.trouble is None:
+            log.warning("Database unavailable: %s", message, extra={"consumer": self._dispatcher.name})
+        self.trouble = message
+
+
+async def _quietly(closing: Awaitable[None]) -> None:
+    try:
+        await closing
+    except Exception as error:
+        log.debug("A connection ended badly: %s", error)

@@ -1,0 +1,94 @@
+"""Where a consumer's configuration comes from: its manifest, its arguments, or the database alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mailboat.errors import ConfigError
+from mailboat.outbox.layout import Layout, renamed
+from mailboat_spec import EventSubscription, OutboxRelay, SpecError, full_name, read_documents
+
+Paths = str | Path | Sequence[str | Path]
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSettings:
+    """A consumer's subscription as far as it is known before the database is asked."""
+
+    subscription: str
+    """namespace/name."""
+    url: str | None
+    resource: EventSubscription | None
+    """None: the database has what was declared by somebody else."""
+    layout: Layout
+
+
+def from_arguments(name: str, url: str | None, spec: Mapping[str, Any] | None, outbox: str | None) -> ConsumerSettings:
+    """``spec``: fields of an EventSubscription's spec; its sink and relayRef need not be written."""
+    layout = Layout() if outbox is None else Layout(outbox)
+    if spec is None:
+        return ConsumerSettings(qualified(name), url, None, layout)
+    namespace, _, plain = qualified(name).partition("/")
+    body = {
+        "apiVersion": "mailboat.dev/v1alpha1",
+        "kind": "EventSubscription",
+        "metadata": {"name": plain, "namespace": namespace},
+        "spec": {"relayRef": {"name": plain}, "sink": {"pull": {}}, **spec},
+    }
+    relay = {
+        "apiVersion": "mailboat.dev/v1alpha1",
+        "kind": "OutboxRelay",
+        "metadata": {"name": plain, "namespace": namespace},
+        "spec": {"database": {"url": "postgresql://unused/"}},
+    }
+    try:
+        (resource,) = read_documents([(f"Consumer({name!r})", body), ("relay", relay)]).subscriptions
+    except SpecError as error:
+        raise ConfigError(str(error)) from error
+    return ConsumerSettings(qualified(name), url, resource, layout)
+
+
+def from_manifests(name: str, manifests: Paths, url: str | None) -> ConsumerSettings:
+    """The EventSubscription of that name (with or without its namespace) and its OutboxRelay's database."""
+    from mailboat.runtime.config import load
+    from mailboat.runtime.secrets import database_url, find_secrets
+
+    paths = [Path(each) for each in ([manifests] if isinstance(manifests, str | Path) else manifests)]
+    loaded = load(paths)
+    found = [each for each in loaded.subscriptions if name in (full_name(each), each.metadata.name)]
+    if len(found) != 1:
+        known = ", ".join(full_name(each) for each in loaded.subscriptions) or "none"
+        raise ConfigError(
+            f"there is {'no' if not found else 'more than one'} EventSubscription {name} in"
+            f" {', '.join(map(str, paths))}; there are: {known}."
+        )
+    (resource,) = found
+    if resource.spec.sink.pull is None:
+        raise ConfigError(
+            f"EventSubscription {full_name(resource)}: spec.sink must be pull: {{}} for a consumer,"
+            f" not {resource.spec.sink.kind}."
+        )
+    relay = _relay_of(resource, loaded.relays)
+    if url is None:
+        url = database_url(relay, find_secrets(None, os.environ))()
+    layout = Layout(relay.spec.outbox.table, renamed(relay.spec.outbox.columns))
+    return ConsumerSettings(full_name(resource), url, resource, layout)
+
+
+def qualified(name: str) -> str:
+    """``namespace/name``; without a namespace it is ``default``, as for manifests."""
+    return name if "/" in name else f"default/{name}"
+
+
+def _relay_of(resource: EventSubscription, relays: Sequence[OutboxRelay]) -> OutboxRelay:
+    wanted = (resource.metadata.namespace, resource.spec.relay_ref.name)
+    for relay in relays:
+        if (relay.metadata.namespace, relay.metadata.name) == wanted:
+            return relay
+    raise ConfigError(
+        f"EventSubscription {full_name(resource)}: its OutboxRelay {wanted[1]} is not among the manifests."
+    )

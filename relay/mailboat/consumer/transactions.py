@@ -1,0 +1,371 @@
+"""One worker's connection: it pulls, and handlers write, in one and the same transaction.
+
+Four families, by what the handlers ask for: psycopg and SQLAlchemy, synchronous and asynchronous. A synchronous
+connection lives in a thread of its own, where the handlers run as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, Protocol, Self
+from uuid import UUID
+
+from mailboat.consumer.dispatch import Scope
+from mailboat.consumer.handlers import TransactionKind
+from mailboat.consumer.outcomes import Refusal
+from mailboat.consumer.received import Event
+
+_COLUMNS: Final = (
+    "event_id::text, event_type, key, payload, content_type, headers::text, tags, aggregate_type, aggregate_id,"
+    " traceparent, created_at, attempt, redeliveries, replay, position, partition, group_label"
+)
+_PULL: Final = f"select {_COLUMNS} from mailboat.pull(cast(:p1 as text), cast(:p2 as integer), cast(:p3 as text))"
+_REFUSE: Final = (
+    "select mailboat.refuse(cast(:p1 as text), cast(:p2 as uuid), cast(:p3 as text), cast(:p4 as text),"
+    " cast(:p5 as boolean), make_interval(secs => cast(:p6 as double precision)), cast(:p7 as boolean),"
+    " cast(:p8 as text))"
+)
+
+
+class Session(Scope, Protocol):
+    """What a worker of the pull engine needs of a connection."""
+
+    async def pull(self) -> list[Event]:
+        """Begin a transaction and take the next events in it."""
+        ...
+
+    async def commit(self) -> None: ...
+
+    async def rollback(self) -> None: ...
+
+    async def refuse(self, event_id: UUID, refusal: Refusal) -> str:
+        """In a transaction of its own; returns what became of the event."""
+        ...
+
+    def is_lost(self) -> bool:
+        """Whether the connection is gone, so that nothing of its transaction remains."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Wanted:
+    """What is pulled: the subscription, at most so many events, in which outbox (None: the only one that has it)."""
+
+    def __init__(self, subscription: str, size: int | None, outbox: str | None) -> None:
+        self.pull = (subscription, size, outbox)
+        self._subscription = subscription
+        self._outbox = outbox
+
+    def refusal(self, event_id: UUID, refusal: Refusal) -> tuple[Any, ...]:
+        delay = None if refusal.retry_in is None else refusal.retry_in.total_seconds()
+        return (
+            self._subscription,
+            str(event_id),
+            refusal.error,
+            refusal.reason,
+            refusal.final,
+            delay,
+            refusal.counted,
+            self._outbox,
+        )
+
+
+def sqlstate(error: BaseException | None) -> str:
+    """Of a driver's error, or of one that it caused; empty if there is none."""
+    while error is not None:
+        original = getattr(error, "orig", None) or error
+        code = getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)
+        if isinstance(code, str):
+            return code
+        error = error.__cause__
+    return ""
+
+
+def told(error: BaseException) -> str:
+    """A driver's error in the server's own words, with its hint, without the statement."""
+    diagnostics = getattr(getattr(error, "orig", None) or error, "diag", None)
+    message = getattr(diagnostics, "message_primary", None) or str(error).strip().partition("\n")[0]
+    hint = getattr(diagnostics, "message_hint", None)
+    return f"{message}. {hint}" if hint else str(message)
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the database asks to try the transaction again: a serialization failure, a deadlock."""
+    return sqlstate(error).startswith("40")
+
+
+def _event(row: Sequence[Any]) -> Event:
+    return Event(
+        id=UUID(row[0]),
+        type=row[1],
+        key=row[2],
+        payload=None if row[3] is None else bytes(row[3]),
+        content_type=row[4],
+        headers=json.loads(row[5]) if row[5] else {},
+        tags=tuple(row[6]),
+        aggregate_type=row[7],
+        aggregate_id=row[8],
+        traceparent=row[9],
+        created_at=row[10],
+        attempt=row[11],
+        redeliveries=row[12],
+        replay=row[13],
+        position=row[14],
+        partition=row[15],
+        group=row[16],
+    )
+
+
+def _psycopg_style(statement: str) -> bytes:
+    for number in range(9, 0, -1):
+        statement = statement.replace(f":p{number}", "%s")
+    return statement.encode()
+
+
+_PSYCOPG_PULL: Final = _psycopg_style(_PULL)
+_PSYCOPG_REFUSE: Final = _psycopg_style(_REFUSE)
+_SETTINGS: Final[dict[str, Any]] = {"application_name": "mailboat consumer", "connect_timeout": 10}
+
+
+class PsycopgAsync:
+    """psycopg's AsyncConnection. Nothing is prepared: a pooler may lie between."""
+
+    def __init__(self, connection: Any, wanted: Wanted) -> None:
+        self._connection = connection
+        self._wanted = wanted
+
+    @classmethod
+    async def open(cls, url: str, wanted: Wanted) -> Self:
+        import psycopg
+
+        return cls(await psycopg.AsyncConnection.connect(url, prepare_threshold=None, **_SETTINGS), wanted)
+
+    def transaction(self, kind: TransactionKind) -> Any:
+        return self._connection
+
+    async def in_thread(self, function: Callable[[], Any]) -> Any:
+        return await asyncio.to_thread(function)
+
+    async def pull(self) -> list[Event]:
+        cursor = self._connection.cursor(binary=True)
+        await cursor.execute(_PSYCOPG_PULL, self._wanted.pull)
+        return [_event(row) for row in await cursor.fetchall()]
+
+    async def commit(self) -> None:
+        await self._connection.commit()
+
+    async def rollback(self) -> None:
+        await self._connection.rollback()
+
+    async def refuse(self, event_id: UUID, refusal: Refusal) -> str:
+        cursor = await self._connection.execute(_PSYCOPG_REFUSE, self._wanted.refusal(event_id, refusal))
+        (outcome,) = await cursor.fetchone()
+        await self._connection.commit()
+        return str(outcome)
+
+    def is_lost(self) -> bool:
+        return bool(self._connection.closed)
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+
+class _InThread:
+    """A synchronous connection in a thread of its own."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="mailboat-consumer")
+
+    async def in_thread(self, function: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+
+
+class Psycopg(_InThread):
+    """psycopg's Connection."""
+
+    _connection: Any
+
+    @classmethod
+    async def open(cls, url: str, wanted: Wanted) -> Self:
+        import psycopg
+
+        opened = cls(wanted)
+        try:
+            opened._connection = await opened.in_thread(
+                lambda: psycopg.connect(url, prepare_threshold=None, **_SETTINGS)
+            )
+        except BaseException:
+            opened._thread.shutdown(wait=False)
+            raise
+        return opened
+
+    def transaction(self, kind: TransactionKind) -> Any:
+        return self._connection
+
+    async def pull(self) -> list[Event]:
+        def pull() -> list[Event]:
+            cursor = self._connection.cursor(binary=True)
+            return [_event(row) for row in cursor.execute(_PSYCOPG_PULL, self._wanted.pull).fetchall()]
+
+        events: list[Event] = await self.in_thread(pull)
+        return events
+
+    async def commit(self) -> None:
+        await self.in_thread(self._connection.commit)
+
+    async def rollback(self) -> None:
+        await self.in_thread(self._connection.rollback)
+
+    async def refuse(self, event_id: UUID, refusal: Refusal) -> str:
+        def refuse() -> str:
+            (outcome,) = self._connection.execute(_PSYCOPG_REFUSE, self._wanted.refusal(event_id, refusal)).fetchone()
+            self._connection.commit()
+            return str(outcome)
+
+        outcome: str = await self.in_thread(refuse)
+        return outcome
+
+    def is_lost(self) -> bool:
+        return bool(self._connection.closed)
+
+    async def close(self) -> None:
+        await self.in_thread(self._connection.close)
+        self._thread.shutdown(wait=False)
+
+
+class SqlAlchemy(_InThread):
+    """SQLAlchemy's Connection, and a Session on it for handlers that want one."""
+
+    _connection: Any
+    _session: Any = None
+
+    @classmethod
+    async def open(cls, engine: Any, wanted: Wanted) -> Self:
+        opened = cls(wanted)
+        try:
+            opened._connection = await opened.in_thread(engine.connect)
+        except BaseException:
+            opened._thread.shutdown(wait=False)
+            raise
+        return opened
+
+    def transaction(self, kind: TransactionKind) -> Any:
+        if kind is not TransactionKind.SQLALCHEMY_SESSION:
+            return self._connection
+        if self._session is None:
+            from sqlalchemy.orm import Session as OrmSession
+
+            self._session = OrmSession(bind=self._connection, join_transaction_mode="rollback_only")
+        return self._session
+
+    async def pull(self) -> list[Event]:
+        rows: list[Event] = await self.in_thread(lambda: [_event(row) for row in self._run(_PULL, self._wanted.pull)])
+        return rows
+
+    def _run(self, statement: str, values: Sequence[Any]) -> Any:
+        from sqlalchemy import text
+
+        named = {f"p{number}": value for number, value in enumerate(values, start=1)}
+        return self._connection.execute(text(statement), named).fetchall()
+
+    async def commit(self) -> None:
+        def commit() -> None:
+            if self._session is not None:
+                self._session.flush()
+            self._connection.commit()
+            self._end_session()
+
+        await self.in_thread(commit)
+
+    async def rollback(self) -> None:
+        def rollback() -> None:
+            self._end_session()
+            self._connection.rollback()
+
+        await self.in_thread(rollback)
+
+    def _end_session(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    async def refuse(self, event_id: UUID, refusal: Refusal) -> str:
+        def refuse() -> str:
+            ((outcome,),) = self._run(_REFUSE, self._wanted.refusal(event_id, refusal))
+            self._connection.commit()
+            return str(outcome)
+
+        outcome: str = await self.in_thread(refuse)
+        return outcome
+
+    def is_lost(self) -> bool:
+        return bool(self._connection.invalidated or self._connection.closed)
+
+    async def close(self) -> None:
+        await self.in_thread(self._connection.close)
+        self._thread.shutdown(wait=False)
+
+
+class SqlAlchemyAsync:
+    """SQLAlchemy's AsyncConnection, and an AsyncSession on it for handlers that want one."""
+
+    def __init__(self, connection: Any, wanted: Wanted) -> None:
+        self._connection = connection
+        self._wanted = wanted
+        self._session: Any = None
+
+    @classmethod
+    async def open(cls, engine: Any, wanted: Wanted) -> Self:
+        return cls(await engine.connect(), wanted)
+
+    def transaction(self, kind: TransactionKind) -> Any:
+        if kind is not TransactionKind.SQLALCHEMY_ASYNC_SESSION:
+            return self._connection
+        if self._session is None:
+            from sqlalchemy.ext.asyncio import AsyncSession
+
+            self._session = AsyncSession(bind=self._connection, join_transaction_mode="rollback_only")
+        return self._session
+
+    async def in_thread(self, function: Callable[[], Any]) -> Any:
+        return await asyncio.to_thread(function)
+
+    async def pull(self) -> list[Event]:
+        return [_event(row) for row in await self._run(_PULL, self._wanted.pull)]
+
+    async def _run(self, statement: str, values: Sequence[Any]) -> Any:
+        from sqlalchemy import text
+
+        named = {f"p{number}": value for number, value in enumerate(values, start=1)}
+        return (await self._connection.execute(text(statement), named)).fetchall()
+
+    async def commit(self) -> None:
+        if self._session is not None:
+            await self._session.flush()
+        await self._connection.commit()
+        await self._end_session()
+
+    async def rollback(self) -> None:
+        await self._end_session()
+        await self._connection.rollback()
+
+    async def _end_session(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def refuse(self, event_id: UUID, refusal: Refusal) -> str:
+        ((outcome,),) = await self._run(_REFUSE, self._wanted.refusal(event_id, refusal))
+        await self._connection.commit()
+        return str(outcome)
+
+    def is_lost(self) -> bool:
+        return bool(self._connection.invalidated or self._connection.closed)
+
+    async def close(self) -> None:
+        await self._connection.close()

@@ -1,0 +1,96 @@
+"""A consumer process's second connection: notifications, heartbeats, lag, and time partitions ahead."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+
+from mailboat.consumer.pull_source import WakeUp
+
+log = logging.getLogger(__name__)
+
+_BEAT_EVERY: Final = 10.0
+_IDLE_FOR: Final = 30.0
+_TEND_EVERY: Final = 3600.0
+
+
+@dataclass(slots=True)
+class Lag:
+    """As last asked for."""
+
+    pending: int = 0
+    bounded: bool = False
+    oldest: float | None = None
+    parked: int = 0
+    dead: int = 0
+
+
+class Watch:
+    """Keeps trying: handlers go on without it, by polling."""
+
+    def __init__(
+        self, url: str, subscription: str, instance: str, wake: WakeUp, *, beat_every: float = _BEAT_EVERY
+    ) -> None:
+        self._url = url
+        self._subscription = subscription
+        self._instance = instance
+        self._wake = wake
+        self._beat_every = beat_every
+        self.lag = Lag()
+        self.error: str | None = None
+
+    async def run(self) -> None:
+        while True:
+            try:
+                async with await psycopg.AsyncConnection.connect(
+                    self._url,
+                    autocommit=True,
+                    prepare_threshold=None,
+                    application_name="mailboat consumer",
+                    connect_timeout=10,
+                ) as connection:
+                    await self._watch(connection)
+            except (psycopg.Error, OSError) as error:
+                self.error = str(error).strip().partition("\n")[0]
+                log.debug("The consumer's second connection was lost: %s", self.error)
+            finally:
+                self._wake.notified = False
+            await asyncio.sleep(1.0)
+
+    async def _watch(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        await connection.execute("listen mailboat")
+        tended = 0.0
+        try:
+            while True:
+                if time.monotonic() - tended > _TEND_EVERY or not tended:
+                    await connection.execute("select mailboat.tend(%s)", [self._subscription])
+                    tended = time.monotonic()
+                await connection.execute(
+                    "select mailboat.beat(%s, %s, make_interval(secs => %s))",
+                    [self._subscription, self._instance, _IDLE_FOR],
+                )
+                # A pooler takes LISTEN and delivers nothing: only a notification of our own shows whether they arrive.
+                await connection.execute("select pg_notify('mailboat', %s)", [self._instance])
+                cursor = await connection.execute("select * from mailboat.pull_lag(%s)", [self._subscription])
+                row = await cursor.fetchone()
+                if row is not None:
+                    self.lag = Lag(*row)
+                self.error = None
+                self._wake.ring()
+                heard = False
+                async for each in connection.notifies(timeout=self._beat_every):
+                    heard = heard or each.payload == self._instance
+                    self._wake.notified = heard or self._wake.notified
+                    if each.payload != self._instance:
+                        self._wake.ring()
+                self._wake.notified = heard
+        finally:
+            try:
+                await connection.execute("select mailboat.leave(%s, %s)", [self._subscription, self._instance])
+            except psycopg.Error:
+                pass
