@@ -1,0 +1,159 @@
+"""Consumers are killed around their handlers: no effect is lost or doubled, no key's order breaks (C1 to C5, C9)."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from mailboat import emit
+from mailboat.consumer.pull_source import ConsumerPoint
+from mailboat_harbor.postgres import Database, PostgresServer
+from support.consumer_main import EFFECTS, NAME
+from support.databases import migrated_database
+from support.ledger import Ledger, Written, payload
+from support.racing_writers import Racers
+from support.wait import wait_until
+
+TESTS = Path(__file__).parents[1]
+BACKOFF = {"initial": "5ms", "max": "20ms"}
+SPEC: dict[str, Any] = {"partitions": 4, "delivery": {"batchSize": 10, "maxAttempts": 1000, "backoff": BACKOFF}}
+GROUPED = {**SPEC, "delivery": {**SPEC["delivery"], "groupBy": ["transaction"]}}
+
+
+@pytest.fixture
+def outbox(postgres: PostgresServer) -> Iterator[Database]:
+    for database in migrated_database(postgres):
+        database.execute(EFFECTS)
+        yield database
+
+
+class Consumers:
+    """Processes of one subscription. Leaves none behind."""
+
+    def __init__(self, url: str, spec: dict[str, Any]) -> None:
+        self._orders = {"url": url, "spec": spec}
+        self.running: list[subprocess.Popen[bytes]] = []
+
+    def start(self, **orders: Any) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "support.consumer_main", json.dumps({**self._orders, **orders})]
+        env = {**os.environ, "PYTHONPATH": str(TESTS)}
+        self.running.append(subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL))
+        return self.running[-1]
+
+    def __enter__(self) -> Consumers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.running:
+            process.kill()
+            process.wait()
+
+
+def is_settled(outbox: Database) -> bool:
+    """Whether no event waits, be it in the outbox or parked."""
+    with psycopg.connect(outbox.url) as connection:
+        row = connection.execute("select pending = 0 and parked = 0 from mailboat.pull_lag(%s)", [NAME]).fetchone()
+    return row == (True,)
+
+
+def check_effects(outbox: Database, ledger: Ledger, *, transactions_whole: bool = False) -> None:
+    rows = outbox.execute("select event_id::text, key, number from effects order by ordinal")
+    done = [event_id for event_id, _, _ in rows]
+    assert len(done) == len(set(done)), "an effect happened twice"
+    assert set(done) == set(ledger.committed), "effects are lost, or of events that were rolled back"
+    last: dict[str, int] = {}
+    for _, key, number in rows:
+        assert number > last.get(key, 0), f"key {key}: {number} came after {last.get(key)}"
+        last[key] = number
+    if transactions_whole:
+        cut = (
+            "select count(*) from (select from effects f join mailboat.outbox o using (event_id)"
+            " group by o.xid, o.slot % 4 having count(distinct f.xmin::text) > 1) x"
+        )
+        assert outbox.execute(cut) == [(0,)]
+
+
+def feed(outbox: Database, ledger: Ledger, start: int, count: int) -> None:
+    with psycopg.connect(outbox.url) as connection:
+        for index in range(start, start + count):
+            key, number = f"key-{index % 5}", 1 + index // 5
+            content = payload(key, number)
+            event_id = str(emit(connection, "x", content, key=key))
+            ledger.commit([Written(event_id, key, number, content)])
+
+
+@pytest.mark.parametrize("times", [1, pytest.param(20, marks=pytest.mark.verify)])
+@pytest.mark.parametrize("point", ConsumerPoint)
+def test_a_consumer_is_killed_at_every_point(outbox: Database, point: ConsumerPoint, times: int) -> None:
+    ledger = Ledger()
+    with Consumers(outbox.url, SPEC) as consumers:
+        for n in range(times):
+            victim = consumers.start(die_at=point.value, passage=1 + n % 3)
+            fed = n * 100
+            while victim.poll() is None and fed < (n + 1) * 100:
+                feed(outbox, ledger, fed, 10)
+                fed += 10
+                time.sleep(0.02)  # part of the load, not a way to wait
+            feed(outbox, ledger, fed, (n + 1) * 100 - fed)
+            assert victim.wait(timeout=60) == -signal.SIGKILL
+        last = consumers.start()
+        wait_until(lambda: is_settled(outbox), timeout=60, what="everything to be handled")
+        last.terminate()
+        assert last.wait(timeout=60) == 0
+    check_effects(outbox, ledger)
+
+
+@pytest.mark.parametrize("spec", [SPEC, GROUPED], ids=["single", "grouped"])
+@pytest.mark.parametrize("seconds", [2, pytest.param(60, marks=pytest.mark.verify)])
+def test_consumers_are_killed_at_random_while_writers_race(
+    outbox: Database, spec: dict[str, Any], seconds: int
+) -> None:
+    chance = random.Random(seconds)
+    with Consumers(outbox.url, spec) as consumers, Racers(outbox.url, writers=8) as racers:
+        alive = [consumers.start() for _ in range(3)]
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            racers.wait(0.5 + chance.random())
+            victim = alive.pop(chance.randrange(3))
+            (victim.kill if chance.random() < 0.8 else victim.terminate)()
+            alive.append(consumers.start())
+        ledger = racers.finish()
+        wait_until(lambda: is_settled(outbox), timeout=120, what="everything to be handled")
+        for each in alive:
+            each.terminate()
+        assert [each.wait(timeout=60) for each in alive] == [0, 0, 0]
+    check_effects(outbox, ledger, transactions_whole=spec is GROUPED)
+
+
+def test_an_event_that_kills_the_process_is_given_up(outbox: Database) -> None:
+    spec = {**SPEC, "partitions": 1, "delivery": {**SPEC["delivery"], "maxAttempts": 2}}
+    ledger = Ledger()
+    feed(outbox, ledger, 0, 5)
+    with psycopg.connect(outbox.url) as connection:
+        emit(connection, "lethal", payload("lethal", 1), key="lethal")
+    feed(outbox, ledger, 5, 5)
+    with Consumers(outbox.url, spec) as consumers:
+        current = consumers.start()
+
+        def restarted_until_done() -> bool:
+            nonlocal current
+            if current.poll() is not None:
+                current = consumers.start()
+            return outbox.execute("select count(*) from mailboat.dead_letters") == [(1,)] and is_settled(outbox)
+
+        wait_until(restarted_until_done, timeout=120, what="the lethal event to be given up")
+    assert outbox.execute("select reason, attempts, event_type from mailboat.dead_letters") == [
+        ("ConsumerDied", 2, "lethal")
+    ]
+    check_effects(outbox, ledger)
