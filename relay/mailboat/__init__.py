@@ -1,8 +1,8 @@
 """Mailboat: carries a PostgreSQL transactional outbox to the outside world.
 
 An application that writes events needs two names of it, inside its own transaction: `emit` and `emit_many`. One that
-handles events needs `Consumer`, `Event`, and `Ignore`, `RetryLater` and `Refuse` to raise; those are imported when they
-are first used.
+handles events needs `Consumer`, `Event`, and `Ignore`, `RetryLater` and `Refuse` to raise; `migrate` brings a database
+up to date. These are imported when they are first used.
 """
 
 from importlib import import_module
@@ -14,6 +14,7 @@ from mailboat.newevent import NewEvent
 
 if TYPE_CHECKING:
     from mailboat.consumer import Consumer, Event, Ignore, Refuse, RetryLater
+    from mailboat.outbox.migrating import migrate
 
 __all__ = [
     "Consumer",
@@ -26,12 +27,16 @@ __all__ = [
     "RetryLater",
     "emit",
     "emit_many",
+    "migrate",
 ]
 
-_OF_CONSUMERS = frozenset({"Consumer", "Event", "Ignore", "Refuse", "RetryLater"})
+_ON_FIRST_USE = {
+    **dict.fromkeys(("Consumer", "Event", "Ignore", "Refuse", "RetryLater"), "mailboat.consumer"),
+    "migrate": "mailboat.outbox.migrating",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _OF_CONSUMERS:
+    if name not in _ON_FIRST_USE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("mailboat.consumer"), name)
+    return getattr(import_module(_ON_FIRST_USE[name]), name)

@@ -45,6 +45,10 @@ class Handle:
 
 def handle_of(connection: Any) -> Handle:
     """How to use what the application gave us; `EmitRefused` when it is nothing we know, or would commit by itself."""
+    own = getattr(connection, "mailboat_handle", None)  # of mailboat.testing, and of wrappers around a driver
+    if own is not None:
+        handle: Handle = own()
+        return handle
     packages = {cls.__module__.partition(".")[0] for cls in type(connection).__mro__}
     is_async = inspect.iscoroutinefunction(getattr(type(connection), "close", None))
     if "sqlalchemy" in packages and hasattr(connection, "execute"):

@@ -69,4 +69,4 @@ def consumer(orders: dict[str, Any]) -> Consumer:
 
 
 if __name__ == "__main__":
-    asyncio.run(consumer(json.loads(sys.argv[1]))._run())
+    asyncio.run(consumer(json.loads(sys.argv[1])).run_until_signalled())

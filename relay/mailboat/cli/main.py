@@ -35,6 +35,7 @@ _EXIT_CODES: Final[tuple[tuple[type[MailboatError], int], ...]] = (
 
 _COMMANDS: Final = {
     "run": "run",
+    "consume": "consume",
     "status": "status",
     "migrate": "schema",
     "verify": "schema",

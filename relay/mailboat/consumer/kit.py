@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 from mailboat.consumer.dispatch import Dispatcher
@@ -65,8 +66,23 @@ class Consumer:
         self._listen = listen
         self._pace = pace
         self._passing = passing
+        self._secrets_dir: Path | None = None
         self._size: int | None = None
         self._group_by: tuple[str, ...] | None = None
+
+    def configure(
+        self,
+        *,
+        manifests: Paths | None = None,
+        secrets_dir: Path | None = None,
+        listen: str | None = None,
+        concurrency: int | None = None,
+    ) -> None:
+        """Override what the program said; what is None stays."""
+        self._manifests = manifests or self._manifests
+        self._secrets_dir = secrets_dir or self._secrets_dir
+        self._listen = listen or self._listen
+        self._concurrency = concurrency or self._concurrency
 
     # -- registration ------------------------------------------------------------------------------------------------
 
@@ -102,9 +118,10 @@ class Consumer:
 
     def run(self) -> None:
         """Handle events until SIGTERM or SIGINT; then batches in hand are finished. A second signal ends it at once."""
-        asyncio.run(self._run())
+        asyncio.run(self.run_until_signalled())
 
-    async def _run(self) -> None:
+    async def run_until_signalled(self) -> None:
+        """``run`` as a coroutine."""
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -174,7 +191,7 @@ class Consumer:
         manifests = self._manifests or (None if self._url or self._engine is not None else os.environ.get(MANIFESTS))
         url = self._url or (None if self._engine is None else self._engine.url.render_as_string(hide_password=False))
         if manifests is not None:
-            return from_manifests(self.name, manifests, url)
+            return from_manifests(self.name, manifests, url, self._secrets_dir)
         spec = self._spec
         if spec is not None and self._group_by is not None:
             spec = {**spec, "delivery": {"groupBy": list(self._group_by), **spec.get("delivery", {})}}

@@ -52,7 +52,7 @@ def from_arguments(name: str, url: str | None, spec: Mapping[str, Any] | None, o
     return ConsumerSettings(qualified(name), url, resource, layout)
 
 
-def from_manifests(name: str, manifests: Paths, url: str | None) -> ConsumerSettings:
+def from_manifests(name: str, manifests: Paths, url: str | None, secrets_dir: Path | None = None) -> ConsumerSettings:
     """The EventSubscription of that name (with or without its namespace) and its OutboxRelay's database."""
     from mailboat.runtime.config import load
     from mailboat.runtime.secrets import database_url, find_secrets
@@ -74,7 +74,7 @@ def from_manifests(name: str, manifests: Paths, url: str | None) -> ConsumerSett
         )
     relay = _relay_of(resource, loaded.relays)
     if url is None:
-        url = database_url(relay, find_secrets(None, os.environ))()
+        url = database_url(relay, find_secrets(secrets_dir, os.environ))()
     layout = Layout(relay.spec.outbox.table, renamed(relay.spec.outbox.columns))
     return ConsumerSettings(full_name(resource), url, resource, layout)
 

@@ -1,0 +1,76 @@
+"""``mailboat consume``: run an application's consumer."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from mailboat.cli.options import with_manifests
+from mailboat.errors import ConfigError
+from mailboat.logs import LogFormat, configure
+
+if TYPE_CHECKING:
+    from mailboat.consumer import Consumer
+
+
+@click.command(short_help="Run the handlers of a pull subscription.")
+@with_manifests
+@click.argument("target", metavar="MODULE:CONSUMER")
+@click.option("--listen", metavar="ADDRESS", help="Address of /livez, /readyz, /status and /metrics, like :8080.")
+@click.option("--concurrency", type=click.IntRange(1, 256), help="Transactions at the same time.")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="What is worth a line.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice([each.value for each in LogFormat]),
+    default=LogFormat.AUTO.value,
+    show_default=True,
+    help="auto: readable on a terminal, JSON lines elsewhere. Goes to standard error.",
+)
+def consume(
+    files: tuple[Path, ...],
+    secrets_dir: Path | None,
+    target: str,
+    listen: str | None,
+    concurrency: int | None,
+    log_level: str,
+    log_format: str,
+) -> None:
+    """Run the handlers of a pull subscription until SIGTERM or SIGINT.
+
+    MODULE:CONSUMER names a mailboat.Consumer, as in shop.billing:consumer; the module is looked for in the current
+    folder first. The first signal ends it in good order: handlers finish, their transactions commit.
+    """
+    configure(log_level, LogFormat(log_format))
+    consumer = find_consumer(target)
+    consumer.configure(manifests=files, secrets_dir=secrets_dir, listen=listen, concurrency=concurrency)
+    asyncio.run(consumer.run_until_signalled())
+
+
+def find_consumer(target: str) -> Consumer:
+    """Raises ``ConfigError`` where there is none."""
+    from mailboat.consumer import Consumer
+
+    module, colon, name = target.partition(":")
+    if not (module and colon and name):
+        raise ConfigError(f"{target} names no consumer: write module:consumer, as in shop.billing:consumer.")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module.startswith(error.name):
+            raise  # a module that the application needs
+        raise ConfigError(f"{target}: there is no module {module} here: start it in the folder that has it.") from error
+    if not isinstance(found, Consumer):
+        raise ConfigError(f"{target}: {module} has no mailboat.Consumer called {name}.")
+    return found

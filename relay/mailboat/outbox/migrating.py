@@ -1,0 +1,51 @@
+"""``mailboat.migrate`` as a function: for set-up scripts and tests, from code that is asynchronous or not."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+
+from mailboat.outbox.migrate import MigrationReport
+from mailboat.outbox.migrate import migrate as apply_migrations
+
+
+def migrate(database: Any, outbox: str = "mailboat.outbox") -> MigrationReport:
+    """Bring a database to the schema that this version needs, as ``mailboat migrate`` does; any number of times.
+
+    ``database``: a URL, or a connection of psycopg or SQLAlchemy (or its engine), whose server and user are taken. It
+    runs on a connection and in a transaction of its own, so nothing of the caller's is committed.
+    """
+    target = _conninfo(database)
+    result: list[MigrationReport | BaseException] = []
+
+    def run() -> None:
+        try:
+            result.append(asyncio.run(_migrate(target, outbox)))
+        except BaseException as error:
+            result.append(error)
+
+    thread = threading.Thread(target=run, name="mailboat-migrate")  # the caller may be inside an event loop
+    thread.start()
+    thread.join()
+    if isinstance(result[0], BaseException):
+        raise result[0]
+    return result[0]
+
+
+async def _migrate(conninfo: str, outbox: str) -> MigrationReport:
+    async with await psycopg.AsyncConnection.connect(conninfo, autocommit=True) as connection:
+        return await apply_migrations(connection, outbox)
+
+
+def _conninfo(database: Any) -> str:
+    if isinstance(database, str):
+        scheme, separator, rest = database.partition("://")
+        return f"{scheme.partition('+')[0]}{separator}{rest}" if separator else database
+    if isinstance(database, psycopg.Connection | psycopg.AsyncConnection):
+        return make_conninfo(database.info.dsn, password=database.info.password or None)
+    engine = getattr(database, "engine", database)
+    return _conninfo(engine.url.render_as_string(hide_password=False))

@@ -1,0 +1,14 @@
+"""Tests of applications: consumers without a database, and what a transaction has emitted.
+
+async with bench(billing) as box:
+    await box.send("order.placed", {"order": "o-1"}, key="o-1")
+    assert box.handled == ["order.placed"]
+
+place_order(connection)
+assert_emitted(connection, "order.placed", key="o-1")
+"""
+
+from mailboat.testing.bench import Bench, DeadEvent, RecordingTransaction, bench
+from mailboat.testing.emitted import EmittedEvent, assert_emitted, emitted
+
+__all__ = ["Bench", "DeadEvent", "EmittedEvent", "RecordingTransaction", "assert_emitted", "bench", "emitted"]
