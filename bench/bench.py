@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass
 
 import latency
+import pulling
 import writers
 from claimloop import claim_loop
 from draining import drain
@@ -61,6 +62,7 @@ def main() -> int:
         with stage(options.broker) as servers:
             goals = [*_throughput(servers, extent), *_latency(servers, extent)]
             _writers(servers, extent)
+            goals += _consumers(servers, extent)
     except (PartMissing, ServerFailed) as error:
         print(error, file=sys.stderr)
         return 1
@@ -142,6 +144,25 @@ def _writers(servers: Stage, extent: Extent) -> None:
         name = f"writers_{(notify or 'alone').lower()}"
         found = writers.commits_per_second(servers, name, notify, extent.writer_seconds)
         print(f"  {'no relay' if notify is None else f'wake.notify: {notify}':<24} {found.rate:>9,.0f} commits/s")
+
+
+def _consumers(servers: Stage, extent: Extent) -> list[Goal]:
+    """Handlers without a broker."""
+    url, some = servers.new_database("consumers"), extent.events // 5
+    fill(url, some)
+    grouped = servers.new_database("groups")
+    pulling.fill_groups(grouped, some // 4, 100)
+    print(f"\n  {'Consumers without a broker, one process':<48} {'events/s':>10} {'CPU µs/event':>13} {'peak MiB':>9}")
+    hundred = in_own_process(pulling.pull, url, some * 9 // 10, 100, False)
+    _row("(f) pull, empty handler, 100 at a time", hundred)
+    _row("    the same, 1 at a time", in_own_process(pulling.pull, url, some // 100, 1, False))
+    _row("    groups of 100", in_own_process(pulling.pull, grouped, some // 5, 100, True))
+    _row("(g) a plain queue table, 100 at a time", in_own_process(pulling.take_from_plain_queue, url, some // 2, 100))
+    _row("    the same, 1 at a time", in_own_process(pulling.take_from_plain_queue, url, some // 100, 1))
+    found = in_own_process(pulling.commit_to_effect, url, 100, extent.latency_seconds)
+    p50, p99 = found.percentile(0.5), found.percentile(0.99)
+    print(f"\n  From commit to effect at 100 events/s: p50 {p50 * 1000:.1f} ms, p99 {p99 * 1000:.1f} ms")
+    return [Goal("a consumer handles 20,000 events/s, 100 at a time", f"{hundred.rate:,.0f}", hundred.rate >= 20_000)]
 
 
 def _row(name: str, found: Measured) -> None:

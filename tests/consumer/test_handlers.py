@@ -120,7 +120,7 @@ def test_a_traceback_is_bounded_and_keeps_its_end() -> None:
 def test_a_span_is_linked_to_those_that_emitted_the_events(monkeypatch: pytest.MonkeyPatch) -> None:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
     with handling("shop/view", "project", event(traceparent=f"00-{'a' * 32}-{'b' * 16}-01")):
         pass
     (span,) = exporter.get_finished_spans()

@@ -63,8 +63,8 @@ class Consumers:
 def is_settled(outbox: Database) -> bool:
     """Whether no event waits, be it in the outbox or parked."""
     with psycopg.connect(outbox.url) as connection:
-        row = connection.execute("select pending = 0 and parked = 0 from mailboat.pull_lag(%s)", [NAME]).fetchone()
-    return row == (True,)
+        question = "select pending = 0 and not bounded and parked = 0 from mailboat.pull_lag(%s)"
+        return connection.execute(question, [NAME]).fetchone() == (True,)
 
 
 def check_effects(outbox: Database, ledger: Ledger, *, transactions_whole: bool = False) -> None:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from mailboat.consumer.received import Event
 
+_NOTHING: Final[AbstractContextManager[Any]] = nullcontext()
 
-@contextmanager
-def handling(consumer: str, handler: str, events: Event | Sequence[Event]) -> Iterator[None]:
+
+def handling(consumer: str, handler: str, events: Event | Sequence[Event]) -> AbstractContextManager[Any]:
     """A span around a handler call. Its links are the events' trace contexts."""
     api = _api()
-    if api is None:
-        yield
-        return
+    if api is None or isinstance(provider := api.get_tracer_provider(), api.ProxyTracerProvider):
+        return _NOTHING  # no SDK is set up: a span would be made for nobody
     batch = [events] if isinstance(events, Event) else list(events)
     links = [link for event in batch if (link := _link(api, event.traceparent)) is not None]
     attributes = {
@@ -28,11 +28,11 @@ def handling(consumer: str, handler: str, events: Event | Sequence[Event]) -> It
     }
     if len(batch) == 1:
         attributes["messaging.message.id"] = str(batch[0].id)
-    tracer = api.get_tracer("mailboat.consumer")
-    with tracer.start_as_current_span(
+    tracer = provider.get_tracer("mailboat.consumer")
+    span: AbstractContextManager[Any] = tracer.start_as_current_span(
         f"process {consumer}", kind=api.SpanKind.CONSUMER, links=links, attributes=attributes
-    ):
-        yield
+    )
+    return span
 
 
 @cache

@@ -1,0 +1,117 @@
+"""Consumers without a broker: `mailboat.Consumer` with an empty handler, beside a plain queue table with SKIP LOCKED.
+
+Both take events of the same size in transactions of so many and commit. The plain table is what people write by hand:
+rows are deleted as they are taken, with no order of keys, no attempts and no other subscriber.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import psycopg
+from latency import Latency
+from measured import Measured, Stopwatch
+
+from mailboat import Consumer, Event, emit
+
+_PLAIN = (
+    "create table public.queue as select id, event_id, event_type, key, payload from mailboat.outbox"
+    " order by id limit %s"
+)
+_GROUP = (
+    "insert into mailboat.outbox (event_type, key, payload)"
+    " select 'x', %s, convert_to(repeat('x', 200), 'UTF8') from generate_series(1, %s)"
+)
+_TAKE = (
+    "delete from public.queue where id = any (array("
+    " select id from public.queue order by id limit %s for update skip locked))"
+    " returning event_id, event_type, key, payload"
+)
+
+
+def fill_groups(url: str, events: int, size: int) -> None:
+    """A backlog in transactions of so many events, each of one key."""
+    with psycopg.connect(url) as connection:
+        for number in range(events // size):
+            connection.execute(_GROUP, (str(number), size))
+            connection.commit()
+        connection.execute("analyze mailboat.outbox")
+
+
+def pull(url: str, events: int, at_once: int, grouped: bool) -> Measured:
+    """Handle so many events, of a backlog that has more, in one process."""
+    return asyncio.run(_pull(url, events, at_once, grouped))
+
+
+async def _pull(url: str, events: int, at_once: int, grouped: bool) -> Measured:
+    delivery: dict[str, Any] = {
+        "batchSize": at_once,
+        "groupBy": ["transaction"] if grouped else [],
+        "maxGroup": 100_000,
+    }
+    spec = {"partitions": 4, "delivery": delivery}
+    view = Consumer(f"bench/pull-{at_once}-{'grouped' if grouped else 'plain'}", url=url, spec=spec)
+    enough, started = asyncio.Event(), asyncio.Event()
+    stop = asyncio.Event()
+
+    async def handle(event: Event) -> None:
+        started.set()
+        if view.dispatcher.counts.handled >= events:
+            enough.set()
+
+    view.on("*")(handle)
+    serving = asyncio.create_task(view.serve(stop))
+    await started.wait()
+    watch = Stopwatch()
+    await enough.wait()
+    found = watch.stop(view.dispatcher.counts.handled)
+    stop.set()
+    await serving
+    return found
+
+
+def take_from_plain_queue(url: str, events: int, at_once: int) -> Measured:
+    """The same from a table of its own."""
+    with psycopg.connect(url) as connection:
+        connection.execute("drop table if exists public.queue")
+        connection.execute(_PLAIN, (events,))
+        connection.execute("alter table public.queue add primary key (id)")
+        connection.commit()
+        watch, done = Stopwatch(), 0
+        while taken := len(connection.cursor(binary=True).execute(_TAKE, (at_once,)).fetchall()):
+            connection.commit()
+            done += taken
+        return watch.stop(done)
+
+
+def commit_to_effect(url: str, rate: int, seconds: float) -> Latency:
+    """From the return of the commit to the handler, at so many events per second."""
+    return asyncio.run(_commit_to_effect(url, rate, seconds))
+
+
+async def _commit_to_effect(url: str, rate: int, seconds: float) -> Latency:
+    view = Consumer("bench/latency", url=url, spec={"partitions": 4, "start": {"from": "Latest"}})
+    committed: dict[str, float] = {}
+    handled: dict[str, float] = {}
+
+    @view.on("*")
+    async def handle(event: Event) -> None:
+        handled[str(event.id)] = time.perf_counter()
+
+    stop = asyncio.Event()
+    serving = asyncio.create_task(view.serve(stop))
+    await asyncio.sleep(2.0)
+    async with await psycopg.AsyncConnection.connect(url) as connection:
+        began = time.perf_counter()
+        for number in range(int(rate * seconds)):
+            await asyncio.sleep(max(0.0, began + number / rate - time.perf_counter()))
+            event_id = await emit(connection, "x", {"n": number}, key=str(number % 100))
+            await connection.commit()
+            committed[str(event_id)] = time.perf_counter()
+    while len(handled) < len(committed):  # noqa: ASYNC110 - a benchmark may look
+        await asyncio.sleep(0.05)
+    stop.set()
+    await serving
+    return Latency(tuple(sorted(max(0.0, handled[each] - committed[each]) for each in committed)))
