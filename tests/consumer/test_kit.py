@@ -266,6 +266,10 @@ async def test_instances_share_the_work_and_tell_about_themselves(outbox: Databa
     )
     path = outbox.server.directory / f"{outbox.name}.yaml"
     path.write_text(yaml.safe_dump_all(manifests))
+    outbox.execute(
+        "create table mailboat.outbox_p20200101 partition of mailboat.outbox"
+        " for values from ('2020-01-01') to ('2020-01-02')"
+    )
     port = free_port()
     views = [
         Consumer("view", manifests=path, pace=QUICK, instance="one", listen=f"127.0.0.1:{port}"),
@@ -291,6 +295,8 @@ async def test_instances_share_the_work_and_tell_about_themselves(outbox: Databa
         assert 'mailboat_consumer_handled_total{consumer="shop/view"}' in metrics
         instances = outbox.execute("select instance from mailboat.consumers order by 1")
         assert instances == [("one",), ("two",)]
+        old = "select count(*) from pg_class where relname = 'outbox_p20200101'"
+        await await_until(lambda: outbox.execute(old) == [(0,)], what="the expired time partition to be dropped")
     assert sorted(effects(outbox)) == [n for n in range(1, 101) if n != 13]
     assert outbox.execute("select count(*) from mailboat.consumers") == [(0,)]
 

@@ -27,7 +27,7 @@ from support.wait import wait_until
 
 TESTS = Path(__file__).parents[1]
 BACKOFF = {"initial": "5ms", "max": "20ms"}
-SPEC: dict[str, Any] = {"partitions": 4, "delivery": {"batchSize": 10, "maxAttempts": 1000, "backoff": BACKOFF}}
+SPEC: dict[str, Any] = {"partitions": 4, "delivery": {"batchSize": 20, "maxAttempts": 1000, "backoff": BACKOFF}}
 GROUPED = {**SPEC, "delivery": {**SPEC["delivery"], "groupBy": ["transaction"]}}
 
 
@@ -120,7 +120,7 @@ def test_consumers_are_killed_at_random_while_writers_race(
     outbox: Database, spec: dict[str, Any], seconds: int
 ) -> None:
     chance = random.Random(seconds)
-    with Consumers(outbox.url, spec) as consumers, Racers(outbox.url, writers=8) as racers:
+    with Consumers(outbox.url, spec) as consumers, Racers(outbox.url, writers=8, dawdle=0.2) as racers:
         alive = [consumers.start() for _ in range(3)]
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -129,7 +129,7 @@ def test_consumers_are_killed_at_random_while_writers_race(
             (victim.kill if chance.random() < 0.8 else victim.terminate)()
             alive.append(consumers.start())
         ledger = racers.finish()
-        wait_until(lambda: is_settled(outbox), timeout=120, what="everything to be handled")
+        wait_until(lambda: is_settled(outbox), timeout=240, what="everything to be handled")
         for each in alive:
             each.terminate()
         assert [each.wait(timeout=60) for each in alive] == [0, 0, 0]

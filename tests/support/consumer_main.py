@@ -54,7 +54,7 @@ def consumer(orders: dict[str, Any]) -> Consumer:
         )
         if event.type == "lethal":
             os._exit(1)
-        if event.attempt == 1 and truth["number"] % 10 == 7:
+        if event.attempt == 1 and truth["number"] % 30 == 7:
             raise RuntimeError("the first attempt fails")
 
     if orders["spec"].get("delivery", {}).get("groupBy"):

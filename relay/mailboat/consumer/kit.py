@@ -155,7 +155,11 @@ class Consumer:
             wake=wake,
             passing=self._passing,
         )
-        await self._serve(source, settings, wake, stop)
+        upkeep = asyncio.create_task(_janitor(settings, known).run())
+        try:
+            await self._serve(source, settings, wake, stop)
+        finally:
+            upkeep.cancel()
         if owned:
             await _dispose(engine)
 
@@ -265,6 +269,22 @@ class Consumer:
             target = target.set(drivername="postgresql+psycopg")
         size = {"pool_size": self._concurrency, "max_overflow": 0}
         return (create_async_engine if kind.is_async else create_engine)(target, **size), True
+
+
+def _janitor(settings: ConsumerSettings, known: Mapping[str, Any]) -> Any:
+    """Retention, where the manifests say what it is and this user may drop partitions: there may be no relay."""
+    from mailboat.runtime.janitor import Janitor
+
+    relay = settings.relay
+    if relay is None or not known["isOwner"]:
+        return _Nothing()
+    url = _libpq_url(settings.url)
+    return Janitor(lambda: url, settings.layout, relay.spec.outbox.retention, relay.spec.database.pooler)
+
+
+class _Nothing:
+    async def run(self) -> None:
+        """There is nothing to look after."""
 
 
 def _opener(

@@ -25,6 +25,8 @@ class ConsumerSettings:
     resource: EventSubscription | None
     """None: the database has what was declared by somebody else."""
     layout: Layout
+    relay: OutboxRelay | None = None
+    """Of the manifests: what its outbox's retention is."""
 
 
 def from_arguments(name: str, url: str | None, spec: Mapping[str, Any] | None, outbox: str | None) -> ConsumerSettings:
@@ -76,7 +78,7 @@ def from_manifests(name: str, manifests: Paths, url: str | None, secrets_dir: Pa
     if url is None:
         url = database_url(relay, find_secrets(secrets_dir, os.environ))()
     layout = Layout(relay.spec.outbox.table, renamed(relay.spec.outbox.columns))
-    return ConsumerSettings(full_name(resource), url, resource, layout)
+    return ConsumerSettings(full_name(resource), url, resource, layout, relay)
 
 
 def qualified(name: str) -> str:

@@ -545,7 +545,9 @@ $$;
 
 -- A consumer that dies takes its transaction with it, so an attempt must be noted where a rollback does not reach: in a
 -- sequence. Each cursor has two (for its window and for its parked events); the value is a hash of the state that the attempt
--- began in, and how many began in that state. Nobody else writes them: the writer has the cursor's lock.
+-- began in, how many began in that state, and when the last one did. Nobody else writes them: the writer has the cursor's
+-- lock. For a second after an attempt began that was not heard of again its events are left alone: a consumer whose handler
+-- failed has rolled back, and calls mailboat.refuse next.
 create function mailboat.journal_name(subscription bigint, of_partition integer, kind text) returns text
     language sql immutable
     return format('mailboat.journal_%s_%s_%s', subscription, of_partition, kind);
@@ -592,21 +594,30 @@ $$;
 
 create trigger drop_journals after delete on mailboat.pull_policies for each row execute function mailboat.drop_journals();
 
--- How many attempts began in this state and were not heard of again. 0 where there is no journal.
-create function mailboat.begun(journal text, state text) returns integer
+-- What a journal says: 26 bits of a hash of the state, 10 bits of a count, 27 bits of tenths of seconds.
+create function mailboat.journal_entry(journal text, state text, out begun integer, out lately boolean)
     language plpgsql
     set search_path = pg_catalog, pg_temp
 as $$
 declare
     noted bigint;
 begin
-    if to_regclass(journal) is null then
-        return 0;
+    begun := 0;
+    lately := false;
+    if to_regclass(journal) is not null then
+        execute 'select last_value from ' || journal into noted;
+        if (noted >> 37) = (hashtextextended(state, 0) & 67108863) then
+            begun := (noted >> 27) & 1023;
+            lately := ((mailboat.tenths() - (noted & 134217727)) & 134217727) < 10;
+        end if;
     end if;
-    execute 'select last_value from ' || journal into noted;
-    return case when noted >> 12 = hashtextextended(state, 0) >> 13 & 2251799813685247 then (noted & 4095)::integer else 0 end;
 end
 $$;
+
+create function mailboat.tenths() returns bigint
+    language sql volatile
+    set search_path = pg_catalog, pg_temp
+    return (extract(epoch from clock_timestamp()) * 10)::bigint & 134217727;
 
 -- Notes that one more attempt begins in this state. A rollback does not take this back.
 create function mailboat.note_begin(journal text, state text, earlier integer) returns void
@@ -615,7 +626,8 @@ create function mailboat.note_begin(journal text, state text, earlier integer) r
 as $$
 begin
     if to_regclass(journal) is not null then
-        perform setval(journal, (hashtextextended(state, 0) >> 13 & 2251799813685247) << 12 | least(earlier + 1, 4095));
+        perform setval(journal, ((hashtextextended(state, 0) & 67108863) << 37) | (least(earlier + 1, 1023)::bigint << 27)
+                                | mailboat.tenths());
     end if;
 end
 $$;
@@ -749,6 +761,7 @@ declare
     journal constant text := mailboat.journal_name(s.id, c.partition, 'parked');
     state   text;
     died    integer;
+    lately  boolean;
     members bigint[];
     taken   mailboat.pulled[];
     keys    text[];
@@ -767,7 +780,10 @@ begin
         return '{}';
     end if;
     state := concat_ws('|', head.ordinal, head.attempts, head.next_attempt_at);
-    died := mailboat.begun(journal, state);
+    select j.begun, j.lately into died, lately from mailboat.journal_entry(journal, state) j;
+    if died > 0 and lately then
+        return '{}';
+    end if;
     if head.unit is not null then
         members := array(select m.ordinal from mailboat.parked m
                          where m.subscription_id = s.id and m.partition = c.partition and m.unit = head.unit order by m.ordinal);
@@ -825,7 +841,7 @@ create function mailboat.take_window(
 as $$
 declare
     journal   constant text := mailboat.journal_name(s.id, c.partition, 'window');
-    state     constant text := concat_ws('|', c.done, c.position);
+    state     constant text := concat_ws('|', s.generation, c.done, c.position);
     stretch   mailboat.stretch;
     reading   integer;
     cut       integer;
@@ -839,8 +855,10 @@ declare
     noted     mailboat.refusals;
     singles   boolean;
     died      integer;
-    begun     integer;
-    returned  integer;
+    begun     integer;                                  -- attempts with one event, or group, in hand
+    in_batch  integer := 0;                             -- attempts with the whole batch in hand
+    lately    boolean;
+    returned  integer := 0;
     ordinals  bigint[];
     gives_up  boolean;
     buried    boolean := false;
@@ -875,16 +893,19 @@ begin
         if cut > 0 then
             aside := exists (select from mailboat.refusals r where r.subscription_id = s.id)
                      or exists (select from mailboat.parked m where m.subscription_id = s.id and m.partition = c.partition);
-            returned := case when aside then (
+            returned := returned + case when aside then (
                 select coalesce(sum(r.returns), 0) from mailboat.refusals r
                 where r.subscription_id = s.id
                   and r.event_id = any (array(select u.event_id from unnest(stretch.batch[1:cut]) u))) else 0 end;
-            begun := mailboat.begun(journal, state || '|single');
+            select j.begun, j.lately into begun, lately from mailboat.journal_entry(journal, state || '|single') j;
             died := greatest(begun - returned, 0);
-            singles := begun > 0 or mailboat.begun(journal, state || '|batch') > returned
-                       or (stretch.batch[1]).position <= c.suspect_until;
-            if begun = 0 and not singles then
-                begun := mailboat.begun(journal, state || '|batch');
+            singles := begun > 0 or (stretch.batch[1]).position <= c.suspect_until;
+            if begun = 0 then
+                select j.begun, j.lately into in_batch, lately from mailboat.journal_entry(journal, state || '|batch') j;
+                singles := singles or in_batch > returned;
+            end if;
+            if round = 1 and greatest(begun, in_batch) > returned and lately then
+                return '{}';
             end if;
 
             if not aside and not singles then
@@ -999,10 +1020,11 @@ begin
     if cardinality(taken) = 0 then
         return '{}';
     end if;
-    perform mailboat.note_begin(journal, state || case when singles then '|single' else '|batch' end, begun);
+    perform mailboat.note_begin(journal, state || case when singles then '|single' else '|batch' end,
+                                case when singles then begun else in_batch end);
     return array(
         select row(u."position", u.event_id, u.event_type, u.aggregate_type, u.aggregate_id, u.key, u.payload, u.content_type,
-                   u.headers, u.tags, u.traceparent, u.created_at, c.partition, died + 1, begun, false,
+                   u.headers, u.tags, u.traceparent, u.created_at, c.partition, died + 1, greatest(begun, in_batch), false,
                    u.group_label)::mailboat.pulled
         from unnest(taken) u);
 end
@@ -1234,7 +1256,8 @@ declare
 begin
     return jsonb_build_object(
         'outbox', s.outbox, 'state', s.state, 'partitions', s.partitions, 'batchSize', p.batch_size, 'groupBy', p.group_by,
-        'maxAttempts', p.max_attempts, 'noHandler', p.no_handler);
+        'maxAttempts', p.max_attempts, 'noHandler', p.no_handler,
+        'isOwner', pg_has_role(mailboat.caller(), (select nspowner from pg_namespace where nspname = 'mailboat'), 'usage'));
 end
 $$;
 
@@ -1328,7 +1351,7 @@ begin
         select p.oid from pg_proc p
         where p.pronamespace = 'mailboat'::regnamespace
           and p.proname in ('grant_consumer', 'revoke_consumer', 'outbox_of', 'drop_journals', 'read_stretch', 'window_bounds',
-                            'uncut', 'park_event', 'line_up', 'give_up', 'begun', 'note_begin', 'lock_cursor', 'save_cursor',
+                            'uncut', 'park_event', 'line_up', 'give_up', 'journal_entry', 'note_begin', 'lock_cursor', 'save_cursor',
                             'fresh_partitions', 'take_parked', 'take_window', 'pull', 'once', 'forget', 'prune_handled', 'beat',
                             'leave', 'tend', 'consumer_settings', 'pull_lag')
            or p.oid = 'mailboat.refuse(text, uuid, text, text, boolean, interval, boolean, text)'::regprocedure
