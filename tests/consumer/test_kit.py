@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -16,11 +17,14 @@ from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
+import mailboat
 from mailboat import Consumer, Event, Ignore, Refuse, RetryLater, emit
 from mailboat.consumer.pull_source import Pace
 from mailboat.errors import ConfigError
+from mailboat_harbor.pgbouncer import PgBouncer, start_pgbouncer
 from mailboat_harbor.ports import free_port
-from mailboat_harbor.postgres import Database, PostgresServer
+from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
+from mailboat_harbor.postgres_binaries import NEWEST
 from support.databases import migrated_database
 from support.wait import await_until
 
@@ -247,6 +251,57 @@ async def test_a_lost_connection_and_a_deadlock_cost_no_attempt(outbox: Database
         await await_until(lambda: effects(outbox) == [1], what="the effect")
     assert attempts == [1, 1, 1]
     assert outbox.execute("select count(*) from mailboat.refusals") == [(0,)]
+
+
+async def test_it_works_behind_a_pooler_in_transaction_mode(
+    outbox: Database, tmp_path: Path, or_skip: Callable[[Callable[[], PgBouncer]], PgBouncer]
+) -> None:
+    """No LISTEN and no prepared statements there: polling finds what comes after a rest."""
+    with or_skip(lambda: start_pgbouncer(tmp_path / "bouncer", outbox.server)) as bouncer:
+        view = Consumer("shop/view", url=bouncer.url(outbox.name), spec={"delivery": NO_WAIT}, pace=QUICK)
+        attempts: list[int] = []
+
+        @view.on("order.*")
+        async def project(order: Order, event: Event, tx: psycopg.AsyncConnection[Any]) -> None:
+            await tx.execute(INSERT, [order.number])
+            if order.number == 5:
+                attempts.append(event.attempt)
+                if len(attempts) < 3:
+                    raise ValueError("twice")
+
+        async with serving(view):
+            await asyncio.to_thread(write, outbox, *range(1, 41))
+            await await_until(lambda: len(effects(outbox)) == 40, what="all effects")
+            await asyncio.to_thread(write, outbox, 41)
+            await await_until(lambda: len(effects(outbox)) == 41, what="the last effect")
+    assert effects(outbox) == list(range(1, 42))
+    assert attempts == [1, 2, 3]
+
+
+@pytest.mark.verify
+async def test_a_database_that_crashes_is_waited_for_and_costs_no_attempt(tmp_path: Path) -> None:
+    """C1, C3, C5 across a crash of the server."""
+    with PostgresServer.start(find_postgres(NEWEST), tmp_path / "server") as server:
+        server.create_database("shop")
+        outbox = Database(server, "shop")
+        mailboat.migrate(outbox.url)
+        outbox.execute("create table effects (ordinal bigserial, number int, handler text)")
+        view, attempts = consumer(outbox, delivery={"batchSize": 5}), set[int]()
+
+        @view.on("order.*")
+        async def project(order: Order, event: Event, tx: psycopg.AsyncConnection[Any]) -> None:
+            attempts.add(event.attempt)
+            await tx.execute(INSERT, [order.number])
+            await asyncio.sleep(0.005)  # part of the load: the crash must find some in hand
+
+        async with serving(view):
+            await asyncio.to_thread(write, outbox, *range(1, 201))
+            await await_until(lambda: len(effects(outbox)) > 40, what="some effects")
+            await asyncio.to_thread(server.kill)
+            await asyncio.to_thread(server.launch)
+            await await_until(lambda: len(effects(outbox)) == 200, timeout=90, what="all effects")
+        assert effects(outbox) == list(range(1, 201))
+        assert attempts == {1}
 
 
 async def test_instances_share_the_work_and_tell_about_themselves(outbox: Database) -> None:
