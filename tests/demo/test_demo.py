@@ -51,6 +51,7 @@ def test_it_proves_that_nothing_was_lost_and_leaves_nothing_behind(
     assert found is not None, told
     assert found[1] == found[2]
     assert int(found[1]) > 100
+    assert re.search(r"(\d+) effects of \1 events, each once; killed in the handler [1-9]", told), told
     for step in ("took over after", "order.exported   order-large", "1 dead letter replayed", "came back to life"):
         assert step in told, told
     assert list(folder.iterdir()) == []

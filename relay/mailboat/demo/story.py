@@ -12,6 +12,7 @@ from typing import Final
 
 from mailboat.demo.application import LARGE_ORDER, LARGE_TYPE, SLOW_ORDER, Shop
 from mailboat.demo.consumer import Inbox
+from mailboat.demo.effects import EffectsProcess
 from mailboat.demo.proof import Proof, prove
 from mailboat.demo.relays import MAILBOAT, Glance, RelayProcess
 from mailboat.demo.scene import LARGE_LIMIT, PARTITIONS, TOPIC, Scene
@@ -49,6 +50,8 @@ class Story:
         self._relays: list[RelayProcess] = []
         self._shop = Shop(scene.database_url, writers=length.writers, per_second=length.per_second, seed=1)
         self._inbox = Inbox(scene.bootstrap, TOPIC)
+        self._effects = EffectsProcess(scene.database_url, scene.folder)
+        stack.callback(self._effects.close)
         stack.callback(self._inbox.close)
         stack.callback(self._shop.close)
 
@@ -69,6 +72,10 @@ class Story:
         self._watch()
         self._screen.say("The application changes orders and emits an event with each, in one transaction.")
         self._screen.say("One of its transactions stays open from now on. It delays nobody.")
+        self._effects.begin()
+        self._screen.say(
+            "A consumer without a broker pulls the same events. It is killed in its handler again and again."
+        )
         return first, second
 
     def _flow(self) -> None:
@@ -118,6 +125,13 @@ class Story:
         except DemoFailed as failure:
             self._screen.say(str(failure))  # the proof will say how many
         self._inbox.close()
+        self._until(lambda: self._effects.counted()[1] >= len(book), "the last effects")
+        effects, events = self._effects.counted()
+        self._screen.say(
+            f"{effects} effects of {events} events, each once; killed in the handler {self._effects.deaths} times."
+        )
+        if effects != events or events != len(book):
+            raise DemoFailed(f"{len(book)} events were committed, and had {effects} effects, of {events} of them")
         return prove(book, self._inbox.arrivals)
 
     # -- stage directions --------------------------------------------------------------------------------------------
