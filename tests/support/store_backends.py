@@ -71,8 +71,8 @@ class World(Protocol):
 
     def pause(self, number: int, paused: bool) -> None: ...
 
-    def silence(self, relay: str, span: timedelta) -> None:
-        """Its last heartbeat was so much longer ago."""
+    def set_clock(self, forward: timedelta) -> None:
+        """The server's clock is set: heartbeats from before lie so much further back, or ahead."""
         ...
 
     async def replay_all(self) -> None:
@@ -105,8 +105,9 @@ class MemoryWorld:
     def pause(self, number: int, paused: bool) -> None:
         self.outbox.pause(number, paused)
 
-    def silence(self, relay: str, span: timedelta) -> None:
-        self.outbox.relays[relay].beat_at -= span
+    def set_clock(self, forward: timedelta) -> None:
+        for relay in self.outbox.relays.values():
+            relay.beat_at -= forward
 
     async def replay_all(self) -> None:
         self.outbox.replay(list(self.outbox.dead))
@@ -168,9 +169,10 @@ class PostgresWorld:
             state = "Paused" if paused else "Running"
             connection.execute("update mailboat.subscriptions set state = %s where id = %s", [state, number])
 
-    def silence(self, relay: str, span: timedelta) -> None:
+    def set_clock(self, forward: timedelta) -> None:
         with psycopg.connect(self.database.url, autocommit=True) as connection:
-            connection.execute("update mailboat.relays set beat_at = beat_at - %s where id = %s", [span, relay])
+            statement = "update mailboat.relays set beat_at = beat_at - %(by)s, expires_at = expires_at - %(by)s"
+            connection.execute(statement, {"by": forward})
 
     async def replay_all(self) -> None:
         link = await Link.open(lambda: self.database.url, "replay")

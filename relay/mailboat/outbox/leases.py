@@ -1,16 +1,19 @@
 """Leases in Postgres: one heartbeat row per relay, an owner and an epoch per cursor, one advisory lock per relay.
 
-Clocks: expiry is judged by the database's clock alone. A relay judges its *own* lease by its monotonic clock, counted
-from before the heartbeat was sent, so it always gives up earlier than others may take over.
+Clocks: no time of the database is compared with another one, since its clock may be set and a failover brings another
+clock. A relay judges the silence of others by its own monotonic clock (`heartbeats`), counted from when it saw their
+last heartbeat. It judges its *own* lease by the same clock, counted from before the heartbeat was sent, so it always
+gives up earlier than others take over. Safety does not rest on clocks at all: every write checks the epoch.
 
-What happens when…
-- a relay is killed: its session ends, the advisory lock is free, and once its heartbeat is a little overdue the next
-  relay buries it and claims what it held (``claim`` counts a resume).
-- a relay is cut off from the database but lives: the same; whatever it still settles later finds another epoch.
-- there is a pooler between: no session lock can be held, so only expiry counts.
+A row in ``mailboat.relays`` means that its relay counts as alive. What happens when…
+- a relay is killed: its session ends and the advisory lock is free. Once it has been silent for a moment the next relay
+  buries it (deletes its row) and claims what it held (``claim`` counts a resume).
+- a relay hangs, or is cut off without its session ending: it is buried after the time of its lease. What it settles
+  later finds another epoch, and its next heartbeat raises ``LeaseLost``.
+- a pooler lies between: no session lock can be held, so only the time of the lease counts.
 - another session holds the relay's lock, as any user of the database can: the same, with a warning that names it.
-- the database restarts: all locks are free for a moment, and after a while heartbeats are overdue, but a relay counts
-  another's silence from its own joining at the earliest, so whoever comes back as soon as itself is not buried.
+- the database restarts: all locks are free for a moment, and heartbeats are old, but a relay counts the silence of
+  others from its own connection on, so a relay that comes back as soon as itself is not buried.
 """
 
 from __future__ import annotations
@@ -18,10 +21,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
 
 from mailboat.errors import LeaseLost
 from mailboat.outbox.composed import lease_arrays
+from mailboat.outbox.heartbeats import Heartbeat, Heartbeats
 from mailboat.outbox.link import Link
 from mailboat.outbox.settings import RelayIdentity
 from mailboat.outbox.sqlfiles import statements
@@ -45,12 +50,22 @@ def lock_key(relay: str) -> tuple[int, int]:
 class Leases:
     """The leases of one relay on one outbox."""
 
-    def __init__(self, me: RelayIdentity, outbox: str, ttl: float, overdue_after: float, sync_level: str) -> None:
+    def __init__(
+        self,
+        me: RelayIdentity,
+        outbox: str,
+        ttl: float,
+        overdue_after: float,
+        sync_level: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._me = me
         self._outbox = outbox
         self._ttl = ttl
         self._overdue_after = overdue_after
         self._sync_level = sync_level
+        self._clock = clock
+        self._heartbeats = Heartbeats()
 
     @property
     def _who(self) -> dict[str, object]:
@@ -60,7 +75,6 @@ class Leases:
         """Introduce this relay. True if it holds its liveness lock; raises ``LeaseLost`` if its id is in use."""
         session_lock = not link.server.pooled and await self._take_liveness_lock(link)
         async with link.transaction() as cursor:
-            await cursor.execute(_SQL["sweep"], self._who)
             await cursor.execute(_SQL["inherit"], self._who)
             await cursor.execute(_SQL["disown"], {**self._who, "serves": list(serves)})
             await cursor.execute(
@@ -97,20 +111,24 @@ class Leases:
         return False
 
     async def beat(self, link: Link, serves: Collection[int]) -> tuple[RelayPeer, ...]:
-        """Renew all leases at once; bury the dead; say who is there."""
+        """Renew all leases at once, bury dead relays, and return all relays."""
         async with link.autocommit() as cursor:
             await cursor.execute(_SQL["beat"], {**self._who, "serves": list(serves)})
             if await cursor.fetchone() is None:
                 raise LeaseLost(f"relay {self._me.id!r} was declared dead or replaced by another process of that name")
+            asked_at = self._clock()
             await cursor.execute(_SQL["peers"], self._who)
             rows = await cursor.fetchall()
+            latest = {relay: Heartbeat(incarnation, beat_at) for relay, incarnation, beat_at, *_ in rows}
+            silences = self._heartbeats.silences(latest, asked_at, self._clock())
             peers: list[RelayPeer] = []
-            for relay, incarnation, served, session_lock, alive, silent_for in rows:
-                if relay != self._me.id and session_lock and silent_for > self._overdue_after:
+            for relay, _, _, ttl, served, session_lock in rows:
+                silence, alive = silences[relay], True
+                if relay != self._me.id and (silence > ttl or (session_lock and silence > self._overdue_after)):
                     high, low = lock_key(relay)
-                    corpse = {"relay": relay, "incarnation": incarnation, "high": high, "low": low}
-                    await cursor.execute(_SQL["bury"], corpse)
-                    alive = alive and await cursor.fetchone() is None
+                    silent = {"relay": relay, **latest[relay]._asdict(), "expired": silence > ttl}
+                    await cursor.execute(_SQL["bury"], {**silent, "high": high, "low": low})
+                    alive = await cursor.fetchone() is None
                 peers.append(RelayPeer(relay, frozenset(served), alive))
         return tuple(peers)
 

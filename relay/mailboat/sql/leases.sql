@@ -9,15 +9,6 @@ on conflict (id) do update
 set incarnation = excluded.incarnation, outbox = excluded.outbox, address = excluded.address, serves = excluded.serves,
     session_lock = excluded.session_lock, beat_at = excluded.beat_at, expires_at = excluded.expires_at, started_at = now()
 
--- name: sweep
--- Relays that nobody could bury, since behind a pooler they held no lock: gone for an hour, and their doorbells with them.
-with gone as (
-    delete from mailboat.relays
-    where outbox = %(outbox)s and not session_lock and expires_at < clock_timestamp() - interval '1 hour'
-    returning id
-)
-delete from mailboat.doorbells where relay in (select id from gone)
-
 -- name: inherit
 -- What an earlier process of the same id held when it died is nobody's now (and counts as a resume when claimed).
 update mailboat.cursors as c
@@ -46,14 +37,11 @@ with gone as (delete from mailboat.doorbells where relay = %(relay)s)
 delete from mailboat.relays where id = %(relay)s and incarnation = %(incarnation)s
 
 -- name: peers
--- All relays of this outbox; `silent_for` is the time since their last heartbeat, or since we came: before, the database itself
--- may have been away, for everybody.
-select r.id, r.incarnation::text, r.serves, r.session_lock, r.expires_at > clock_timestamp() as alive,
-       extract(epoch from clock_timestamp() - greatest(r.beat_at, me.started_at))::float8 as silent_for
-from mailboat.relays as r
-left join mailboat.relays as me on me.id = %(relay)s
-where r.outbox = %(outbox)s
-order by r.id
+-- All relays of this outbox. The difference of the two times is the length of their leases, whatever the clock says.
+select id, incarnation::text, beat_at, extract(epoch from expires_at - beat_at)::float8, serves, session_lock
+from mailboat.relays
+where outbox = %(outbox)s
+order by id
 
 -- name: lock
 -- The liveness lock of a relay, for the life of a session.
@@ -71,16 +59,20 @@ select coalesce((select format('process %%s, user %%s, application %%s', l.pid, 
                where id = %(relay)s and incarnation <> %(incarnation)s and expires_at > clock_timestamp())
 
 -- name: bury
--- A relay that has not spoken for a while and whose liveness lock is free is dead: its leases end now, not at expiry.
+-- A relay that has been silent for a moment and whose liveness lock is free is dead, and so is one whose lease is over. Its
+-- leases end now. Nothing happens if it has sent another heartbeat meanwhile.
 with corpse as materialized (
-    select pg_try_advisory_xact_lock(%(high)s::integer, %(low)s::integer) as is_dead
+    select %(expired)s or pg_try_advisory_xact_lock(%(high)s::integer, %(low)s::integer) as is_dead
+),
+gone as (
+    delete from mailboat.relays
+    where id = %(relay)s and incarnation = %(incarnation)s and beat_at = %(at)s and (select is_dead from corpse)
+    returning id
 ),
 bell as (
-    delete from mailboat.doorbells where relay = %(relay)s and (select is_dead from corpse)
+    delete from mailboat.doorbells where relay in (select id from gone)
 )
-delete from mailboat.relays
-where id = %(relay)s and incarnation = %(incarnation)s and (select is_dead from corpse)
-returning id
+select id from gone
 
 -- name: holdings
 -- Who owns what, for the subscriptions that this relay serves.
@@ -105,7 +97,7 @@ with free as materialized (
     join mailboat.subscriptions as s on s.id = w.subscription_id and s.generation = w.generation
     where c.owner is null
        or c.owner = %(relay)s
-       or not exists (select from mailboat.relays as r where r.id = c.owner and r.expires_at > clock_timestamp())
+       or not exists (select from mailboat.relays as r where r.id = c.owner)
     for no key update of c skip locked
 )
 update mailboat.cursors as c

@@ -48,7 +48,7 @@ where id = %(id)s
 -- older one, still moves them.
 select s.id, s.name,
        exists (select from mailboat.relays as r
-               where r.id <> %(relay)s and r.expires_at > clock_timestamp() and s.id = any (r.serves))
+               where r.id <> %(relay)s and s.id = any (r.serves))
 from mailboat.subscriptions as s
 where s.outbox = %(outbox)s and s.declared_by = %(relay_uid)s and s.declared_by <> '' and s.retired_at is null
   and s.config_version <= %(version)s and s.name <> all (%(names)s)
@@ -69,7 +69,7 @@ select exists (
     join mailboat.cursors as c on c.subscription_id = s.id
     join mailboat.relays as r on r.id = c.owner
     where s.outbox = %(outbox)s and s.name = %(name)s and s.partitions <> %(partitions)s and s.config_version <= %(version)s
-      and r.id <> %(relay)s and r.expires_at > clock_timestamp())
+      and r.id <> %(relay)s)
 
 -- name: forget
 -- Cursors, parked events and dead letters go with it.

@@ -30,8 +30,7 @@ class Relay:
     incarnation: str
     serves: frozenset[int]
     beat_at: datetime
-    expires_at: datetime
-    started_at: datetime
+    ttl: float
     locked: bool = True
 
 
@@ -133,10 +132,6 @@ class MemoryOutbox:
     def lease_holds(self, lease: Lease) -> bool:
         cursor = self.cursors.get(lease.key)
         return cursor is not None and cursor.epoch == lease.epoch
-
-    def living(self, relay: str | None) -> bool:
-        found = self.relays.get(relay or "")
-        return found is not None and found.expires_at > self.now()
 
     def routed(self, rows: Iterable[Row], members: Collection[Lease]) -> dict[CursorKey, list[Event]]:
         numbers = sorted({lease.key.subscription for lease in members})

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
-from datetime import timedelta
 from functools import partial
 from itertools import accumulate
 from typing import TypeVar
@@ -18,6 +16,7 @@ from typing import TypeVar
 from mailboat.errors import ConfigError, DatabaseUnavailable, LeaseLost
 from mailboat.events import event_bytes
 from mailboat.outbox.declaring import Declared
+from mailboat.outbox.heartbeats import Heartbeat, Heartbeats
 from mailboat.outbox.memory.database import MemoryOutbox, Relay, Subscribed
 from mailboat.outbox.memory.rows import GENERATION, CursorRow, DeadRow, ParkedRow, Row, Snapshot
 from mailboat.outbox.settings import ReadLimits, RelayIdentity, StoreSettings
@@ -56,6 +55,7 @@ class MemoryStore:
         self._serves: frozenset[int] = frozenset()
         self._bell = asyncio.Event()
         self._horizon = 0
+        self._heartbeats = Heartbeats()
 
     async def _step(self, step: Callable[[], Answer]) -> Answer:
         await asyncio.sleep(self._outbox.latency())
@@ -103,12 +103,8 @@ class MemoryStore:
         for cursor in self._outbox.cursors.values():
             if cursor.owner == self._me.id:
                 cursor.owner = None
-        now = self._outbox.now()
-        self._outbox.relays[self._me.id] = Relay(self._me.incarnation, self._serves, now, now + self._ttl, now)
-
-    @property
-    def _ttl(self) -> timedelta:
-        return timedelta(seconds=self._settings.lease_ttl)
+        relay = Relay(self._me.incarnation, self._serves, self._outbox.now(), self._settings.lease_ttl)
+        self._outbox.relays[self._me.id] = relay
 
     async def rest(self) -> None:
         """Nothing is owned."""
@@ -133,12 +129,16 @@ class MemoryStore:
         mine = outbox.relays.get(self._me.id)
         if mine is None or mine.incarnation != self._me.incarnation:
             raise LeaseLost(f"relay {self._me.id!r} was declared dead or replaced by another process of that name")
-        mine.beat_at, mine.expires_at, mine.serves = now, now + self._ttl, self._serves
-        peers = [RelayPeer(relay, peer.serves, outbox.living(relay)) for relay, peer in sorted(outbox.relays.items())]
-        for relay, peer in list(outbox.relays.items()):
-            silent_for = now - max(peer.beat_at, mine.started_at)
-            if not peer.locked and silent_for > timedelta(seconds=self._settings.overdue_after):
-                peers = [replace(p, alive=False) if p.id == relay else p for p in peers]
+        mine.beat_at, mine.serves = now, self._serves
+        moment = asyncio.get_running_loop().time()
+        latest = {relay: Heartbeat(peer.incarnation, peer.beat_at) for relay, peer in outbox.relays.items()}
+        silences = self._heartbeats.silences(latest, moment, moment)
+        peers: list[RelayPeer] = []
+        for relay, peer in sorted(outbox.relays.items()):
+            overdue = not peer.locked and silences[relay] > self._settings.overdue_after
+            dead = relay != self._me.id and (overdue or silences[relay] > peer.ttl)
+            peers.append(RelayPeer(relay, peer.serves, alive=not dead))
+            if dead:
                 del outbox.relays[relay]
                 outbox.bells.pop(relay, None)
         holdings = tuple(
@@ -155,7 +155,7 @@ class MemoryStore:
 
     def _is_free(self, key: CursorKey) -> bool:
         owner = self._outbox.cursors[key].owner
-        return owner == self._me.id or not self._outbox.living(owner)
+        return owner == self._me.id or owner not in self._outbox.relays
 
     def _take(self, key: CursorKey) -> Cursor:
         cursor = self._outbox.cursors[key]
