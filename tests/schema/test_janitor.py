@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime, timedelta
 
 import psycopg
+import pytest
+from psycopg import sql
 
 from mailboat.outbox.layout import Layout
-from mailboat.runtime.janitor import Janitor
+from mailboat.runtime.janitor import Janitor, RetentionClock
 from mailboat_harbor.postgres import Database
 from mailboat_spec import Pooler, Retention
 from support.wait import await_until
@@ -18,8 +21,8 @@ OUTBOX = "mailboat.outbox"
 
 
 @asynccontextmanager
-async def at_work(database: Database) -> AsyncIterator[Janitor]:
-    janitor = Janitor(lambda: database.url, Layout(OUTBOX), Retention(), Pooler.AUTO)
+async def at_work(database: Database, clock: RetentionClock | None = None) -> AsyncIterator[Janitor]:
+    janitor = Janitor(lambda: database.url, Layout(OUTBOX), Retention(), Pooler.AUTO, clock or RetentionClock())
     rounds = asyncio.create_task(janitor.run())
     try:
         yield janitor
@@ -48,3 +51,37 @@ async def test_upkeep_that_is_well_has_nothing_to_tell(outbox: Database) -> None
     async with at_work(outbox) as janitor:
         await await_until(lambda: (janitor.upkeep.days_ahead or 0) > 29, timeout=20, what="a round")
         assert janitor.upkeep.error is None
+
+
+async def test_a_server_whose_clock_jumped_ahead_drops_no_day_of_the_present(outbox: Database) -> None:
+    """The server's clock is 40 days ahead of the relay's: its day 35 days ago is still to come."""
+    jump = timedelta(days=40)
+    days = "select (now() - '35 days'::interval)::date, (now() - '80 days'::interval)::date"
+    ((to_come, long_over),) = outbox.execute(days)
+    for day in (to_come, long_over):
+        outbox.execute(
+            sql.SQL("create table {} partition of mailboat.outbox for values from ({}) to ({})").format(
+                sql.Identifier("mailboat", f"outbox_p{day:%Y%m%d}"),
+                *(sql.Literal(f"{each} 00:00+00") for each in (day, day + timedelta(days=1))),
+            )
+        )
+    async with at_work(outbox, RetentionClock(wall=lambda: datetime.now(UTC) - jump)) as janitor:
+        await await_until(lambda: janitor.upkeep.blocked is not None, timeout=20, what="a round")
+        assert "retention goes by the earlier time" in (janitor.upkeep.blocked or "")
+    left = [name for (name,) in outbox.execute("select relname from pg_class where relname ~ '_p[0-9]{8}$'")]
+    assert f"outbox_p{to_come:%Y%m%d}" in left
+    assert f"outbox_p{long_over:%Y%m%d}" not in left
+
+
+@pytest.mark.parametrize(
+    ("server", "own", "believed"),
+    [(1, 1, 1), (900, 1, 1), (1, 900, 1), (900, 900, 1), (-5, 1, -5)],
+    ids=["both right", "server jumps", "relay jumps", "both jump", "set back"],
+)
+def test_no_clock_that_jumps_moves_the_time_of_retention_forward(server: int, own: int, believed: int) -> None:
+    """Hours since the first look, an hour after it."""
+    start, hours, passed = datetime(2030, 1, 1, tzinfo=UTC), [0], [0.0]
+    clock = RetentionClock(lambda: start + timedelta(hours=hours[0]), lambda: passed[0])
+    assert clock.now(start) == start
+    hours[0], passed[0] = own, 3600.0
+    assert clock.now(start + timedelta(hours=server)) == start + timedelta(hours=believed)

@@ -18,7 +18,7 @@ from mailboat.outbox.overview import pending_migrations
 from mailboat.outbox.partitions import Supply, drop_expired, ensure_partitions, server_time
 from mailboat.outbox.rebase import rebase as rebase_cursors
 from mailboat.outbox.verify import verify_or_refuse
-from mailboat.runtime.janitor import limits
+from mailboat.runtime.janitor import RetentionClock, limits
 from mailboat.terminals import safe
 from mailboat_spec import full_name
 
@@ -110,7 +110,7 @@ async def _maintain(chosen: Sequence[Outbox]) -> None:
         name = full_name(outbox.relay)
         async with outbox.link("maintain") as link:
             supply = await ensure_partitions(link.connection, outbox.table)
-            now = await server_time(link.connection)
+            now = RetentionClock().now(await server_time(link.connection))
             after, limit = limits(outbox.relay.spec.outbox.retention, now)
             report = await drop_expired(link.connection, outbox.layout, after, now=now, limit=limit)
             if report.dropped:

@@ -12,8 +12,8 @@ of which may be the last one a relay lives to see; the next relay picks up there
 
 A bare DROP of a partition would queue for a lock on the outbox behind any reader, and every insert behind that.
 
-What time it is, the server says: by its clock events are sorted into partitions. A relay whose own clock is ahead would
-take the day that is being written to for one of the past.
+Events are sorted into partitions by the server's clock, so nothing goes that is not over by that clock; and since that
+clock may jump ahead, nothing that is not over by the caller's clock (``RetentionClock`` of the janitor).
 """
 
 from __future__ import annotations

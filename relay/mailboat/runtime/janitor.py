@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from mailboat.errors import MailboatError
 from mailboat.outbox.layout import Layout
@@ -24,6 +26,8 @@ EVERY = 3600.0
 AFTER_TROUBLE = 60.0
 _WITHIN = 600.0
 """Seconds after which a round that came to no end is given up: the server may have gone deaf in the middle of it."""
+_CLOCKS_DIFFER_BY = timedelta(hours=1)
+"""What is worth a person's attention."""
 
 
 @dataclass(slots=True)
@@ -36,16 +40,50 @@ class Upkeep:
     """Why the last round came to no end; None when it did."""
 
 
+class RetentionClock:
+    """The time by which partitions are old: no clock that jumps forward makes the day that is being written to old.
+
+    It is the earliest of the database's clock, this machine's clock, and what this process read from them before, plus
+    the time that has passed since. A clock that was behind, and is right by now, makes retention late for as long as
+    the process lives: events are kept longer, and nothing else.
+    """
+
+    def __init__(
+        self,
+        wall: Callable[[], datetime] = lambda: datetime.now(UTC),
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._wall = wall
+        self._monotonic = monotonic
+        self._started: datetime | None = None
+        """What time it was when the monotonic clock was at zero."""
+
+    def now(self, server: datetime) -> datetime:
+        """The time, where the database says that it is ``server``."""
+        passed = timedelta(seconds=self._monotonic())
+        started = min(server, self._wall()) - passed
+        self._started = started if self._started is None else min(self._started, started)
+        return self._started + passed
+
+
 class Janitor:
     """The upkeep of one outbox."""
 
-    def __init__(self, url: UrlProvider, layout: Layout, retention: Retention, pooler: Pooler) -> None:
+    def __init__(
+        self,
+        url: UrlProvider,
+        layout: Layout,
+        retention: Retention,
+        pooler: Pooler,
+        clock: RetentionClock,
+    ) -> None:
         self.upkeep = Upkeep()
         self._url = url
         self._layout = layout
         self._about = {"outbox": layout.table}
         self._retention = retention
         self._pooler = pooler
+        self._clock = clock
 
     async def run(self) -> None:
         """Rounds until cancelled."""
@@ -67,10 +105,11 @@ class Janitor:
             # Asked before anything is tried: what is left counts most where no more can be made.
             self.upkeep.days_ahead = await days_ahead(link.connection, self._layout.table)
             await self._supply(link)
-            now = await server_time(link.connection)
+            server = await server_time(link.connection)
+            now = self._clock.now(server)
             after, limit = limits(self._retention, now)
             report = await drop_expired(link.connection, self._layout, after, now=now, limit=limit)
-            self.upkeep.blocked = "; ".join(map(str, report.blocked)) or None
+            self.upkeep.blocked = "; ".join([*_ahead(server, now), *map(str, report.blocked)]) or None
             for lost in report.lost:
                 log.error("Undelivered events were dropped by the retention limit.", extra={"lost": str(lost)})
             if report.dropped:
@@ -81,6 +120,15 @@ class Janitor:
 
     async def _supply(self, link: Link) -> None:
         self.upkeep.days_ahead = (await ensure_partitions(link.connection, self._layout.table)).days_ahead
+
+
+def _ahead(server: datetime, now: datetime) -> list[str]:
+    if server - now < _CLOCKS_DIFFER_BY:
+        return []
+    return [
+        f"the database's clock says {server:%Y-%m-%d %H:%M} UTC, and this relay's says {now:%Y-%m-%d %H:%M}: retention"
+        " goes by the earlier time. Set the clock that is wrong, then restart the relay"
+    ]
 
 
 def limits(retention: Retention, now: datetime) -> tuple[datetime, HardLimit | None]:

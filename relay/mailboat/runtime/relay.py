@@ -30,7 +30,7 @@ from mailboat.pump.stream import Clock
 from mailboat.runtime.beforehand import Schema, ToldToStop, unless
 from mailboat.runtime.connection import Connection
 from mailboat.runtime.followed import Configuration
-from mailboat.runtime.janitor import Janitor
+from mailboat.runtime.janitor import Janitor, RetentionClock
 from mailboat.runtime.lineup import Lineup, line_up, line_up_again, needs_secrets_anew
 from mailboat.runtime.rates import Rates
 from mailboat.runtime.reasons import reason_for
@@ -92,6 +92,7 @@ class Relay:
         """Whether the session runs: between one and the next it is the last one that is told about."""
         self._store: PostgresStore | None = None
         self._janitor: Janitor | None = None
+        self._retention_clock = RetentionClock()
         self._state = RelayState.CONNECTING
         self._message = "has not connected yet"
         self._reason: Reason | None = Reason.STARTING
@@ -191,7 +192,8 @@ class Relay:
         await unless(stop, schema.prepare(url, self._config.relay.spec, wanted.settings.deadline), schema.in_the_middle)
         store = await unless(stop, PostgresStore.open(url, self._identity, wanted.settings))
         orderly = False
-        janitor = Janitor(url, wanted.settings.layout, wanted.retention, wanted.settings.pooler)
+        layout, pooler = wanted.settings.layout, wanted.settings.pooler
+        janitor = Janitor(url, layout, wanted.retention, pooler, self._retention_clock)
         upkeep = asyncio.ensure_future(janitor.run())
         try:
             self._janitor, self._connection = janitor, wanted
