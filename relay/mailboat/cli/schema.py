@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import click
@@ -13,9 +13,12 @@ from mailboat.cli.printing import counted
 from mailboat.errors import ConfigError
 from mailboat.outbox.declaring import declare_pulled
 from mailboat.outbox.handover import Handover
+from mailboat.outbox.layout import Layout
+from mailboat.outbox.link import Link
 from mailboat.outbox.migrate import migrate as apply_migrations
 from mailboat.outbox.overview import pending_migrations
 from mailboat.outbox.partitions import Supply, drop_expired, ensure_partitions, server_time
+from mailboat.outbox.rebase import keep_history
 from mailboat.outbox.rebase import rebase as rebase_cursors
 from mailboat.outbox.verify import verify_or_refuse
 from mailboat.runtime.janitor import RetentionClock, limits
@@ -135,25 +138,29 @@ def _listed(names: Sequence[str]) -> str:
 @click.command()
 @with_manifests
 @click.option("--yes", is_flag=True, help="Yes, this copy is the database to go on with.")
-def rebase(files: tuple[Path, ...], secrets_dir: Path | None, yes: bool) -> None:
-    """Go on in a restored copy of the database.
+@click.option("--same-history", is_flag=True, help="The server was upgraded by pg_upgrade: keep all progress.")
+def rebase(files: tuple[Path, ...], secrets_dir: Path | None, yes: bool, same_history: bool) -> None:
+    """Go on in a restored copy of the database, or after pg_upgrade.
 
     Progress belongs to the database system it was made in. In a copy, delivery can go on behind the highest position
     that was settled; an event with a lower one that had not been delivered yet is not sent. Stop all relays first.
+
+    With --same-history all progress is kept and nothing is skipped. That is for a server that pg_upgrade made of the
+    old one, where transaction ids go on; it is checked, and refused elsewhere.
     """
-    if not yes:
+    if not (yes or same_history):
         raise ConfigError(
             "rebase skips events below the highest settled position that were never delivered: those of transactions"
             " that committed late. If this copy is the one to go on with, and no relay works on the original any more,"
-            " say --yes."
+            " say --yes. After pg_upgrade say --same-history, which skips nothing."
         )
-    asyncio.run(_rebase(outboxes(files, secrets_dir)))
+    asyncio.run(_rebase(outboxes(files, secrets_dir), keep_history if same_history else rebase_cursors))
 
 
-async def _rebase(chosen: Sequence[Outbox]) -> None:
+async def _rebase(chosen: Sequence[Outbox], how: Callable[[Link, Layout], Awaitable[int]]) -> None:
     for outbox in chosen:
         async with outbox.link("rebase") as link:
-            moved = await rebase_cursors(link, outbox.layout)
+            moved = await how(link, outbox.layout)
         told = f"{counted(moved, 'cursor')} rebased" if moved else "all cursors are of this database already"
         _say(full_name(outbox.relay), told)
 

@@ -139,9 +139,9 @@ async def refuse_strangers(link: Link, numbers: list[int]) -> None:
         names = [row[0] for row in await cursor.fetchall()]
     if names:
         raise ForeignDatabase(
-            f"the cursors of {', '.join(sorted(names))} were written in another database system; this one is a restored"
-            " copy. If this copy is the one to go on with, run `mailboat rebase`: it continues behind the highest"
-            " position that was settled."
+            f"the cursors of {', '.join(sorted(names))} were written in another database system: this one is a restored"
+            " copy, or was upgraded. After pg_upgrade run `mailboat rebase --same-history`. If this is a copy, and the"
+            " one to go on with, run `mailboat rebase`: it continues behind the highest position that was settled."
         )
 
 

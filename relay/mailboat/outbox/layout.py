@@ -106,6 +106,10 @@ class Layout:
         """The table, quoted."""
         return sql.Identifier(*self.table.split("."))
 
+    def column(self, name: str) -> sql.Identifier:
+        """The table's own name, quoted, for what Mailboat calls ``name``."""
+        return sql.Identifier(self.columns.get(name, name))
+
     @property
     def rows(self) -> sql.Composable:
         """The table as something to select from, under Mailboat's names: whatever reads events reads from here.

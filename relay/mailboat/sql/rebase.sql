@@ -1,4 +1,4 @@
--- Going on with a restored copy of a database, on request.
+-- Going on in another database system, on request.
 
 -- name: cursors
 -- All cursors of the outbox, held, and whether each was written in another system.
@@ -33,7 +33,45 @@ from mailboat.subscriptions as s
 where s.id = c.subscription_id and s.outbox = %(outbox)s
 returning c.subscription_id
 
+-- name: history
+-- Whether this system continues the one that cursors were written in: from how many others there are, whether transaction ids
+-- have not come as far yet, how many events that cursors may have settled were looked at (up to 100 below each place, by
+-- transaction and by id), and how many of them were written by another transaction than they say. pg_upgrade leaves rows as they
+-- are, xmin included; a restored row has the xmin of the restore. (xmin has 32 bits. An xid of 3 was given by `readopt`, and is
+-- older than every snapshot.)
+with strangers as materialized (
+    select c.hi, pg_snapshot_xmax(coalesce(c.upto, c.done)) as xmax, c.system_identifier
+    from mailboat.cursors as c
+    join mailboat.subscriptions as s on s.id = c.subscription_id
+    where s.outbox = %(outbox)s and c.system_identifier <> %(system_identifier)s
+),
+events as materialized (
+    select e.xid, e.xmin
+    from (select distinct xmax from strangers) as place
+    cross join lateral (
+        select e.{xid} as xid, e.xmin from {outbox} as e where e.{xid} < place.xmax order by e.{xid} desc limit 100
+    ) as e
+    union all
+    select e.xid, e.xmin
+    from (select distinct hi from strangers) as place
+    cross join lateral (
+        select e.{xid} as xid, e.xmin from {outbox} as e where e.{id} <= place.hi order by e.{id} desc limit 100
+    ) as e
+)
+select (select count(distinct system_identifier) from strangers),
+       exists (select from strangers where xmax > pg_snapshot_xmax(pg_current_snapshot())),
+       (select count(*) from events),
+       (select count(*) from events where xid > '3'::xid8 and xmin::text::bigint <> xid::text::numeric %% 4294967296)
+
+-- name: keep
+-- Cursors stay where they are. Nobody owns them: the owner died with the old system, if it did not let go.
+update mailboat.cursors as c
+set owner = null, epoch = null, system_identifier = %(system_identifier)s, timeline = %(timeline)s
+from mailboat.subscriptions as s
+where s.id = c.subscription_id and s.outbox = %(outbox)s and c.system_identifier <> %(system_identifier)s
+returning c.subscription_id
+
 -- name: forget_relays
 -- They served the other system.
 with gone as (delete from mailboat.doorbells where outbox = %(outbox)s)
-delete from mailboat.relays where outbox = %(outbox)s and expires_at < clock_timestamp()
+delete from mailboat.relays where outbox = %(outbox)s
