@@ -85,9 +85,9 @@ def worth_pushing(wanted: Owners, reported: Owners, plan: Plan | None, now: floa
     return plan is None or plan.owners != wanted or now - plan.at > patience
 
 
-def as_request(wanted: Owners, generation: int) -> dict[str, object]:
-    """The body of ``PUT /assignment``."""
+def as_request(wanted: Owners, generation: int, namespace: str) -> dict[str, object]:
+    """The body of ``PUT /assignment``, in which pods go by the ids of their relays."""
     subscriptions: dict[str, dict[str, str]] = defaultdict(dict)
     for (name, number), pod in sorted(wanted.items()):
-        subscriptions[name][str(number)] = pod
+        subscriptions[name][str(number)] = f"{namespace}/{pod}"
     return {"generation": generation, "subscriptions": dict(subscriptions)}

@@ -29,7 +29,7 @@ from mailboat_operator.children.config import Configuration
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.pods import RelayPod
 from mailboat_operator.relays import Pushed, RelayClient
-from mailboat_operator.reports import Answer, Partitions, RelayReport
+from mailboat_operator.reports import Answer, Partitions, RelayReport, pod_of
 from mailboat_operator.world import Key
 
 log = logging.getLogger(__name__)
@@ -197,7 +197,7 @@ class Fleet:
         if not worth_pushing(wanted, reported, memory.plan, now, self._patience.following):
             return any(reported.get(partition) != pod for partition, pod in wanted.items())
         generation = next_generation(memory.plan, int(self._wall_clock() * 1000) + memory.ahead)
-        request = as_request(wanted, generation)
+        request = as_request(wanted, generation, namespace=key[0])
         informed = [pod for pod, answer, _ in working if _version(answer) >= configuration.version]
         for pod in informed:  # one is enough: it is kept in the database, where the others see it
             outcome = await self._client.put_assignment(pod, request)
@@ -253,9 +253,10 @@ def _workers(working: _Working, work: Sequence[Work]) -> list[Worker]:
 def _reported(working: _Working) -> Mapping[Partition, str]:
     """Who holds what: the holder's own word, before what the others have read in the database."""
     owners: dict[Partition, str] = {}
-    for _, _, report in working:
+    for pod, _, report in working:
         for each in report.subscriptions:
-            owners.update({(each.name, number): owner for number, owner in each.owners.items() if owner})
+            held = {(each.name, number): pod_of(owner, pod.namespace) for number, owner in each.owners.items()}
+            owners.update({partition: owner for partition, owner in held.items() if owner})
     for pod, _, report in working:
         for each in report.subscriptions:
             owners.update({(each.name, held.partition): pod.name for held in each.owned})

@@ -36,6 +36,11 @@ class RelayPod:
     """What keeps its relay from starting, in Kubernetes' words; empty if nothing does."""
 
     @property
+    def relay_id(self) -> str:
+        """What its relay calls itself in the database, where relays of several namespaces may meet."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
     def audience(self) -> str:
         """Whom a token is for."""
         return f"{self.namespace}/{self.name}/{self.uid}"

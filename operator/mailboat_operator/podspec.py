@@ -198,7 +198,7 @@ def _arguments(port: int) -> list[str]:
         "--listen",
         f"[::]:{port}",  # IPv4 and IPv6, or what the node has of them
         "--relay-id",
-        "$(POD_NAME)",
+        "$(POD_NAMESPACE)/$(POD_NAME)",  # namespaces may share a database; see `RelayPod.relay_id`
         "--control-keys",
         f"{CONFIG_FOLDER}/{KEYS_KEY}",
         "--audience",

@@ -83,8 +83,8 @@ class RelayClient:
             if len(content) > most:
                 return Answer(pod.name, None, "answered more than a status can have")
             if len(content) > _WORTH_A_THREAD:
-                return await asyncio.to_thread(_answer, pod.name, content, relay, partitions)
-            return _answer(pod.name, content, relay, partitions)
+                return await asyncio.to_thread(_answer, pod, content, relay, partitions)
+            return _answer(pod, content, relay, partitions)
 
     async def put_config(self, pod: RelayPod, content: bytes) -> Pushed:
         return await self._put(pod, "/config", content)
@@ -119,17 +119,17 @@ class RelayClient:
             return 0, _reason(error).encode()
 
 
-def _answer(pod: str, content: bytes, relay: str, partitions: Partitions) -> Answer:
+def _answer(pod: RelayPod, content: bytes, relay: str, partitions: Partitions) -> Answer:
     report = read_report(content)
     if report is None:
-        return Answer(pod, None, "answered something that is no status")
-    if _is_of_another(report, pod):
-        return Answer(pod, None, "another relay answers at its address")  # given to a new pod by now
-    return Answer(pod, bounded(report, relay, partitions))
+        return Answer(pod.name, None, "answered something that is no status")
+    if _is_of_another(report, pod.relay_id):
+        return Answer(pod.name, None, "another relay answers at its address")  # given to a new pod by now
+    return Answer(pod.name, bounded(report, relay, partitions))
 
 
-def _is_of_another(report: Report, pod: str) -> bool:
-    return any(each.relay and each.relay != pod for each in report.relays)
+def _is_of_another(report: Report, relay_id: str) -> bool:
+    return any(each.relay and each.relay != relay_id for each in report.relays)
 
 
 def _reason(error: Exception) -> str:

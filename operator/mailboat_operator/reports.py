@@ -20,7 +20,7 @@ from pydantic.alias_generators import to_camel
 from mailboat_spec import EventSubscriptionSpec, Reason
 
 _LONGEST_TEXT: Final = 1024
-_LONGEST_NAME: Final = 253
+_LONGEST_NAME: Final = 317  # namespace/pod
 _MOST_PARTITIONS: Final = 256
 _USUAL_PARTITIONS: Final[int] = EventSubscriptionSpec.model_fields["partitions"].default
 _SMALLEST: Final = 64 * 1024
@@ -51,6 +51,11 @@ def largest_report(partitions: Partitions) -> int:
     """Bytes that a report may have."""
     needed = sum(_PER_SUBSCRIPTION + count * _PER_PARTITION for count in partitions.values())
     return min(_SMALLEST + needed, _LARGEST)
+
+
+def pod_of(relay_id: str | None, namespace: str) -> str:
+    """The pod of a relay. A relay of another namespace, which shares the database, keeps its whole id."""
+    return (relay_id or "").removeprefix(f"{namespace}/")
 
 
 def reason_given(word: str, otherwise: Reason) -> Reason:

@@ -33,7 +33,8 @@ async def test_partitions_are_shared_out_and_the_status_shows_it(cluster):
         name = f"{cluster.namespace}/orders-to-kafka"
         found = await cluster.until_condition(SUBSCRIPTION, "orders-to-kafka", "Ready", "True", "Delivering")
         found = await cluster.until(SUBSCRIPTION, "orders-to-kafka", spread(2, 2), "an equal share")
-        assert cluster.outbox.owners[name] == holders(found)
+        owners = {number: f"{cluster.namespace}/{pod}" for number, pod in holders(found).items()}
+        assert cluster.outbox.owners[name] == owners
         assert (first.refused, second.refused) == ([], [])
 
         cluster.outbox.lag[name] = {0: 5, 1: 7}

@@ -117,7 +117,7 @@ def test_generations_rise_whatever_the_clock_does():
 
 
 def test_the_request_is_what_a_relay_reads():
-    assert as_request({("shop/b", 1): "y", ("shop/a", 0): "x", ("shop/b", 0): "x"}, 9) == {
+    assert as_request({("shop/b", 1): "y", ("shop/a", 0): "x", ("shop/b", 0): "x"}, 9, "shop") == {
         "generation": 9,
-        "subscriptions": {"shop/a": {"0": "x"}, "shop/b": {"0": "x", "1": "y"}},
+        "subscriptions": {"shop/a": {"0": "shop/x"}, "shop/b": {"0": "shop/x", "1": "shop/y"}},
     }

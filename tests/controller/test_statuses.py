@@ -120,9 +120,11 @@ def test_what_was_known_last_stays_while_nobody_answers():
 
 
 def test_an_owner_that_the_store_names_counts_if_it_is_there():
-    answers = (answer("a", [owned(0)], owners={"0": "a", "1": "b"}), Answer("b", None, "slow"))
+    answers = (answer("a", [owned(0)], owners={"0": "shop/a", "1": "shop/b"}), Answer("b", None, "slow"))
     assert conditions(subscription_status(replace(FACTS, answers=answers), NOW))["Assigned"][0] == "True"
     assert conditions(subscription_status(replace(FACTS, answers=answers[:1]), NOW))["Assigned"][0] == "False"
+    namesake = (answer("a", [owned(0)], owners={"0": "shop/a", "1": "elsewhere/b"}), Answer("b", None, "slow"))
+    assert conditions(subscription_status(replace(FACTS, answers=namesake), NOW))["Assigned"][0] == "False"
 
 
 def test_the_same_words_make_the_same_status_and_no_patch():
@@ -327,11 +329,11 @@ def test_no_more_of_a_report_is_kept_than_the_resources_name():
 def test_lag_that_a_silent_relay_had_is_still_lag():
     both = (answer("a", [owned(0, lag=70)]), answer("b", [owned(1, lag=64)]))
     before = subscription_status(replace(FACTS, answers=both), NOW)
-    hangs = (answer("a", [owned(0, lag=10)], owners={"0": "a", "1": "b"}), Answer("b", None, "did not answer in time"))
+    hangs = (answer("a", [owned(0, lag=10)], owners={"0": "shop/a", "1": "shop/b"}), Answer("b", None, "slow"))
     status = subscription_status(replace(FACTS, answers=hangs, before=before), NOW)
     assert status["lag"] == 74
     assert [(each["pod"], each["lag"]) for each in status["assignments"]] == [("a", 10), ("b", 64)]
-    gone = (answer("a", [owned(0, lag=0)], owners={"0": "a", "1": None}),)
+    gone = (answer("a", [owned(0, lag=0)], owners={"0": "shop/a", "1": None}),)
     status = subscription_status(replace(FACTS, answers=gone, before=status), NOW)
     assert (status["lag"], status["assignments"][1]["pod"]) == (64, "")
     taken = (answer("a", [owned(0), owned(1, lag=3)]),)

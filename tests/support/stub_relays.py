@@ -65,6 +65,10 @@ class RelayStandIn:
         self._keys = keys
         self._runner: web.AppRunner | None = None
 
+    @property
+    def id(self) -> str:
+        return f"{self.namespace}/{self.pod}"
+
     async def start(self) -> None:
         application = web.Application(client_max_size=16 * 1024 * 1024)
         application.router.add_get("/status", self._status)
@@ -130,7 +134,7 @@ class RelayStandIn:
         subscriptions = [each for each in self.documents if each["kind"] == "EventSubscription"]
         return {
             "name": f"{relay['metadata']['namespace']}/{relay['metadata']['name']}",
-            "relay": self.pod,
+            "relay": self.id,
             "state": "Running" if self.outbox.reachable else "Connecting",
             "message": "" if self.outbox.reachable else "the database can't be reached: connection refused",
             "databaseReachable": self.outbox.reachable,
@@ -148,7 +152,7 @@ class RelayStandIn:
         owners = self.outbox.owners.get(name, {})
         count = document["spec"].get("partitions", 8)
         lags = self.outbox.lag.get(name, {})
-        owned = [number for number in range(count) if owners.get(number) == self.pod]
+        owned = [number for number in range(count) if owners.get(number) == self.id]
         paused = name in self.paused or document["spec"].get("state") == "Paused"
         return {
             "name": name,

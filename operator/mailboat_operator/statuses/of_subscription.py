@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from mailboat_operator.pods import RelayPod
-from mailboat_operator.reports import Answer, PartitionReport, RelayReport, SubscriptionReport, reason_given
+from mailboat_operator.reports import Answer, PartitionReport, RelayReport, SubscriptionReport, pod_of, reason_given
 from mailboat_operator.statuses.conditions import Verdict, no, unknown, with_progress, written, yes
 from mailboat_operator.statuses.of_pods import not_reported, secrets_mounted, where_to_put_it
 from mailboat_operator.statuses.rounding import displayed, rounded_age, rounded_count, rounded_rate
@@ -128,10 +128,12 @@ def _words(facts: SubscriptionFacts) -> _Words:
     count = facts.subscription.spec.partitions if facts.subscription is not None else 0
     held: dict[int, tuple[str, PartitionReport | None]] = dict.fromkeys(range(count), ("", None))
     answering = {answer.pod for answer in facts.answers}
+    namespace = facts.relay.partition("/")[0]
     for _, each in subscriptions:  # what the store says about those who did not answer in detail
         for number, owner in each.owners.items():
-            if number in held and owner in answering and not held[number][0]:
-                held[number] = (owner or "", None)
+            pod = pod_of(owner, namespace)
+            if number in held and pod in answering and not held[number][0]:
+                held[number] = (pod, None)
     for pod, each in subscriptions:
         for partition in each.owned:
             if partition.partition in held:
