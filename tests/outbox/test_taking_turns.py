@@ -79,6 +79,25 @@ async def retire(link: Link) -> None:
     assert (await retire_gone(link, OUTBOX, "relay", [], Edition(2, "orders"))).retired == ("shop/all",)
 
 
+async def lay_out(link: Link) -> None:
+    declared = replace(of_uid("old"), resource=subscription(partitions=3).resource)
+    assert await declare(link, Layout(), declared, may_lay_out=True, edition=Edition(2, "orders"))
+
+
+@pytest.mark.parametrize("change", [renew, retire, lay_out])
+async def test_a_tick_that_holds_some_cursors_and_needs_others_never_deadlocks(
+    database: Database, link: Link, change: Callable[[Link], Awaitable[None]]
+) -> None:
+    """A tick settles and opens windows in any order. What takes all cursors of a subscription lets go, and waits."""
+    await declare(link, Layout(), of_uid("old"), may_lay_out=True, edition=Edition(1, "orders"))
+    async with await psycopg.AsyncConnection.connect(database.url) as tick:
+        await tick.execute("select from mailboat.cursors where partition = 1 for no key update")
+        changing = asyncio.create_task(change(link))
+        await waits_for(database, tick)
+        await tick.execute("select from mailboat.cursors where partition = 0 for no key update")
+    await changing
+
+
 @pytest.mark.parametrize("end", [renew, retire])
 async def test_what_an_owner_parks_while_its_subscription_ends_goes_with_it(
     database: Database, link: Link, end: Callable[[Link], Awaitable[None]]

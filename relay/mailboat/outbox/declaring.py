@@ -15,6 +15,7 @@ from psycopg import AsyncCursor, sql
 
 from mailboat.errors import ForeignDatabase
 from mailboat.outbox.composed import Route
+from mailboat.outbox.cursor_locks import lock_cursors
 from mailboat.outbox.filters import Since, predicate
 from mailboat.outbox.layout import Layout
 from mailboat.outbox.link import Link, Row
@@ -125,8 +126,8 @@ async def _find(cursor: AsyncCursor[Row], wanted: dict[str, Any]) -> Row | None:
 
 
 async def _clear(cursor: AsyncCursor[Row], number: int) -> None:
-    """Takes cursors and parked events away, also those that somebody is parking. The caller holds the row."""
-    await cursor.execute(_SQL["hold_cursors"], {"id": number})
+    """Deletes cursors and parked events, also those that are being parked. The caller holds the subscription's row."""
+    await lock_cursors(cursor, _SQL["hold_cursors"], {"id": number})
     await cursor.execute(_SQL["clear"], {"id": number})
 
 

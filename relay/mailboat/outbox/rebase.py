@@ -16,6 +16,7 @@ from __future__ import annotations
 from psycopg import sql
 
 from mailboat.errors import ForeignDatabase
+from mailboat.outbox.cursor_locks import lock_cursors
 from mailboat.outbox.layout import Layout
 from mailboat.outbox.link import Link
 from mailboat.outbox.sqlfiles import statements
@@ -31,8 +32,7 @@ async def rebase(link: Link, layout: Layout) -> int:
     """
     where = _where(link, layout)
     async with link.transaction() as cursor:
-        await cursor.execute(_SQL["cursors"], where)
-        if not any(foreign for (foreign,) in await cursor.fetchall()):
+        if not any(foreign for (foreign,) in await lock_cursors(cursor, _SQL["cursors"], where)):
             return 0
         link.take_time()  # every restored event is touched
         await cursor.execute(sql.SQL(_SQL["readopt"]).format(outbox=layout.outbox))
@@ -51,8 +51,7 @@ async def keep_history(link: Link, layout: Layout) -> int:
     """
     where = _where(link, layout)
     async with link.transaction() as cursor:
-        await cursor.execute(_SQL["cursors"], where)
-        if not any(foreign for (foreign,) in await cursor.fetchall()):
+        if not any(foreign for (foreign,) in await lock_cursors(cursor, _SQL["cursors"], where)):
             return 0
         link.take_time()  # some events are looked at for each place that a cursor stands at
         names = {"outbox": layout.outbox, "id": layout.column("id"), "xid": layout.column("xid")}

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from psycopg import AsyncCursor, sql
 
+from mailboat.outbox.cursor_locks import lock_cursors
 from mailboat.outbox.layout import Layout
 from mailboat.outbox.link import Link, Row, Server, refuse_other_server
 from mailboat.outbox.sqlfiles import statements
@@ -61,10 +62,9 @@ async def repartition(
     ``before``: what was undone a moment ago; without it all of that is looked through now.
     """
     where = {"subscription": subscription, "partitions": partitions}
-    await cursor.execute(_SQL["fence"], where)
     old = [
         {"done": done, "upto": upto, "position": position, "debts": debts}
-        for done, upto, position, debts in await cursor.fetchall()
+        for done, upto, position, debts in await lock_cursors(cursor, _SQL["fence"], where)
     ]
     if before is None:
         left = await _look(cursor, layout, "span", where)
