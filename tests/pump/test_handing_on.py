@@ -148,6 +148,30 @@ async def test_an_event_that_kills_its_relay_is_found_and_the_others_are_deliver
     await fleet.end()
 
 
+class OpensAnyway(MemorySink):
+    """A sink that connects with the first batch."""
+
+    async def open(self) -> None: ...
+
+
+@pytest.mark.parametrize("new_sink", [MemorySink, OpensAnyway])
+@in_virtual_time
+async def test_relays_that_die_while_the_sink_is_unavailable_cost_no_event_its_life(new_sink: type[MemorySink]) -> None:
+    fleet = Fleet(new_sink=new_sink)
+    events = [event.event_id for event in fleet.write(*"abcabc")]
+    fleet.sink.go_away()
+    for _ in range(8):
+        relay = fleet.start()
+        await until(lambda relay=relay: relay.session is not None and relay.session.owned, "ownership")
+        await asyncio.sleep(10)
+        await fleet.kill()
+    fleet.sink.come_back()
+    fleet.start()
+    await fleet.all_settled()
+    assert (fleet.arrived(), fleet.outbox.dead) == (events, [])
+    await fleet.stop()
+
+
 @in_virtual_time
 async def test_a_suspect_waits_for_an_outage_without_losing_an_attempt() -> None:
     fleet = Fleet()

@@ -171,6 +171,9 @@ class Settlement:
     """Keys whose parked events were set aside by an earlier owner, who may have kept another order than ``ordered``."""
     awaited: bool = False
     """Nothing more is sent before it is written down."""
+    in_hand: bool | None = None
+    """Whether events are in hand from now on, so that one of them may be to blame if this relay dies; None: as before.
+    A cursor's owner has events in hand from its claim on, unless it says otherwise."""
 
     @property
     def durable(self) -> bool:

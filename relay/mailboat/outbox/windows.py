@@ -189,6 +189,9 @@ def _settle(pipeline: Pipeline, settlements: Sequence[Settlement]) -> list[Curso
         settled.append(pipeline.send(_SQL["settle"], lease_arrays(s.lease for s in windowed) | progress))
     if parked_only:
         settled.append(pipeline.send(_SQL["fence"], lease_arrays(s.lease for s in parked_only)))
+    told = [s for s in settlements if s.in_hand is not None]
+    if told:
+        pipeline.send(_SQL["hands"], lease_arrays(s.lease for s in told) | {"in_hand": [s.in_hand for s in told]})
     return settled
 
 

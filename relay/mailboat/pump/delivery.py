@@ -7,7 +7,7 @@ putting aside what stands behind a refused event; an outage costs nobody an atte
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Protocol
 
 from mailboat.errors import EventRefused, SinkUnavailable
@@ -39,12 +39,15 @@ class Courier:
         troubles: Troubles,
         lease_left: Callable[[], float],
         stopping: Callable[[], bool],
+        in_hand: Callable[[bool], Awaitable[None]],
     ) -> None:
+        """``in_hand`` is told before events are sent, and when the sink turned out to be unavailable."""
         self._stream = stream
         self._series = Series(partition, stream.generation)
         self._troubles = troubles
         self._lease_left = lease_left
         self.stopping = stopping
+        self._in_hand = in_hand
         self._hurry = asyncio.Event()
         self._flowing = asyncio.Event()
         self._flowing.set()
@@ -83,6 +86,7 @@ class Courier:
         while pending := [item for item in items if item.fate is Fate.PENDING]:
             if away is not None:
                 self._troubles.away = self._troubles.last_error = str(away)
+                await self._in_hand(False)
                 if not patient:
                     return away
                 outage = outage.failed()
@@ -103,6 +107,7 @@ class Courier:
             batch = batch[: len(messages)]
             if not await self.lease_holds():
                 return away
+            await self._in_hand(True)
             verdict = judge(batch, await hand_over(self._stream, messages))
             self._stream.passing(Point.ANSWERED)
             set_aside(items, parked, ordered=self._stream.settings.ordered)

@@ -322,6 +322,7 @@ def merged(first: Settlement | None, second: Settlement) -> Settlement:
         unpark=first.unpark + second.unpark,
         dead=first.dead + second.dead,
         arrange=first.arrange | second.arrange,
+        in_hand=first.in_hand if second.in_hand is None else second.in_hand,
     )
 
 

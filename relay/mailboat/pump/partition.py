@@ -111,7 +111,11 @@ class PartitionPump:
         self._room.set()
         self._stopping = False
         self._paused = False
-        self._courier = Courier(stream, cursor.lease.key.partition, self.counters, lease_left, lambda: self._stopping)
+        self._in_hand = True
+        """Whether the store takes events to be in hand."""
+        self._courier = Courier(
+            stream, cursor.lease.key.partition, self.counters, lease_left, lambda: self._stopping, self._note_hands
+        )
         self.parked = ParkedKeys(self.lease, stream, store, settle, self._courier)
 
     # -- what the keeper and the readers see -------------------------------------------------------------------------
@@ -192,9 +196,14 @@ class PartitionPump:
                 if self.parked.due() and self._active and not self._flights:
                     await self.parked.retry()
                 elif self._may_launch():
-                    self._launch()
+                    if self._in_hand:
+                        self._launch()
+                    else:
+                        await self._note_hands(True)
                 elif self._flights and self._flights[0].landed:
                     await self._land()
+                elif self._in_hand and self._inbox and not self._flights and not self._active:
+                    await self._note_hands(False)
                 else:
                     await self._wait()
             while self._flights:
@@ -205,6 +214,15 @@ class PartitionPump:
             for answer in answers:
                 answer.cancel()
             await asyncio.gather(*answers, return_exceptions=True)
+
+    async def _note_hands(self, in_hand: bool) -> None:
+        """Has the store know whether an event may be to blame if this relay dies now.
+
+        While a sink is unavailable relays may be restarted any number of times: that must not cost an event its life.
+        """
+        if in_hand != self._in_hand:
+            self._in_hand = in_hand
+            await self._settle(Settlement(self.lease, None, in_hand=in_hand, awaited=True))
 
     @property
     def _active(self) -> bool:

@@ -86,8 +86,8 @@ order by subscription_id, partition
 -- What is locked is left for the next time: a relay that vanished may have left a transaction open, which ends when the server
 -- notices (see link.py), and whoever waited for it could not even renew what it holds. And nothing is taken of a subscription that
 -- was laid out anew since this relay looked: it would route events by the old number of partitions, and settle all of the new.
--- Who dies while the subscription is paused had nothing in hand: no event is to blame. Who dies without a window open may have
--- done so while it read the next one: that is noted, and forgotten once a window is opened.
+-- A relay that died while the subscription was paused, or that said so (`released`), had nothing in hand: no event is to blame. A
+-- relay that died without an open window may have died while it read the next one: that is noted until a window is opened.
 with free as materialized (
     select c.subscription_id, c.partition, s.state = 'Paused' as paused
     from mailboat.cursors as c

@@ -260,6 +260,15 @@ join unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::
 order by c.subscription_id, c.partition
 for no key update of c
 
+-- name: hands
+-- Whether a death of the owner may be the fault of an event: `claim` (leases.sql) counts it only then. Comes after a settlement or
+-- a fence of the same cursors, which hold them.
+update mailboat.cursors as c
+set released = not h.in_hand
+from unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::uuid[], %(in_hand)s::boolean[])
+     as h (subscription_id, partition, epoch, in_hand)
+where c.subscription_id = h.subscription_id and c.partition = h.partition and c.epoch = h.epoch and c.released = h.in_hand
+
 -- name: sync
 -- What is about to be published must be as durable as the outbox promises: this transaction's commit waits for it.
 select set_config('synchronous_commit', %(level)s, true)

@@ -71,6 +71,21 @@ async def test_dying_while_the_subscription_is_paused_counts_nothing(world: Worl
         assert [relay.cursors[key].resumes for key in keys] == [counted, counted]
 
 
+async def test_dying_with_nothing_in_hand_counts_nothing(world: World) -> None:
+    """A relay says so while the sink is unavailable."""
+    relay = await Relay.start(world, TWO)
+    keys = await relay.claim()
+    write(world, None, None)
+    await relay.tick()
+    for in_hand, counted in ((False, 0), (False, 0), (True, 1), (False, 1), (True, 2)):
+        said = [Settlement(relay.lease(key), None, in_hand=in_hand) for key in keys]
+        assert not (await relay.store.tick(said, [])).lost
+        await relay.crash()
+        relay = await Relay.start(world, TWO)
+        assert await relay.claim() == keys
+        assert [relay.cursors[key].resumes for key in keys] == [counted, counted]
+
+
 @clocks
 async def test_a_dead_relay_is_buried_and_its_partitions_taken_over(world: World, set_by: timedelta) -> None:
     first, second = await Relay.start(world, TWO, "first"), await Relay.start(world, TWO, "second")

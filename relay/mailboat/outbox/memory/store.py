@@ -245,6 +245,8 @@ class MemoryStore:
             if cursor.upto != settlement.upto:
                 return False
             cursor.settle(settlement)
+        if settlement.in_hand is not None:
+            cursor.released = not settlement.in_hand
         self._set_aside(settlement)
         return True
 
