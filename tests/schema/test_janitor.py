@@ -22,7 +22,7 @@ OUTBOX = "mailboat.outbox"
 
 @asynccontextmanager
 async def at_work(database: Database, clock: RetentionClock | None = None) -> AsyncIterator[Janitor]:
-    janitor = Janitor(lambda: database.url, Layout(OUTBOX), Retention(), Pooler.AUTO, clock or RetentionClock())
+    janitor = Janitor(lambda: database.url, Layout(OUTBOX), Retention(), Pooler.AUTO, clock)
     rounds = asyncio.create_task(janitor.run())
     try:
         yield janitor

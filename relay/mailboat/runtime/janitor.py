@@ -75,15 +75,16 @@ class Janitor:
         layout: Layout,
         retention: Retention,
         pooler: Pooler,
-        clock: RetentionClock,
+        clock: RetentionClock | None = None,
     ) -> None:
+        """``clock``: one that lives longer than this janitor, which may end with a connection."""
         self.upkeep = Upkeep()
         self._url = url
         self._layout = layout
         self._about = {"outbox": layout.table}
         self._retention = retention
         self._pooler = pooler
-        self._clock = clock
+        self._clock = clock or RetentionClock()
 
     async def run(self) -> None:
         """Rounds until cancelled."""
