@@ -44,6 +44,7 @@ async def afloat(
     timings: Timings | None = SWIFT,
     limits: ReadLimits | None = None,
     secrets: Secrets | None = None,
+    follows: bool = False,
 ) -> AsyncIterator[Relay]:
     """A relay that runs while its block does, and is stopped in good order then."""
     read = read_documents([(f"manifest {number}", manifest) for number, manifest in enumerate(manifests)])
@@ -54,6 +55,7 @@ async def afloat(
         identity=RelayIdentity(relay, str(uuid.uuid4())),
         timings=timings,
         limits=limits,
+        follows=follows,
     )
     stop = asyncio.Event()
     life = asyncio.create_task(running.run(stop))

@@ -83,24 +83,19 @@ class Compositions:
         self.reach_within = sql.SQL(_SQL["reach_within"]).format(**self._fixed).as_bytes()
 
     def route(self, routes_by_number: Mapping[int, Route]) -> None:
-        """Which subscriptions there are, from now on."""
-        self._routes = routes_by_number
-        self._composed.clear()
+        """Which subscriptions there are, from now on. Threads that compose just now finish with what there was."""
+        self._routes, self._composed = routes_by_number, {}
 
     def for_members(self, members: Iterable[Lease]) -> Composed:
         """The statements that read for these cursors."""
         numbers = tuple(sorted({lease.key.subscription for lease in members}))
-        if numbers not in self._composed:
-            if len(numbers) > 1 and len(self._composed) >= _MOST_SETS + len(self._routes):
-                return self._for_all()
-            self._composed[numbers] = self._compose(numbers)
-        return self._composed[numbers]
-
-    def _for_all(self) -> Composed:
-        everybody = tuple(sorted(self._routes))
-        if everybody not in self._composed:
-            self._composed[everybody] = self._compose(everybody)
-        return self._composed[everybody]
+        known = self._composed
+        if len(numbers) > 1 and numbers not in known and len(known) >= _MOST_SETS + len(self._routes):
+            numbers = tuple(sorted(self._routes))
+        composed = known.get(numbers)
+        if composed is None:
+            composed = known[numbers] = self._compose(numbers)
+        return composed
 
     def _compose(self, numbers: tuple[int, ...]) -> Composed:
         wanted = {number: self._routes[number].wanted for number in numbers}

@@ -67,6 +67,10 @@ class Leases:
         self._clock = clock
         self._heartbeats = Heartbeats()
 
+    def extend_to(self, ttl: float) -> None:
+        """Renew leases for so many seconds from the next heartbeat on, if that is longer."""
+        self._ttl = max(self._ttl, ttl)
+
     @property
     def _who(self) -> dict[str, object]:
         return {"relay": self._me.id, "incarnation": self._me.incarnation, "outbox": self._outbox, "ttl": self._ttl}
@@ -136,11 +140,6 @@ class Leases:
         """Say good-bye, so that nobody waits for this relay."""
         async with link.autocommit() as cursor:
             await cursor.execute(_SQL["leave"], self._who)
-
-    async def disown(self, link: Link, keep: Collection[int]) -> None:
-        """Let go of everything, whichever session of this relay took it, but for these subscriptions."""
-        async with link.autocommit() as cursor:
-            await cursor.execute(_SQL["disown"], {**self._who, "serves": list(keep)})
 
     async def holdings(self, link: Link, serves: Collection[int]) -> tuple[Holding, ...]:
         """Who owns what, and who should."""

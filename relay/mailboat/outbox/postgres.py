@@ -85,9 +85,12 @@ class PostgresStore:
         )
         self._prober = ReadingThread(url, sentry.server, settings.deadline, "prober")
         self._routes: dict[int, Route] = {}
+        """All that were declared over this connection, with those that are not served any more."""
+        self._serves: frozenset[int] = frozenset()
         self._pulled: frozenset[str] = frozenset()
         """Names of subscriptions whose partitions belong to consumers: this relay claims none of them."""
         self._horizon = "3"
+        self._joined = False
         self._listens = False
         self._bell_is_out = False
 
@@ -107,17 +110,37 @@ class PostgresStore:
     async def declare(
         self, subscriptions: Sequence[Declared], *, may_lay_out: bool = True, edition: Edition = UNCOUNTED
     ) -> dict[int, Subscription]:
-        """Make the subscriptions known, and refuse cursors of another database system."""
+        """Serve these subscriptions from now on, with those that are served already.
+
+        Refuses cursors of another database system. While this relay sends heartbeats they are not delayed: a change of
+        partitions takes its time.
+        """
         layout = self._settings.layout
-        routes = [
-            await declare(self._sentry, layout, each, may_lay_out=may_lay_out, edition=edition)
-            for each in subscriptions
-        ]
-        self._routes = {route.subscription.number: route for route in routes if route is not None}
-        self._compositions.route(self._routes)
-        self._pulled = frozenset(each.name for each in subscriptions if each.resource.spec.sink.pull is not None)
-        await refuse_strangers(self._sentry, list(self._routes))
-        return {number: route.subscription for number, route in self._routes.items()}
+        link = self._sentry if not self._joined else await self._connect("declare")
+        try:
+            declared = [
+                await declare(link, layout, each, may_lay_out=may_lay_out, edition=edition) for each in subscriptions
+            ]
+            routes = {route.subscription.number: route for route in declared if route is not None}
+            await refuse_strangers(link, list(routes))
+        finally:
+            if link is not self._sentry:
+                await link.close()
+        if any(self._routes.get(number) != route for number, route in routes.items()):
+            self._routes = self._routes | routes
+            self._compositions.route(self._routes)
+        self._serves |= routes.keys()
+        pulled = {each.name for each in subscriptions if each.resource.spec.sink.pull is not None}
+        self._pulled = self._pulled.difference(each.name for each in subscriptions) | pulled
+        return {number: route.subscription for number, route in routes.items()}
+
+    def extend_leases(self, ttl: float) -> None:
+        """Renew leases for so many seconds from the next heartbeat on, if that is longer."""
+        self._leases.extend_to(ttl)
+
+    def withdraw(self, number: int) -> None:
+        """Serve this subscription no longer."""
+        self._serves -= {number}
 
     async def in_other_hands(self, subscriptions: Sequence[Declared], edition: Edition) -> bool:
         """Whether declaring them would lay out anew what other relays hold just now."""
@@ -127,13 +150,10 @@ class PostgresStore:
         """Forget subscriptions of this OutboxRelay that its configuration does not name any more."""
         return await retire_gone(self._sentry, self._settings.layout.table, self._me.id, named, edition)
 
-    async def disown(self, keep: Collection[int]) -> None:
-        """No session runs: let go of what an earlier one may have left, but for these subscriptions."""
-        await self._leases.disown(self._sentry, keep)
-
     async def join(self) -> None:
         """Introduce this relay to the others."""
-        await self._leases.join(self._sentry, list(self._routes))
+        await self._leases.join(self._sentry, list(self._serves))
+        self._joined = True
         if self.rings:
             async with self._sentry.autocommit() as cursor:
                 await cursor.execute("listen mailboat")
@@ -142,9 +162,9 @@ class PostgresStore:
         await self._leases.ring(self._sentry, self._listens and self._settings.notify is Notify.ALWAYS)
 
     async def beat(self) -> Roster:
-        numbers = list(self._routes)
+        numbers = list(self._serves)
         peers = await self._leases.beat(self._sentry, numbers)
-        moved = [number for number, route in self._routes.items() if route.subscription.name not in self._pulled]
+        moved = [number for number in numbers if self._routes[number].subscription.name not in self._pulled]
         holdings = await self._leases.holdings(self._sentry, moved)
         async with self._sentry.autocommit() as cursor:
             await cursor.execute(_SQL["states"], {"numbers": numbers})

@@ -46,7 +46,8 @@ class StoreSettings:
     durability: Durability = Durability.FLUSHED
     notify: Notify = Notify.AUTO
     pooler: Pooler = Pooler.AUTO
-    lease_ttl: float = 60.0
+    lease_ttl: float = field(default=60.0, compare=False)
+    """Not a part of what makes two settings equal: it may grow while a relay is connected."""
     overdue_after: float = 3.0
     """Seconds without a heartbeat after which a relay whose liveness lock is free counts as dead."""
     deadline: float = 30.0

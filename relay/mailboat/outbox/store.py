@@ -301,6 +301,10 @@ class OutboxStore(Protocol):
         """Renew all leases of this relay, and say who else is there. Raises ``LeaseLost`` if it was replaced."""
         ...
 
+    def withdraw(self, number: int) -> None:
+        """Serve a subscription no longer: nothing of it is owned."""
+        ...
+
     async def rung(self, timeout: float) -> bool:
         """Wait for a writer to ring, at most so many seconds. Whether one did."""
         ...

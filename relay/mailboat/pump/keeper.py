@@ -131,6 +131,11 @@ class Keeper:
             self._stir.set()
         return committed
 
+    def poll_by(self, wake: WakeSettings) -> None:
+        """Look for events by other settings from now on."""
+        self._rhythm = Rhythm(wake)
+        self._stir.set()
+
     def ring(self) -> None:
         """Somebody rang, or something changed: look at once."""
         self._rhythm = self._rhythm.found()

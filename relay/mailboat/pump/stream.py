@@ -90,6 +90,8 @@ class Stream:
     """Why it is not."""
     fault: str | None = None
     """What the sink did last that no sink should do; None once it answers properly."""
+    pulled: bool = False
+    """Its partitions belong to consumers, who take the events; relays report its lag."""
     clock: Clock = time.monotonic
     random: Random = field(default_factory=Random)
     passing: Passing = unheard

@@ -38,9 +38,11 @@ class Lineup:
     failed: Mapping[str, CantRun] = field(default_factory=dict)
 
     def replaced_by(self, after: Lineup) -> list[Sink]:
-        """The sinks that nobody uses any more."""
-        kept = {id(parts.sink) for parts in after.parts.values()}
-        return [parts.sink for parts in self.parts.values() if id(parts.sink) not in kept]
+        """The sinks that ``after`` does not use any more."""
+        return [parts.sink for parts in self.parts.values() if not after.uses(parts.sink)]
+
+    def uses(self, sink: Sink) -> bool:
+        return any(parts.sink is sink for parts in self.parts.values())
 
 
 def line_up(subscriptions: Iterable[EventSubscription], secrets: Secrets) -> Lineup:

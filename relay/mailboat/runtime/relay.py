@@ -4,18 +4,17 @@ It starts with nothing but its configuration, and keeps trying whatever is away:
 that goes, a schema somebody still has to migrate. Only a manifest that can never work ends it (``ConfigError``), and
 not even that where the configuration is *followed*: then somebody can mend it without a restart.
 
-One connection carries one session after the other. A new configuration or a changed secret ends the session in good
-order: batches in hand are finished and settled, and the next session begins at once with what is wanted then. It keeps
-the connection unless the way to the database changed, and its leases unless partitions are laid out anew.
+One connection carries one session. A new configuration or a changed secret is taken up while it runs (`changeover`):
+only the subscriptions that changed finish their batches and begin anew. Where the way to the database changed, the
+session ends in good order and another connection follows.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from random import Random
 
 from mailboat.errors import ConfigError, DatabaseUnavailable, ForeignDatabase, LeaseLost, MailboatError, SchemaMismatch
@@ -26,8 +25,9 @@ from mailboat.outbox.store import Subscription
 from mailboat.pump.points import Passing, unheard
 from mailboat.pump.retry import Backoff, Outage
 from mailboat.pump.rhythm import WakeSettings
-from mailboat.pump.stream import Clock
+from mailboat.pump.stream import Clock, Stream
 from mailboat.runtime.beforehand import Schema, ToldToStop, unless
+from mailboat.runtime.changeover import Changeover, close_all
 from mailboat.runtime.connection import Connection
 from mailboat.runtime.followed import Configuration
 from mailboat.runtime.janitor import Janitor, RetentionClock
@@ -38,6 +38,7 @@ from mailboat.runtime.reporting import delivered, failed_status, stalled, subscr
 from mailboat.runtime.secrets import Secrets, database_url
 from mailboat.runtime.session import Session, Timings, Totals
 from mailboat.runtime.status import RelayState, RelayStatus, SubscriptionStatus
+from mailboat.runtime.streams import StreamParts
 from mailboat.sinks.protocol import Sink
 from mailboat_spec import EventSubscription, OutboxRelay, Reason, full_name
 
@@ -85,12 +86,14 @@ class Relay:
         self._limits = limits or ReadLimits()
         self._totals = Totals()
         self._stir = asyncio.Event()
-        """Ends the session, or the wait for the next one: there is news, or it is time to stop."""
+        """There is news for the session, or for who waits for the next one; or it is time to stop."""
         self._connection: Connection | None = None
         self._session: Session | None = None
         self._serving = False
         """Whether the session runs: between one and the next it is the last one that is told about."""
         self._store: PostgresStore | None = None
+        self._unused: list[Sink] = []
+        """Sinks that only what is leaving the session still uses."""
         self._janitor: Janitor | None = None
         self._retention_clock = RetentionClock()
         self._state = RelayState.CONNECTING
@@ -124,8 +127,8 @@ class Relay:
     def _wanted(self) -> Configuration:
         return self._next or self._config
 
-    async def _take_up(self, stop: asyncio.Event) -> None:
-        """What is wanted by now becomes what is: no session is running."""
+    def _take_up(self, stop: asyncio.Event) -> list[Sink]:
+        """What is wanted by now becomes what is. Returns the sinks that are not needed for it any more."""
         if not stop.is_set():
             self._stir.clear()
         before = self._lineup
@@ -134,7 +137,7 @@ class Relay:
             self._may_lay_out = True
         if self._follows or self._was_connected or needs_secrets_anew(before, self._secrets):
             self._lineup = line_up_again(self._config.subscriptions, self._secrets, before)
-        await _dismiss(before.replaced_by(self._lineup))
+        return before.replaced_by(self._lineup)
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -147,7 +150,7 @@ class Relay:
             while not stop.is_set():
                 began = self._clock()
                 try:
-                    await self._take_up(stop)
+                    await close_all(self._take_up(stop))
                     await self._connected(stop)
                     outage = outage.recovered()
                 except ToldToStop:
@@ -164,7 +167,7 @@ class Relay:
         finally:
             sampling.cancel()
             stopping.cancel()
-            await _dismiss(parts.sink for parts in self._lineup.parts.values())
+            await close_all(parts.sink for parts in self._lineup.parts.values())
 
     async def _stir_on(self, stop: asyncio.Event) -> None:
         await stop.wait()
@@ -178,7 +181,7 @@ class Relay:
         self._message, self._reason = str(error), reason_for(error)
 
     async def _connected(self, stop: asyncio.Event) -> None:
-        """One connection, with the sessions that follow one another on it."""
+        """One connection, and the session on it."""
         wanted = self._wanted_connection()
         read_url = database_url(self._config.relay, self._secrets)
 
@@ -197,15 +200,7 @@ class Relay:
         upkeep = asyncio.ensure_future(janitor.run())
         try:
             self._janitor, self._connection = janitor, wanted
-            for session in itertools.count():
-                await self._serve(store, stop, first=session == 0)
-                if stop.is_set():
-                    break
-                await self._take_up(stop)
-                if self._wanted_connection() != wanted:
-                    log.info("The way to the database has changed: connecting anew.", extra={"relay": self.name})
-                    break
-                await store.rest()  # the end of a session may have cut a read, and its connection with it
+            await self._serve(store, stop)
             orderly = True
         except ToldToStop:
             orderly = True
@@ -213,17 +208,17 @@ class Relay:
         finally:
             self._session = self._store = self._connection = None
             upkeep.cancel()
+            unused, self._unused = self._unused, []
+            await close_all(unused)
             await _quietly_close(store, leave=orderly)
             await asyncio.wait({upkeep}, timeout=_LONG_ENOUGH)
 
-    async def _serve(self, store: PostgresStore, stop: asyncio.Event, *, first: bool) -> None:
+    async def _serve(self, store: PostgresStore, stop: asyncio.Event) -> None:
         """One session, from its declaration to its end."""
-        config, parts = self._config, self._lineup.parts
-        timings = self._timings(config)
-        edition = Edition(config.version or 0, config.relay.metadata.uid) if self._follows else UNCOUNTED
-        subscriptions = await unless(stop, self._declare(store, edition))
+        timings = self._timings(self._config)
+        subscriptions = await unless(stop, self._declare(store))
         streams = {
-            number: parts[subscription.name].stream(subscription, self._clock, self._random, self._passing)
+            number: self._stream(self._lineup.parts[subscription.name], subscription)
             for number, subscription in subscriptions.items()
         }
         await unless(stop, store.join())
@@ -237,56 +232,89 @@ class Relay:
             self._totals,
             self._clock,
             self._passing,
-            frozenset(n for n, each in subscriptions.items() if parts[each.name].resource.spec.sink.pull is not None),
         )
         self._session, self._store = session, store
         self._state, self._message, self._reason = RelayState.RUNNING, "", None
         self._was_connected = True
-        log.info(
-            "Connected." if first else "The new configuration is in use.",
-            extra={"relay": self.name, "id": self._identity.id, "outbox": config.relay.spec.outbox.table},
-        )
-        farewell = asyncio.ensure_future(self._say_farewell(store, config, edition))
+        log.info("Connected.", extra=self._about)
+        ends = asyncio.Event()
+        changeover = Changeover(store, session, self._lineup, self._stream)
         try:
             self._serving = True
-            await session.run(self._stir, lambda: self._staying(stop, session))
-            # A session that was short may not have taken up yet what the one before it kept.
-            await store.disown(self._staying(stop, session))
+            await session.run(ends, self._take_up_news(store, session, changeover, stop, ends))
         finally:
             self._serving = False
-            farewell.cancel()
 
-    async def _declare(self, store: PostgresStore, edition: Edition) -> dict[int, Subscription]:
+    async def _take_up_news(
+        self,
+        store: PostgresStore,
+        session: Session,
+        changeover: Changeover,
+        stop: asyncio.Event,
+        ends: asyncio.Event,
+    ) -> None:
+        """Whatever is wanted anew while a session runs; ends the session where that takes another connection."""
+        farewell = asyncio.ensure_future(self._say_farewell(store, changeover.leaving))
+        try:
+            while True:
+                await _either(self._stir, changeover.left)
+                if stop.is_set() or self._wanted_connection() != self._connection:
+                    if not stop.is_set():
+                        log.info("The way to the database has changed: connecting anew.", extra=self._about)
+                    ends.set()
+                    return
+                farewell.cancel()
+                changeover.left.clear()
+                self._unused += self._take_up(stop)
+                for leases in (store, session):  # a lease must outlast the longest delivery
+                    leases.extend_leases(self._timings(self._config).lease_ttl)
+                changeover.dismiss(self._lineup, lambda each: self._let_others_finish(store, [each]))
+                await changeover.declare(self._lineup, self._edition, may_lay_out=self._may_lay_out)
+                self._may_lay_out = changeover.under_way
+                session.keeper.poll_by(self._wake())
+                idle = [sink for sink in self._unused if not changeover.uses(sink)]
+                self._unused = [sink for sink in self._unused if changeover.uses(sink)]
+                await close_all(idle)
+                if not changeover.under_way:
+                    log.info("The new configuration is in use.", extra=self._about)
+                farewell = asyncio.ensure_future(self._say_farewell(store, changeover.leaving))
+        finally:
+            farewell.cancel()
+            changeover.stop()
+
+    @property
+    def _about(self) -> dict[str, str]:
+        return {"relay": self.name, "id": self._identity.id, "outbox": self._config.relay.spec.outbox.table}
+
+    @property
+    def _edition(self) -> Edition:
+        return Edition(self._config.version or 0, self._config.relay.metadata.uid) if self._follows else UNCOUNTED
+
+    def _stream(self, parts: StreamParts, subscription: Subscription) -> Stream:
+        return parts.stream(subscription, self._clock, self._random, self._passing)
+
+    async def _declare(self, store: PostgresStore) -> dict[int, Subscription]:
         declared = [Declared.of(each.resource) for each in self._lineup.parts.values()]
         if self._may_lay_out and self._was_connected:
-            await self._let_others_finish(store, declared, edition)
-        subscriptions = await store.declare(declared, may_lay_out=self._may_lay_out, edition=edition)
+            await self._let_others_finish(store, declared)
+        subscriptions = await store.declare(declared, may_lay_out=self._may_lay_out, edition=self._edition)
         self._may_lay_out = False
         return subscriptions
 
-    def _staying(self, stop: asyncio.Event, session: Session) -> frozenset[int]:
-        """The subscriptions whose leases the next session takes up."""
-        if stop.is_set() or self._wanted_connection() != self._connection:
-            return frozenset()
-        partitions = {full_name(each): each.spec.partitions for each in self._wanted.subscriptions}
-        return frozenset(
-            number for number, each in session.subscriptions.items() if partitions.get(each.name) == each.partitions
-        )
-
-    async def _let_others_finish(self, store: PostgresStore, declared: Sequence[Declared], edition: Edition) -> None:
+    async def _let_others_finish(self, store: PostgresStore, declared: Sequence[Declared]) -> None:
         """They get the same news, and let go. What they have on its way would come twice if it were taken from them."""
         deadline = self._clock() + _COURTESY
         while self._clock() < deadline:
-            if not await store.in_other_hands(declared, edition):
+            if not await store.in_other_hands(declared, self._edition):
                 return
             await asyncio.sleep(_LOOK_AGAIN)
 
-    async def _say_farewell(self, store: PostgresStore, config: Configuration, edition: Edition) -> None:
+    async def _say_farewell(self, store: PostgresStore, leaving: frozenset[str]) -> None:
         """Deleted subscriptions are forgotten, once no relay with an older configuration moves them any more."""
-        named = [full_name(each) for each in config.subscriptions]
+        named, edition = {full_name(each) for each in self._config.subscriptions}, self._edition
         try:
             while True:
-                farewell = await store.retire_gone(named, edition)
+                farewell = await store.retire_gone(named | leaving, edition)
                 for name in farewell.retired:
                     log.info("A deleted subscription was forgotten.", extra={"subscription": name})
                 if not farewell.awaited:
@@ -383,6 +411,16 @@ def _trouble(janitor: Janitor | None) -> str:
     return f"Upkeep of the outbox failed: {janitor.upkeep.error}" if janitor and janitor.upkeep.error else ""
 
 
+async def _either(*events: asyncio.Event) -> None:
+    """Until one of them is set."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
 async def _wait(event: asyncio.Event, seconds: float) -> None:
     try:
         async with asyncio.timeout(seconds):
@@ -396,12 +434,3 @@ async def _quietly_close(store: PostgresStore, *, leave: bool) -> None:
         await store.close(leave=leave)
     except MailboatError as error:
         log.debug("The connection ended badly: %s", error)
-
-
-async def _dismiss(sinks: Iterable[Sink]) -> None:
-    """A sink that can't even be closed, as a third party's may not, keeps nobody from going on."""
-    for sink in sinks:
-        try:
-            await sink.close()
-        except Exception:
-            log.exception("A sink could not be closed.")

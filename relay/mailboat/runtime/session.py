@@ -1,5 +1,7 @@
 """One connected period of a relay: from joining the others to letting go in good order, or to the loss of the database.
 
+Subscriptions come and go while it runs (``admit``, ``withdraw``), each in its own time.
+
 Everything in memory belongs to the session. When the database goes away or another server answers, the session ends
 with ``DatabaseUnavailable``, all of it is dropped, and the relay begins a new one: nothing that was known before can
 be trusted.
@@ -12,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,20 +81,17 @@ class Session:
         totals: Totals,
         clock: Clock,
         passing: Passing,
-        pulled: frozenset[int] = frozenset(),
     ) -> None:
-        """``pulled``: subscriptions whose partitions belong to consumers."""
-        self.streams = streams
+        self.streams = dict(streams)
         self.subscriptions = dict(subscriptions)
         self.roster: Roster | None = None
         self.backlogs: dict[int, Backlog] = {}
         self.lag_errors: dict[int, str] = {}
         """Subscriptions whose lag could not be asked for: what is in ``backlogs`` is from before."""
-        self.keeper = Keeper(store, wake, clock, self._hand_over, self._lost, self._spawn, passing)
+        self.keeper = Keeper(store, wake, clock, self._hand_over, self._lost, self.spawn, passing)
         self.owned: dict[CursorKey, _Owned] = {}
         self.reported: frozenset[int] = frozenset()
         """Pull subscriptions whose lag this relay reports. One relay does, for all partitions."""
-        self._pulled = pulled
         self._store = store
         self._me = me
         self._timings = timings
@@ -100,40 +100,76 @@ class Session:
         self._passing = passing
         self._readers: set[WindowReader] = set()
         self._leaving: set[CursorKey] = set()
-        self._farewells: set[asyncio.Task[None]] = set()
+        self._farewells: dict[asyncio.Task[None], int] = {}
+        """Partitions on their way out, each task with its subscription."""
+        self._lease_ttl = timings.lease_ttl
         self._lease_until = 0.0
         self._unheld_since: dict[CursorKey, float] = {}
+        self._opening: dict[int, asyncio.Task[None]] = {}
+        self._withdrawing: set[int] = set()
+        self._admitted_at = -math.inf
         self._probed_at: dict[int, float] = {}
         self._group: asyncio.TaskGroup
 
-    async def run(self, stop: asyncio.Event, keep: Callable[[], Collection[int]] = tuple) -> None:
-        """Until told to stop, or the database is lost.
-
-        ``keep`` is asked in the end: of which subscriptions the leases stay with this relay, since its next session
-        begins at once and takes them up. All others are released for whoever should have them.
-        """
+    async def run(self, stop: asyncio.Event, *beside: Coroutine[Any, Any, None]) -> None:
+        """Until told to stop, or the database is lost. What is ``beside`` ends with it, and ends it by an error."""
         try:
             async with asyncio.TaskGroup() as self._group:
                 watch = self._group.create_task(self._watch())
-                background = [self._group.create_task(work) for work in (self.keeper.run(), self._probe())]
-                background += [self._group.create_task(self._open_sink(stream)) for stream in self.streams.values()]
+                background = [self._group.create_task(work) for work in (self.keeper.run(), self._probe(), *beside)]
+                for stream in self.streams.values():
+                    self._open(stream)
                 await stop.wait()
                 watch.cancel()  # or it would claim again what is let go; the lease outlasts the good-bye
-                await self._let_go(list(self.owned), keep)
-                await asyncio.gather(*self._farewells)  # they need the keeper
-                for task in background:
+                self._let_go(list(self.owned))
+                await self._gone()  # what is leaving needs the keeper
+                for task in (*background, *self._opening.values()):
                     task.cancel()
         except BaseExceptionGroup as errors:
             raise _most_telling(errors) from errors
+
+    # -- subscriptions -----------------------------------------------------------------------------------------------
+
+    def admit(self, subscription: Subscription, stream: Stream) -> None:
+        """Deliver one more subscription. The store serves it already."""
+        self.streams[subscription.number] = stream
+        self.subscriptions[subscription.number] = subscription
+        self._admitted_at = self._clock()
+        self._open(stream)
+
+    async def withdraw(self, number: int, *, keep: bool) -> None:
+        """Deliver a subscription no longer: finish what is in hand, settle, and release its partitions.
+
+        ``keep``: they stay with this relay, which admits the subscription again at once. Others go on meanwhile.
+        """
+        self._withdrawing.add(number)
+        self.reported -= {number}
+        self._let_go([key for key in self.owned if key.subscription == number], keep=keep)
+        await self._gone(number)
+        self._opening.pop(number).cancel()
+        known: tuple[MutableMapping[int, Any], ...]
+        known = (self.streams, self.subscriptions, self.backlogs, self.lag_errors, self._probed_at)
+        for each in known:
+            each.pop(number, None)
+        self._withdrawing.discard(number)
+        self._store.withdraw(number)
+
+    def extend_leases(self, ttl: float) -> None:
+        """Count on leases of so many seconds from the next heartbeat on, if longer. The store was told before."""
+        self._lease_ttl = max(self._lease_ttl, ttl)
+
+    def _open(self, stream: Stream) -> None:
+        self._opening[stream.number] = self._group.create_task(self._open_sink(stream))
 
     # -- ownership ---------------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
         while True:
-            began = self._clock()
+            began, ttl = self._clock(), self._lease_ttl
             roster = await self._store.beat()
-            self._lease_until = began + self._timings.lease_ttl
-            await self._follow(roster)
+            self._lease_until = began + ttl
+            if began > self._admitted_at:  # what was asked before says nothing about a subscription that came since
+                await self._follow(roster)
             while (left := began + self._timings.beat_every - self._clock()) > 0:
                 if await self._store.rung(left):
                     self.keeper.ring()
@@ -144,7 +180,11 @@ class Session:
         now = self._clock()
         self._notice_changes(roster.subscriptions)
         alive = {peer.id for peer in roster.peers if peer.alive}
-        self.reported = frozenset(number for number in self._pulled if reporter(roster, number) == self._me)
+        self.reported = frozenset(
+            number
+            for number, stream in self.streams.items()
+            if stream.pulled and number not in self._withdrawing and reporter(roster, number) == self._me
+        )
         unheld = {h.key for h in roster.holdings if h.owner not in alive}
         self._unheld_since = {key: self._unheld_since.get(key, now) for key in unheld}
         for holding in roster.holdings:
@@ -158,18 +198,22 @@ class Session:
             elif not owned.pump.starving:
                 owned.pump.wake()
         going = moves.release - self._leaving
-        if going:
-            farewell = self._group.create_task(self._let_go(going))
-            self._farewells.add(farewell)
-            farewell.add_done_callback(self._farewells.discard)
-        if moves.claim:
-            self._adopt(await self._store.claim(moves.claim))
+        self._let_go(going)
+        if claim := [key for key in moves.claim if self._delivers(key)]:
+            cursors = await self._store.claim(claim)
+            self._adopt(cursor for cursor in cursors if self._delivers(cursor.lease.key))
+            await self._store.release([cursor.lease for cursor in cursors if not self._delivers(cursor.lease.key)])
         elif not held and not self.reported:
             await self._store.rest()
+
+    def _delivers(self, key: CursorKey) -> bool:
+        return key.subscription in self.streams and key.subscription not in self._withdrawing
 
     def _notice_changes(self, states: Mapping[int, Subscription]) -> None:
         for number, known in self.subscriptions.items():
             current = states.get(number)
+            if number in self._withdrawing:
+                continue
             if current is None or (current.partitions, current.generation) != (known.partitions, known.generation):
                 raise LeaseLost(f"subscription {known.name} was deleted or laid out anew: beginning again")
             if current.paused != known.paused:
@@ -215,16 +259,22 @@ class Session:
     def _lease_left(self) -> float:
         return self._lease_until - self._clock()
 
-    async def _let_go(self, keys: Iterable[CursorKey], keep: Callable[[], Collection[int]] = tuple) -> None:
+    def _let_go(self, keys: Iterable[CursorKey], *, keep: bool = False) -> None:
         """Each subscription in its own time: a sink that does not answer must not hold up what others could move on."""
         together: dict[int, list[CursorKey]] = defaultdict(list)
         for key in keys:
             together[key.subscription].append(key)
-        async with asyncio.TaskGroup() as farewells:
-            for partitions in together.values():
-                farewells.create_task(self._let_go_together(partitions, keep))
+        for number, partitions in together.items():
+            farewell = self._group.create_task(self._let_go_together(partitions, keep))
+            self._farewells[farewell] = number
+            farewell.add_done_callback(self._farewells.pop)
 
-    async def _let_go_together(self, keys: Iterable[CursorKey], keep: Callable[[], Collection[int]]) -> None:
+    async def _gone(self, number: int | None = None) -> None:
+        """Waits until what is leaving is gone: of one subscription, or all."""
+        while going := [task for task, its in self._farewells.items() if number in (None, its)]:
+            await asyncio.wait(going)
+
+    async def _let_go_together(self, keys: Iterable[CursorKey], keep: bool) -> None:
         """Finishes the batches in hand, settles, releases."""
         leaving = {key: self.owned[key] for key in keys if key in self.owned and key not in self._leaving}
         if not leaving:
@@ -243,8 +293,8 @@ class Session:
         for key, owned in leaving.items():
             if self.owned.get(key) is owned:
                 self._forget(key)
-        kept = keep()
-        await self._store.release([owned.pump.lease for key, owned in leaving.items() if key.subscription not in kept])
+        if not keep:
+            await self._store.release([owned.pump.lease for owned in leaving.values()])
         self._leaving -= leaving.keys()
         self._passing(Point.RELEASED)
 
@@ -274,7 +324,8 @@ class Session:
             events = opened.events[key]
             pump.offer(opened.window, events, events[-1].id, last=True)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run it as a part of the session, which ends with its error."""
         return self._group.create_task(work)
 
     def _read(self, reader: WindowReader) -> None:
@@ -318,8 +369,8 @@ class Session:
                     self.backlogs[number] = await self._store.backlog(number)
                     self.lag_errors.pop(number, None)
                 except MailboatError as error:  # whether the database is away, others notice: delivery needs no lag
-                    if number not in self.lag_errors:
-                        about = {"subscription": self.subscriptions[number].name}
+                    if number not in self.lag_errors and (known := self.subscriptions.get(number)) is not None:
+                        about = {"subscription": known.name}
                         log.warning("Lag is not known for now: %s", error, extra=about)
                     self.lag_errors[number] = str(error)
                 self._probed_at[number] = self._clock()

@@ -40,6 +40,17 @@ class StreamParts:
     def name(self) -> str:
         return full_name(self.resource)
 
+    @property
+    def pulled(self) -> bool:
+        """Whether consumers take its events, and its partitions are theirs."""
+        return self.resource.spec.sink.pull is not None
+
+    def continues(self, before: StreamParts) -> bool:
+        """Whether a subscription that ``before`` delivers can go on as it is. A pause is no reason to stop it."""
+        mine, its = self.resource, before.resource
+        same_spec = mine.spec == its.spec.model_copy(update={"state": mine.spec.state})
+        return same_spec and mine.metadata.uid == its.metadata.uid and self.sink is before.sink
+
     def stream(self, subscription: Subscription, clock: Clock, random: Random, passing: Passing) -> Stream:
         """The parts, for one connected period."""
         return Stream(
@@ -50,6 +61,7 @@ class StreamParts:
             self.encoder,
             self.settings,
             self.announce,
+            pulled=self.pulled,
             clock=clock,
             random=random,
             passing=passing,

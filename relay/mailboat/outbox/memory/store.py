@@ -93,6 +93,9 @@ class MemoryStore:
         self._serves = frozenset(answer)
         return answer
 
+    def withdraw(self, number: int) -> None:
+        self._serves -= {number}
+
     async def join(self) -> None:
         """Introduce this relay to the others."""
         await self._step(self._join)

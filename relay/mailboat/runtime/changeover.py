@@ -1,0 +1,97 @@
+"""Taking up a new configuration in a running session, one subscription at a time.
+
+What has not changed goes on without a pause. What has changed, or is gone, finishes what it has in hand, which takes as
+long as its sink takes to answer (``Timings.drain_within`` at most), and nobody but itself waits for that. It is
+declared and admitted anew once it has left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+
+from mailboat.outbox.declaring import Declared, Edition
+from mailboat.outbox.postgres import PostgresStore
+from mailboat.outbox.store import Subscription
+from mailboat.pump.stream import Stream
+from mailboat.runtime.lineup import Lineup
+from mailboat.runtime.session import Session
+from mailboat.runtime.streams import StreamParts
+from mailboat.sinks.protocol import Sink
+
+log = logging.getLogger(__name__)
+
+NewStream = Callable[[StreamParts, Subscription], Stream]
+
+
+class Changeover:
+    """Which subscriptions a session delivers, and which are on their way out."""
+
+    def __init__(self, store: PostgresStore, session: Session, lineup: Lineup, new_stream: NewStream) -> None:
+        self.left = asyncio.Event()
+        """Set when a subscription has left. What is wanted of it then can be taken up."""
+        self._store = store
+        self._session = session
+        self._new_stream = new_stream
+        self._delivered_by = {stream.name: lineup.parts[stream.name] for stream in session.streams.values()}
+        self._leaving: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def leaving(self) -> frozenset[str]:
+        """Subscriptions that finish what they have in hand."""
+        return frozenset(self._leaving)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a subscription is leaving, or has left and was not declared anew yet."""
+        return bool(self._leaving) or self.left.is_set()
+
+    def dismiss(self, lineup: Lineup, courtesy: Callable[[Declared], Awaitable[None]]) -> None:
+        """Begin to withdraw what can't go on as it is. ``courtesy`` is awaited where partitions change."""
+        for number, stream in list(self._session.streams.items()):
+            wanted, present = lineup.parts.get(stream.name), self._delivered_by[stream.name]
+            if stream.name in self._leaving or (wanted is not None and wanted.continues(present)):
+                continue
+            partitions = self._session.subscriptions[number].partitions
+            keep = wanted is not None and wanted.resource.spec.partitions == partitions and not wanted.pulled
+            others = partial(courtesy, Declared.of(wanted.resource)) if wanted is not None and not keep else None
+            self._leaving[stream.name] = self._session.spawn(self._leave(number, stream.name, keep, others))
+
+    async def _leave(
+        self, number: int, name: str, keep: bool, others_finish: Callable[[], Awaitable[None]] | None
+    ) -> None:
+        await self._session.withdraw(number, keep=keep)
+        if others_finish is not None:
+            await others_finish()
+        del self._leaving[name], self._delivered_by[name]
+        self.left.set()
+
+    async def declare(self, lineup: Lineup, edition: Edition, *, may_lay_out: bool) -> None:
+        """Declare what goes on, and admit what is new or has left and is wanted again."""
+        present = [parts for name, parts in lineup.parts.items() if name not in self._leaving]
+        declared = [Declared.of(parts.resource) for parts in present]
+        found = await self._store.declare(declared, may_lay_out=may_lay_out, edition=edition)
+        for number, subscription in found.items():
+            if number not in self._session.streams:
+                parts = lineup.parts[subscription.name]
+                self._delivered_by[subscription.name] = parts
+                self._session.admit(subscription, self._new_stream(parts, subscription))
+
+    def stop(self) -> None:
+        """Admit nothing any more. What is leaving the session finishes with it."""
+        for leave in self._leaving.values():
+            leave.cancel()
+
+    def uses(self, sink: Sink) -> bool:
+        return any(parts.sink is sink for parts in self._delivered_by.values())
+
+
+async def close_all(sinks: Iterable[Sink]) -> None:
+    """A sink that can't even be closed, as a third party's may not, keeps nobody from going on."""
+    for sink in sinks:
+        try:
+            await sink.close()
+        except Exception:
+            log.exception("A sink could not be closed.")
