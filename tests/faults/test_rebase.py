@@ -61,6 +61,7 @@ def _roles() -> bytes:
         if to_regrole('mailboat_writer') is null then
             create role mailboat_writer nologin;
             create role mailboat_relay nologin;
+            create role mailboat_consumer nologin;
         end if;
     end $$;
     """
