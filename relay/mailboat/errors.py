@@ -23,13 +23,15 @@ repeated (``mailboat_spec.secrecy``). So logs, ``/status``, ``/readyz``, conditi
 
 from __future__ import annotations
 
-from mailboat_spec.secrecy import redact
-
 
 class MailboatError(Exception):
     """The root of all errors that Mailboat raises on purpose."""
 
     def __init__(self, message: str = "") -> None:
+        from mailboat_spec.secrecy import (
+            redact,
+        )  # with all of pydantic: an application that only emits needs none of it
+
         super().__init__(redact(message))
 
 
