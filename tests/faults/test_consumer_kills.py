@@ -64,7 +64,10 @@ def is_settled(outbox: Database) -> bool:
     """Whether no event waits, be it in the outbox or parked."""
     with psycopg.connect(outbox.url) as connection:
         question = "select pending = 0 and not bounded and parked = 0 from mailboat.pull_lag(%s)"
-        return connection.execute(question, [NAME]).fetchone() == (True,)
+        try:
+            return connection.execute(question, [NAME]).fetchone() == (True,)
+        except psycopg.errors.UndefinedObject:  # no consumer has come so far as to declare it
+            return False
 
 
 def check_effects(outbox: Database, ledger: Ledger, *, transactions_whole: bool = False) -> None:
