@@ -265,7 +265,8 @@ class Reconciler:
     async def _tell_relays(self, look: _Look, relay: OutboxRelay, configuration: Configuration) -> bool:
         """Whether they have it all."""
         handed = await self._fleet.configure(look.key, look.asked, look.answers, configuration)
-        work = [_work(relay, each) for each in look.subscriptions]
+        # Partitions of pull subscriptions belong to consumers: there is nothing to assign.
+        work = [_work(relay, each) for each in look.subscriptions if each.spec.sink.pull is None]
         moving = await self._fleet.share_out(look.key, work, look.asked, look.answers, configuration)
         return not (handed.on_its_way or moving)
 

@@ -428,4 +428,6 @@ async def test_one_relay_reports_the_lag_and_none_delivers(outbox: Database) -> 
         assert sorted(taken) == ["a-1", "b-1", "c-1"]
         await await_until(lambda: status_of(one, "view").lag == 0, what="relay one to report no lag")
         assert [each.partition for each in status_of(one, "view").owned] == [0, 1]
-    assert outbox.execute("select count(*) from mailboat.cursors where epoch is not null") == [(0,)]
+        assert await one.assign("faults/view", 1, {0: "two"})
+    written = "select count(*) from mailboat.cursors where epoch is not null or assigned_to is not null"
+    assert outbox.execute(written) == [(0,)]

@@ -358,6 +358,8 @@ class Relay:
         numbers = [number for number, stream in session.streams.items() if stream.name == name]
         if not numbers:
             raise LookupError(name)
+        if session.streams[numbers[0]].pulled:
+            return True  # its partitions belong to consumers, which may hold their cursors for long
         return await store.assign(numbers[0], generation, owners)
 
     # -- what it tells -----------------------------------------------------------------------------------------------
