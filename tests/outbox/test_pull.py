@@ -166,6 +166,9 @@ def test_a_table_with_columns_of_other_names_is_pulled_too(outbox: Database, pul
     declare(outbox, RENAMED)
     outbox.execute(f"insert into {RENAMED.table} ({RENAMED.columns['event_type']}, payload) values ('x', 'one')")
     assert puller().take_all() == ["one"]
+    outbox.execute(f"alter table {RENAMED.table} owner to mailboat_writer")
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="is owned by mailboat_writer, and is pulled with"):
+        puller().pull()
 
 
 # ---- refusals -----------------------------------------------------------------------------------------------------

@@ -228,18 +228,29 @@ begin
 end
 $$;
 
+-- Its policy. Reading a table may run functions of that table's owner (of the types of its columns, of its row security), and
+-- consumers read with the rights of the schema's owner: so they read no table but that owner's. The lock keeps the table.
 create function mailboat.pull_policy(s mailboat.subscriptions) returns mailboat.pull_policies
-    language plpgsql stable
+    language plpgsql
     set search_path = pg_catalog, pg_temp
 as $$
 declare
     p mailboat.pull_policies;
+    stranger name;
 begin
     select m.* into p from mailboat.pull_policies m where m.subscription_id = s.id;
     if not found then
         raise exception 'subscription % is delivered by relays, not pulled', s.name
             using errcode = 'wrong_object_type',
                   hint = 'Its manifest must say sink: {pull: {}}; then run mailboat migrate -f <manifests>.';
+    end if;
+    execute format('lock table only %s in access share mode', to_regclass(s.outbox));
+    select pg_get_userbyid(c.relowner) into stranger
+    from pg_class c, pg_namespace m
+    where c.oid = to_regclass(s.outbox) and m.nspname = 'mailboat' and (c.relowner <> m.nspowner or c.relkind not in ('r', 'p'));
+    if found then
+        raise exception 'outbox % is owned by %, and is pulled with the rights of the owner of schema mailboat', s.outbox, stranger
+            using errcode = 'insufficient_privilege', hint = 'If the table is as it should be, give it to that owner: alter table ... owner to ...';
     end if;
     return p;
 end
@@ -1247,7 +1258,7 @@ $$;
 
 -- What a consumer kit reads at its start instead of a manifest.
 create function mailboat.consumer_settings(subscription text, outbox text default null) returns jsonb
-    language plpgsql stable security definer
+    language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 declare
