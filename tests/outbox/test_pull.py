@@ -93,6 +93,17 @@ def test_a_large_window_is_walked_and_late_events_come_once(outbox: Database, pu
     assert closed
 
 
+def test_large_payloads_are_pulled_a_few_at_a_time(outbox: Database, puller: MakePuller) -> None:
+    declare(outbox)
+    outbox.execute(
+        "insert into mailboat.outbox (event_type, key, payload)"
+        " select 'x', 'k', convert_to(repeat(n::text, 12000000), 'UTF8') from generate_series(1, 7) n"
+    )
+    consumer = puller()
+    taken = [[each[0] for each in consumer.take()] for _ in range(4)]
+    assert taken == [["1", "2", "3"], ["4", "5", "6"], ["7"], []]
+
+
 def test_consumers_share_partitions_and_a_key_is_never_in_two_hands(outbox: Database, puller: MakePuller) -> None:
     declare(outbox, partitions=8)
     emit(outbox, *(f"k{n}-1" for n in range(20)))

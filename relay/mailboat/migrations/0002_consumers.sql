@@ -131,6 +131,7 @@ create type mailboat.stretch as (
     batch     mailboat.candidate[],                     -- matching events in order of position, one more than asked for
     upto      pg_snapshot,
     complete  boolean,                                  -- nothing matching lies behind the batch
+    more      boolean,                                  -- the batch was cut: what comes next begins right behind it
     reach     bigint,                                   -- the walk came this far
     lowest    bigint,
     highest   bigint
@@ -314,17 +315,23 @@ as $$
 declare
     found   mailboat.stretch;
     scanned bigint;
+    matching bigint;
     reading constant bigint := 2000;                     -- rows of any partition that are read to be sorted
     late    constant boolean := exists (select pg_snapshot_xip(c.done));   -- else nothing can come late: half the plan
     rows_   text := mailboat.pull_rows(s.outbox, p.columns);
     wanted  text := format('e.slot %% %s = %s and %s', s.partitions, c.partition, mailboat.pull_wanted(s, p));
     visible text := ' and pg_visible_in_snapshot(e.xid, $2) and ' || wanted;
+    -- At most 32 MiB of payload, or one event. Groups are whole, whatever they take.
+    listed  text := format($listed$
+        select e.*, sum(octet_length(e.payload)) over (order by e.id rows between unbounded preceding and 1 preceding) as before
+        from found as e
+        where %s order by e.id limit %s$listed$, wanted, most + 1);
     mine    text := format($mine$
         select row(e.id, e.event_id, e.event_type, e.aggregate_type, e.aggregate_id, e.key, e.payload, e.content_type, e.headers,
                    e.tags, e.traceparent, e.created_at, e.slot, e.xid,
-                   mailboat.group_label(%L, e.headers, e.tags, e.xid))::mailboat.candidate as event, e.id
-        from found as e
-        where %s$mine$, p.group_by, wanted);
+                   mailboat.group_label(%1$L, e.headers, e.tags, e.xid))::mailboat.candidate as event, e.id
+        from listed as e
+        where coalesce(e.before, 0) < 33554432 or %1$L::text[] <> '{}'$mine$, p.group_by);
     first   text := format(' order by e.id limit %s', most + 1);
 begin
     if c.upto is null then
@@ -334,15 +341,16 @@ begin
                 where e.xid >= pg_snapshot_xmax($1) and e.xid < pg_snapshot_xmax(pg_current_snapshot())
                   and pg_visible_in_snapshot(e.xid, pg_current_snapshot())
                 limit $2
-            ), mine as (%2$s)
+            ), listed as materialized (%2$s), mine as (%4$s)
             select (select count(*) from found), pg_current_snapshot(), array(select event from mine order by id),
-                   (select coalesce(min(id) filter (where not late), max(id) + 1) from found), (select max(id) from found)
-            $tail$, rows_, mine || first, case when late then format($late$
+                   (select coalesce(min(id) filter (where not late), max(id) + 1) from found), (select max(id) from found),
+                   (select count(*) from listed)
+            $tail$, rows_, listed, case when late then format($late$
                 select e.*, true as late from %s as e
                 where e.xid = any (array(select pg_snapshot_xip($1))) and pg_visible_in_snapshot(e.xid, pg_current_snapshot())
-                union all$late$, rows_) end)
+                union all$late$, rows_) end, mine)
         using c.done, reading + 1
-        into scanned, found.upto, found.batch, found.lowest, found.highest;
+        into scanned, found.upto, found.batch, found.lowest, found.highest, matching;
         if scanned > reading then
             found.batch := null;
             if c.done::text = '3:3:' then
@@ -353,7 +361,8 @@ begin
             end if;
             return found;
         end if;
-        found.complete := cardinality(found.batch) <= most;
+        found.more := matching > least(cardinality(found.batch), most);
+        found.complete := not found.more;
         return found;
     end if;
     if c.lowest is null then                            -- a small window that a relay opened
@@ -365,9 +374,9 @@ begin
         with found as (%5$s
             (select e.*, false as late from %1$s as e
              where e.id > greatest($3, $4 - 1) and e.id <= $5%3$s%4$s)
-        ), mine as (%2$s%4$s)
-        select array(select event from mine order by id)
-        $walk$, rows_, mine, visible || case
+        ), listed as materialized (%2$s), mine as (%6$s)
+        select array(select event from mine order by id), (select count(*) from listed)
+        $walk$, rows_, listed, visible || case
             when c.debts is null then ' and not pg_visible_in_snapshot(e.xid, $1)'
             else ' and not mailboat.settled_before($6, e.slot, e.xid, e.id)' end, first,
             case when c.position < c.lowest - 1 and late then format($late$
@@ -375,9 +384,9 @@ begin
              where e.xid = any (array(select pg_snapshot_xip($1))) and pg_visible_in_snapshot(e.xid, $2)
                and e.id > $3 and e.id < $4
              offset 0)
-            union all$late$, rows_) end)
+            union all$late$, rows_) end, mine)
     using c.done, c.upto, c.position, c.lowest, found.reach, c.debts
-    into found.batch;
+    into found.batch, matching;
     if cardinality(found.batch) = 0 and found.reach < c.highest then
         execute format('select min(e.id) - 1 from %s as e where e.id > $1', rows_) using found.reach into found.reach;
         found.reach := least(coalesce(found.reach, c.highest), c.highest);
@@ -385,7 +394,8 @@ begin
     found.upto := c.upto;
     found.lowest := c.lowest;
     found.highest := c.highest;
-    found.complete := found.reach >= c.highest and cardinality(found.batch) <= most;
+    found.more := matching > least(cardinality(found.batch), most);
+    found.complete := found.reach >= c.highest and not found.more;
     return found;
 end
 $$;
@@ -803,7 +813,8 @@ begin
         members := array(
             select q.ordinal
             from (select m.ordinal, bool_and(m.unit is null and m.attempts = 0 and not m.blocked
-                                             and coalesce(m.next_attempt_at <= clock_timestamp(), true)) over w as goes,
+                                             and coalesce(m.next_attempt_at <= clock_timestamp(), true)) over w
+                         and (row_number() over w = 1 or sum(octet_length(m.payload)) over w <= 33554432) as goes,
                          row_number() over w as place
                   from mailboat.parked m
                   where m.subscription_id = s.id and m.partition = c.partition and m.key = head.key
@@ -888,6 +899,7 @@ begin
             if stretch.batch is null then               -- a window that turned out to be empty
                 stretch.batch := '{}';
                 stretch.complete := true;
+                stretch.more := false;
             end if;
             cut := mailboat.uncut(s, p, c, stretch, most);
             exit when cut is not null and cut <= greatest(most, p.max_group);
@@ -1006,7 +1018,7 @@ begin
             c.hi := greatest(c.hi, (stretch.batch[passed]).position);
         end if;
 
-        if passed < cardinality(stretch.batch) or cardinality(stretch.batch) > reading then
+        if passed < cardinality(stretch.batch) or stretch.more then
             c.upto := stretch.upto;
             c.lowest := stretch.lowest;
             c.highest := stretch.highest;
