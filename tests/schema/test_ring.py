@@ -208,16 +208,3 @@ def test_two_phase_commit_works_while_no_living_relays_bell_rings(
         with psycopg.connect(database.url, autocommit=True) as connection:
             connection.execute("commit prepared 'x'")
         assert database.execute("select count(*) from mailboat.outbox") == [(1,)]
-
-
-async def test_relays_that_died_behind_a_pooler_are_swept_up_by_the_next(outbox: Database) -> None:
-    with psycopg.connect(outbox.url) as connection:
-        for relay, locked, ago in (("old", False, "2 h"), ("recent", False, "1 min"), ("locked", True, "2 h")):
-            connection.execute(
-                "insert into mailboat.relays (id, incarnation, outbox, session_lock, beat_at, expires_at)"
-                " values (%s, gen_random_uuid(), 'mailboat.outbox', %s, now(), now() - %s::interval)",
-                (relay, locked, ago),
-            )
-    store = await asleep(outbox)
-    assert outbox.execute("select id from mailboat.relays order by id") == [("locked",), ("recent",), ("the only one",)]
-    await store.close(leave=True)
