@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from mailboat.runtime.config import read_documents
 from mailboat.runtime.followed import Configuration
 from mailboat_harbor.postgres import Database
+from mailboat_spec import read_documents
 from support.inprocess_relay import STAGED, StagedSink, afloat, events, status_of, write
 from support.ledger import check_delivery
-from support.relay_processes import Manifest, outbox_relay, subscription
+from support.manifests import Manifest
+from support.relay_processes import outbox_relay, subscription
 from support.wait import await_until
 
 Stage = dict[str, StagedSink]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -86,7 +86,7 @@ async def lay_out(link: Link) -> None:
 
 @pytest.mark.parametrize("change", [renew, retire, lay_out])
 async def test_a_tick_that_holds_some_cursors_and_needs_others_never_deadlocks(
-    database: Database, link: Link, change: Callable[[Link], Awaitable[None]]
+    database: Database, link: Link, change: Callable[[Link], Coroutine[Any, Any, None]]
 ) -> None:
     """A tick settles and opens windows in any order. What takes all cursors of a subscription lets go, and waits."""
     await declare(link, Layout(), of_uid("old"), may_lay_out=True, edition=Edition(1, "orders"))

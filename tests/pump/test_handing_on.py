@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -14,7 +15,7 @@ from mailboat.outbox.store import CursorKey
 from mailboat.pump.points import Point
 from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.protocol import Failures
-from support.simulation import TIMINGS, Fleet, header, settings, subscription
+from support.simulation import TIMINGS, Fleet, RunningRelay, header, settings, subscription
 from support.virtual_time import in_virtual_time, until
 
 
@@ -154,6 +155,10 @@ class OpensAnyway(MemorySink):
     async def open(self) -> None: ...
 
 
+def _owns_something(relay: RunningRelay) -> bool:
+    return relay.session is not None and bool(relay.session.owned)
+
+
 @pytest.mark.parametrize("new_sink", [MemorySink, OpensAnyway])
 @in_virtual_time
 async def test_relays_that_die_while_the_sink_is_unavailable_cost_no_event_its_life(new_sink: type[MemorySink]) -> None:
@@ -162,7 +167,7 @@ async def test_relays_that_die_while_the_sink_is_unavailable_cost_no_event_its_l
     fleet.sink.go_away()
     for _ in range(8):
         relay = fleet.start()
-        await until(lambda relay=relay: relay.session is not None and relay.session.owned, "ownership")
+        await until(partial(_owns_something, relay), "ownership")
         await asyncio.sleep(10)
         await fleet.kill()
     fleet.sink.come_back()
