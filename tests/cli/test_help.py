@@ -33,7 +33,7 @@ Commands:
   migrate   Create or upgrade the outbox and Mailboat's tables.
   verify    Check the schema; print the SQL that is missing.
   maintain  Make time partitions ahead and drop expired ones, once.
-  rebase    Go on in a restored copy of the database.
+  rebase    Go on in a restored copy of the database, or after pg_upgrade.
   pause     Stop delivering to subscription NAME; nothing is lost.
   resume    Go on delivering to subscription NAME, where it stopped.
   forget    Delete a subscription's progress and events.
