@@ -128,7 +128,7 @@ async def test_a_restored_copy_is_refused_and_goes_on_after_a_rebase(
         assert "faults/orders" in complaint
         assert len(stage["orders"].arrived) == 200
         _overtake(outbox, copy)
-        with pytest.raises(ForeignDatabase, match="not written by the transaction that their xid names"):
+        with pytest.raises(ForeignDatabase, match="does not continue the history of its cursors"):
             await _rebase(copy, layout, keep_history)
 
         assert await _rebase(copy, layout) == 6
