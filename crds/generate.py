@@ -1,7 +1,7 @@
-"""Writes the CRDs, and the reference of both resources, from the models: ``make crds``.
+"""Generate the CRDs and the reference of both resources from the models: ``make crds``.
 
-A tool for development, outside the package: the package itself knows no YAML. A test compares the files with what this
-would write.
+A development tool, outside the package: the package itself does not depend on YAML. A test compares the committed files
+with the output of ``files``.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from mailboat_spec.crds.reference import reference
 
 ROOT: Final = Path(__file__).parent.parent
 _CHART: Final = ROOT / "charts" / "mailboat" / "files" / "crds"
-"""Helm reaches nothing outside a chart, so it has copies."""
+"""Copies for Helm, which can't read files outside a chart."""
 _HEADER: Final = "# Made from the models in crds/mailboat_spec by `make crds`: change those, not this file.\n"
 
 
 class _Readable(yaml.SafeDumper):
-    """YAML as a person writes it: lists are indented below their key, and nothing is an alias."""
+    """YAML dumper for human readers: lists are indented below their key, aliases are expanded."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, indentless=False)
@@ -32,7 +32,7 @@ class _Readable(yaml.SafeDumper):
 
 
 def files() -> dict[Path, str]:
-    """What should stand in which file."""
+    """Return the expected content of every generated file, by path."""
     written = {}
     for definition in definitions():
         body = yaml.dump(definition.manifest(), Dumper=_Readable, sort_keys=False, width=118, allow_unicode=True)
@@ -43,7 +43,7 @@ def files() -> dict[Path, str]:
 
 
 def main() -> None:
-    """Write what differs, and say which files those are."""
+    """Write the files that differ and print their paths."""
     for path, text in files().items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")

@@ -1,9 +1,9 @@
-"""The pydantic models of OutboxRelay and EventSubscription: what a manifest may say, and what it means.
+"""The pydantic models of OutboxRelay and EventSubscription: syntax and meaning of the manifests.
 
-Lives here: the two resources with spec and status, the types they are made of (durations, patterns, sizes, references),
-names shared with the cluster, conditions and reasons, and ``read_documents``, which turns parsed YAML into checked
-resources or into a list of everything that is wrong. Does not live here: YAML parsing, files, databases, Kubernetes
-clients. Imports pydantic and nothing else.
+Contains the two resources with spec and status, their field types (durations, patterns, sizes, references), names
+shared with the cluster, conditions and reasons, and ``read_documents``, which turns parsed YAML into validated
+resources or a list of all problems. YAML parsing, files, databases and Kubernetes clients live elsewhere. The only
+dependency is pydantic.
 """
 
 from mailboat_spec.base import Model, Refusal, Refused, StatusModel

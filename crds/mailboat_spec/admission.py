@@ -1,12 +1,11 @@
-"""What the API server refuses by itself: rules in CEL, written beside the checks that the models make in Python.
+"""CEL rules that the API server evaluates, defined beside the equivalent Python checks of the models.
 
-A model says twice what it does not take: in ``wrong_combinations``, which speaks on a laptop and in the operator, and
-in ``admission_rules``, which ends up in the CRD and speaks in ``kubectl apply``, with the same words. Types that are
-more than a string (durations, names of topics) bring their rules along.
+A model defines its constraints twice, with the same messages: ``wrong_combinations`` runs in ``mailboat run`` and in
+the operator; ``admission_rules`` becomes part of the CRD and runs in ``kubectl apply``. Types with a stricter format
+than a string (durations, names of topics) define their own rules.
 
-The API server bounds what a rule may cost before it takes a CRD, hence the limits on the lengths of strings, lists
-and mappings all over the models. This module owns the form of rules and the few phrases of CEL that several models
-need.
+The API server limits the estimated cost of a rule before it accepts a CRD. Strings, lists and mappings of the models
+therefore have maximum lengths. This module owns the form of rules and the CEL expressions that several models share.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ from pydantic.config import JsonDict
 RULES: Final = "x-kubernetes-validations"
 
 FREE_FORM: Final[JsonDict] = {"x-kubernetes-preserve-unknown-fields": True}
-"""For a field whose content is somebody else's: passed on as it is, whatever it holds."""
+"""For a field with an external schema: its content is passed on unchanged."""
 
 AS_SET: Final[JsonDict] = {"x-kubernetes-list-type": "set"}
-"""For a list of different values in no order: two appliers may each own some of them."""
+"""For an unordered list of distinct values: several field managers may each own some of them."""
 
 
 def keyed_by(field: str) -> JsonDict:
-    """For a list of objects that are told apart by one of their fields."""
+    """Return the schema extension for a list of objects identified by one of their fields."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [field]}
 
 
 class Because(StrEnum):
-    """How the API server introduces a refusal: ``Invalid value``, ``Forbidden``, ``Required value``."""
+    """Reason that the API server puts before the message: ``Invalid value``, ``Forbidden``, ``Required value``."""
 
     INVALID = "FieldValueInvalid"
     FORBIDDEN = "FieldValueForbidden"
@@ -42,19 +41,19 @@ class Because(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One condition that must hold, and what to say where it does not."""
+    """One condition that must hold, and the message for a violation."""
 
     expression: str
-    """In CEL, true if all is well. ``self`` is what the rule stands at, ``oldSelf`` what it was before an update."""
+    """CEL, true if valid. ``self`` is the value that the rule is attached to, ``oldSelf`` the one before an update."""
     message: str
     field: str = ""
-    """The field that is to blame, below the one that the rule stands at: ``delivery.deadLetter``."""
+    """The offending field, relative to the one that the rule is attached to: ``delivery.deadLetter``."""
     because: Because = Because.INVALID
     message_expression: str = ""
-    """In CEL, where the message depends on what was given; ``message`` is for when this can't be evaluated."""
+    """CEL for a message that depends on the value. If its evaluation fails, ``message`` is used."""
 
     def as_schema(self) -> dict[str, Any]:
-        """The rule as a CRD writes it."""
+        """Return the rule as an entry of ``x-kubernetes-validations``."""
         written = {"rule": self.expression, "message": self.message}
         if self.message_expression:
             written["messageExpression"] = self.message_expression
@@ -66,22 +65,22 @@ class Rule:
 
 
 def text(value: str) -> str:
-    """A string as CEL writes it: raw, so that regular expressions stay readable, where quotes allow it."""
+    """Return a CEL string literal; raw where quotes allow it, so that regular expressions stay readable."""
     if "'" not in value:
         return f"r'{value}'" if "\\" in value else f"'{value}'"
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def listed(values: Iterable[str]) -> str:
-    """Strings as a list in CEL, sorted, so that the same set is always written in the same way."""
+    """Return a CEL list of the strings, sorted so that the output is deterministic."""
     return f"[{', '.join(map(text, sorted(values)))}]"
 
 
 def unless_given(field: str, condition: str) -> str:
-    """The condition, for a field that may be absent."""
+    """Return a CEL expression that applies the condition only if the field is present."""
     return f"!has(self.{field}) || {condition}"
 
 
 def unchangeable(field: str, why: str) -> Rule:
-    """A field that has its value for life. The field must have a default or be required: absence is not compared."""
+    """Return a rule for an immutable field. It must have a default or be required: absence is not compared."""
     return Rule(f"self.{field} == oldSelf.{field}", f"can't be changed: {why}", field=field, because=Because.FORBIDDEN)

@@ -1,7 +1,7 @@
-"""Who should move which partition: balanced, sticky, and the same answer for everybody who asks.
+"""Balanced, sticky and deterministic assignment of partitions to workers.
 
-Relays that stand alone use it to share work among themselves, the operator to share work among pods. It is pure: the
-same partitions, workers and present owners always give the same answer, in any order of the arguments.
+Standalone relays use this module to divide partitions among themselves, the operator to divide them among pods. It is
+pure: the same partitions, workers and current owners always give the same result, in any order of the arguments.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 Partition = TypeVar("Partition", bound=tuple[Any, int])
-"""A pair of the stream (anything that can be compared for equality and printed) and the number of the partition."""
+"""Pair of a stream (any value with equality and ``repr``) and the number of the partition."""
 
 
 def balance(
     partitions: Collection[Partition], workers: Collection[str], owners: Mapping[Partition, str]
 ) -> dict[Partition, str]:
-    """An owner for every partition, or nothing if there are no workers.
+    """Return an owner for every partition; empty if there are no workers.
 
-    - Every worker gets the same number, give or take one.
-    - A partition stays with its owner unless that would break the first rule: no more moves than must be.
-    - Among workers with equally many, a stream goes where it has the fewest partitions, so that streams spread too.
+    - The numbers of partitions per worker differ by at most one.
+    - A partition stays with its owner unless that would break the first rule: the number of moves is minimal.
+    - Among workers with room, a partition goes to the one with the fewest partitions of its stream, which spreads
+      streams.
     """
     if not workers:
         return {}
@@ -33,7 +34,7 @@ def balance(
     for partition in ordered:
         held.get(owners.get(partition, ""), homeless).append(partition)
 
-    # The `extra` workers that may hold one more are those that hold most already: moving from them would be needless.
+    # The `extra` workers with one more partition are those that hold most already: this avoids needless moves.
     fullest = sorted(held, key=lambda worker: (-len(held[worker]), worker))
     quota = {worker: base + (1 if rank < extra else 0) for rank, worker in enumerate(fullest)}
     for worker, mine in held.items():
@@ -54,7 +55,7 @@ def balance(
 
 
 def _least_welcome(mine: list[Partition], count: int) -> list[Partition]:
-    """Takes ``count`` partitions out of ``mine``, from the streams that it has most of."""
+    """Remove ``count`` partitions from ``mine`` and return them, from the streams with the most partitions first."""
     taken = []
     for _ in range(count):
         streams = Counter(stream for stream, _ in mine)
@@ -64,5 +65,5 @@ def _least_welcome(mine: list[Partition], count: int) -> list[Partition]:
 
 
 def _mix(worker: str, stream: Any) -> bytes:
-    """A different but stable order of workers for every stream."""
+    """Return a sort key that gives every stream a different but stable order of workers."""
     return hashlib.sha256(f"{worker}\x00{stream!r}".encode()).digest()

@@ -1,7 +1,7 @@
-"""What all models have in common: how fields are spelled, how strict they are, how wrong combinations are told.
+"""Base classes of all models: field names, strictness, and errors about wrong combinations of fields.
 
 Attributes are snake_case in Python and camelCase in YAML. Objects are frozen, unknown fields are refused, and values
-never appear in pydantic's own error texts (one of them might be a password).
+never appear in pydantic's own error messages (a value might be a password).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mailboat_spec.admission import RULES, Rule
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """One wrong combination of fields: where (in YAML spelling, below the model that says it), what, and what to do."""
+    """One wrong combination of fields: YAML path relative to the refusing model, and a message with the remedy."""
 
     path: tuple[str, ...]
     message: str
@@ -30,7 +30,7 @@ class Refusal:
 
 
 class Refused(ValueError):
-    """Raised inside pydantic's validation with all refusals of one model at once, so that a person sees all of them."""
+    """Raised inside pydantic's validation with all refusals of one model, so that all are reported at once."""
 
     def __init__(self, *refusals: Refusal) -> None:
         super().__init__("; ".join(map(str, refusals)))
@@ -38,12 +38,12 @@ class Refused(ValueError):
 
 
 def yaml_name(attribute: str) -> str:
-    """``batch_size`` -> ``batchSize``; ``from_`` (a Python keyword) -> ``from``."""
+    """Return the YAML name: ``batch_size`` -> ``batchSize``; ``from_`` (a Python keyword) -> ``from``."""
     return to_camel(attribute.rstrip("_"))
 
 
 class Model(BaseModel):
-    """The base of everything that is read from a manifest."""
+    """Base of all models that are read from a manifest."""
 
     model_config = ConfigDict(
         alias_generator=yaml_name,
@@ -59,7 +59,7 @@ class Model(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _null_is_absent(cls, data: object) -> object:
-        """``filter:`` with nothing behind it means that the field was not given, as it does to the API server."""
+        """Treat null (``filter:`` without a value) as an absent field, as the API server does."""
         if isinstance(data, Mapping):
             return {name: value for name, value in data.items() if value is not None}
         return data
@@ -72,12 +72,12 @@ class Model(BaseModel):
         return self
 
     def wrong_combinations(self) -> Iterator[Refusal]:
-        """Fields that are right each on its own and wrong together. Overridden where there are any."""
+        """Yield refusals of fields that are valid individually but not together. Empty unless overridden."""
         yield from ()
 
     @classmethod
     def admission_rules(cls) -> Iterator[Rule]:
-        """The same for the API server, and what must not change in an update. Overridden where there are any."""
+        """Yield the same checks as CEL rules, plus those for immutable fields. Empty unless overridden."""
         yield from ()
 
     @classmethod
@@ -88,11 +88,11 @@ class Model(BaseModel):
         return written
 
     def manifest(self) -> dict[str, Any]:
-        """The plain mapping to write as YAML or JSON, without what is absent. Reads back to an equal object."""
+        """Return a plain mapping for YAML or JSON without absent fields. Parsing it gives an equal object."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 class StatusModel(Model):
-    """The base of what is only ever reported: fields of a newer version are passed over instead of refused."""
+    """Base of status models: unknown fields, perhaps of a newer version, are ignored instead of refused."""
 
     model_config = ConfigDict(extra="ignore")

@@ -1,7 +1,7 @@
-"""What resources say about themselves: condition types, reasons, and Kubernetes' own Condition.
+"""Condition types, reasons, and Kubernetes' own Condition.
 
-A condition's type is a question (`is the sink reachable?`), its status the answer, its reason the answer for programs
-and its message the answer for people, with what to do next. Types and reasons are an interface: alerts and scripts
+A condition's type is a question (`is the sink reachable?`) and its status the answer. The reason is the answer for
+programs, the message the answer for people, with the next step. Types and reasons are an interface: alerts and scripts
 match them.
 """
 
@@ -16,7 +16,7 @@ from mailboat_spec.timestamps import Timestamp
 
 
 class ConditionStatus(StrEnum):
-    """The answer."""
+    """Status of a condition."""
 
     TRUE = "True"
     FALSE = "False"
@@ -24,91 +24,91 @@ class ConditionStatus(StrEnum):
 
 
 class ConditionType(StrEnum):
-    """The questions."""
+    """Types of conditions."""
 
     READY = "Ready"
-    """All that the spec asks for is there and events flow. False or Unknown: the reason says what is missing."""
+    """The spec is fulfilled and events flow. If False or Unknown, the reason names the cause."""
     RECONCILING = "Reconciling"
-    """kstatus: True while the operator is still bringing the cluster to what the spec says. Absent when done."""
+    """kstatus: True while the operator is reconciling the cluster with the spec. Absent when done."""
     STALLED = "Stalled"
-    """kstatus: True when no progress is to be expected until a person changes something. Absent when all is well."""
+    """kstatus: True if no progress is expected without a manual change. Absent otherwise."""
     DATABASE_REACHABLE = "DatabaseReachable"
     """At least one relay has a working session on the primary of the outbox's database."""
     SCHEMA_READY = "SchemaReady"
-    """The outbox and Mailboat's own tables are as this version needs them, partitions ahead of time included."""
+    """The outbox and Mailboat's tables match this version, and time partitions exist ahead of time."""
     SINK_REACHABLE = "SinkReachable"
-    """The last batch was answered by the destination, whatever the answer was."""
+    """The destination responded to the last batch, with success or failure."""
     ASSIGNED = "Assigned"
     """Every partition is held by a live relay."""
     PAUSED = "Paused"
-    """True while nothing is delivered because somebody, or the destination (HTTP 410), wants it so."""
+    """True while delivery is paused by the spec, by a command, or by the destination (HTTP 410)."""
     RETENTION_BLOCKED = "RetentionBlocked"
-    """True while old events are kept only because a subscription has not delivered them yet; the message names it."""
+    """True while old events are kept only because a subscription has not delivered them. The message names it."""
     KEYS_BLOCKED = "KeysBlocked"
-    """True while keys stand still because an event used up its attempts and ``onExhausted`` is ``Block``."""
+    """True while keys are blocked because an event used up its attempts and ``onExhausted`` is ``Block``."""
     SIDECARS_INJECTED = "SidecarsInjected"
-    """Sidecar only. False when pods that ask for a sidecar run without one; the message names them."""
+    """Sidecar only. False if pods that request a sidecar run without one. The message names them."""
     SECRETS_MOUNTED = "SecretsMounted"
-    """False when running pods lack a Secret that the spec refers to and need a restart; the message names them."""
+    """False if running pods lack a Secret that the spec refers to and need a restart. The message names them."""
 
 
 class Reason(StrEnum):
-    """The answers, for programs."""
+    """Reasons of conditions, for programs."""
 
     DELIVERING = "Delivering"
-    """Ready: every partition is held, the destination answers."""
+    """Ready: every partition has an owner and the destination responds."""
     AVAILABLE = "Available"
     """Ready (relay): enough relays run and reach the database."""
     REACHABLE = "Reachable"
-    """The database or the destination answers."""
+    """The database or the destination responds."""
     UP_TO_DATE = "UpToDate"
-    """The schema is the one that this version needs; the pods are the ones that the template describes."""
+    """The schema matches this version; the pods match the template."""
     ALL_ASSIGNED = "AllAssigned"
     """Every partition has a live owner."""
     RUNNING = "Running"
     """Not paused."""
     NOTHING_BLOCKED = "NothingBlocked"
-    """No key stands still; old events are removed in time."""
+    """No key is blocked; old events are removed on time."""
 
     INVALID_SPEC = "InvalidSpec"
-    """The spec can't be used; nothing was changed in the cluster. The message names the field."""
+    """The spec is invalid; nothing was changed in the cluster. The message names the field."""
     RELAY_NOT_FOUND = "RelayNotFound"
-    """``relayRef`` names no OutboxRelay in the namespace."""
+    """The namespace has no OutboxRelay with the name in ``relayRef``."""
     NAME_TAKEN = "NameTaken"
-    """An object that is not Mailboat's has the name of a child: rename the resource or remove that object."""
+    """An object not managed by Mailboat has the name of a child: rename the resource or remove that object."""
     CONFIGURATION_HELD = "ConfigurationHeld"
-    """Relays get no new configuration, since it would make them forget a subscription whose spec is invalid."""
+    """Relays get no new configuration: it would lack a subscription whose spec is invalid."""
     SECRET_NOT_FOUND = "SecretNotFound"
-    """A Secret, or a key of one, that the spec refers to is not there."""
+    """A Secret, or a key of one, that the spec refers to does not exist."""
     SINK_NOT_SUPPORTED = "SinkNotSupported"
-    """The relay's version has no such sink, or its package is not installed."""
+    """The relay's version lacks this sink, or the sink's package is not installed."""
 
     PROGRESSING = "Progressing"
-    """The operator is at it: pods roll out, partitions move."""
+    """Reconciliation is in progress: pods roll out, partitions move."""
     STARTING = "Starting"
     """No relay has reported yet."""
     NOT_ENOUGH_RELAYS = "NotEnoughRelays"
-    """Fewer relays are ready than the spec asks for."""
+    """Fewer relays are ready than the spec requires."""
     PARTITIONS_WITHOUT_OWNER = "PartitionsWithoutOwner"
-    """Some partitions are held by nobody."""
+    """Some partitions have no owner."""
 
     FORBIDDEN = "Forbidden"
-    """The API server does not let the operator do its work: a quota, a policy, a missing right. The message says which;
-    it is tried again."""
+    """The API server refused a request of the operator: a quota, a policy, a missing permission. The message has the
+    cause; the operator retries."""
 
     DATABASE_UNREACHABLE = "DatabaseUnreachable"
-    """No session on the database: the network, the password or the server itself."""
+    """No session on the database, because of the network, the password or the server."""
     DATABASE_IN_RECOVERY = "DatabaseInRecovery"
     """The server is a standby: relays need the primary."""
     FOREIGN_DATABASE = "ForeignDatabase"
-    """The cursors are of another database system (a restored dump): ``mailboat rebase`` continues on request."""
+    """The cursors belong to another database system (a restored dump): run ``mailboat rebase`` to continue."""
     SCHEMA_MISMATCH = "SchemaMismatch"
-    """Tables, columns or rights are missing; the message has the SQL, or ``mailboat migrate`` mends it."""
+    """Tables, columns or privileges are missing: run the SQL in the message, or ``mailboat migrate``."""
     PARTITIONS_RUN_OUT = "PartitionsRunOut"
-    """Less than seven days of time partitions lie ahead: writes would fail once they are used up."""
+    """Time partitions exist for less than seven days ahead: writes would fail after the last one."""
 
     SINK_UNAVAILABLE = "SinkUnavailable"
-    """The destination is away or refuses everybody. No attempt is counted; delivery resumes by itself."""
+    """The destination is unavailable or refuses all events. No attempt is counted; delivery resumes automatically."""
     ATTEMPTS_EXHAUSTED = "AttemptsExhausted"
     """Events used up their attempts: dead letters, or blocked keys."""
     PAUSED_BY_SPEC = "PausedBySpec"
@@ -116,11 +116,11 @@ class Reason(StrEnum):
     PAUSED_BY_COMMAND = "PausedByCommand"
     """``mailboat pause``, or an update of ``mailboat.subscriptions``."""
     UNDELIVERED_EVENTS = "UndeliveredEvents"
-    """Retention waits for a subscription that has not delivered old events."""
+    """Retention is blocked by a subscription that has not delivered old events."""
     SIDECAR_MISSING = "SidecarMissing"
-    """Pods were created while the webhook was away, or could not be given one: restart them."""
+    """Pods were created while the webhook was unavailable, or the injection failed: restart them."""
     RESTART_NEEDED = "RestartNeeded"
-    """Running pods can't get what changed (a new volume): restart them."""
+    """A change (a new volume) can't be applied to running pods: restart them."""
 
 
 class Condition(StatusModel):

@@ -1,4 +1,4 @@
-"""Where a server is: a URL in a Secret or, as long as it holds no password, a URL in the manifest."""
+"""Address of a server: a URL in a Secret or, without a password, a URL in the manifest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PASSWORD: Final = "holds a password: put the URL in a Secret and refer to it by
 
 
 class Connection(UsesSecrets):
-    """Exactly one of ``url`` and ``urlSecretRef``. Subclasses say which schemes they take."""
+    """Exactly one of ``url`` and ``urlSecretRef``. Subclasses define the accepted schemes."""
 
     schemes: ClassVar[tuple[str, ...]]
 
@@ -46,7 +46,7 @@ class Connection(UsesSecrets):
         yield Rule("!has(self.url) || !has(self.urlSecretRef)", _BOTH)
         begins = " || ".join(f"self.url.startsWith('{scheme}://')" for scheme in cls.schemes)
         yield Rule(unless_given("url", begins), cls._begins_wrongly(), field="url")
-        # At the object, not at the field: a refusal of the field itself would repeat the URL, password included.
+        # Attached to the object, not to the field: an error on the field would repeat the URL, password included.
         harmless = f"!self.url.matches({text(PASSWORD_IN_URL)})"
         yield Rule(unless_given("url", harmless), _PASSWORD, field="url", because=Because.FORBIDDEN)
 

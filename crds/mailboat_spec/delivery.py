@@ -1,4 +1,4 @@
-"""How hard a subscription tries, and what becomes of an event that can't be delivered."""
+"""Delivery policy of a subscription: batches, attempts, backoff and dead letters."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from mailboat_spec.strings import NonEmpty
 
 
 class OnExhausted(StrEnum):
-    """What happens to an event whose attempts are used up."""
+    """Policy for an event whose attempts are used up."""
 
     DEAD_LETTER = "DeadLetter"
-    """It becomes a dead letter, and its key goes on."""
+    """The event becomes a dead letter, and delivery of its key continues."""
     BLOCK = "Block"
-    """It stays parked, and its key waits until a person decides."""
+    """The event stays parked, and its key is blocked until an operator intervenes."""
 
 
 class NoHandler(StrEnum):
-    """What a consumer does with an event that no handler is registered for."""
+    """Consumer's policy for an event without a registered handler."""
 
     DEAD_LETTER = "DeadLetter"
-    """It becomes a dead letter."""
+    """The event becomes a dead letter."""
     IGNORE = "Ignore"
-    """It counts as handled."""
+    """The event counts as handled."""
 
 
 class Backoff(Model):
@@ -76,13 +76,13 @@ class Backoff(Model):
 
 
 class DeadLetter(Model):
-    """Where dead letters are sent. They are kept in the table mailboat.dead_letters in any case."""
+    """Destination of dead letters. They are always kept in the table mailboat.dead_letters, too."""
 
     topic: NonEmpty = Field(description="Topic (Redis: stream) for dead letters, on the same servers as the sink.")
 
 
 class Delivery(Model):
-    """The policy of delivery."""
+    """Delivery policy."""
 
     batch_size: int | None = Field(
         default=None,

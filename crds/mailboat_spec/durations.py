@@ -1,7 +1,7 @@
-"""Spans of time as Go, and with it all of Kubernetes, writes them: ``720h``, ``500ms``, ``1m30s``, ``1.5s``.
+"""Durations in the notation of Go and Kubernetes: ``720h``, ``500ms``, ``1m30s``, ``1.5s``.
 
-Parsed once, at the edge; behind it there is a number of seconds. There are no days on purpose: neither Go's parser nor
-CEL's ``duration()`` in the CRDs knows them.
+Durations are parsed once, at the edge; inner code uses seconds. Days are unsupported on purpose: neither Go's parser
+nor CEL's ``duration()`` in the CRDs accepts them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SCHEMA_PATTERN: Final = r"^(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)
 
 @dataclass(frozen=True, slots=True, order=True)
 class Duration:
-    """A span of time, never negative, exact to the nanosecond."""
+    """A non-negative duration, exact to the nanosecond."""
 
     nanoseconds: int
 
@@ -49,7 +49,7 @@ class Duration:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read Go's notation. Raises ``ValueError`` with the remedy in its message."""
+        """Parse Go's notation. Raise ``ValueError`` with the remedy in its message."""
         text = text.strip()
         if text == "0":
             return cls(0)
@@ -69,16 +69,16 @@ class Duration:
 
     @classmethod
     def of_seconds(cls, seconds: float) -> Self:
-        """The nearest whole nanosecond to a number of seconds."""
+        """Return the duration of a number of seconds, rounded to the nearest nanosecond."""
         return cls(round(seconds * 1_000_000_000))
 
     @property
     def seconds(self) -> float:
-        """The same span in seconds."""
+        """The duration in seconds."""
         return self.nanoseconds / 1_000_000_000
 
     def __str__(self) -> str:
-        """Canonical: each unit at most once, none that is zero (``720h``, ``1m30s``, ``1.5s``, ``500ms``)."""
+        """Return the canonical form: each unit at most once, none with zero (``720h``, ``1m30s``, ``500ms``)."""
         if self.nanoseconds < _NANOSECONDS["s"]:
             for unit in ("ms", "us"):
                 if self.nanoseconds >= _NANOSECONDS[unit]:
@@ -121,13 +121,13 @@ def _decimal(nanoseconds: int, unit: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DurationBounds:
-    """An annotation: the shortest and the longest span that a field takes. The CRD generator reads it too."""
+    """Annotation with the shortest and the longest duration of a field, for pydantic and for the CRD."""
 
     minimum: Duration
     maximum: Duration
 
     def check(self, value: Duration) -> Duration:
-        """The value itself, or ``ValueError`` when it lies outside."""
+        """Return the value, or raise ``ValueError`` if it is out of bounds."""
         if not self.minimum <= value <= self.maximum:
             raise ValueError(f"must be between {self.minimum} and {self.maximum}, not {value}")
         return value
@@ -149,11 +149,11 @@ def _is_duration(subject: str) -> str:
 
 
 def not_longer(field: str, than: str) -> str:
-    """In CEL: one duration is at most another. Holds, too, where one is none: that has a refusal of its own."""
+    """Return CEL for "one duration is at most another". True for an invalid duration, which another rule refuses."""
     first, second = f"self.{field}", f"self.{than}"
     return f"!{_is_duration(first)} || !{_is_duration(second)} || duration({first}) <= duration({second})"
 
 
 def between(minimum: str, maximum: str) -> DurationBounds:
-    """``Annotated[Duration, between("1s", "10m")]``."""
+    """Return bounds for ``Annotated[Duration, between("1s", "10m")]``."""
     return DurationBounds(Duration.parse(minimum), Duration.parse(maximum))

@@ -1,6 +1,6 @@
-"""Finding one's way around the models by YAML paths: what stands at a path, what could have stood there.
+"""Lookup of fields and types in the models by YAML path.
 
-Error messages are made of it: "did you mean ...", "it belongs in ...".
+Used for hints in error messages: "did you mean ...", "it belongs in ...".
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Step = str | int
 
 
 def yaml_fields(model: type[Model]) -> dict[str, FieldInfo]:
-    """The fields of a model by their names in YAML."""
+    """Return the fields of a model by YAML name."""
     return {yaml_name(attribute): field for attribute, field in model.model_fields.items()}
 
 
 def type_at(root: type[Model], path: Sequence[Step]) -> Any:
-    """The type that is expected at a path, or None where the path leaves the models."""
+    """Return the type expected at a path, or None if the path leaves the models."""
     here: Any = root
     for step in path:
         here = _bare(here)
@@ -38,20 +38,20 @@ def type_at(root: type[Model], path: Sequence[Step]) -> Any:
 
 
 def field_at(root: type[Model], path: Sequence[Step]) -> FieldInfo | None:
-    """The field that a path ends at, if there is one."""
+    """Return the field at a path, or None."""
     if not path or not _is_model(model := type_at(root, path[:-1])):
         return None
     return yaml_fields(model).get(str(path[-1]))
 
 
 def model_at(root: type[Model], path: Sequence[Step]) -> type[Model] | None:
-    """The model that a path ends at, if it is one."""
+    """Return the model at a path, or None if the type there is no model."""
     found = type_at(root, path)
     return found if _is_model(found) else None
 
 
 def paths_to(root: type[Model], name: str) -> Iterator[tuple[str, ...]]:
-    """All paths below a model, lists left out, whose last step is spelled like ``name``."""
+    """Yield all paths below a model whose last step equals ``name`` up to case and separators. Lists are skipped."""
     for alias, field in yaml_fields(root).items():
         if _plain(alias) == _plain(name):
             yield (alias,)
@@ -61,14 +61,14 @@ def paths_to(root: type[Model], name: str) -> Iterator[tuple[str, ...]]:
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
-    """The candidate that was probably meant: the same but for case and separators, else the most similar one."""
+    """Return the candidate most similar to ``name``, ignoring case and separators; None if none is close."""
     by_plain = {_plain(candidate): candidate for candidate in candidates}
     close = difflib.get_close_matches(_plain(name), by_plain, n=1, cutoff=0.7)
     return by_plain[close[0]] if close else None
 
 
 def spelled(path: Sequence[Step]) -> str:
-    """A path as a person reads it: ``spec.filter.eventTypes[1]``, ``spec.sink.kafka.config["linger.ms"]``."""
+    """Return a path for messages: ``spec.filter.eventTypes[1]``, ``spec.sink.kafka.config["linger.ms"]``."""
     text = ""
     for step in path:
         if isinstance(step, int):
@@ -89,7 +89,7 @@ def _is_model(candidate: Any) -> bool:
 
 
 def _bare(annotation: Any) -> Any:
-    """Without ``Annotated`` and ``| None``."""
+    """Return the type without ``Annotated`` and ``| None``."""
     while True:
         if get_origin(annotation) is Annotated:
             annotation = get_args(annotation)[0]

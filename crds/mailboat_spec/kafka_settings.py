@@ -1,9 +1,9 @@
-"""The settings of librdkafka that a subscription may set, in its manifest or in its Secret.
+"""Allow-list of the librdkafka settings that a subscription may set, in its manifest or in its Secret.
 
-An allow-list: librdkafka has more than 150 settings, and every release adds some. Whoever may write an
-EventSubscription must not thereby run commands in the relay's pod (``sasl.kerberos.kinit.cmd``), load code into it
-(``plugin.library.paths``), read its files (all that end in ``location`` or ``file``) or take away what order and
-delivery rest on (``acks``, ``enable.idempotence``). Certificates and keys are given as PEM instead of as files.
+An allow-list, because librdkafka has more than 150 settings and every release adds some. The right to write an
+EventSubscription must not include the right to run commands in the relay's pod (``sasl.kerberos.kinit.cmd``), to load
+code into it (``plugin.library.paths``), to read its files (settings that end in ``location`` or ``file``) or to weaken
+order and delivery (``acks``, ``enable.idempotence``). Certificates and keys are given as PEM instead of as files.
 """
 
 from __future__ import annotations
@@ -103,11 +103,11 @@ _INSTEAD: Final[Mapping[str, str]] = {
 }
 
 NOT_ALLOWED: Final = "is none of the librdkafka settings that a subscription may set (docs/destinations.md lists them)"
-"""What is said about any other setting, behind its name."""
+"""Message for any other setting, appended to its name."""
 
 
 def objection(name: str) -> str | None:
-    """Why a setting may not be set, and what to do instead; None if it may."""
+    """Return why a setting is refused, with the remedy; None if it is allowed."""
     if name in ALLOWED:
         return None
     if (instead := _INSTEAD.get(name)) is not None:

@@ -1,8 +1,8 @@
 """Listening sockets with a bound on open connections, for the HTTP servers of the relay and of the operator.
 
-Each connection costs memory before its first request (a TLS connection of asyncio more than 256 KiB), and anybody who
-reaches the port can open one. Connections are counted from ``accept`` on, so that unfinished TLS handshakes count too.
-One peer address gets at most half of them: a single client can't lock out all others.
+Each connection costs memory before its first request (a TLS connection of asyncio more than 256 KiB), and any client
+that reaches the port can open one. Connections are counted from ``accept`` on, so that unfinished TLS handshakes count.
+One peer address gets at most half of the connections: a single client can't lock out all others.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ class BoundedListener(socket.socket):
     """A listening socket that closes new connections while too many are open."""
 
     def __init__(self, listening: socket.socket, most: int) -> None:
-        """Take over ``listening``, which is detached."""
+        """Take over the file descriptor of ``listening``, which is detached."""
         super().__init__(fileno=listening.detach())
         self._most = most
         self._open: list[tuple[socket.socket, str]] = []
         """Accepted connections, each with the address of its peer."""
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Raises ``ConnectionAbortedError``, as the kernel may, for a connection beyond the limit."""
+        """Accept a connection. Beyond the limit, raise ``ConnectionAbortedError``, as the kernel may."""
         connection, address = super().accept()
         self._open = [(each, peer) for each, peer in self._open if each.fileno() >= 0]
         peer = str(address[0])
@@ -36,9 +36,9 @@ class BoundedListener(socket.socket):
 
 
 def listen(host: str | None, port: int, *, most: int) -> BoundedListener:
-    """Listen on one address; ``host`` None or ``::`` is every address, of IPv4 alone where there is no IPv6.
+    """Listen on one address; raise ``OSError`` on failure.
 
-    Raises ``OSError``.
+    ``host`` None or ``::`` is every address; without IPv6, every IPv4 address.
     """
     return BoundedListener(_everywhere(port) if host in (None, "::") else _at(str(host), port), most)
 

@@ -1,7 +1,7 @@
 """The part of Kubernetes' ObjectMeta that Mailboat reads.
 
-The rest of what a server sets is passed over, so that the output of ``kubectl get -o yaml`` is a config file too;
-what no server sets (``lables``) is refused like any unknown field.
+Other fields that a server sets are ignored, so that the output of ``kubectl get -o yaml`` is a valid config file. Other
+names (``lables``) are refused like any unknown field.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SET_BY_SERVERS: Final = frozenset(
 
 
 class Metadata(Model):
-    """Who a resource is."""
+    """Identity of a resource."""
 
     name: DnsLabel = Field(description="Name of the resource, unique within its namespace and kind.")
     namespace: DnsLabel = Field(

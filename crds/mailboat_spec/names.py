@@ -1,4 +1,4 @@
-"""Every name that is shared between the CRDs, the operator, the relay and the chart, written down once.
+"""Names shared between the CRDs, the operator, the relay and the chart.
 
 A name in this module is part of the interface with a cluster: objects that carry it outlive the process that wrote it.
 Nothing here may be renamed without a migration.
@@ -28,26 +28,26 @@ CATEGORIES: Final = ("mailboat",)
 DEFAULT_NAMESPACE: Final = "default"
 
 FIELD_MANAGER: Final = "mailboat-operator"
-"""Who server-side apply says owns the fields that the operator writes."""
+"""Field manager of the operator in server-side apply."""
 
 MAX_RELAY_NAME: Final = 57
-"""Characters. The children of a relay are called ``NAME-relay``, and a Service's name has at most 63."""
+"""Characters. The children of a relay are named ``NAME-relay``, and a Service's name has at most 63 characters."""
 
 RELAY_LABEL: Final = f"{GROUP}/relay"
-"""On a pod: the OutboxRelay whose sidecar it wants. On children of a relay: the relay they belong to."""
+"""On a pod: the OutboxRelay whose sidecar is requested. On children of a relay: the relay they belong to."""
 
 COMPONENT_LABEL: Final = "app.kubernetes.io/component"
 MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
 MANAGED_BY: Final = "mailboat"
 
 INJECT_ANNOTATION: Final = f"{GROUP}/inject"
-"""``"false"`` on a pod keeps the sidecar out although the label asks for it."""
+"""``"false"`` on a pod disables the injection that the label requests."""
 
 INJECTED_ANNOTATION: Final = f"{GROUP}/injected"
-"""On a pod that got its sidecar: the hash of the template that it was made from."""
+"""On a pod with an injected sidecar: the hash of the sidecar's template."""
 
 PORT_ANNOTATION: Final = f"{GROUP}/port"
-"""On a pod: the port that its sidecar's HTTP side listens on, where the default one is taken."""
+"""On a pod: the HTTP port of its sidecar, if the default port is taken."""
 
 CONFIG_VERSION_ANNOTATION: Final = f"{GROUP}/config-version"
-"""On the OutboxRelay in a relay's configuration: a number that rises with every change, so that none comes too late."""
+"""On the OutboxRelay in a relay's configuration: a number that rises with every change, to detect stale versions."""

@@ -1,8 +1,8 @@
-"""Configurations and assignments as bytes, on their way from the operator to relays.
+"""Encoding of configurations and assignments that the operator sends to relays.
 
-A small one is plain text, so that a person can read the ConfigMap. A large one is gzip: a ConfigMap holds 1 MiB, and
-the JSON of some thousand subscriptions is longer. Readers tell the two apart by gzip's first bytes and decompress no
-more than they accept: a few kilobytes of gzip can hold gigabytes.
+Small content is plain text, so that the ConfigMap is readable. Large content is gzip: a ConfigMap holds 1 MiB, and the
+JSON of a few thousand subscriptions is longer. Readers detect gzip by its magic bytes and stop decompression at their
+limit: a few kilobytes of gzip can expand to gigabytes.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import zlib
 from typing import Final
 
 LARGEST_TEXT: Final = 4 * 1024 * 1024
-"""Bytes of text that operator and relays accept: some eight thousand subscriptions."""
+"""Largest text in bytes that operator and relays accept: about eight thousand subscriptions."""
 LARGEST_PLAIN: Final = 512 * 1024
-"""Bytes of text that are sent as they are."""
+"""Largest text in bytes that is sent uncompressed."""
 
 _MAGIC: Final = b"\x1f\x8b"
 _GZIP: Final = 16 + zlib.MAX_WBITS
 
 
 class TooLarge(ValueError):
-    """The text is larger than anybody accepts."""
+    """The text is larger than the reader's limit."""
 
 
 def pack(text: str) -> bytes:
-    """Encode a text, the same one always to the same bytes."""
+    """Encode a text deterministically."""
     content = text.encode()
     return content if len(content) <= LARGEST_PLAIN else gzip.compress(content, 6, mtime=0)
 
@@ -35,7 +35,7 @@ def is_packed(content: bytes) -> bool:
 
 
 def unpack(content: bytes, most: int = LARGEST_TEXT) -> bytes:
-    """Decode what ``pack`` made, or any plain text. Raises ``TooLarge``; ``ValueError`` for gzip that is broken."""
+    """Decode the output of ``pack``, or any plain text. Raise ``TooLarge``, or ``ValueError`` for corrupt gzip."""
     if is_packed(content):
         decompressor = zlib.decompressobj(_GZIP)
         try:

@@ -1,8 +1,8 @@
 """Shell-style patterns over event and aggregate types: ``*`` is any run of characters, ``?`` is exactly one.
 
-A pattern has to mean the same in two places: in Python, and in the SQL that reads the outbox, as a ``LIKE``. That is
-why character classes (``[a-z]``), which ``LIKE`` lacks, are refused, and why everything else, backslashes and dots
-included, stands for itself. Case matters; the whole string must match.
+A pattern must have the same meaning in Python and as a ``LIKE`` in the SQL that reads the outbox. Character classes
+(``[a-z]``), which ``LIKE`` lacks, are therefore refused. All other characters, backslashes and dots included, are
+literal. Case matters; the whole string must match.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ class Pattern:
 
     @property
     def is_literal(self) -> bool:
-        """Whether it can only match itself, so that an equality (and an index) will do."""
+        """Whether the pattern has no wildcard, so that equality (and an index) suffices."""
         return _WILDCARDS.search(self.text) is None
 
     def matches(self, value: str) -> bool:
-        """Whether the whole of ``value`` matches."""
+        """Return whether the whole of ``value`` matches."""
         return self._compiled.fullmatch(value) is not None
 
     def like(self) -> str:
-        r"""The same as an SQL ``LIKE`` pattern with the default escape character, ``\``."""
+        r"""Return the equivalent SQL ``LIKE`` pattern with the default escape character, ``\``."""
         return self.text.translate(_LIKE)
 
     def __str__(self) -> str:
@@ -89,10 +89,10 @@ class Pattern:
 
 
 def _compile(text: str) -> re.Pattern[str]:
-    """To a regular expression that can't backtrack into exponential (or even quadratic) time.
+    """Return a regular expression that can't backtrack into exponential (or even quadratic) time.
 
-    What stands between two stars has a fixed length, so its first occurrence is as good as any later one: an atomic
-    group takes it and never reconsiders.
+    The text between two stars has a fixed length, so its first occurrence is as good as any later one. An atomic group
+    matches it without backtracking.
     """
     first, *rest = (
         "".join("." if character == "?" else re.escape(character) for character in run)

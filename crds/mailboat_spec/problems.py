@@ -1,6 +1,6 @@
-"""From pydantic's errors to sentences that a person can act on: where, what is wrong, what to do.
+"""Translation of pydantic's errors into actionable messages: location, problem, remedy.
 
-No sentence repeats a value, except where it can't be a secret (the name of a choice, a number out of bounds).
+No message repeats a value, unless the value can't be a secret (the name of a choice, a number out of bounds).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from mailboat_spec.fields import Step, field_at, model_at, nearest, paths_to, sp
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong in one document."""
+    """One problem in one document."""
 
     source: str
-    """Which document: ``orders.yaml, document 2``."""
+    """The document: ``orders.yaml, document 2``."""
     path: str
-    """Which field, in YAML spelling; empty: the document as a whole."""
+    """YAML path of the field; empty for the document as a whole."""
     message: str
 
     def __str__(self) -> str:
@@ -33,7 +33,7 @@ class Problem:
 
 
 class SpecError(ValueError):
-    """Manifests that can't be used, with everything that is wrong in them."""
+    """Invalid manifests, with all problems found in them."""
 
     def __init__(self, problems: tuple[Problem, ...]) -> None:
         if len(problems) == 1:
@@ -56,11 +56,11 @@ _WANTED: Final = {
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
 }
-_SILENT: Final = {"default_factory_not_called"}  # follows from another error, which is reported
+_SILENT: Final = {"default_factory_not_called"}  # caused by another error, which is reported
 
 
 def problems_of(source: str, model: type[Model], error: ValidationError) -> Iterator[Problem]:
-    """All that pydantic found wrong in one document, in the order of the document's fields."""
+    """Yield all problems that pydantic found in one document, in the order of the document's fields."""
     for detail in error.errors(include_url=False):
         if detail["type"] in _SILENT or _counts_only_the_valid(detail):
             continue
@@ -74,12 +74,12 @@ def problems_of(source: str, model: type[Model], error: ValidationError) -> Iter
 
 
 def _counts_only_the_valid(detail: ErrorDetails) -> bool:
-    """pydantic leaves wrong items out when it counts; each of those has an error of its own already."""
+    """Return whether ``too_short`` is only an effect of invalid items, which pydantic does not count but reports."""
     return detail["type"] == "too_short" and len(detail["input"]) >= detail["ctx"]["min_length"]
 
 
 def choice_message(given: object, allowed: tuple[str, ...]) -> str:
-    """For a value that is not one of a few: which ones there are, and which one was probably meant."""
+    """Return the message for a value outside an enumeration: the allowed values and the most similar one."""
     choices = f"must be one of {', '.join(allowed)}" if len(allowed) > 1 else f"must be {allowed[0]}"
     if not isinstance(given, str):
         return f"{choices}, not {_kind_of(given)}"
@@ -137,7 +137,7 @@ def _unknown_field(model: type[Model], path: tuple[Step, ...]) -> str:
 
 
 def _form(wanted: type[Model] | None) -> str:
-    """What a mapping must have at least, as one would write it."""
+    """Return a remedy with the required fields of a mapping in YAML; empty if there are none."""
     if wanted is None:
         return ""
     required = [name for name, field in yaml_fields(wanted).items() if field.is_required()]

@@ -1,10 +1,10 @@
-"""From plain documents (YAML or JSON, parsed by somebody else) to a checked set of resources.
+"""Validation of parsed documents (YAML or JSON) into a consistent set of resources.
 
-All problems of all documents are found before anything is refused: nobody should have to mend a file line by line. A
-set is checked as a whole, too: names are unique, and every subscription's relay is there.
+All problems of all documents are reported together. The set is validated as a whole too: names are unique, and every
+subscription's relay exists.
 
-Files are those that ``kubectl apply`` takes, so an application's own Deployment or Secret may stand beside our
-resources: it is somebody else's, and passed over. What was probably meant to be ours is not.
+Files are valid input for ``kubectl apply``, so an application's own Deployment or Secret may appear beside Mailboat's
+resources and is ignored. A kind similar to one of Mailboat's is not ignored, but reported as a misspelling.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _MODELS: Final[Mapping[str, type[OutboxRelay] | type[EventSubscription]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Manifests:
-    """A set of resources that fit together, in the order of their documents."""
+    """A consistent set of resources, in the order of their documents."""
 
     relays: tuple[OutboxRelay, ...]
     subscriptions: tuple[EventSubscription, ...]
 
 
 class _Document(NamedTuple):
-    """One resource as it was written, right or wrong, and what it became."""
+    """One document of a Mailboat kind, and the parsed resource; None if the document is invalid."""
 
     source: str
     kind: str
@@ -53,11 +53,11 @@ class _Document(NamedTuple):
 
 
 def read_documents(documents: Iterable[tuple[str, object]]) -> Manifests:
-    """Check every document and the set of them.
+    """Validate every document and the whole set; raise ``SpecError`` with all problems.
 
-    Each document comes with a label that says where it is from (``orders.yaml, document 2``). Empty documents are
-    passed over, and so are other people's resources beside ours; lists, as ``kubectl get -o yaml`` prints them, are
-    opened. Raises ``SpecError`` with all problems.
+    Each document has a label with its origin (``orders.yaml, document 2``). Empty documents and resources of other API
+    groups are skipped. Lists, as printed by ``kubectl get -o yaml``, are expanded. If only resources of other API
+    groups are found, that is a problem.
     """
     problems: list[Problem] = []
     read: list[_Document] = []
@@ -96,7 +96,7 @@ def _opened(documents: Iterable[tuple[str, object]]) -> Iterator[tuple[str, obje
 
 
 def _is_foreign(body: object) -> TypeGuard[Mapping[str, Any]]:
-    """Whether it is a resource of another API group, and does not look like one of ours with a slip of the pen."""
+    """Return whether the document is a resource of another API group and its kind is no misspelling of Mailboat's."""
     if not isinstance(body, Mapping):
         return False
     kind, version = body.get("kind"), body.get("apiVersion")
@@ -110,7 +110,7 @@ def _foreign_only(kind: str) -> str:
 
 
 def _kind(source: str, body: object, problems: list[Problem]) -> str | None:
-    """Which of our kinds a document is, if any. A wrong version does not keep the rest from being checked."""
+    """Return the Mailboat kind of a document, or None. A wrong apiVersion is reported; validation continues."""
     if not isinstance(body, Mapping):
         problems.append(
             Problem(source, "", "is not a resource: it must be a mapping with apiVersion, kind, metadata, spec")
@@ -155,7 +155,7 @@ def _duplicates(read: list[_Document]) -> Iterator[Problem]:
 
 
 def _dangling_references(read: list[_Document]) -> Iterator[Problem]:
-    """Compares with what was written, not with what was right: a relay with a problem of its own is there."""
+    """Yield references to missing relays. An invalid relay counts as present: its own problem is reported already."""
     relays = {(relay.namespace, relay.name) for relay in read if relay.kind == RELAY_KIND and relay.name is not None}
     for document in read:
         wanted = _text_at(document.body, "spec", "relayRef", "name")
@@ -174,7 +174,7 @@ def _dangling_references(read: list[_Document]) -> Iterator[Problem]:
 
 
 def _shared_rows(read: list[_Document]) -> Iterator[Problem]:
-    """Rows tracking marks the row itself, so that a second subscription would find nothing left."""
+    """Yield second subscriptions of a relay with Rows tracking: they would find all rows marked as published."""
     by_rows = {
         (document.namespace, document.name)
         for document in read

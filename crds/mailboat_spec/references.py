@@ -1,4 +1,4 @@
-"""Pointers to other objects. All of them point into the namespace of the object that holds them."""
+"""References to other objects, all in the namespace of the referring object."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class SecretRef(Model):
 
 
 class UsesSecrets(Model):
-    """What may refer to Secrets by its fields."""
+    """Base of models whose fields may refer to Secrets."""
 
     def secret_refs(self) -> tuple[SecretRef | SecretKeyRef, ...]:
-        """All that it refers to, in the order of its fields: what the operator mounts, and the relay reads."""
+        """Return all references to Secrets in field order. The operator mounts the Secrets; the relay reads them."""
         values = (getattr(self, name) for name in type(self).model_fields)
         return tuple(value for value in values if isinstance(value, SecretRef | SecretKeyRef))
 
@@ -52,7 +52,7 @@ def _empty_is_absent(value: object) -> object:
 
 
 class _NothingRequired:
-    """An annotation for the CRD's side of it: ``{}`` lacks nothing."""
+    """Annotation that removes ``required`` from the CRD's schema, so that ``{}`` is valid."""
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         given, absent = handler(schema)["anyOf"]
@@ -61,4 +61,4 @@ class _NothingRequired:
 
 
 OptionalSecretRef = Annotated[SecretRef | None, BeforeValidator(_empty_is_absent), _NothingRequired()]
-"""``configSecretRef: {}`` says as much as leaving it out."""
+"""``configSecretRef: {}`` is equivalent to an absent field."""

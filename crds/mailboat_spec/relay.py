@@ -23,27 +23,27 @@ DEFAULT_REPLICAS: Final = 2
 
 
 class Pooler(StrEnum):
-    """What stands between a relay and Postgres."""
+    """Connection pooling between a relay and Postgres."""
 
     AUTO = "Auto"
-    """Find out by trying."""
+    """Detect by probing."""
     DIRECT = "Direct"
-    """Nothing, or a pooler in session mode: sessions keep their locks and LISTEN."""
+    """No pooler, or one in session mode: sessions keep their locks and LISTEN."""
     TRANSACTION = "Transaction"
     """A pooler in transaction mode (PgBouncer): no LISTEN, no session locks, no named prepared statements."""
 
 
 class Tracking(StrEnum):
-    """How progress is kept."""
+    """Storage of progress."""
 
     LOG = "Log"
-    """An append-only table; each subscription has its own cursors."""
+    """Append-only table; each subscription has its own cursors."""
     ROWS = "Rows"
     """Marks on the row (published_at, attempt_count); one subscription per table."""
 
 
 class ColumnsPreset(StrEnum):
-    """Layouts known by name."""
+    """Named column layouts."""
 
     MAILBOAT = "mailboat"
     ROWS = "rows"
@@ -51,16 +51,16 @@ class ColumnsPreset(StrEnum):
 
 
 class RetentionPolicy(StrEnum):
-    """What happens to old events that are not delivered yet."""
+    """Policy for old events that are not delivered yet."""
 
     HOLD = "Hold"
-    """They are kept, whatever it costs."""
+    """Undelivered events are kept without a limit."""
     DROP = "Drop"
-    """They are dropped beyond a hard limit of age or size."""
+    """Undelivered events are dropped beyond a hard limit of age or size."""
 
 
 class Durability(StrEnum):
-    """How safe an event must be before it is published."""
+    """Durability required of an event before it is published."""
 
     COMMITTED = "Committed"
     FLUSHED = "Flushed"
@@ -75,7 +75,7 @@ class Runtime(StrEnum):
 
 
 class Notify(StrEnum):
-    """When writers ring the relay's bell (NOTIFY)."""
+    """When writers send a wake-up (NOTIFY) to the relay."""
 
     AUTO = "Auto"
     ALWAYS = "Always"
@@ -95,7 +95,7 @@ class Database(Connection):
 
 
 class Columns(Model):
-    """Names of the columns of an existing table, where they differ from the preset."""
+    """Column names of an existing table that differ from the preset."""
 
     preset: ColumnsPreset | None = Field(
         default=None,
@@ -131,7 +131,7 @@ _ALL_REMOVED: Final = "must be more than 0: everything would be removed"
 
 
 class Retention(Model):
-    """How long events stay in the outbox."""
+    """Retention of events in the outbox."""
 
     after: Annotated[Duration, between("1m", "87600h")] = Field(
         default=Duration.parse("720h"),
@@ -251,7 +251,7 @@ class Outbox(Model):
 
 
 class Wake(Model):
-    """How a relay learns of new events. Polling is the truth; NOTIFY only shortens the wait."""
+    """Detection of new events. Relays rely on polling; NOTIFY only shortens the wait."""
 
     notify: Notify = Field(
         default=Notify.AUTO,
@@ -300,7 +300,7 @@ _REPLICAS_OF_A_SIDECAR: Final = "a Sidecar has no replicas of its own, it runs i
 
 
 class OutboxRelaySpec(Model):
-    """What a relay should be."""
+    """Desired state of a relay."""
 
     database: Database = Field(description="The database that holds the outbox: urlSecretRef, or url.")
     outbox: Outbox = Field(default_factory=Outbox, description="The table. Default: mailboat.outbox, managed.")

@@ -1,4 +1,4 @@
-"""What both kinds share as Kubernetes objects: apiVersion, metadata, and a status that is never in the way."""
+"""Base of both kinds as Kubernetes objects: apiVersion, metadata, and a leniently parsed status."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _NO_SERVICE: Final = "must begin with a letter: a Service is named after it, and
 
 
 class Resource(Model):
-    """An object with a name. Subclasses add ``kind``, ``spec`` and ``status``."""
+    """A named object. Subclasses add ``kind``, ``spec`` and ``status``."""
 
     max_name: ClassVar[int] = DNS_LABEL.max_length
     names_a_service: ClassVar[bool] = False
-    """Whether a Service is named after it, whose name can't begin with a digit."""
+    """Whether a Service is named after the resource: a Service's name can't begin with a digit."""
 
     api_version: Literal["mailboat.dev/v1alpha1"] = Field(
         default="mailboat.dev/v1alpha1", description="Always mailboat.dev/v1alpha1. Default: mailboat.dev/v1alpha1."
@@ -47,7 +47,7 @@ class Resource(Model):
     @field_validator("status", mode="wrap", check_fields=False)
     @classmethod
     def _unreadable_status_is_none(cls, value: object, read: ValidatorFunctionWrapHandler) -> object:
-        """A status is only a report, and perhaps one of another version: what can't be read is passed over."""
+        """Replace an unreadable status, perhaps of another version, by None: it must not make a resource invalid."""
         try:
             return read(value)
         except ValidationError:
@@ -55,5 +55,5 @@ class Resource(Model):
 
 
 def full_name(resource: Resource) -> str:
-    """``namespace/name``: how a resource is called in messages, metrics and tables."""
+    """Return ``namespace/name``, the resource's name in messages, metrics and tables."""
     return f"{resource.metadata.namespace}/{resource.metadata.name}"

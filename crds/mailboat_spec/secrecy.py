@@ -1,8 +1,8 @@
-"""What must not stand in a manifest, nor in a log: secrets in plain text.
+"""Detection of plain-text secrets, which must appear neither in manifests nor in logs.
 
-Manifests are kept in Git, shown by ``kubectl get -o yaml`` and copied into annotations. A password goes into a
-Secret, and the manifest refers to it. This module only recognises; the models say what to do instead, and never
-repeat the value. Logs are read by many: operator and relay blot out whatever looks like a secret, by the same rules.
+Manifests are kept in Git, shown by ``kubectl get -o yaml`` and copied into annotations. A password belongs in a
+Secret that the manifest refers to. This module only detects secrets; the models' error messages name the remedy and
+never repeat the value. Operator and relay redact their logs by the same rules.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _SECRET_PAIRS: Final = {
 _NOT_THE_SECRET_ITSELF: Final = {"ref", "location", "path", "file", "url", "uri", "endpoint", "name", "id", "type"}
 _SECRET_PARAMETERS: Final = {"password", "sslpassword", "passwd"}
 
-# What follows says the same in RE2, for the CRDs: whatever it takes for a secret is one by the functions below. The
-# reverse does not hold: words are told apart by separators only, and one in camelCase may slip through to the operator.
+# The same rules in RE2, for the CRDs. Every name that these expressions match is a secret by the functions below. The
+# reverse does not hold: words are split by separators only, so only the operator refuses some camelCase names.
 
 
 def _spelled_out(words: Iterable[str], end: str) -> str:
-    """Words in lower case, capitalised and in upper case, each with what must come after it."""
+    """Return an expression for the words in lower case, capitalised and in upper case, each with its word boundary."""
     ordered = sorted(words)
     small = "|".join((*ordered, *(word.capitalize() for word in ordered)))
     return f"(?:(?:{small})(?:[^a-z]|{end})|(?:{'|'.join(word.upper() for word in ordered)})(?:[^A-Za-z]|{end}))"
@@ -66,7 +66,7 @@ PASSWORD_IN_URL: Final = (
 
 
 def looks_secret(name: str, value: object = "") -> bool:
-    """Whether a setting of this name (``sasl.password``, ``X-Api-Key``, ``PGPASSWORD``) or this value is a secret."""
+    """Return whether the name (``sasl.password``, ``X-Api-Key``, ``PGPASSWORD``) or the value is that of a secret."""
     if isinstance(value, str) and "PRIVATE KEY-----" in value:
         return True
     words = [word.lower() for word in _WORD.findall(name)]
@@ -80,7 +80,7 @@ def looks_secret(name: str, value: object = "") -> bool:
 
 
 def secret_names(settings: Mapping[str, object], prefix: str = "") -> Iterator[str]:
-    """The dotted names of all settings, nested ones included, that hold a secret in plain text."""
+    """Yield the dotted names of all settings, nested ones included, that hold a secret in plain text."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from secret_names(value, f"{prefix}{name}.")
@@ -89,10 +89,10 @@ def secret_names(settings: Mapping[str, object], prefix: str = "") -> Iterator[s
 
 
 def holds_password(url: str) -> bool:
-    """Whether a URL carries a password: before the host, or as a parameter.
+    """Return whether a URL carries a password, before the host or as a parameter.
 
-    Errs on the side of yes. A password that should have been percent-encoded (``#``, ``?`` or ``/`` in it) moves the
-    borders of what a URL parser takes for the host, so this looks at the text instead.
+    False positives are possible. A password that should have been percent-encoded (``#``, ``?`` or ``/`` in it) shifts
+    the host in a URL parser, so the function scans the text instead.
     """
     _, _, rest = url.partition("://")
     before_parameters, _, parameters = rest.partition("?")
@@ -106,11 +106,11 @@ def holds_password(url: str) -> bool:
 
 BLOT: Final = "***"
 
-# Each keeps its first group. They rather blot out too much: `\S*` reaches for the last @ of a word, because a
-# password that should have been percent-encoded may hold one itself.
+# The first group of each expression is kept. The expressions over-match on purpose: `\S*` extends to the last @ of a
+# word, because a password that should have been percent-encoded may contain an @.
 _IN_TEXT: Final = (
     re.compile(r"(\bbearer\s+)[\w.~+/-]{16,}=*", re.IGNORECASE),
-    re.compile(r"(\b)eyJ[\w-]{8,}\.[\w-]+\.[\w-]*"),  # a JWT, wherever it stands
+    re.compile(r"(\b)eyJ[\w-]{8,}\.[\w-]+\.[\w-]*"),  # a JWT anywhere in the text
     re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL),
     re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s:/@]*:)\S*(?=@)", re.IGNORECASE),
     re.compile(r"(pass(?:word|wd|phrase)?\s*=\s*)(?:'[^']*'|\"[^\"]*\"|[^\s&;,'\"]+)", re.IGNORECASE),
@@ -119,7 +119,7 @@ _IN_TEXT: Final = (
 
 
 def redact(text: str) -> str:
-    """The text without what looks like a secret."""
+    """Return the text with every suspected secret replaced by ``BLOT``."""
     for pattern in _IN_TEXT:
         text = pattern.sub(rf"\g<1>{BLOT}", text)
     return text
@@ -129,16 +129,16 @@ _DETAILS: Final = re.compile(r"^(?:DETAIL|HINT|CONTEXT|QUERY|STATEMENT|LINE \d+)
 
 
 def primary_message(error: BaseException) -> str:
-    """Return the text of a vendor's error that may be shown: its primary message, without secrets.
+    """Return the primary message of a vendor's error, redacted.
 
-    A database's DETAIL and CONTEXT repeat rows and parameters, payloads among them.
+    DETAIL and CONTEXT of a database error are dropped: they repeat rows and parameters, including payloads.
     """
     text = getattr(getattr(error, "diag", None), "message_primary", None) or str(error)
     return redact(_DETAILS.split(text, maxsplit=1)[0].strip()) or type(error).__name__
 
 
 def forget_details(error: BaseException | None, *, seen: frozenset[int] = frozenset()) -> None:
-    """Leave of a database's error, and of those behind it, the primary message only: a traceback prints them all."""
+    """Reduce a database error and all errors chained to it to the primary message: a traceback prints all of them."""
     if error is None or id(error) in seen:
         return
     if hasattr(error, "diag"):

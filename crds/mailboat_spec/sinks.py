@@ -1,7 +1,7 @@
-"""Where events go: one model per kind of destination, and ``Sink``, which holds exactly one of them.
+"""Sinks: one model per kind of destination, and ``Sink``, which holds exactly one of them.
 
-Settings that a vendor's client takes are passed on as they are (``config``). Secrets never stand in a manifest: every
-kind has a reference for them instead.
+Settings of a vendor's client are passed on unchanged (``config``). Manifests never contain secrets: every kind has a
+reference to a Secret instead.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _MAX_SETTINGS: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class WithoutSecrets:
-    """An annotation for a mapping of settings: none of them may be a secret, and where secrets go instead."""
+    """Annotation for a mapping of settings without secrets; ``remedy`` names the field for secrets."""
 
     remedy: str
 
     def check(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The settings themselves, or a refusal of each that is a secret."""
+        """Return the settings, or raise ``Refused`` with each setting that is a secret."""
         if secrets := tuple(secret_names(settings)):
             raise Refused(*(Refusal((name,), self._message()) for name in secrets))
         return settings
@@ -64,10 +64,10 @@ class WithoutSecrets:
 
 @dataclass(frozen=True, slots=True)
 class KafkaSettings(WithoutSecrets):
-    """The same for settings of librdkafka, of which only some may be set."""
+    """The same for librdkafka settings, limited to an allow-list."""
 
     def check(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The settings themselves, or a refusal of each that may not be set."""
+        """Return the settings, or raise ``Refused`` with each setting that is not allowed."""
         WithoutSecrets.check(self, settings)
         if refusals := [Refusal((name,), why) for name in settings if (why := kafka_settings.objection(name))]:
             raise Refused(*refusals)
@@ -86,7 +86,7 @@ class KafkaSettings(WithoutSecrets):
 
 
 class KafkaSink(UsesSecrets):
-    """Apache Kafka, or anything that speaks its protocol."""
+    """Apache Kafka, or another server with its protocol."""
 
     bootstrap_servers: tuple[HostAndPort, ...] = Field(
         min_length=1,
@@ -175,7 +175,7 @@ class LogSink(UsesSecrets):
 
 
 class CustomSink(UsesSecrets):
-    """A sink of a third party, found by its entry point."""
+    """A third-party sink, found by its entry point."""
 
     type: EntryPointName = Field(description='Name that the sink\'s package registers under "mailboat.sinks".')
     config: Annotated[Mapping[str, Any], WithoutSecrets("configSecretRef: {name: ...}")] = Field(
@@ -189,7 +189,7 @@ class CustomSink(UsesSecrets):
 
 
 class PullSink(UsesSecrets):
-    """Nowhere: applications take the events themselves."""
+    """No destination: applications pull the events."""
 
 
 _KEEP_ONE: Final = "keep one, and give each other one a subscription of its own"
@@ -264,11 +264,11 @@ class Sink(Model):
 
     @property
     def kind(self) -> str:
-        """Which one it is, as YAML spells it: ``kafka``, ``pubsub``, ..., ``custom``."""
+        """YAML name of the chosen sink: ``kafka``, ``pubsub``, ..., ``custom``."""
         return next(name for name in type(self).model_fields if getattr(self, name) is not None)
 
     @property
     def chosen(self) -> AnySink:
-        """The one that was given."""
+        """The chosen sink."""
         chosen: AnySink = getattr(self, self.kind)
         return chosen

@@ -1,4 +1,4 @@
-"""Amounts of bytes as Kubernetes writes quantities: ``10Gi``, ``500M``, ``1048576``."""
+"""Sizes in bytes in the notation of Kubernetes quantities: ``10Gi``, ``500M``, ``1048576``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SCHEMA_PATTERN: Final = r"^[0-9]{1,19}(\.[0-9]{1,9})?([kMGTPE]|[KMGTPE]i)?$"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Size:
-    """An amount of bytes."""
+    """A number of bytes."""
 
     bytes: int
 
@@ -37,7 +37,7 @@ class Size:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read Kubernetes' notation, rounding a fraction of a byte up. Raises ``ValueError`` with the remedy."""
+        """Parse Kubernetes' notation, rounding a fraction of a byte up. Raise ``ValueError`` with the remedy."""
         match = _SIZE.fullmatch(text.strip())
         if not match:
             raise ValueError(_MESSAGE)
@@ -45,7 +45,7 @@ class Size:
         return cls(-(-exact.numerator // exact.denominator))
 
     def __str__(self) -> str:
-        """Canonical: the largest suffix that leaves a whole number, binary ones first."""
+        """Return the canonical form: the largest suffix that leaves a whole number, binary suffixes first."""
         if self.bytes:
             for factors in (_BINARY, _DECIMAL):
                 for suffix, factor in reversed(factors.items()):

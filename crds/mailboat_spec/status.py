@@ -1,7 +1,7 @@
-"""What the operator writes back: one status for each kind.
+"""Status of each kind, written by the operator.
 
-Read leniently: a manifest that comes out of ``kubectl get -o yaml`` carries a status, perhaps of a newer version, and
-it must not keep a relay from starting.
+A status is parsed leniently: the output of ``kubectl get -o yaml`` contains a status, perhaps of a newer version, which
+must not keep a relay from starting.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mailboat_spec.durations import Duration
 
 
 class ResourceStatus(StatusModel):
-    """What both kinds report."""
+    """Status fields of both kinds."""
 
     observed_generation: int = Field(
         default=0, description="Generation of the resource that this status describes. Default: 0, nothing seen yet."
@@ -27,12 +27,12 @@ class ResourceStatus(StatusModel):
     )
 
     def condition(self, type_: str) -> Condition | None:
-        """The condition of this type, if there is one."""
+        """Return the condition of this type, or None."""
         return next((condition for condition in self.conditions if condition.type == type_), None)
 
 
 class OutboxRelayStatus(ResourceStatus):
-    """How a relay is doing."""
+    """Status of a relay."""
 
     replicas: int = Field(default=0, description="Relay pods that exist. Default: 0.")
     ready_replicas: int = Field(default=0, description="Relay pods that are ready. Default: 0.")
@@ -58,7 +58,7 @@ class Assignment(StatusModel):
 
 
 class EventSubscriptionStatus(ResourceStatus):
-    """How a subscription is doing."""
+    """Status of a subscription."""
 
     sink: str = Field(default="", description="Kind of the sink, for example kafka. Default: empty.")
     lag: int = Field(

@@ -1,7 +1,7 @@
-"""Strings that must have a certain form: names of Kubernetes, Postgres, Kafka and Pub/Sub, hosts and ports.
+"""Strings with a required format: names of Kubernetes, Postgres, Kafka and Pub/Sub, hosts and ports.
 
-Each form is a regular expression for the CRDs and a sentence for the person who got it wrong. Values are checked as
-early as here because most of them end up in places that do not forgive: file paths, SQL, environment variables.
+Each ``Form`` is a regular expression for the CRDs and an error message. Values are validated this early because most of
+them are used in file paths, SQL or environment variables.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from mailboat_spec.admission import RULES, Rule, listed, text
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """An annotation for ``str``: the form it must have, and what to say when it has not."""
+    """Annotation for ``str``: the required format and the error message."""
 
     pattern: str
     message: str
     max_length: int = 253
     never: frozenset[str] = frozenset()
-    """Strings of this form that are refused all the same."""
+    """Refused strings, although they match the pattern."""
     never_begins: str | None = None
-    """A beginning that is refused (RE2, which checks the CRDs, has no look-ahead)."""
+    """A refused prefix (RE2, which evaluates the CRDs, has no lookahead)."""
 
     def check(self, value: str) -> str:
-        """The value itself, or ``ValueError`` with the message."""
+        """Return the value, or raise ``ValueError`` with the message."""
         if len(value) > self.max_length:
             raise ValueError(f"is too long: at most {self.max_length} characters")
         reserved = value in self.never or (self.never_begins is not None and value.startswith(self.never_begins))
@@ -42,7 +42,7 @@ class Form:
         return core_schema.no_info_after_validator_function(self.check, handler(source))
 
     def condition(self, subject: str = "self") -> str:
-        """The same check in CEL, but for the length, which is a limit of the schema."""
+        """Return the same check in CEL, without the length, which the schema limits."""
         parts = [f"{subject}.matches({text(f'^(?:{self.pattern})$')})"]
         if self.never:
             parts.append(f"!({subject} in {listed(self.never)})")
@@ -71,7 +71,7 @@ DNS_LABEL: Final = Form(
     max_length=63,
 )
 DnsLabel = Annotated[str, DNS_LABEL]
-"""Names of our own resources and of namespaces: they become label values and parts of the names of children."""
+"""Names of Mailboat resources and of namespaces: they become label values and parts of the names of children."""
 
 DnsSubdomain = Annotated[
     str,
@@ -85,7 +85,7 @@ DnsSubdomain = Annotated[
 SecretKey = Annotated[
     str, Form(r"[-._a-zA-Z0-9]+", "is not a key of a Secret: use letters, digits, -, _ and .", never=_DOTS)
 ]
-"""A key of a Secret; also a file name, when the Secret is mounted."""
+"""A key of a Secret; also a file name if the Secret is mounted."""
 
 KAFKA_TOPIC: Final = Form(
     r"[a-zA-Z0-9._-]+",

@@ -33,12 +33,12 @@ class State(StrEnum):
 
 
 class Ordering(StrEnum):
-    """What order is kept."""
+    """Order guarantee."""
 
     KEY = "Key"
-    """Events of one key arrive in their order."""
+    """Events of one key are delivered in order."""
     NONE = "None"
-    """None: a failed event holds up nobody."""
+    """No order: a failed event blocks no other."""
 
 
 class StartFrom(StrEnum):
@@ -51,21 +51,21 @@ class StartFrom(StrEnum):
 
 
 class Format(StrEnum):
-    """What a message looks like."""
+    """Message format."""
 
     CLOUD_EVENTS = "CloudEvents"
     """CloudEvents 1.0, binary mode: attributes in headers, data untouched."""
     CLOUD_EVENTS_JSON = "CloudEventsJson"
     """CloudEvents 1.0, structured mode: one JSON document."""
     RAW = "Raw"
-    """The data as it is."""
+    """The data unchanged, without an envelope."""
 
 
 _NONE_OF_ANY: Final = "holds every tag of anyOf, so that nothing would match: remove one of them"
 
 
 class Tags(Model):
-    """Conditions on an event's tags, all of which must hold. Tags are compared as a whole, case matters."""
+    """Conditions on an event's tags, all of which must hold. Whole tags are compared, case-sensitively."""
 
     all_of: tuple[NonEmpty, ...] = Field(
         default=(),
@@ -111,7 +111,7 @@ class Tags(Model):
 
 
 class Filter(Model):
-    """Which events belong to the subscription: those that every given condition holds for."""
+    """Filter of a subscription: an event matches if every given condition holds."""
 
     event_types: tuple[Pattern, ...] = Field(
         default=(),
@@ -136,7 +136,7 @@ _BEGINNINGS: Final = {
 
 
 class Start(Model):
-    """Where a new subscription begins. Has no effect on one that exists already."""
+    """Start of a new subscription. Has no effect on an existing one."""
 
     from_: StartFrom = Field(
         default=StartFrom.EARLIEST,
@@ -180,19 +180,19 @@ class Start(Model):
 
 
 class Schemas(Model):
-    """The registry: which types exist, where they go, and what their payloads must look like."""
+    """Registry of event types with their destinations and payload schemas."""
 
     config_map_ref: ConfigMapRef = Field(description="ConfigMap with one entry per event type, as JSON Schema.")
 
 
 class IdempotencyRedis(Connection):
-    """The Redis that remembers what was handled."""
+    """The Redis that stores the ids of handled events."""
 
     schemes: ClassVar[tuple[str, ...]] = ("rediss", "redis")
 
 
 class Idempotency(Model):
-    """How consumers of this stream recognise duplicates."""
+    """Detection of duplicates by consumers of this stream."""
 
     redis: IdempotencyRedis = Field(description="The Redis that remembers handled events: urlSecretRef, or url.")
     ttl: Annotated[Duration, between("1m", "87600h")] = Field(
@@ -208,7 +208,7 @@ _PULL_ONLY: Final = "is for sink: {pull: {}} only: remove it"
 
 
 class EventSubscriptionSpec(Model):
-    """What a subscription should be."""
+    """Desired state of a subscription."""
 
     relay_ref: RelayRef = Field(description="The OutboxRelay whose outbox is read.")
     state: State = Field(default=State.RUNNING, description="Running or Paused. Default: Running.")

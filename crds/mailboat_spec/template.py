@@ -1,4 +1,4 @@
-"""What a relay's pods look like beyond what Mailboat decides itself. Used by the operator; a laptop ignores it."""
+"""Additions to the pods of a relay. Used by the operator; ignored outside Kubernetes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _QUANTITY: Final = Form(
 
 
 def _number_as_text(value: object) -> object:
-    """Kubernetes takes ``cpu: 1`` and ``cpu: "1"`` for the same."""
+    """Convert numbers to text: Kubernetes treats ``cpu: 1`` and ``cpu: "1"`` alike."""
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
@@ -91,14 +91,14 @@ class EnvVar(Model):
 
 
 class TolerationOperator(StrEnum):
-    """How a toleration compares."""
+    """Comparison operator of a toleration."""
 
     EXISTS = "Exists"
     EQUAL = "Equal"
 
 
 class TaintEffect(StrEnum):
-    """What a taint does to pods that do not tolerate it."""
+    """Effect of a taint on pods that do not tolerate it."""
 
     NO_SCHEDULE = "NoSchedule"
     PREFER_NO_SCHEDULE = "PreferNoSchedule"

@@ -1,4 +1,4 @@
-"""Points in time as RFC 3339. One without a zone means something else on every machine, so it is refused."""
+"""RFC 3339 timestamps. A timestamp without a zone is refused: its meaning would depend on the machine."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _MESSAGE: Final = 'must be a date, a time and a zone: write it like "2026-01-31T
 _MAX_TEXT: Final = 64
 
 SCHEMA_PATTERN: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?(Z|[+-][0-9]{2}:[0-9]{2})$"
-"""The spelling of RFC 3339 that the API server's own parser takes."""
+"""The subset of RFC 3339 that the API server's parser accepts."""
 
 
 def _with_zone(value: object) -> object:
-    """YAML parsers turn an unquoted time into a ``datetime``, JSON ones leave it a string: both are taken."""
+    """Accept both ``datetime`` (an unquoted time in YAML) and string (JSON), each with a zone."""
     if isinstance(value, datetime) and value.tzinfo is not None:
         return value
     if isinstance(value, str) and _RFC3339.fullmatch(value):
@@ -28,7 +28,7 @@ def _with_zone(value: object) -> object:
 
 
 def _in_utc(value: datetime) -> datetime:
-    """One form for one point in time: times of zones with summer time can't even be compared reliably."""
+    """Normalise to UTC: times in zones with daylight saving time can't be compared reliably."""
     try:
         return value.astimezone(UTC)
     except OverflowError:

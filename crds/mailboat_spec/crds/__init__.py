@@ -1,9 +1,9 @@
-"""The CustomResourceDefinitions of Mailboat, made from the models.
+"""The CustomResourceDefinitions of Mailboat, generated from the models.
 
-Lives here: the way from pydantic's JSON Schema to what the API server takes (``structural``), what ``kubectl get``
-prints (``columns``), the definitions themselves (``definitions``) and the reference for people (``reference``). Does
-not live here: rules, which stand beside the checks that they repeat (``admission_rules`` of the models), and YAML,
-which ``crds/generate.py`` writes.
+Contains the translation of pydantic's JSON Schema into structural schemas (``structural``), the printer columns of
+``kubectl get`` (``columns``), the definitions (``definitions``) and the Markdown reference (``reference``). CEL rules
+are defined beside the Python checks that they repeat (``admission_rules`` of the models). YAML is written by
+``crds/generate.py``.
 """
 
 from mailboat_spec.crds.definitions import Definition, definitions

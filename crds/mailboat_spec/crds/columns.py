@@ -1,8 +1,7 @@
-"""What ``kubectl get`` prints: the columns of both kinds, in the order in which a person reads them.
+"""Printer columns of both kinds for ``kubectl get``, in reading order: health, destination, lag, reason of a failure.
 
-Is it well? Where does it go? How far behind is it? And if something is wrong: why. Columns that need room are printed
-by ``-o wide`` only. A column is one path into the object, so what needs arithmetic (``1/2``, ``100000+``) is a field of
-the status that the operator writes for this purpose.
+Wide columns are printed by ``-o wide`` only. A column is one path into the object. Values that need arithmetic
+(``1/2``, ``100000+``) are therefore status fields that the operator writes for this purpose.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from mailboat_spec.conditions import ConditionType
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column. kubectl prints the name in capitals."""
+    """One printer column. kubectl prints the name in capitals."""
 
     name: str
     path: str
@@ -24,7 +23,7 @@ class Column:
     description: str = ""
 
     def as_schema(self) -> dict[str, object]:
-        """The column as a CRD writes it."""
+        """Return the column as an entry of ``additionalPrinterColumns``."""
         written: dict[str, object] = {"name": self.name, "type": self.type, "jsonPath": self.path}
         if self.description:
             written["description"] = self.description

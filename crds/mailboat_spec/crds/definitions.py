@@ -1,4 +1,4 @@
-"""The two CustomResourceDefinitions as plain mappings, ready to be written as YAML."""
+"""The two CustomResourceDefinitions as plain mappings that can be dumped as YAML."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SCALE: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """One kind of resource and all that the API server must know of it."""
+    """One kind of resource with everything its CRD contains."""
 
     kind: str
     plural: str
@@ -35,15 +35,15 @@ class Definition:
 
     @property
     def file_name(self) -> str:
-        """Where it is written to, below ``crds/``."""
+        """Name of the CRD's file below ``crds/``."""
         return f"{self.plural}.yaml"
 
     def schema(self) -> Schema:
-        """The whole object, spec and status."""
+        """Return the structural schema of the whole object, spec and status."""
         return object_schema(self.model)
 
     def manifest(self) -> dict[str, Any]:
-        """The definition itself, as ``kubectl apply`` takes it."""
+        """Return the CRD manifest for ``kubectl apply``."""
         version = {
             "name": names.VERSION,
             "served": True,
@@ -76,7 +76,7 @@ class Definition:
 
 
 def definitions() -> tuple[Definition, ...]:
-    """Both kinds."""
+    """Return the definitions of both kinds."""
     return (
         Definition(
             names.RELAY_KIND,
@@ -99,7 +99,10 @@ def definitions() -> tuple[Definition, ...]:
 
 
 def object_schema(model: type[Resource]) -> Schema:
-    """A resource from its root. The API server checks ``metadata`` itself and lets a CRD speak of names only."""
+    """Return a resource's schema from its root.
+
+    The API server validates ``metadata`` itself; a CRD schema may only restrict names in it.
+    """
     whole = structural_schema(model, report=False)
     fields = whole["properties"]
     for given_by_every_manifest in ("apiVersion", "kind"):

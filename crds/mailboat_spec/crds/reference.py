@@ -1,7 +1,7 @@
-"""The reference of both resources for people, in Markdown, from the same schemas that the CRDs are made of.
+"""The Markdown reference of both resources, generated from the same schemas as the CRDs.
 
-One section per mapping, with its fields in the order of the models and with what is refused about their combinations.
-Rules on the form of a single text are left out: they say themselves what they want.
+One section per mapping, with its fields in the order of the models and the refused combinations of fields. Rules on the
+format of a single string are left out: their messages explain the expected format.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ times that are not spelled like `2026-01-31T12:00:00Z`; a relay on a laptop take
 
 
 def reference(definitions: tuple[Definition, ...]) -> str:
-    """The whole page."""
+    """Return the whole page."""
     return "\n".join((_INTRODUCTION, *(line for definition in definitions for line in _of_kind(definition))))
 
 
@@ -66,7 +66,7 @@ def _section(kind: str, path: str, schema: Schema) -> Iterator[str]:
 
 
 def _is_reference(name: str) -> bool:
-    """Pointers to other objects are shown in the row: a section each would say the same ten times."""
+    """Return whether the field is a reference. References are shown inline: ten sections would be identical."""
     return name.endswith("Ref")
 
 
@@ -79,7 +79,7 @@ def _rules(schema: Schema) -> Iterator[str]:
     for rule in rules:
         field = rule.get("fieldPath", "").removeprefix(".")
         told.append(f"- `{field}`: {rule['message']}" if field else f"- {rule['message']}")
-    yield from dict.fromkeys(told)  # several rules may refuse the same, one for each sink, say
+    yield from dict.fromkeys(told)  # several rules may share a message, for example one per sink
     yield ""
 
 

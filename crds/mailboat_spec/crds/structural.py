@@ -1,13 +1,13 @@
-"""From pydantic's JSON Schema to a structural schema: the dialect of OpenAPI that a CRD is written in.
+"""Translation of pydantic's JSON Schema into a structural schema, the OpenAPI dialect of CRDs.
 
-That dialect has no references, no alternatives for null, and no ``additionalProperties`` beside ``properties``; the API
-server removes null and refuses unknown fields by itself. Three decisions are taken here:
+A structural schema has no references, no alternatives for null, and no ``additionalProperties`` beside ``properties``.
+The API server removes null values and refuses unknown fields by itself. Three decisions are made here:
 
-- A string with a rule in CEL loses its ``pattern`` and ``format``. Both would speak, and one good sentence is better
-  than the same sentence behind a regular expression.
-- Defaults of fields are written, so that ``kubectl get -o yaml`` shows what holds. A mapping that was left out gets
-  the defaults of what is inside; one that means something by being absent (``deadLetter``) gets none.
-- A status has neither defaults nor rules: it is a report, and a report must never be refused.
+- A string with a CEL rule loses its ``pattern`` and ``format``. Otherwise the API server would report both, and the
+  regular expression would hide the rule's message.
+- Defaults of fields are written, so that ``kubectl get -o yaml`` shows the effective values. An absent mapping gets
+  the defaults of its fields. A mapping whose absence has a meaning (``deadLetter``) gets no default.
+- A status has neither defaults nor rules: the API server must never refuse a status update.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _LARGEST_INT64: Final = 2**63 - 1
 
 
 class _WithDefaults(GenerateJsonSchema):
-    """pydantic's own generator, but a duration is written as a person would write it."""
+    """pydantic's generator with durations written as in the documentation."""
 
     def encode_default(self, dft: Any) -> Any:
         return _as_written(dft) if isinstance(dft, Duration) else super().encode_default(dft)
 
 
 def structural_schema(model: type[Model], *, report: bool) -> Schema:
-    """The schema of a model; ``report`` for a status."""
+    """Return the structural schema of a model. ``report`` is true for a status."""
     document = model.model_json_schema(by_alias=True, schema_generator=_WithDefaults)
     return _Translation(document.get("$defs", {}), report=report).of(document)
 
@@ -66,7 +66,7 @@ class _Translation:
         self._settle_strings(result)
         _settle_numbers(result)
         if "x-kubernetes-preserve-unknown-fields" in result:
-            result.pop(RULES, None)  # a rule can't look into what has no schema
+            result.pop(RULES, None)  # CEL rules can't access fields without a schema
         if self._report:
             for name in (RULES, *_OF_NO_REPORT):
                 result.pop(name, None)
@@ -75,14 +75,14 @@ class _Translation:
     def _property(self, written: Schema, *, required: bool) -> Schema:
         result = self.of(written)
         if result.get("default", True) in (None, "", [], {}):
-            del result["default"]  # nothing, an empty list, an empty text: as good as absent
+            del result["default"]  # null, an empty list, string or mapping: equivalent to absent
         means_something_absent = any(choice.get("type") == "null" for choice in written.get("anyOf", ()))
         if not (required or means_something_absent) and (inside := _defaults_inside(result)):
             result["default"] = inside
         return _in_order(result, _FIRST)
 
     def _without_references(self, written: Schema) -> Schema:
-        """The schema itself with what it refers to merged in; its own words (descriptions) come before the others'."""
+        """Return the schema with its reference merged in. Its own entries (descriptions) take precedence."""
         if reference := written.get("$ref"):
             return {**self._without_references(self._shared[reference.rpartition("/")[2]]), **written}
         if "anyOf" in written and "x-kubernetes-int-or-string" not in written:
@@ -108,7 +108,7 @@ _KEPT: Final = frozenset(
 
 
 def _settle_numbers(result: Schema) -> None:
-    """A limit that the format says already is left out: the largest of all numbers has no exact form in JSON."""
+    """Set the integer format and drop a limit that the format implies: 2^63 - 1 has no exact form in JSON."""
     if result.get("type") == "integer":
         small = result.get("maximum", _LARGEST_INT64) <= _LARGEST_INT32
         result["format"] = "int32" if small else "int64"
@@ -120,17 +120,17 @@ def _settle_numbers(result: Schema) -> None:
 
 
 def _defaults_inside(schema: Schema) -> Schema:
-    """In full: rules are tried on the default of a mapping before the defaults inside it are filled in."""
+    """Return all nested defaults: rules run on a mapping's default before the defaults inside it are applied."""
     fields = schema.get("properties", {})
     return {name: field["default"] for name, field in fields.items() if "default" in field}
 
 
 def _in_order(fields: Schema, first: tuple[str, ...]) -> Schema:
-    """What a reader looks for first comes first."""
+    """Order the fields for readers: ``first``, then the others sorted by name."""
     others = sorted(name for name in fields if name not in first)
     return {name: fields[name] for name in (*first, *others) if name in fields}
 
 
 def _as_written(duration: Duration) -> str:
-    """``60s`` and not ``1m``: as the descriptions and the documentation have it."""
+    """Return ``60s`` instead of ``1m``, as descriptions and documentation do."""
     return "60s" if duration == Duration.parse("60s") else str(duration)
