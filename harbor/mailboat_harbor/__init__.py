@@ -1,1 +1,1 @@
-"""Starts the real servers that the demo, the tests and the benchmarks dock at."""
+"""Start the real servers that the demo, the tests and the benchmarks use."""

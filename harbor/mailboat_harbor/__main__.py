@@ -1,9 +1,10 @@
-"""``python -m mailboat_harbor``: fetch and build the real parts before the tests need them, and say what is missing.
+"""``python -m mailboat_harbor``: fetch and build the real parts before the tests need them, and report missing ones.
 
-Without an argument the parts of most tests; ``api`` names those of a Kubernetes API server: minutes of building, which
-only the tests that need them should cost.
+Without an argument, the parts of most tests. With ``api``, those of a Kubernetes API server: a separate group, because
+they take minutes to build and only some tests need them.
 
-Exit code 1 in CI (``CI=true``) when a part is missing; elsewhere the tests that need it are skipped, and say so.
+If a part is missing in CI (``CI=true``), the exit code is 1. Elsewhere the tests that need it are skipped with a
+message.
 """
 
 from __future__ import annotations

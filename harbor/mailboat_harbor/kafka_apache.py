@@ -1,4 +1,4 @@
-"""Apache Kafka without an installation: the jars from Maven, one KRaft node, the smallest JVM that does it."""
+"""Apache Kafka without an installation: jars from Maven, one KRaft node, a minimal JVM."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ ssl.keystore.location={secure.keystore}
 
 @dataclass(frozen=True, slots=True)
 class SecureListener:
-    """A second way in: TLS, and a login by PLAIN or SCRAM-SHA-512."""
+    """A second listener with TLS and authentication by PLAIN or SCRAM-SHA-512."""
 
     port: int
     keystore: Path
@@ -78,17 +78,17 @@ def prepare_broker(
 ) -> None:
     """Write the broker's configuration and format its storage.
 
-    ``session``: seconds of silence after which it counts as dead. A killed broker is let back in only then.
+    ``session``: broker session timeout in seconds. A killed broker can register again only after this time.
     """
     properties = _properties(directory)
     data, session_ms = directory / "data", int(session * 1000)
     text = _PROPERTIES.format(port=port, controller_port=controller_port, data=data, session_ms=session_ms)
     scram: list[str] = []
     if secure is not None:
-        text += _SECURED.format(port=port, controller_port=controller_port, secure=secure)  # the last word counts
+        text += _SECURED.format(port=port, controller_port=controller_port, secure=secure)  # later lines override
         scram = ["--add-scram", f"SCRAM-SHA-512=[name={secure.user},password={secure.password}]"]
     properties.write_text(text)
-    # Any 16 bytes in URL-safe base64 are a cluster id; saves starting a JVM for a random one.
+    # Any 16 bytes in URL-safe base64 are a valid cluster id; a fixed one saves a JVM start.
     cluster_id = "bWFpbGJvYXQtaGFyYm9yMQ"
     format_storage = [*java_command(), "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(properties)]
     format_storage += scram
@@ -106,12 +106,12 @@ def _properties(directory: Path) -> Path:
 
 
 def java_command() -> list[str]:
-    """A JVM with Kafka's jars on its class path; fetches them on first use."""
+    """Return the command of a JVM with Kafka's jars on its class path. The jars are fetched on first use."""
     return [_find_java(), *_JVM, _QUIET, "-cp", f"{kafka_jars()}/*"]
 
 
 def kafka_jars() -> Path:
-    """The folder with the broker and all it needs; fetched on first use."""
+    """Return the folder with the broker and its dependencies, which are fetched on first use."""
     digest = hashlib.sha256(_POM.read_bytes()).hexdigest()[:16]
     return made_once(f"kafka-{digest}", lambda into: copy_with_dependencies(_POM, into))
 

@@ -1,11 +1,11 @@
-"""A real Kubernetes API server without a node: what can be stored, refused, watched, defaulted and admitted is real.
+"""A real Kubernetes API server without nodes: storage, validation, watches, defaulting and admission are real.
 
-Nothing runs pods here. A pod is an object, and a test that needs it ready writes its status, as a kubelet would. With
-``controllers=True`` Kubernetes' own controllers act as well: Deployments get pods, what has lost its owner is
-collected, a deleted namespace goes, each namespace has its default service account.
+No pods run. A test that needs a ready pod writes the pod's status, as a kubelet would. With ``controllers=True``
+Kubernetes' own controllers run too: Deployments get pods, orphans are garbage-collected, deleted namespaces are
+finalized, and each namespace has its default service account.
 
-Everything listens on the loopback interface and needs no rights on the machine. A webhook that a test serves there is
-reached by its ``clientConfig.url``.
+All servers listen on the loopback interface and need no privileges on the machine. The API server calls a test's
+webhook by ``clientConfig.url``.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ __all__ = ["Answer", "ApiServer", "CommandFailed", "Request", "start_api_server"
 _ADMIN, _ADMINS = "admin", "system:masters"
 _ISSUER = "https://kubernetes.default.svc.cluster.local"
 
-# Those that a namespace full of objects needs. Controllers of nodes are left out: they would remove pods from nodes
-# that tests made up.
+# Controllers for namespaced objects. Node controllers are left out: they would remove pods from the fictitious nodes of
+# tests.
 _CONTROLLERS = (
     "deployment-controller",
     "replicaset-controller",
@@ -47,10 +47,10 @@ _CONTROLLERS = (
 
 
 class ApiServer(Child):
-    """kube-apiserver, with an etcd and perhaps controllers of its own beside it.
+    """kube-apiserver with its own etcd and, optionally, controllers.
 
-    ``stop``, ``kill``, ``suspend`` and ``restart`` are about kube-apiserver alone: etcd stays, and so does the port.
-    ``close``, which also ends a ``with`` block, is the end of all.
+    ``stop``, ``kill``, ``suspend`` and ``restart`` affect only kube-apiserver: etcd keeps running, and the port stays
+    the same. ``close``, also called at the end of a ``with`` block, ends all processes.
     """
 
     def __init__(self, directory: Path, etcd: EtcdServer, *, controllers: bool, audit: bool) -> None:
@@ -72,52 +72,52 @@ class ApiServer(Child):
         )
         self.kubeconfig = self.kubeconfig_for(_ADMIN, [_ADMINS])
 
-    # ---- who one is ----
+    # ---- identities and commands ----
 
     def kubeconfig_for(self, user: str, groups: Sequence[str] = ()) -> Path:
-        """A kubeconfig file of that user, who may do nothing until a role is bound to the name or to a group."""
+        """Return a kubeconfig file for a user, without permissions until a role is bound to the name or a group."""
         client = self._authority.for_client(user, groups)
         return self._write_kubeconfig(user, client=client)
 
     def kubeconfig_for_service_account(self, namespace: str, name: str) -> Path:
-        """A kubeconfig file with a token of that service account, which must exist."""
+        """Return a kubeconfig file with a token of an existing service account."""
         token = self.kubectl("create", "token", name, "--namespace", namespace, "--duration", "24h").strip()
         return self._write_kubeconfig(f"{namespace}-{name}", token=token)
 
     def kubectl(self, *arguments: str, input: str | None = None, kubeconfig: Path | None = None) -> str:
-        """What kubectl printed, as the administrator if no other kubeconfig is given; raises ``CommandFailed``."""
+        """Run kubectl, by default as administrator, and return its output; raise ``CommandFailed``."""
         return self.commands(kubeconfig).kubectl(*arguments, input=input)
 
     def try_kubectl(self, *arguments: str, input: str | None = None, kubeconfig: Path | None = None) -> Answer:
-        """The same for a command that may be refused: its status and all it printed."""
+        """Run a kubectl command that may fail; return its status and output."""
         return self.commands(kubeconfig).try_kubectl(*arguments, input=input)
 
     def helm(self, *arguments: str, input: str | None = None, kubeconfig: Path | None = None) -> str:
-        """What helm printed; raises ``CommandFailed``."""
+        """Run helm and return its output; raise ``CommandFailed``."""
         return self.commands(kubeconfig).helm(*arguments, input=input)
 
     def commands(self, kubeconfig: Path | None = None) -> Commands:
         return Commands(kubeconfig or self.kubeconfig, self.directory / "commands")
 
-    # ---- what was asked of it ----
+    # ---- audit log ----
 
     def bookmark(self) -> int:
-        """A place in the list of requests: ``requests(after=…)`` are those that came since."""
+        """Return the current position in the audit log; ``requests(after=…)`` returns later requests."""
         log = self._audited()
         return log.stat().st_size if log.exists() else 0
 
     def requests(self, *, user: str | None = None, after: int = 0) -> list[Request]:
-        """What was asked of the server, in order, by everybody or by one user; needs ``audit=True``."""
+        """Return the logged requests in order, of all users or of one; needs ``audit=True``."""
         found = read_requests(self._audited(), after)
         return [request for request in found if user is None or request.user == user]
 
-    # ---- its end ----
+    # ---- shutdown ----
 
     def close(self) -> None:
-        """End everything. Safe to call twice."""
+        """End all processes. Idempotent."""
         if self.controllers is not None:
             self.controllers.kill()
-        # Its graceful end waits for watches that nobody will end; nothing is lost, as etcd has everything.
+        # A graceful shutdown would wait for open watches. Killing loses nothing: etcd has all objects.
         self.kill()
         self.etcd.kill()
 
@@ -126,10 +126,10 @@ class ApiServer(Child):
     ) -> None:
         self.close()
 
-    # ---- how it starts ----
+    # ---- startup ----
 
     def launch_controllers(self) -> None:
-        """Start kube-controller-manager beside the server, which must be up."""
+        """Start kube-controller-manager. The API server must be running."""
         pki, port = self.directory / "pki", free_port()
         own = self._write_kubeconfig(
             "controller-manager", client=self._authority.for_client("system:kube-controller-manager")
@@ -146,12 +146,12 @@ class ApiServer(Child):
             "service-account-private-key-file": pki / "service-accounts.key",
             "root-ca-file": pki / "ca.crt",
             "controllers": ",".join(_CONTROLLERS),
-            # The defaults are for a server that many share, and make a lone test wait.
+            # The default rate limits are for a shared server and would slow down a test.
             "kube-api-qps": 500,
             "kube-api-burst": 1000,
             "concurrent-gc-syncs": 5,
         }
-        # Its certificate is its own; and what it says there without a name is nothing but whether it lives.
+        # The certificate is self-signed. Unverified TLS is fine here: anonymous requests only get the health status.
         anything = ssl._create_unverified_context()
         self.controllers = Child(
             f"kube-controller-manager on port {port}",
@@ -177,7 +177,7 @@ class ApiServer(Child):
             "bind-address": "127.0.0.1",
             "advertise-address": "127.0.0.1",
             "secure-port": self.port,
-            # The Service `kubernetes` would point at the loopback interface, which Kubernetes refuses to store.
+            # The endpoint of Service `kubernetes` would be a loopback address, which Kubernetes refuses to store.
             "endpoint-reconciler-type": "none",
             "cert-dir": pki,
             "tls-cert-file": pki / "apiserver.crt",
@@ -191,13 +191,13 @@ class ApiServer(Child):
             "allow-privileged": "true",
         }
         if not controllers:
-            # It refuses pods until a controller has made the namespace's default service account.
+            # This plugin refuses pods until a controller has created the namespace's default service account.
             options["disable-admission-plugins"] = "ServiceAccount"
         if self._audit_log is not None:
             _write(self.directory / "audit-policy.yaml", POLICY)
             options["audit-policy-file"] = self.directory / "audit-policy.yaml"
             options["audit-log-path"] = self._audit_log
-            options["audit-log-maxsize"] = 4000  # megabytes: never a second file, so that bookmarks stay true
+            options["audit-log-maxsize"] = 4000  # megabytes; no rotation, so that bookmarks stay valid
         return _flags(options)
 
     def _answers(self) -> bool:
@@ -216,7 +216,7 @@ class ApiServer(Child):
 
 
 def start_api_server(directory: Path, *, controllers: bool = False, audit: bool = False) -> ApiServer:
-    """An empty API server on a folder of its own; with Kubernetes' controllers, with a record of all requests."""
+    """Start an empty API server with its own folder; optionally with Kubernetes' controllers and an audit log."""
     etcd = start_etcd(directory / "etcd")
     server = ApiServer(directory, etcd, controllers=controllers, audit=audit)
     try:

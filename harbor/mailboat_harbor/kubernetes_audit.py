@@ -1,6 +1,6 @@
-"""Who asked a Kubernetes API server for what: its audit log, read so that a test can count requests.
+"""Reader of a Kubernetes API server's audit log, for tests that count requests.
 
-The server writes a request down before its answer is complete, so that whoever has read an answer finds it here.
+The server logs a request before its response is complete. A client that has read the response finds the request here.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ rules:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request to the API server. ``verb`` is Kubernetes' own word: get, list, watch, create, patch, ..."""
+    """One request to the API server. ``verb`` is Kubernetes' term: get, list, watch, create, patch, ..."""
 
     user: str
     verb: str
     resource: str
-    """In the plural, with the subresource if there is one: ``deployments``, ``outboxrelays/status``; else the path."""
+    """Plural name with the subresource, if any: ``deployments``, ``outboxrelays/status``; otherwise the path."""
     namespace: str
     name: str
     code: int
     agent: str
-    """What the client calls itself."""
+    """User agent of the client."""
 
     def __str__(self) -> str:
         place = "/".join(part for part in (self.namespace, self.name) if part)
@@ -42,11 +42,11 @@ class Request:
 
 
 def read_requests(log: Path, offset: int = 0) -> list[Request]:
-    """The requests in the log from that byte on, each once."""
+    """Return the requests in the log from that byte on, each once."""
     found: dict[str, Request] = {}
     for line in _whole_lines(log, offset):
         entry = json.loads(line)
-        # A watch is written down when it begins and once more when it ends.
+        # A watch is logged at its start and at its end.
         found.setdefault(entry["auditID"], _request(entry))
     return list(found.values())
 
@@ -55,11 +55,11 @@ def _whole_lines(log: Path, offset: int) -> Iterator[bytes]:
     if not log.exists():
         return
     with log.open("rb") as file:
-        if offset:  # which may lie within a line that was being written
+        if offset:  # may lie within a line that was being written
             file.seek(offset - 1)
             file.readline()
         for line in file:
-            if line.endswith(b"\n"):  # else it is still being written
+            if line.endswith(b"\n"):  # otherwise still being written
                 yield line
 
 

@@ -1,6 +1,6 @@
-"""The certificates of a Kubernetes cluster for tests: one authority that everybody trusts, and what it signs.
+"""The certificates of a Kubernetes cluster for tests: one trusted authority and the certificates it signs.
 
-A client's name and groups are in its certificate, so that a test can be any user at once, without asking the server.
+A client's name and groups are in its certificate, so that a test can act as any user without a request to the server.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """Signs what servers and clients show each other."""
+    """Certificate authority for servers and clients."""
 
     _key: ec.EllipticCurvePrivateKey
     _certificate: x509.Certificate
@@ -67,16 +67,16 @@ class Authority:
 
     @property
     def bundle(self) -> str:
-        """The authority's certificate as fields like ``caBundle`` want it: PEM in base64."""
+        """The authority's certificate for fields like ``caBundle``: PEM in base64."""
         return _base64(_pem(self._certificate))
 
     def for_client(self, user: str, groups: Sequence[str] = ()) -> KeyPair:
-        """What makes its holder that user, in those groups."""
+        """Issue a client certificate for a user in these groups."""
         names = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
         return self._issue([*names, x509.NameAttribute(NameOID.COMMON_NAME, user)], ExtendedKeyUsageOID.CLIENT_AUTH)
 
     def for_server(self, name: str, hosts: Sequence[str], groups: Sequence[str] = ()) -> KeyPair:
-        """What a server shows under those host names and addresses."""
+        """Issue a server certificate for these host names and addresses."""
         alternatives = x509.SubjectAlternativeName([_host(host) for host in hosts])
         names = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
         names.append(x509.NameAttribute(NameOID.COMMON_NAME, name))
@@ -97,14 +97,14 @@ class Authority:
 
 
 def new_signing_key() -> tuple[str, str]:
-    """A private key and its public half as PEM, for the tokens of service accounts."""
+    """Return a private key and its public key as PEM, for service account tokens."""
     key = ec.generate_private_key(ec.SECP256R1())
     public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
     return private_pem(key), public
 
 
 def kubeconfig(server: str, authority: KeyPair, *, client: KeyPair | None = None, token: str | None = None) -> str:
-    """A kubeconfig file that holds all it refers to. JSON, which is YAML too."""
+    """Return a self-contained kubeconfig file as JSON, which is valid YAML."""
     user = {}
     if client is not None:
         user = {"client-certificate-data": _base64(client.certificate), "client-key-data": _base64(client.key)}

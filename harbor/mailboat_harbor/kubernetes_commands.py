@@ -1,4 +1,4 @@
-"""``kubectl`` and ``helm`` against a cluster of ours, deaf to whatever this machine's user has configured for them."""
+"""``kubectl`` and ``helm`` against a test cluster, isolated from the user's own configuration of both."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from mailboat_harbor.kubernetes_programs import kubernetes_program
 
 _TIMEOUT = 600.0
-"""Seconds after which a command hangs; those that wait for something have a shorter limit of their own."""
+"""Seconds after which a command counts as hanging. Commands that wait have their own, shorter timeout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a command printed, whether it succeeded or not. Warnings of the API server are in ``err``."""
+    """Status and output of a command, successful or not. Warnings of the API server are in ``err``."""
 
     status: int
     out: str
@@ -23,7 +23,7 @@ class Answer:
 
 
 class CommandFailed(Exception):
-    """A command ended with a status other than 0. The message holds what it printed."""
+    """A command ended with a status other than 0. The message contains its output."""
 
     def __init__(self, command: str, answer: Answer) -> None:
         super().__init__(f"`{command}` ended with status {answer.status}:\n{answer.err}{answer.out}")
@@ -32,25 +32,25 @@ class CommandFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """The two command lines with one kubeconfig; ``directory`` is where they may keep what they cache."""
+    """kubectl and helm with one kubeconfig; ``directory`` holds their caches."""
 
     kubeconfig: Path
     directory: Path
 
     def kubectl(self, *arguments: str, input: str | None = None) -> str:
-        """What the command printed; raises ``CommandFailed``."""
+        """Run kubectl and return its output; raise ``CommandFailed``."""
         return _checked("kubectl", arguments, self.try_kubectl(*arguments, input=input))
 
     def helm(self, *arguments: str, input: str | None = None) -> str:
-        """What the command printed; raises ``CommandFailed``."""
+        """Run helm and return its output; raise ``CommandFailed``."""
         return _checked("helm", arguments, self.try_helm(*arguments, input=input))
 
     def try_kubectl(self, *arguments: str, input: str | None = None) -> Answer:
-        """The same, for a command that may be refused."""
+        """Run a kubectl command that may fail."""
         return self._run("kubectl", ["--cache-dir", str(self.directory / "kubectl"), *arguments], input)
 
     def try_helm(self, *arguments: str, input: str | None = None) -> Answer:
-        """The same, for a command that may be refused."""
+        """Run a helm command that may fail."""
         return self._run("helm", arguments, input)
 
     def _run(self, program: str, arguments: list[str] | tuple[str, ...], input: str | None) -> Answer:
@@ -72,7 +72,7 @@ class Commands:
 
 
 def _without_proxies() -> dict[str, str]:
-    """A cluster of ours is on this machine: no proxy leads there."""
+    """Return the environment without proxy settings: the cluster is on this machine."""
     return {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
 
 

@@ -1,8 +1,7 @@
-"""Kubernetes' own programs, etcd, Helm and kind, built from their Go modules: which there are, and which version.
+"""Kubernetes' own programs, etcd, Helm and kind, built from their Go modules.
 
-Kubernetes publishes no binaries in the registries that everything else comes from, but its modules are there. The
-pinned versions are in ``go/kubernetes``, ``go/etcd``, ``go/helm`` and ``go/kind``; all tests use these, whatever is
-installed here.
+The registries that provide all other parts have no binaries of Kubernetes, but its Go modules. The pinned versions are
+in ``go/kubernetes``, ``go/etcd``, ``go/helm`` and ``go/kind``. All tests use these versions and ignore installed ones.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ _TOOLS = {
 _OURS = ("coredns", "pause")
 
 API_PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl", "helm")
-"""What a control plane without nodes needs: enough for everything that does not have to run a pod."""
+"""Programs of a control plane without nodes, sufficient for all tests that run no pods."""
 
 NODE_PROGRAMS = ("kube-scheduler", "kubelet", "kube-proxy", *_OURS)
-"""What a node needs on top of it."""
+"""Additional programs for a node."""
 
 
 def kubernetes_program(name: str) -> Path:
-    """The binary of one of the programs above; built on first use."""
+    """Return the binary of one of the programs above, built on first use."""
     return built_program(name) if name in _OURS else built_tool(name, _TOOLS[name])

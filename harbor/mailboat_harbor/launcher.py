@@ -1,12 +1,12 @@
-"""Becomes a server process: the last steps that must happen inside the child, between fork and exec.
+"""Prepare a child process and exec the server: the steps that must run between fork and exec.
 
-Run as a script, in an interpreter of its own, and never imported: ``preexec_fn`` is unsafe in a process with threads.
+Run as a script in a separate interpreter, never imported: ``preexec_fn`` is unsafe in a process with threads.
 
     launcher.py PARENT DEATH_SIGNAL UID GID COMMAND...
 
-- The kernel sends DEATH_SIGNAL when the parent is gone, so that nothing outlives a killed test run.
-- UID and GID (-1: stay who you are) are for servers that refuse to run as root. The process keeps one right of root's,
-  to pass through folders of others: the programs may lie in root's home, the data in a private temporary folder.
+- The kernel sends DEATH_SIGNAL when the parent dies, so that no server outlives a killed test run.
+- UID and GID (-1: unchanged) are for servers that refuse to run as root. The process keeps one capability of root,
+  access to folders of other users: the programs may be in root's home, the data in a private temporary folder.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def become(uid: int, gid: int) -> None:
-    """Give up root but for the right to pass through folders; where even that is not ours, give up all of it."""
-    # Rights no longer follow the user id: not when it changes, and not in access(2), which Postgres asks about itself.
+    """Drop root except CAP_DAC_OVERRIDE; if that capability is not available, drop everything."""
+    # Decouple capabilities from the user id, both in setuid(2) and in access(2), which Postgres calls.
     _libc.prctl(_PR_SET_SECUREBITS, _SECBIT_NO_SETUID_FIXUP, 0, 0, 0)
     os.setgroups([])
     os.setgid(gid)
@@ -42,11 +42,11 @@ def main() -> None:
     command = sys.argv[5:]
     if uid >= 0:
         become(uid, gid)
-    # After the change of user: that change clears it.
+    # After the change of user, which clears the parent-death signal.
     _libc.prctl(_PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
     if parent and os.getppid() != parent:
         sys.exit("the parent died before its server started")
-    # Python ignores these two, and an ignored signal stays ignored across exec.
+    # Python ignores these two signals, and an ignored signal stays ignored across exec.
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored, signal.SIG_DFL)
     try:

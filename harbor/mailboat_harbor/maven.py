@@ -1,4 +1,4 @@
-"""Fetches jars through Maven, for the parts that are published there and nowhere else."""
+"""Fetch jars through Maven, for the parts that are published only there."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1"
 
 
 def copy_artifact(coordinates: str, into: Path) -> Path:
-    """One artifact without its dependencies, as a file in the folder."""
+    """Copy one artifact without its dependencies into the folder and return its path."""
     _maven(coordinates, f"{_PLUGIN}:copy", f"-Dartifact={coordinates}", f"-DoutputDirectory={into}")
     return next(into.glob(f"{coordinates.split(':')[1]}-*.jar"))
 
 
 def copy_with_dependencies(pom: Path, into: Path) -> None:
-    """All runtime dependencies of a pom, as files in the folder."""
-    # -f names a file outside of the folder that Maven may write to; only the jars go to `into`.
+    """Copy all runtime dependencies of a pom into the folder."""
+    # The pom lies outside of `into`, which receives only the jars.
     arguments = ("-f", str(pom), f"{_PLUGIN}:copy-dependencies", f"-DoutputDirectory={into}", "-DincludeScope=runtime")
     _maven(pom.stem, *arguments)
 

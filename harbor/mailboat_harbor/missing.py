@@ -1,15 +1,15 @@
-"""The two ways in which a real part fails to be there, kept apart because they are answered differently.
+"""The two failures of a real part, with different consequences.
 
-A part that can't be had on this machine is skipped, loudly, outside of CI. A part that is here and does not start is a
-failure everywhere.
+If a part is not available on this machine, its tests are skipped with a message, except in CI. If an available part
+does not start, its tests fail everywhere.
 """
 
 from __future__ import annotations
 
 
 class PartMissing(Exception):
-    """A real part can't be had here. The message says what is needed and how to get it."""
+    """A real part is not available. The message names the requirement and how to get it."""
 
 
 class ServerFailed(Exception):
-    """A server was started and died, or never became ready. The message holds the end of its log."""
+    """A server exited after its start or never became ready. The message contains the end of its log."""

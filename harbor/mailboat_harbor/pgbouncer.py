@@ -1,6 +1,6 @@
-"""PgBouncer before a Postgres server, for tests of what a pooler in transaction mode takes away.
+"""PgBouncer in front of a Postgres server, for tests of the limitations of transaction mode.
 
-It comes from the system's packages only: there is no build of it in the registries that everything else comes from.
+PgBouncer comes from the system's packages: the registries that provide all other parts have no build of it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from mailboat_harbor.proxy import Proxy
 
 __all__ = ["PgBouncer", "start_pgbouncer"]
 
-# Users are looked up in Postgres, so that any role can log in under its own name. Start-up options are not ignored but
-# refused, as PgBouncer does by default: whoever sends some must notice here.
+# Users are read from Postgres, so that any role can log in under its own name. Startup parameters are refused, not
+# ignored, which is PgBouncer's default: a client that sends some must fail in tests.
 _CONFIG = """\
 [databases]
 * = host=127.0.0.1 port={server_port} auth_user=postgres
@@ -41,7 +41,7 @@ ignore_startup_parameters = extra_float_digits
 
 
 class PgBouncer(Child):
-    """One pooler; every database of its server is behind it."""
+    """One pooler for all databases of a server."""
 
     def __init__(self, program: str, directory: Path, port: int) -> None:
         self.port = port
@@ -54,7 +54,7 @@ class PgBouncer(Child):
         )
 
     def url(self, dbname: str = "postgres", user: str = "postgres") -> str:
-        """A libpq URL through the pooler."""
+        """Return a libpq URL through the pooler."""
         return f"postgresql://{quote(user, safe='')}@127.0.0.1:{self.port}/{quote(dbname, safe='')}"
 
     def _answers(self) -> bool:
@@ -62,7 +62,7 @@ class PgBouncer(Child):
 
 
 def start_pgbouncer(directory: Path, server: PostgresServer | Proxy, pool_mode: str = "transaction") -> PgBouncer:
-    """A pooler before that server, or before whatever a proxy leads to, on a folder of its own."""
+    """Start a pooler in front of a server, or of a proxy's target, with its own folder."""
     program = find_pgbouncer()
     port = free_port()
     directory.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ def start_pgbouncer(directory: Path, server: PostgresServer | Proxy, pool_mode: 
 
 
 def find_pgbouncer() -> str:
-    # Debian installs it where only root's PATH looks.
+    # Debian installs it into /usr/sbin, which only root's PATH contains.
     found = shutil.which("pgbouncer", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"]))
     if found is None:
         raise PartMissing("PgBouncer is not installed: on Debian and Ubuntu, `apt-get install pgbouncer`")

@@ -1,9 +1,9 @@
-"""Ports on the loopback interface that stay ours across a restart.
+"""Ports on the loopback interface that stay reserved across a server's restart.
 
-A server that is killed and started again must get its old port back. A port from the range that the kernel hands out to
-outgoing connections may be taken by any client in between, so we choose from below that range. Other runs of the tests
-choose from the same one, and must not get a port whose server has yet to start, or is being restarted: each port is
-reserved for as long as the process that chose it lives.
+A server that is killed and started again must get its old port back. A port from the kernel's ephemeral range may be
+taken by any client in between, so ports are chosen below that range. Concurrent test runs choose from the same range
+and must not get a port whose server has not started yet or is being restarted. Each port is therefore reserved for the
+lifetime of the process that chose it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _random = random.SystemRandom()
 
 
 def free_port() -> int:
-    """A TCP port on 127.0.0.1 that nothing listens on, and that nobody else gets from here while we live."""
+    """Return an unused TCP port on 127.0.0.1, reserved among test runs until this process ends."""
     for _ in range(200):
         port = _random.randint(_FIRST, _LAST)
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
@@ -31,8 +31,8 @@ def free_port() -> int:
 
 
 def _reserve(port: int) -> bool:
-    """Whether the port is ours now. A name in the kernel's own name space, which is gone when we are."""
-    if sys.platform != "linux":  # nobody else has such a name space
+    """Reserve the port by an abstract Unix socket, which ends with this process; return whether it was free."""
+    if sys.platform != "linux":  # other systems have no abstract Unix sockets
         return True
     sign = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -45,7 +45,7 @@ def _reserve(port: int) -> bool:
 
 
 def accepts_connections(port: int) -> bool:
-    """Whether something listens on the port by now."""
+    """Return whether a server listens on the port."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1):
             return True

@@ -1,8 +1,8 @@
 """A real Postgres server that a test may stop, crash, clone and promote.
 
-Nothing that matters for durability is relaxed (fsync stays on): tests of crashes depend on it. Connections come over
-TCP on the loopback interface; user ``postgres`` is a superuser and needs no password. A role that is a member of
-``needs_password`` must give one, for tests of wrong credentials.
+No setting reduces durability (fsync stays on): crash tests depend on it. Connections use TCP on the loopback interface.
+User ``postgres`` is a superuser and needs no password. Members of the role ``needs_password`` need a password, for
+tests of wrong credentials.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _STOP_SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": si
 
 
 class PostgresServer(Child):
-    """One server on a folder of its own: ``data`` is its data directory, ``server.log`` what it says."""
+    """One server with its own folder: ``data`` is the data directory, ``server.log`` the log."""
 
     def __init__(self, binaries: PostgresBinaries, directory: Path, port: int, account: Account) -> None:
         self.binaries = binaries
@@ -63,7 +63,7 @@ class PostgresServer(Child):
             ready=self._answers,
             env=binaries.env,
             account=account,
-            death_signal=signal.SIGQUIT,  # immediate shutdown: like a crash, but gives its shared memory back
+            death_signal=signal.SIGQUIT,  # immediate shutdown: like a crash, but releases shared memory
         )
 
     @classmethod
@@ -75,7 +75,7 @@ class PostgresServer(Child):
         settings: Mapping[str, str] | None = None,
         port: int | None = None,
     ) -> Self:
-        """Make a new cluster in the folder and start it. ``settings`` are lines of postgresql.conf."""
+        """Create a new cluster in the folder and start it. ``settings`` are added to postgresql.conf."""
         server = cls(binaries, directory, port or free_port(), unprivileged())
         server._prepare_directory()
         server._initialise()
@@ -89,12 +89,12 @@ class PostgresServer(Child):
         return self.directory / "data"
 
     def url(self, dbname: str = "postgres", user: str = "postgres", password: str | None = None) -> str:
-        """A libpq URL."""
+        """Return a libpq URL."""
         secret = "" if password is None else f":{quote(password, safe='')}"
         return f"postgresql://{quote(user, safe='')}{secret}@127.0.0.1:{self.port}/{quote(dbname, safe='')}"
 
     def execute(self, statement: LiteralString | sql.Composed, dbname: str = "postgres") -> list[tuple[Any, ...]]:
-        """One statement as superuser, committed; its rows if it has any."""
+        """Execute and commit one statement as superuser; return its rows, if any."""
         with psycopg.connect(self.url(dbname), autocommit=True) as connection:
             cursor = connection.execute(statement)
             return cursor.fetchall() if cursor.description else []
@@ -106,11 +106,11 @@ class PostgresServer(Child):
         self._insist(statement)
 
     def drop_database(self, name: str) -> None:
-        """Also while somebody is connected to it."""
+        """Drop a database even if sessions are connected to it."""
         self._insist(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
 
     def _insist(self, statement: sql.Composed) -> None:
-        """The server gives those who are still there, on their way out, five seconds. A busy machine takes longer."""
+        """Retry for 60 seconds: the server waits only five seconds for ending sessions, too short on a busy machine."""
         deadline = time.monotonic() + 60
         while True:
             try:
@@ -121,25 +121,25 @@ class PostgresServer(Child):
                     raise
 
     def stop(self, mode: str = "fast") -> None:
-        """``smart`` waits for clients, ``fast`` cuts them off, ``immediate`` needs recovery at the next start."""
+        """Stop the server: ``smart`` waits for clients, ``fast`` disconnects them, ``immediate`` requires recovery."""
         self._end(_STOP_SIGNALS[mode])
 
     def kill(self) -> None:
-        """SIGKILL to the postmaster and every backend at once, as when the power fails: no checkpoint, no flush."""
-        # Each backend leads a process group of its own, so that a signal to ours would reach the postmaster only.
+        """Send SIGKILL to the postmaster and all backends, like a power failure: no checkpoint, no flush."""
+        # Each backend leads its own process group, so a signal to the child's group would reach only the postmaster.
         if self._process is not None:
             kill_tree(self._process)
 
     def suspend(self) -> None:
-        """SIGSTOP to the postmaster and every backend."""
+        """Send SIGSTOP to the postmaster and all backends."""
         signal_tree(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """SIGCONT to all of them."""
+        """Send SIGCONT to the postmaster and all backends."""
         signal_tree(self.pid, signal.SIGCONT)
 
     def clone_standby(self, directory: Path) -> PostgresServer:
-        """A hot standby on a copy of this server, streaming from it. Raises ``PartMissing`` without pg_basebackup."""
+        """Start a streaming hot standby from a copy of this server. Raise ``PartMissing`` without pg_basebackup."""
         standby = PostgresServer(self.binaries, directory, free_port(), self._account)
         self.binaries.tool("pg_basebackup")
         standby._prepare_directory()
@@ -149,7 +149,7 @@ class PostgresServer(Child):
         return standby
 
     def upgrade(self, binaries: PostgresBinaries, directory: Path) -> PostgresServer:
-        """A server of a newer major on a copy of this one's data, made by pg_upgrade. This one has been stopped."""
+        """Start a server of a newer major on a copy of the data made by pg_upgrade. This server must be stopped."""
         newer = PostgresServer(binaries, directory, free_port(), self._account)
         newer._prepare_directory()
         newer._initialise()
@@ -160,12 +160,12 @@ class PostgresServer(Child):
         return newer
 
     def promote(self) -> None:
-        """Make a primary of this standby; returns once it takes writes."""
+        """Promote this standby; return once it accepts writes."""
         if self.execute("select pg_promote(wait => true)") != [(True,)]:
             raise ServerFailed(f"{self.name} did not become a primary.\n{self.log_tail()}")
 
     def pause_replay(self) -> None:
-        """Let this standby fall behind; returns once it stands still."""
+        """Pause WAL replay on this standby; return once replay has stopped."""
         self.execute("select pg_wal_replay_pause()")
         deadline = time.monotonic() + 60
         while self.execute("select pg_get_wal_replay_pause_state()") != [("paused",)]:
@@ -184,7 +184,7 @@ class PostgresServer(Child):
         self._account.own(self.directory)
 
     def _initialise(self) -> None:
-        """With checksums, which newer majors have anyway: pg_upgrade wants both sides to agree."""
+        """Run initdb with checksums, the default of newer majors: pg_upgrade requires the same on both sides."""
         options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--data-checksums", "--no-sync"]
         self._run("initdb", "-D", str(self.data), *options)
 
@@ -195,7 +195,7 @@ class PostgresServer(Child):
         (self.data / "pg_hba.conf").write_text(_HBA)
 
     def _run(self, tool: str, *arguments: str) -> None:
-        """One of Postgres's own programs, as the server's user and in its folder."""
+        """Run one of Postgres' programs as the server's user in its folder."""
         command = launch_command([self.binaries.tool(tool), *arguments], self._account, signal.SIGKILL)
         done = subprocess.run(
             command,
@@ -212,7 +212,7 @@ class PostgresServer(Child):
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """One database of a server: what most tests want."""
+    """One database of a server, as most tests need it."""
 
     server: PostgresServer
     name: str
@@ -225,7 +225,7 @@ class Database:
         return self.server.url(self.name, user, password)
 
     def execute(self, statement: LiteralString | sql.Composed) -> list[tuple[Any, ...]]:
-        """One statement as superuser, committed; its rows if it has any."""
+        """Execute and commit one statement as superuser; return its rows, if any."""
         return self.server.execute(statement, self.name)
 
 

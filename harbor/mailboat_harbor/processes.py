@@ -1,8 +1,8 @@
-"""One place that starts server processes, so that there is one place that makes sure they end.
+"""Start of all server processes, in one module so that their end is guaranteed in one place.
 
-A ``Child`` has a process group and a session of its own (Ctrl-C reaches the tests, not the servers), writes to a log
-file, is waited for until it really answers, and dies with us: at a regular exit by ``atexit``, at an irregular one by
-the kernel's parent-death signal, which ``launcher.py`` asks for.
+A ``Child`` has its own process group and session (Ctrl-C reaches the tests, not the servers), writes to a log file, and
+counts as started once its readiness probe succeeds. It ends with this process: at a regular exit by ``atexit``,
+otherwise by the kernel's parent-death signal, which ``launcher.py`` requests.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from mailboat_harbor.missing import ServerFailed
 _LAUNCHER = Path(__file__).with_name("launcher.py")
 _POLL = 0.02
 _STILL_WITHIN = 10.0
-"""Seconds that a process has to stop in once it was told to."""
+"""Seconds that a process has to stop after SIGSTOP."""
 _STILL = "TtZX"
-"""The kernel's letters for a thread that runs no more: stopped, traced, a zombie, dead."""
+"""The kernel's letters for a thread that does not run: stopped, traced, zombie, dead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The user that a server runs as; -1 is whoever we are."""
+    """The user that a server runs as; -1 is the current user."""
 
     uid: int
     gid: int
@@ -58,7 +58,7 @@ OURSELVES = Account(-1, -1)
 
 
 def unprivileged() -> Account:
-    """Ourselves, unless we are root: then a user that servers which refuse root can run as."""
+    """Return the current user or, as root, an unprivileged user for servers that refuse to run as root."""
     if os.geteuid() != 0:
         return OURSELVES
     for name in ("postgres", "nobody"):
@@ -71,14 +71,14 @@ def unprivileged() -> Account:
 
 
 def launch_command(command: Sequence[str], account: Account, death_signal: signal.Signals) -> list[str]:
-    """The command behind the launcher, which ties it to this very process."""
-    # -I -S: the launcher needs nothing but the standard library and starts in a few milliseconds without the rest.
+    """Wrap the command in the launcher, which ties its lifetime to this process."""
+    # -I -S: the launcher needs only the standard library and starts in a few milliseconds without site packages.
     launcher = [sys.executable, "-I", "-S", str(_LAUNCHER)]
     return [*launcher, str(os.getpid()), str(int(death_signal)), str(account.uid), str(account.gid), *command]
 
 
 class Child:
-    """One server process that can be killed, suspended and started again under the same command."""
+    """One server process that can be killed, suspended and restarted with the same command."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Child:
         return self._process is not None and self._process.poll() is None
 
     def launch(self) -> None:
-        """Start the process and return once it answers."""
+        """Start the process and return once it is ready."""
         if self.running:
             raise RuntimeError(f"{self.name} runs already, as process {self.pid}")
         with self.log.open("ab") as log:
@@ -129,30 +129,30 @@ class Child:
             time.sleep(_POLL)
 
     def restart(self) -> None:
-        """Start again on the same data and port; stops it first if it still runs."""
+        """Stop the process if it runs, and start it with the same data and port."""
         self.stop()
         self.launch()
 
     def stop(self) -> None:
-        """Ask it to end, and wait until it did."""
+        """Send SIGTERM and wait for the process to end."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL, as a crash would: nothing is flushed, nothing is said."""
+        """Send SIGKILL, which acts like a crash: nothing is flushed, and clients get no notice."""
         if self._process is not None:
             _kill_group(self._process)
 
     def suspend(self) -> None:
-        """SIGSTOP: connections stay open and nobody answers. Returns once it stands still."""
+        """Send SIGSTOP: connections stay open without responses. Return once all threads have stopped."""
         _signal_group(self.pid, signal.SIGSTOP)
         _until_still(self.pid)
 
     def resume(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         _signal_group(self.pid, signal.SIGCONT)
 
     def log_tail(self, lines: int = 30) -> str:
-        """The end of the log, for messages."""
+        """Return the end of the log, for messages."""
         text = self.log.read_text(errors="replace").splitlines()[-lines:]
         return "\n".join([f"The end of {self.log}:", *text])
 
@@ -160,7 +160,7 @@ class Child:
         if self._process is None or self._process.poll() is not None:
             return
         self._process.send_signal(how)
-        self.resume()  # a suspended process would never see the request
+        self.resume()  # a suspended process would never handle the signal
         try:
             self._process.wait(grace)
         except subprocess.TimeoutExpired:
@@ -179,7 +179,7 @@ class Child:
 
 
 def _passing_log(name: str) -> Path:
-    """A log file for a server without a folder of its own; gone when we are."""
+    """Create a log file for a server without its own folder; removed when this process ends."""
     handle, path = tempfile.mkstemp(prefix=f"{name.split()[0]}-", suffix=".log")
     os.close(handle)
     atexit.register(Path(path).unlink, missing_ok=True)
@@ -187,17 +187,17 @@ def _passing_log(name: str) -> Path:
 
 
 def kill_tree(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL to a process and all of its descendants, who get no chance to notice each other's end."""
+    """Send SIGKILL to a process and all its descendants before any of them can react to the others' end."""
     if process.poll() is not None:
         return
-    process.send_signal(signal.SIGSTOP)  # or it would see its children die, and start new ones
+    process.send_signal(signal.SIGSTOP)  # otherwise it would restart its killed children
     try:
         _until_still(process.pid)
     except ServerFailed:
-        pass  # it is killed in any case
+        pass  # killed below in any case
     try:
         descendants = psutil.Process(process.pid).children(recursive=True)
-    except psutil.NoSuchProcess:  # it has ended by itself just now
+    except psutil.NoSuchProcess:  # ended by itself in the meantime
         descendants = []
     for descendant in descendants:
         try:
@@ -212,15 +212,15 @@ def kill_tree(process: subprocess.Popen[bytes]) -> None:
 
 
 def signal_tree(pid: int, number: signal.Signals) -> None:
-    """A signal to a process and all of its descendants. Those that are gone already don't mind.
+    """Send a signal to a process and all its descendants; ignore processes that have ended.
 
-    SIGSTOP: returns once all of them stand still.
+    For SIGSTOP, return once all of them have stopped.
     """
     stopping = number == signal.SIGSTOP
     try:
         process = psutil.Process(pid)
         if stopping:
-            # Before its children are looked for: one that it forks meanwhile would never be stopped.
+            # Stop the parent before listing its children: a child forked in between would never be stopped.
             process.send_signal(number)
             _until_still(pid)
         family = [process, *process.children(recursive=True)]
@@ -237,7 +237,7 @@ def signal_tree(pid: int, number: signal.Signals) -> None:
 
 
 def _until_still(pid: int) -> None:
-    """SIGSTOP stops one thread after the other, and the last ones may live on for milliseconds."""
+    """Wait until all threads have stopped: SIGSTOP stops one after the other, over milliseconds."""
     deadline = time.monotonic() + _STILL_WITHIN
     while not _stands_still(pid):
         if time.monotonic() > deadline:
@@ -246,7 +246,7 @@ def _until_still(pid: int) -> None:
 
 
 def _stands_still(pid: int) -> bool:
-    """Whether no thread of it runs. One that is gone does not."""
+    """Return whether no thread of the process runs. An ended process counts as stopped."""
     try:
         threads = list(Path(f"/proc/{pid}/task").iterdir())
     except (FileNotFoundError, ProcessLookupError):
@@ -256,13 +256,13 @@ def _stands_still(pid: int) -> bool:
             text = (thread / "stat").read_text(errors="replace")
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if text.rpartition(")")[2].split()[0] not in _STILL:  # behind the name, which may hold anything
+        if text.rpartition(")")[2].split()[0] not in _STILL:  # after the name, which may contain any character
             return False
     return True
 
 
 def _is_over(process: psutil.Process) -> bool:
-    # Not our child: once dead, it stays a zombie until whoever adopted it finds the time.
+    # Not a child of this process: after its death it stays a zombie until its adoptive parent reaps it.
     try:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -270,7 +270,7 @@ def _is_over(process: psutil.Process) -> bool:
 
 
 def _signal_group(pid: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):  # it has ended by itself just now
+    with suppress(ProcessLookupError):  # ended by itself in the meantime
         os.killpg(pid, number)
 
 
@@ -296,14 +296,14 @@ _spawner: threading.Thread | None = None
 
 
 def _spawn(command: Sequence[str], env: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start a process from the one thread that lives as long as we do.
+    """Start a process from a thread that lives as long as this process.
 
-    The parent-death signal comes when the *thread* that started the child ends: a server that was restarted from a
+    The kernel sends the parent-death signal when the *thread* that started the child ends: a server restarted from a
     worker thread would die with that thread.
     """
     global _spawner
     with _spawner_lock:
-        if _spawner is None or not _spawner.is_alive():  # not alive: we are a fork of the process that had it
+        if _spawner is None or not _spawner.is_alive():  # not alive after a fork
             _spawner = threading.Thread(target=_serve_orders, name="harbor-spawner", daemon=True)
             _spawner.start()
     answer: Future[subprocess.Popen[bytes]] = Future()

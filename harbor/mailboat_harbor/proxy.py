@@ -1,7 +1,7 @@
-"""A TCP proxy on the loopback interface that a test can stop, cut or leave deaf: the network between two healthy parts.
+"""A TCP proxy on the loopback interface that simulates network failures between two healthy servers.
 
-It runs an event loop of its own in a daemon thread, so that plain and asynchronous tests use it alike. Every method
-returns once what it says is true.
+The proxy runs an event loop in a daemon thread, so that synchronous and asynchronous tests can use it. Every method
+returns after its effect is complete.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CHUNK = 64 * 1024
 
 
 class Proxy:
-    """Passes connections to its own ``port`` on to the target."""
+    """Forwards connections from ``port`` to the target."""
 
     def __init__(self, target_host: str, target_port: int) -> None:
         self.port = free_port()
@@ -39,32 +39,32 @@ class Proxy:
         return f"127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Take connections (again)."""
+        """Accept connections (again)."""
         self._run(self._start())
 
     def stop(self) -> None:
-        """Refuse new connections and cut the living ones."""
+        """Refuse new connections and drop the open ones."""
         self._run(self._stop())
 
     def cut(self) -> None:
-        """Drop the living connections; new ones are welcome."""
+        """Drop the open connections; accept new ones."""
         self._run(self._cut())
 
     def retarget(self, port: int) -> None:
-        """Pass new connections on to another port; the living ones are cut."""
+        """Forward new connections to another port; drop the open ones."""
         self._target = (self._target[0], port)
         self.cut()
 
     def deafen(self) -> None:
-        """Keep connections and accept new ones, and pass nothing on in either direction: a network that swallows."""
+        """Keep connections and accept new ones, but forward no data in either direction."""
         self._run(self._set_hearing(False))
 
     def undeafen(self) -> None:
-        """Pass on again, what was held back included."""
+        """Forward data again, including the data held back so far."""
         self._run(self._set_hearing(True))
 
     def close(self) -> None:
-        """Stop for good. Safe to call twice."""
+        """Stop permanently. Idempotent."""
         if self._loop.is_closed():
             return
         self._run(self._stop())
@@ -103,19 +103,19 @@ class Proxy:
 
     async def _cut(self) -> None:
         for writer in self._writers:
-            # Abort, not close: what is still buffered must not reach the other side after the cut.
+            # Abort, not close: buffered data must not reach the peer after the cut.
             writer.transport.abort()
-        # Ours only: the event loop has tasks of its own for what it is just accepting, and would lose the socket.
+        # Cancel own tasks only: the event loop has tasks for connections in accept, and would leak their sockets.
         serving = list(self._serving)
         for task in serving:
             task.cancel()
         await asyncio.gather(*serving, return_exceptions=True)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if not self._open:  # stopped, while this one was being accepted
+        if not self._open:  # stopped during accept
             writer.transport.abort()
             return
-        # Before its task has taken a step: a cut that comes first ends the task, and it would never begin.
+        # Register the writer before the task starts: a cut may cancel the task before its first step.
         self._writers.add(writer)
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._serving.add(task)
@@ -136,7 +136,7 @@ class Proxy:
         try:
             await asyncio.gather(self._pass_on(reader, target_writer), self._pass_on(target_reader, writer))
         except (OSError, asyncio.CancelledError):
-            pass  # the end of a connection is not an error here
+            pass  # a closed connection is no error here
         finally:
             self._forget(target_writer)
 

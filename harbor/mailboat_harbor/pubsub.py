@@ -1,4 +1,4 @@
-"""Google Pub/Sub for tests: Google's own fake as a server process. It forgets everything when it ends."""
+"""Google Pub/Sub for tests: Google's own fake as a server process, with all state in memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["PubSubServer", "start_pstest"]
 
 
 class PubSubServer(Child):
-    """``host`` is what ``PUBSUB_EMULATOR_HOST`` wants."""
+    """A Pub/Sub server. ``host`` is the value for ``PUBSUB_EMULATOR_HOST``."""
 
     def __init__(self, command: list[str], port: int) -> None:
         super().__init__(f"pstest on port {port}", command, log=None, ready=lambda: accepts_connections(port))
@@ -19,7 +19,7 @@ class PubSubServer(Child):
 
 
 def start_pstest(port: int | None = None) -> PubSubServer:
-    """A Pub/Sub server without topics; the client library talks to it in place of Google's."""
+    """Start a Pub/Sub server without topics. The client library connects to it instead of Google's."""
     port = port or free_port()
     server = PubSubServer([str(built_program("pstest")), "-port", str(port)], port)
     server.launch()
