@@ -1,8 +1,8 @@
-"""Mailboat: carries a PostgreSQL transactional outbox to the outside world.
+"""Mailboat: delivers events from a PostgreSQL transactional outbox.
 
-An application that writes events needs two names of it, inside its own transaction: `emit` and `emit_many`. One that
-handles events needs `Consumer`, `Event`, and `Ignore`, `RetryLater` and `Refuse` to raise; `migrate` brings a database
-up to date. These are imported when they are first used.
+Applications write events with `emit` and `emit_many`, inside their own transaction. They handle events with `Consumer`
+and `Event`; handlers may raise `Ignore`, `RetryLater` and `Refuse`. `migrate` migrates a database. The names for
+handlers and `migrate` are imported on first use.
 """
 
 from importlib import import_module

@@ -1,8 +1,8 @@
-"""Writing events from Python: one INSERT in the transaction that the application already has open.
+"""Emit events from Python: one INSERT in the application's open transaction.
 
-The application brings its connection, whatever it is: psycopg (sync or async, connection or cursor), SQLAlchemy
-(Connection or Session, sync or async), asyncpg, or any DB-API 2 connection (see `mailboat.handles`). Nothing here
-begins or commits a transaction: that is the application's, and the point of an outbox.
+The connection is the application's: psycopg (sync or async, connection or cursor), SQLAlchemy (Connection or Session,
+sync or async), asyncpg, or any DB-API 2 connection (see `mailboat.handles`). This module never begins or commits a
+transaction: an outbox depends on the application's own transaction.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from mailboat.newevent import NewEvent, Payload, Row, checked
 DEFAULT_OUTBOX = "mailboat.outbox"
 
 ROWS_PER_STATEMENT = 1_000
-"""Ten parameters each; the protocol allows 65,535 to a statement."""
+"""A row has ten parameters; the protocol allows 65,535 per statement."""
 
 _NAME = r'(?:[A-Za-z_][A-Za-z0-9_$]*|"[^"%:?\x00]+")'
 _TABLE = re.compile(rf"{_NAME}\.{_NAME}")
 
-# Each parameter is text (or bytes) on the wire, and Postgres makes the column's type of it: drivers agree on little
-# else.
+# Each parameter is text (or bytes) on the wire, and Postgres casts it to the column's type: drivers have little else in
+# common.
 _COLUMNS = dict.fromkeys(Row._fields, "cast({} as text)") | {
     "event_id": "cast(cast({} as text) as uuid)",
     "payload": "cast({} as bytea)",
@@ -92,11 +92,11 @@ def emit(
     ordered: bool = True,
     outbox: str = DEFAULT_OUTBOX,
 ) -> uuid.UUID | Coroutine[Any, Any, uuid.UUID]:
-    """Write one event in the connection's open transaction; returns its id (on an async connection: awaits to it).
+    """Insert one event in the connection's open transaction and return its id; an awaitable on an async connection.
 
-    The event goes out if and only if the transaction commits. Events of one ``key`` (default: the ``aggregate_id``)
-    keep their order when their writers lock what the key stands for before they emit. Raises `EmitRefused`, a
-    ValueError, naming the argument; nothing was sent to the database then.
+    The event is published if and only if the transaction commits. Events of one ``key`` (default: the ``aggregate_id``)
+    keep their order if writers lock the entity of the key before they emit. If an argument is invalid, raise
+    `EmitRefused`, a ValueError that names the argument; nothing was sent to the database.
     """
     event = NewEvent(
         type=type,
@@ -129,7 +129,10 @@ def emit_many(
 def emit_many(
     connection: SyncHandle | AsyncHandle, events: Iterable[NewEvent], *, outbox: str = DEFAULT_OUTBOX
 ) -> list[uuid.UUID] | Coroutine[Any, Any, list[uuid.UUID]]:
-    """Write many events in this order, a thousand to a statement, all checked before one is sent. Returns their ids."""
+    """Insert many events in this order, a thousand per statement, and return their ids.
+
+    All events are validated before the first statement.
+    """
     rows = [checked(event, where=f"events[{index}].") for index, event in enumerate(events)]
     return _insert(connection, outbox, rows, lambda ids: ids)
 
@@ -137,7 +140,7 @@ def emit_many(
 def _insert(
     connection: Any, outbox: str, rows: Sequence[Row], answer: Callable[[list[uuid.UUID]], _Answer]
 ) -> _Answer | Coroutine[Any, Any, _Answer]:
-    """The effect behind both: sends the statements, at once or when awaited."""
+    """Send the statements of ``emit`` and ``emit_many``, immediately or when awaited."""
     if not _TABLE.fullmatch(outbox):
         raise EmitRefused(f"emit: outbox must be a table's name with its schema, such as {DEFAULT_OUTBOX}")
     handle = handle_of(connection)

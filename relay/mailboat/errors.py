@@ -1,90 +1,90 @@
-"""Every error that Mailboat raises on purpose, by what the catcher should do about it.
+"""All errors that Mailboat raises on purpose, grouped by the reaction of the caller.
 
     MailboatError
-    ├── ConfigError           a person wrote something wrong: file, field and remedy are in the message
-    │   ├── SecretMissing     a secret that is referred to is not where it should be
-    │   ├── NoSuchSink        no package that is installed here has the sink, or its client is missing
-    │   └── NotInThisRelease  it is right, and this version can't do it
-    ├── SchemaMismatch        the database lacks something Mailboat needs: the message has the SQL that mends it
+    ├── ConfigError           invalid configuration: file, field and remedy are in the message
+    │   ├── SecretMissing     a referenced secret does not exist
+    │   ├── NoSuchSink        no installed package provides the sink, or its client is missing
+    │   └── NotInThisRelease  valid, but not supported by this version
+    ├── SchemaMismatch        the database lacks an object that Mailboat needs: the message has the SQL to fix it
     ├── EmitRefused           an event that must not enter the outbox (also a ValueError)
-    ├── DatabaseUnavailable   Postgres is away or changed under us: drop what is in memory, reconnect, read again
+    ├── DatabaseUnavailable   Postgres is unavailable or was replaced: drop in-memory state, reconnect, read again
     │   └── InRecovery        the server is a standby
-    ├── LeaseLost             somebody else owns this partition now: stop, change nothing
-    ├── ForeignDatabase       the cursors belong to another database system (a restored dump): a person must decide
-    └── DeliveryError         why an event did not reach its sink
-        ├── SinkUnavailable   nobody's fault: back off, count no attempt
-        ├── EventRefused      this event's fault: count an attempt, park its key
-        └── Undecided         not delivered as far as is known, and not known to be its fault: try again
+    ├── LeaseLost             another relay owns this partition: stop, change nothing
+    ├── ForeignDatabase       the cursors belong to another database system (a restored dump): manual decision needed
+    └── DeliveryError         an event did not reach its sink
+        ├── SinkUnavailable   not caused by the event: back off, count no attempt
+        ├── EventRefused      caused by this event: count an attempt, park its key
+        └── Undecided         delivery and cause are unknown: retry
 
-Vendors' exceptions never cross a module's border: they stay inside as the ``__cause__``. No message ever holds a
-password, a token or a payload: errors of ours redact their text, and of a vendor's error only its primary message is
-repeated (``mailboat_spec.secrecy``). So logs, ``/status``, ``/readyz``, conditions and the command line show the same.
+Vendors' exceptions never leave their module, except as ``__cause__``. No message ever contains a password, a token or a
+payload: Mailboat's errors redact their text, and only the primary message of a vendor's error is repeated
+(``mailboat_spec.secrecy``). Logs, ``/status``, ``/readyz``, conditions and the command line thus show the same text.
 """
 
 from __future__ import annotations
 
 
 class MailboatError(Exception):
-    """The root of all errors that Mailboat raises on purpose."""
+    """Root of all errors that Mailboat raises on purpose."""
 
     def __init__(self, message: str = "") -> None:
         from mailboat_spec.secrecy import (
             redact,
-        )  # with all of pydantic: an application that only emits needs none of it
+        )  # imported here because it loads pydantic, which an application that only emits does not need
 
         super().__init__(redact(message))
 
 
 class ConfigError(MailboatError):
-    """Something a person wrote is wrong. The message names the file, the field and what to do."""
+    """The configuration is invalid. The message names the file, the field and the remedy."""
 
 
 class SecretMissing(ConfigError):
-    """A secret, or a key of one, that is referred to is not there. The message says where it was looked for."""
+    """A referenced secret, or a key of one, does not exist. The message names the searched location."""
 
 
 class NoSuchSink(ConfigError):
-    """A sink, or the client it needs, is not installed where the relay runs. The message says what to install."""
+    """A sink, or its client, is not installed in the relay's environment. The message names the package to install."""
 
 
 class NotInThisRelease(ConfigError):
-    """A manifest asks for what a later version will have."""
+    """A manifest uses a feature of a later version."""
 
 
 class SchemaMismatch(MailboatError):
-    """The database is not laid out as Mailboat needs it. The message holds the SQL that mends it."""
+    """The database schema does not match Mailboat's. The message contains the SQL to fix it."""
 
 
 class EmitRefused(MailboatError, ValueError):
-    """An event that must not enter the outbox, refused where the application can see it."""
+    """An event must not enter the outbox. Raised in the application's call."""
 
 
 class DatabaseUnavailable(MailboatError):
-    """Postgres is away, in recovery, or not the server that the cursors were read from."""
+    """Postgres is unavailable, in recovery, or not the server that the cursors were read from."""
 
 
 class InRecovery(DatabaseUnavailable):
-    """The server is a standby: its snapshots leave out running transactions."""
+    """The server is a standby: its snapshots omit running transactions."""
 
 
 class LeaseLost(MailboatError):
-    """Another relay owns the partition by now. Nothing may be settled any more."""
+    """Another relay owns the partition. This relay must not settle any event of it (G5)."""
 
 
 class ForeignDatabase(MailboatError):
-    """The cursors were written in another database system. ``mailboat rebase`` continues on request."""
+    """The cursors were written in another database system. Run ``mailboat rebase`` to continue."""
 
 
 class DeliveryError(MailboatError):
-    """Why one event did not reach its sink."""
+    """One event did not reach its sink."""
 
 
 class SinkUnavailable(DeliveryError):
-    """The destination is away (refused connection, time-out, 5xx). Costs no event an attempt."""
+    """The destination is unavailable (connection refused, timeout, 5xx). No attempt is counted."""
 
 
 class EventRefused(DeliveryError):
-    """The destination will not take this event. Costs it an attempt; ``retryable`` says whether more make sense."""
+    """The destination refused this event. One attempt is counted; ``retryable`` is false if retries are useless."""
 
     def __init__(self, message: str, *, reason: str = "Refused", retryable: bool = True) -> None:
         super().__init__(message)
@@ -93,4 +93,4 @@ class EventRefused(DeliveryError):
 
 
 class Undecided(DeliveryError):
-    """Not known to be delivered, nor to be at fault: it stood behind, or in one batch with, a failure."""
+    """Delivery and cause are unknown: the event was behind a failed event, or in the same batch."""

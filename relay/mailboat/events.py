@@ -1,7 +1,7 @@
-"""The two shapes an event has inside a relay: as read from the outbox, and as handed to a sink.
+"""The two forms of an event inside a relay: as read from the outbox, and as passed to a sink.
 
-Both are tuples with names: a relay moves a hundred thousand of them a second, so an event costs one tuple on its way in
-and one on its way out, and nothing is parsed that can be passed through.
+Both are named tuples: a relay moves a hundred thousand events per second, so an event costs one tuple when it is read
+and one when it is published. Values that can be passed through are not parsed.
 """
 
 from __future__ import annotations
@@ -9,48 +9,48 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 TOO_LARGE: Final = "mailboat: not read, bytes: "
-"""Begins the ``headers``, a JSON string, of an event whose row is larger than a relay can carry; its size follows.
+"""Prefix of ``headers``, here a JSON string, of an event whose row is too large for a relay; the size follows.
 
-Only a table that Mailboat did not make has such rows. The event has no payload then, and must not be delivered."""
+Only a table that Mailboat did not create can contain such rows. The event has no payload and must not be delivered."""
 
 
 class Event(NamedTuple):
     """One outbox row, as the read statements return it (``sql/`` lists the columns in this order)."""
 
     id: int
-    """The position. Orders events; is not an identity (a crash may hand the same one out again)."""
+    """The position. It orders events but is no identity: after a crash the same position may be assigned again."""
     event_id: str
     type: str
     aggregate_type: str | None
     aggregate_id: str | None
     key: str | None
-    """What order is kept by; None: no order wanted."""
+    """Order is kept per key; None means no order."""
     payload: bytes | None
-    """Untouched bytes; None is a tombstone."""
+    """Unchanged bytes; None is a tombstone."""
     content_type: str
     headers: str | None
-    """The application's own headers as JSON text, an object of strings (or ``TOO_LARGE``); None when there are none."""
+    """The application's headers as JSON text, an object of strings (or ``TOO_LARGE``); None without headers."""
     tags: str
-    """A Postgres array as text; only ever handed back to Postgres."""
+    """A Postgres array as text, only ever passed back to Postgres."""
     traceparent: str | None
     created_at: str
-    """RFC 3339 in UTC, set by the server. A time that this can't express stands as Postgres writes it."""
+    """RFC 3339 in UTC, set by the server. A time outside RFC 3339 is in the notation of Postgres."""
     slot: int
-    """The key's hash (or a spread of the id): ``slot % partitions`` is the partition."""
+    """Hash of the key (without a key, derived from the id): ``slot % partitions`` is the partition."""
 
 
 def event_bytes(event: Event) -> int:
-    """How much memory an event takes, by the columns that may be large."""
+    """Return the approximate memory of an event, from the columns that may be large."""
     return len(event.payload or b"") + len(event.headers or "") + len(event.tags)
 
 
 class Outgoing(NamedTuple):
-    """One message for a sink: encoded, and not to be changed any more."""
+    """One encoded message for a sink. It must not be modified."""
 
     event_id: str
     key: str | None
     value: bytes | None
     headers: dict[str, str]
-    """In the naming that the sink asked for (``ce_id`` or ``ce-id``)."""
+    """Headers with the sink's prefix (``ce_id`` or ``ce-id``)."""
     topic: str | None = None
-    """Where to, if not the sink's own destination."""
+    """Topic, if not the sink's own destination."""

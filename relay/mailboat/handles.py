@@ -1,8 +1,8 @@
-"""What an application hands to ``emit``, and how to run a statement on it.
+"""Adapters that run a statement on the application's connection, the first argument of ``emit``.
 
-Four families are told apart by the packages that the object's class comes from: psycopg, SQLAlchemy, asyncpg, and any
-other driver by what its module says about itself (DB-API 2). A connection that would commit by itself is refused: an
-event that is not in the transaction of the change it tells about is what an outbox is there to prevent.
+Four families are distinguished by the package of the object's class: psycopg, SQLAlchemy, asyncpg, and any other DB-API
+2 driver by the ``paramstyle`` of its module. A connection in autocommit mode is refused: the event must be in the
+transaction of the change that it describes.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, Literal, Protocol, cast, get_args
 from mailboat.errors import EmitRefused
 
 Style = Literal["format", "pyformat", "qmark", "numeric", "named", "dollar"]
-"""How a driver spells parameters: the paramstyles of DB-API 2, and ``$1``."""
+"""Placeholder syntax of a driver: the paramstyles of DB-API 2, and ``$1``."""
 
 _PQTRANS_IDLE = 0
-"""libpq's word for: connected, and in no transaction."""
+"""libpq's transaction status of a connection without a transaction."""
 
 
 class SyncHandle(Protocol):
@@ -36,7 +36,7 @@ class AsyncHandle(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """A way to run one statement in the application's transaction. ``run`` gives an awaitable when ``is_async``."""
+    """Runs one statement in the application's transaction. ``run`` returns an awaitable if ``is_async``."""
 
     style: Style
     is_async: bool
@@ -44,8 +44,8 @@ class Handle:
 
 
 def handle_of(connection: Any) -> Handle:
-    """How to use what the application gave us; `EmitRefused` when it is nothing we know, or would commit by itself."""
-    own = getattr(connection, "mailboat_handle", None)  # of mailboat.testing, and of wrappers around a driver
+    """Return the handle of a connection. Raise `EmitRefused` if its type is unsupported or it is in autocommit mode."""
+    own = getattr(connection, "mailboat_handle", None)  # mailboat.testing, or a wrapper around a driver
     if own is not None:
         handle: Handle = own()
         return handle
@@ -66,7 +66,7 @@ def handle_of(connection: Any) -> Handle:
 
 
 def placeholder(style: Style, number: int) -> str:
-    """The spelling of the parameter with this number, counted from 1."""
+    """Return the placeholder of the parameter with this number, counted from 1."""
     match style:
         case "format":
             return "%s"
@@ -83,7 +83,7 @@ def placeholder(style: Style, number: int) -> str:
 
 
 def bundle(style: Style, values: Sequence[Any]) -> Sequence[Any] | dict[str, Any]:
-    """Parameters as a driver of this style takes them."""
+    """Return the parameters in the form that a driver of this style accepts."""
     if style in ("named", "pyformat"):
         return {f"p{number}": value for number, value in enumerate(values, start=1)}
     return values
@@ -106,7 +106,7 @@ def _psycopg(connection: Any, is_async: bool) -> Handle:
 
 def _sqlalchemy(connection: Any) -> Handle:
     if hasattr(connection, "flush"):
-        # Changes that wait in the session go first: their row locks are what keeps the order of a key.
+        # Flush pending changes of the session first: their row locks keep the order of a key.
         connection.flush()
         connection = connection.connection()
     if getattr(connection.connection.dbapi_connection, "autocommit", False) is True:
@@ -133,7 +133,7 @@ def _sqlalchemy_async(connection: Any) -> Handle:
 
 
 def _sqlalchemy_text(statement: str) -> Any:
-    from sqlalchemy import text  # the application has it: the connection is one of its objects
+    from sqlalchemy import text  # installed, since the connection is one of its objects
 
     return text(statement)
 
@@ -162,7 +162,7 @@ def _dbapi(connection: Any, style: Style) -> Handle:
 
 
 def _paramstyle(connection: Any) -> Style | None:
-    """What the driver's module says, be it the package or a module inside it (``pg8000.dbapi``)."""
+    """Return the ``paramstyle`` of the driver's package or of a module inside it (``pg8000.dbapi``)."""
     if not hasattr(connection, "cursor") and not hasattr(connection, "fetchone"):
         return None
     for cls in type(connection).__mro__:

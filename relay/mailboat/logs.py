@@ -1,8 +1,8 @@
-"""Log lines: a sentence and its fields, as JSON for machines and in colours for people, without secrets in either.
+"""Log lines with a message and fields, as JSON for machines or coloured text for people, both without secrets.
 
-``log.info("took over a partition", extra={"partition": 3})``. What stands in ``extra`` becomes a field. Passwords in
-URLs and in ``password=...`` are blotted out in sentences, fields and tracebacks alike, at the last moment before a line
-is written, so that no caller can forget it. Lines go to standard error: standard output belongs to the log sink.
+``log.info("took over a partition", extra={"partition": 3})``. Entries of ``extra`` become fields. Passwords in URLs and
+in ``password=...`` are redacted in messages, fields and tracebacks by the formatter, so that no caller can forget it.
+Lines go to standard error: standard output belongs to the log sink.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from mailboat_spec.secrecy import forget_details, redact
 
 
 class LogFormat(StrEnum):
-    """What a line looks like."""
+    """Format of log lines."""
 
     AUTO = "auto"
-    """Readable on a terminal, JSON elsewhere."""
+    """Text on a terminal, JSON elsewhere."""
     JSON = "json"
     TEXT = "text"
 
@@ -45,7 +45,7 @@ def _redacted(value: Any) -> Any:
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """What was given as ``extra``, without secrets."""
+    """Return the entries of ``extra``, redacted."""
     return {
         name: _redacted(value)
         for name, value in vars(record).items()
@@ -77,7 +77,7 @@ class JsonLines(logging.Formatter):
 
 
 class ReadableLines(logging.Formatter):
-    """Time, level, sentence, fields; in colours where that is wanted."""
+    """Time, level, message and fields as text, optionally coloured."""
 
     def __init__(self, *, colours: bool) -> None:
         super().__init__()
@@ -105,11 +105,11 @@ def _short(value: Any) -> str:
 
 
 class _Lines(logging.StreamHandler[TextIO]):
-    """The handler that ``configure`` puts in place, known by its class when it is replaced."""
+    """Handler installed by ``configure``, which recognises it by its class in order to replace it."""
 
 
 def configure(level: str, format: LogFormat = LogFormat.AUTO, stream: TextIO | None = None) -> None:
-    """Set up logging for the whole process. May be called again; the last call counts."""
+    """Configure logging of the whole process. A later call replaces the configuration."""
     stream = stream or sys.stderr
     is_terminal = stream.isatty()
     readable = format is LogFormat.TEXT or (format is LogFormat.AUTO and is_terminal)
@@ -119,5 +119,5 @@ def configure(level: str, format: LogFormat = LogFormat.AUTO, stream: TextIO | N
     for old in [handler for handler in root.handlers if isinstance(handler, _Lines)]:
         root.removeHandler(old)
     root.addHandler(handler)
-    root.setLevel(logging.WARNING)  # libraries speak up only when something is wrong
+    root.setLevel(logging.WARNING)  # of libraries, warnings and errors only
     logging.getLogger("mailboat").setLevel(level.upper())

@@ -1,11 +1,10 @@
-"""What an event looks like on the wire: CloudEvents in binary mode, CloudEvents as one JSON document, or raw.
+"""Wire format of events: CloudEvents in binary mode, CloudEvents as one JSON document, or raw.
 
-An :class:`Encoder` is made once per subscription and sees every event, so whatever is the same for many events is
-built beforehand. What the application wrote is passed through as it stands: its headers are parsed to be checked, its
-payload only for ``CloudEventsJson``, to see whether it is JSON. Headers that Mailboat writes come first and can't be
-overwritten by the application's.
+An :class:`Encoder` is created once per subscription and encodes every event, so values common to many events are built
+in advance. Application data is passed through unchanged: headers are parsed for validation, the payload only for
+``CloudEventsJson``, to detect JSON. Mailboat's headers come first and can't be overwritten by the application's.
 
-A tombstone (an event without payload) has no value in any format: a log that is compacted must see it as one.
+A tombstone (an event without payload) has no value in any format, so that log compaction treats it as one.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from mailboat.events import TOO_LARGE, Event, Outgoing
 from mailboat_spec import Format
 
 Headers = dict[str, str]
-"""A dictionary of texts is nothing that the cycle collector has to look at; a list of pairs is one thing per header."""
+"""A dictionary of strings is not tracked by the garbage collector; a list of pairs would cost one object per header."""
 
 _STRUCTURED_TYPE: Final = "application/cloudevents+json; charset=UTF-8"
 _CLOUDEVENTS_ATTRIBUTES: Final = (
@@ -34,12 +33,12 @@ _LAST_TIME: Final = "9999-12-31T23:59:59.999999Z"
 _MAX_STAMPS: Final = 4096
 _MAX_ERROR_BYTES: Final = 1024
 
-_new_outgoing: Final = tuple.__new__  # a third of what the named constructor costs, once per event
+_new_outgoing: Final = tuple.__new__  # a third of the named constructor's cost, paid per event
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """Why and when an event was given up on."""
+    """Cause and times of the failures that made an event a dead letter."""
 
     reason: str
     error: str
@@ -50,7 +49,7 @@ class Death:
 
 
 class Encoder:
-    """Turns events into messages of one format, with CloudEvents attributes spelled as the sink wants them."""
+    """Encodes events as messages of one format, with the sink's prefix for CloudEvents attributes."""
 
     def __init__(self, format: Format | str, *, source: str, header_prefix: str) -> None:
         self.format = Format(format)
@@ -70,7 +69,7 @@ class Encoder:
     def encode(
         self, event: Event, *, sequence: int, partition: int, generation: int, attempt: int, replay: bool = False
     ) -> Outgoing:
-        """One message. Raises ``EventRefused`` when the application's headers can't be sent."""
+        """Encode one message. Raise ``EventRefused`` if its headers, type, time or size make that impossible."""
         stamp = self._stamp(partition, generation, attempt, replay)
         (message,) = self._encoded((event,), (sequence,), stamp)
         return message
@@ -78,12 +77,12 @@ class Encoder:
     def encode_all(
         self, events: Iterable[Event], sequences: Iterable[int], *, partition: int, generation: int
     ) -> Iterator[Outgoing]:
-        """The messages of first attempts, one by one; raises at an event for which :meth:`encode` would."""
+        """Yield the messages of first attempts. Raise at an event for which :meth:`encode` would raise."""
         return self._encoded(events, sequences, self._stamp(partition, generation, 1, False))
 
     def _encoded(self, events: Iterable[Event], sequences: Iterable[int], stamp: Headers) -> Iterator[Outgoing]:
-        # The hot path: names looked up once, events unpacked once, and all written out, since a call or a loop over
-        # names costs more than what it would do.
+        # Hot path: attributes are cached in locals, events unpacked once, and assignments written out, since a call or
+        # a loop over names would cost more than the assignments.
         binary, copy_of_stamp = self._binary, stamp.copy
         ce_id, ce_type, ce_time, ce_subject = self._id, self._type, self._time, self._subject
         ce_partitionkey, ce_traceparent = self._partitionkey, self._traceparent
@@ -150,7 +149,8 @@ class Encoder:
             attributes["traceparent"] = event.traceparent
         head = json.dumps(attributes, ensure_ascii=False, separators=(",", ":")).encode()
         if _is_json(event.content_type) and _holds_json(payload):
-            # Spliced, not parsed and printed again: numbers and the order of names stay as the application wrote them.
+            # Spliced, not parsed and serialized again: numbers and the order of names stay as the application wrote
+            # them.
             return head[:-1] + b',"data":' + payload + b"}"
         return head[:-1] + b',"data_base64":"' + base64.b64encode(payload) + b'"}'
 
@@ -186,7 +186,7 @@ class Encoder:
         return name in self._reserved or name.startswith(_OWN_PREFIX)
 
     def _stamp(self, partition: int, generation: int, attempt: int, replay: bool) -> Headers:
-        """What to begin with: a copy of it has all names, in their order, and the values that many events share."""
+        """Return the header template: all names in their final order, with the values common to many events."""
         known = self._stamps.get((partition, generation, attempt, replay))
         if known is not None:
             return known
@@ -226,11 +226,11 @@ def dead_letter_message(
     partition: int,
     generation: int,
 ) -> Outgoing:
-    """The message for the dead-letter topic: id, key and payload as they were, headers as they were, plus why it died.
+    """Return the message for the dead-letter topic: original id, key, payload and headers, plus headers with the cause.
 
-    The payload is never wrapped, whatever the subscription's format. Where headers, type or time can't be sent (that
-    may be why the event died) headers are left out, and stand-ins take the place of the others; the row in
-    ``mailboat.dead_letters`` has them.
+    The payload is never wrapped, in any format of the subscription. If headers, type or time can't be sent (perhaps the
+    cause of the dead letter), headers are omitted and type and time replaced by valid values. The row in
+    ``mailboat.dead_letters`` has the original values.
     """
     if encoder.format is Format.CLOUD_EVENTS_JSON:
         encoder = Encoder(Format.CLOUD_EVENTS, source=encoder.source, header_prefix=encoder.header_prefix)
@@ -252,7 +252,7 @@ def dead_letter_message(
 
 
 def _sendable(event: Event) -> Event:
-    """The event with nothing that could keep its message from being made."""
+    """Return the event with headers removed and type and time replaced, so that it can be encoded."""
     time = event.created_at
     if time[-1:] != "Z":
         time = _FIRST_TIME if time.startswith("-") or time.endswith("BC") else _LAST_TIME
@@ -282,7 +282,7 @@ def _is_json(content_type: str) -> bool:
 
 
 def _holds_json(payload: bytes) -> bool:
-    """Whether the bytes may stand inside a JSON document: UTF-8, and no NaN, which Python would take."""
+    """Return whether the bytes can be embedded in JSON: valid UTF-8 without NaN, which Python would accept."""
     try:
         json.loads(payload.decode(), parse_constant=_no_constant)
     except (ValueError, RecursionError):

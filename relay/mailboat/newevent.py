@@ -1,8 +1,8 @@
-"""An event before it is written: its shape, and the rules that say whether it may enter an outbox.
+"""An event before its insertion: its fields and the validation rules of the outbox.
 
-The rules are those of the SQL function ``mailboat.check_event`` (``migrations/0001_schema.sql``), so that an event
-refused in one language is refused in all. They are checked before anything is sent, and name the argument that is
-wrong. Nothing here talks to a database.
+The rules equal those of the SQL function ``mailboat.check_event`` (``migrations/0001_schema.sql``), so that an event
+refused in one language is refused in all. They are checked before any statement is sent; errors name the invalid
+argument. This module does not access a database.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_HEADER_BYTES = 4096
 MAX_TAGS = 64
 MAX_TAG_CHARACTERS = 128
 MAX_EXTRA_BYTES = 64 * 1024
-"""Of headers and tags together: they are read, held and sent with every event, however small its payload."""
+"""Limit of headers and tags together: they are read, kept in memory and sent with every event, even a small one."""
 
 RESERVED_HEADERS = frozenset(
     (
@@ -48,7 +48,7 @@ _JSON_TYPE = re.compile(r"[^;]*[/+]json *(;|$)", re.IGNORECASE)
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 Payload = Any
-"""What JSON can hold, ``str`` (JSON text, unless ``content_type`` says otherwise), ``bytes``, or None: a tombstone."""
+"""A JSON-serializable value, ``str`` (JSON text unless ``content_type`` differs), ``bytes``, or None: a tombstone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class NewEvent:
     type: str
     payload: Payload = None
     key: str | None = None
-    """What order is kept by; left out: the ``aggregate_id``."""
+    """Order is kept per key; default: the ``aggregate_id``."""
     aggregate_type: str | None = None
     aggregate_id: str | None = None
     headers: Mapping[str, str] | None = None
@@ -67,11 +67,11 @@ class NewEvent:
     event_id: uuid.UUID | None = None
     content_type: str | None = None
     ordered: bool = True
-    """False: no order wanted, whatever the aggregate."""
+    """False: no order, even with an aggregate."""
 
 
 class Row(NamedTuple):
-    """A checked event as the columns of an outbox row; what is not text or bytes in Postgres is written as text."""
+    """A validated event as the columns of an outbox row. Columns other than text or bytea hold their text form."""
 
     event_id: str
     event_type: str
@@ -86,7 +86,7 @@ class Row(NamedTuple):
 
 
 def checked(event: NewEvent, *, where: str = "") -> Row:
-    """The row of an event, or `EmitRefused`. ``where`` is put before the argument's name in the message."""
+    """Return the row of an event or raise `EmitRefused`. ``where`` precedes the argument's name in the message."""
     try:
         payload, content_type = _payload(event.payload, event.content_type)
         _check_type(event.type)
@@ -114,7 +114,7 @@ def _refuse(argument: str, complaint: str, cause: Exception | None = None) -> No
 
 
 def _text(argument: str, value: object) -> str:
-    """A string that Postgres can hold: UTF-8 without NUL."""
+    """Return a string that Postgres can store, UTF-8 without NUL, or raise."""
     if not isinstance(value, str):
         _refuse(argument, f"must be a string, not {type(value).__name__}")
     if "\0" in value:
@@ -257,7 +257,7 @@ def _check_extra(headers: Mapping[str, str], tags: Iterable[str]) -> None:
 
 
 def _array(texts: Iterable[str]) -> str:
-    """As the text of a Postgres array."""
+    """Return the text of a Postgres array."""
     return "{" + ",".join('"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"' for text in texts) + "}"
 
 

@@ -1,11 +1,11 @@
-"""Whatever an event, a server or a broker says, it must not steer the terminal on which a person reads it."""
+"""Escaping of text from events, servers and brokers, so that it can't control the terminal."""
 
 from __future__ import annotations
 
 
 def safe(text: str, *, lines: bool = False) -> str:
-    """The text with every character spelled out that could steer a terminal: escape sequences, but also those that turn
-    the direction of text around. ``lines`` keeps line ends and tabs."""
+    """Escape every character that could control a terminal: escape sequences, but also changes of text direction.
+    ``lines`` keeps line ends and tabs."""
     if text.isprintable():
         return text
     kept = "\n\t" if lines else ""
