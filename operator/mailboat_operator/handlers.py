@@ -1,16 +1,16 @@
-"""kopf's part: it watches the two kinds of resources and tells us of every event. The only module that imports kopf.
+"""kopf integration: watch the two custom resources and forward every event. The only module that imports kopf.
 
-Event handlers only. Every other kind of handler would put finalizers or annotations on people's resources, and a
-namespace could not be deleted while the operator is away. Peering is off, since a Lease decides who leads, and so is
-scanning for kinds and namespaces, since both are known.
+Only event handlers are used. Every other kind of handler puts finalizers or annotations on user resources, and then a
+namespace could not be deleted while the operator is down. Peering is off, because a Lease elects the leader. Scanning
+for kinds and namespaces is off, because both are known.
 
-kopf has a thread and an event loop of its own: it takes over signal handlers and cancels every task that began after
-it, neither of which it may do to ours. What it can't tell is what was deleted while it had lost the thread: it lists
-anew then, and what is not in the list is not mentioned. Objects of a list come without a type, so that the operator
-notices, lists as well, and compares.
+kopf runs in its own thread with its own event loop. It replaces signal handlers and cancels every task that started
+after it; neither may happen in the operator's loop. kopf does not report deletions that happened while its watch was
+down: after a re-list it only emits existing objects, with event type None. On such an event the operator lists as well
+and compares.
 
-Its sessions are made and closed by us (``connections``). Left to itself it may log in once more after it has closed
-what it had, when it is told to stop in the middle of its start, and nobody closes that.
+The operator creates and closes kopf's sessions (``connections``). If kopf is stopped during its start, it may log in
+again after it closed its sessions, and that session would leak.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from mailboat_spec.names import GROUP, RELAY_PLURAL, SUBSCRIPTION_PLURAL, VERSIO
 log = logging.getLogger(__name__)
 
 OnEvent = Callable[[str | None, Kind, Object], None]
-"""Type (ADDED, MODIFIED, DELETED, or None for an object in a list), kind, object. Called in our own event loop."""
+"""Type (ADDED, MODIFIED, DELETED, or None for a listed object), kind, object. Called in the operator's event loop."""
 
 _STOP_WITHIN: Final = 2.0
-"""Seconds. It only ever reads, so nobody has to wait until it is gone; it is a courtesy to what comes after."""
+"""Seconds to wait for kopf's thread at shutdown. Best effort: kopf only reads, so a late exit does no harm."""
 
 _LOGIN_EVERY: Final = 1.0
-"""Seconds, at least: a server that lets nobody in is not to be asked without a pause."""
+"""Minimum seconds between logins, so that a server that rejects them is not flooded with requests."""
 
 _RUNNING_LOG: Final = logging.getLogger("kopf._core.reactor.running")
 
 
 def _not_about_signals(record: logging.LogRecord) -> bool:
-    """That it has no hand in signals, beside the main thread, is what we want: nothing to warn of at every start."""
+    """Drop kopf's warning about ignored signals at every start: outside the main thread this is intended."""
     return "OS signals are ignored" not in record.msg
 
 
 class ForEver:
-    """Pauses between attempts, without an end: the API server will come back, however long it takes."""
+    """Endless pauses between attempts: the API server may be unavailable for any length of time."""
 
     def __iter__(self) -> Iterator[float]:
         yield from (0.2, 0.5, 1.0, 2.0)
@@ -56,7 +56,7 @@ class ForEver:
 
 
 class KopfFeed:
-    """Runs kopf and passes on what it sees."""
+    """Run kopf and forward its events."""
 
     def __init__(
         self, access: Callable[[], Coroutine[Any, Any, Access]], namespaces: Sequence[str], on_event: OnEvent
@@ -66,11 +66,11 @@ class KopfFeed:
         self._on_event = on_event
         self._stop = threading.Event()
         self._connections = Connections()
-        """Only kopf's thread touches them."""
+        """Used by kopf's thread only."""
         self._logins = 0
 
     async def run(self) -> None:
-        """Until cancelled. Raises if kopf gives up, which it should not."""
+        """Run until cancelled. Raise if kopf ends by itself, which it should not."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
 
@@ -114,7 +114,7 @@ class KopfFeed:
 
         @kopf.on.login(registry=registry)
         async def login(**_: Any) -> kopf.AiohttpSession:
-            # Asked anew whenever the server wants to know who we are: a pod's token lives for an hour.
+            # Called whenever the server requires a login: a pod's token expires after an hour.
             if self._logins:
                 await asyncio.sleep(_LOGIN_EVERY)
             self._logins += 1
@@ -136,7 +136,7 @@ class KopfFeed:
 
 def _settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
-    settings.posting.enabled = False  # our events are our own
+    settings.posting.enabled = False  # the operator writes its own Kubernetes events
     settings.scanning.disabled = True
     settings.peering.standalone = True
     settings.networking.error_backoffs = ForEver()
@@ -166,5 +166,5 @@ def _fail(ended: asyncio.Future[None], outcome: BaseException) -> None:
 
 
 def _plain(kind: Kind, found: Any) -> Object:
-    """kopf's objects are views on dicts; a list's items don't say what they are."""
+    """Return a plain dict: kopf passes views on dicts, and listed items lack apiVersion and kind."""
     return {"apiVersion": kind.api_version, "kind": kind.name, **dict(found)}

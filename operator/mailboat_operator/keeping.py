@@ -1,10 +1,9 @@
-"""Keeps the children of a relay as they should be: makes what is missing, puts back what was changed, never touches
-what belongs to somebody else.
+"""Apply the children of a relay: create missing ones, revert drift, never touch foreign objects.
 
-Children that need nothing are left alone, down to the last request: an object is applied only if it differs. What our
-own apply led to is remembered, so that a value that the API server spells differently is not applied for ever. So is
-what could not be done: the same is tried again only after a while, since others have to clear it away (a name that is
-taken, a quota, a policy, a value in the spec). One child that can't be had keeps no other from being kept.
+An object is applied only if it differs; an unchanged child costs no request. The result of each apply is remembered, so
+that a value that the API server normalizes is not applied repeatedly. A blocked apply is remembered as well: the same
+object is retried only after a while, since others must remove the cause (a taken name, a quota, a policy, a value in
+the spec). A blocked child does not block the others.
 """
 
 from __future__ import annotations
@@ -39,32 +38,34 @@ log = logging.getLogger(__name__)
 
 _IF_IT_STAYS: Final = ": Kubernetes removes it soon, unless a finalizer of somebody else holds it (metadata.finalizers)"
 _BELIEVED: Final = 0.8
-"""Part of the patience for which an obstacle is taken for granted: the look that comes after it finds it due."""
+"""Fraction of ``patience`` for which an obstacle is assumed to persist. The reconcile after ``patience`` then
+retries."""
 
 
 class StillThere(KubeError):
-    """A child is being deleted, or waits for it since its relay was (one of the same name): it will be gone, soon."""
+    """A child is being deleted, or will be because its previous relay of the same name was. The deletion is expected
+    soon."""
 
 
 class Taken(KubeError):
-    """An object of somebody else's has the child's name; the message is its kind."""
+    """A foreign object has the child's name; the message is its kind."""
 
 
 @dataclass(slots=True)
 class Kept:
-    """What was done, and what could not be."""
+    """Result of applying all children."""
 
     taken: list[str] = field(default_factory=list)
-    """Kinds of objects that have a child's name and are somebody else's."""
+    """Kinds of foreign objects that have a child's name."""
     refused: list[str] = field(default_factory=list)
-    """What the API server said about children that it does not take as the spec wants them."""
+    """API server messages about children that are invalid as the spec defines them."""
     forbidden: list[str] = field(default_factory=list)
-    """What it said about children that it does not take from us, now: a quota, a policy, a missing right."""
+    """API server messages about children that are rejected for now: a quota, a policy, a missing permission."""
     news: list[News] = field(default_factory=list)
     obstructed: set[Kind] = field(default_factory=set)
-    """Kinds of all children that are not as they should be."""
+    """Kinds of all children that are not in the desired state."""
     failed: ServerFailed | StillThere | None = None
-    """What could not be done for the time being, by the API server or by us: to be raised once all the rest is done."""
+    """Temporary failure, of the API server or of the operator. Raise it after everything else is done."""
 
     def meet(self, kind: Kind, obstacle: KubeError) -> None:
         self.obstructed.add(kind)
@@ -75,7 +76,7 @@ class Kept:
 
 
 class Keeper:
-    """For all relays; remembers per child what the last apply led to."""
+    """Children of all relays, with the result of the last apply per child."""
 
     def __init__(
         self,
@@ -90,20 +91,20 @@ class Keeper:
         self._metrics = metrics
         self._clock = clock
         self.patience = patience
-        """Seconds until what was in the way is tried again."""
+        """Seconds until a blocked apply is retried."""
         self._applied: dict[tuple[Kind, Key], tuple[str, Applied]] = {}
-        """With the uid of the child that it is about."""
+        """Result of the last apply, with the uid of the child."""
         self._obstacles: dict[tuple[Kind, Key], tuple[KubeError, Object, float]] = {}
-        """What was in the way, of which object, and when."""
+        """Error, the object that could not be applied, and the time."""
 
     def forget(self, key: Key) -> None:
-        """The relay is gone."""
+        """Drop the state of a deleted relay."""
         for kind in CHILD_KINDS:
             self._applied.pop((kind, key), None)
             self._obstacles.pop((kind, key), None)
 
     async def find(self, kind: Kind, key: Key) -> Object | None:
-        """The child as it is. Asks the server about what the world does not know: it may only lack its label."""
+        """Return the child as it is. If the cache has none, query the server: the child may only lack its label."""
         known = self._world.child(kind, key)
         if known is not None:
             return known
@@ -113,7 +114,7 @@ class Keeper:
             return None
 
     async def keep(self, relay: OutboxRelay, wanted: dict[Kind, Object]) -> Kept:
-        """Make and mend everything that should be there."""
+        """Create or repair every desired child."""
         kept = Kept()
         key = (relay.metadata.namespace, relay.metadata.name)
         for kind in CHILD_KINDS:
@@ -129,13 +130,13 @@ class Keeper:
                 kept.meet(kind, obstacle)
             except (ServerFailed, StillThere) as error:
                 if kind == CONFIG_MAP and isinstance(error, StillThere):
-                    raise  # pods that are made now would start with the configuration that is going
+                    raise  # new pods would start with the configuration that is being deleted
                 kept.obstructed.add(kind)
                 kept.failed = error
         return kept
 
     def _obstacle(self, kind: Kind, key: Key, wanted: Object) -> KubeError | None:
-        """What is in the way of exactly this, as far as is known."""
+        """Return the remembered error for exactly this object, if it is recent."""
         obstacle, of, since = self._obstacles.get((kind, key), (None, None, 0.0))
         if of == wanted and self._clock() - since < _BELIEVED * self.patience:
             return obstacle
@@ -143,7 +144,7 @@ class Keeper:
         return None
 
     async def remove(self, relay: OutboxRelay, kinds: Iterable[Kind]) -> None:
-        """Take away what should no longer be there, if it is ours and known."""
+        """Delete children that are no longer desired, if the relay owns them and they are in the cache."""
         key = (relay.metadata.namespace, relay.metadata.name)
         for kind in kinds:
             live = self._world.child(kind, key)
@@ -176,7 +177,7 @@ class Keeper:
         if not now.reasons or before == now:
             return
         applied = await self._kube.apply(kind, wanted)
-        # A ConfigMap that was tampered with is wanted with a new version, so its content has to tell.
+        # After tampering, the desired ConfigMap has a new version, so compare the content found.
         tampered = kind == CONFIG_MAP and before is not None and before.found != now.found
         foreign = tampered or (before is not None and before.wanted == now.wanted)
         if foreign and applied["metadata"]["resourceVersion"] != live["metadata"]["resourceVersion"]:

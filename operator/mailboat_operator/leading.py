@@ -1,9 +1,8 @@
-"""The operator's work as long as it leads: watches, the queue, and the workers that look at one relay after the other.
+"""The leader's work: watches, the work queue, and the workers that reconcile one relay after the other.
 
-Begins with a whole picture: nothing is decided about a namespace before every list of it is in. A relay whose
-subscriptions are not known yet would be told that it has none, and would forget how far each had come. Where namespaces
-are named, each begins by itself: one that can't be read (it was deleted, and the rights in it with it) keeps no other
-waiting.
+No namespace is reconciled before all its lists are complete. A relay whose subscriptions are not listed yet would
+receive a configuration without them and drop their progress. Namespaces given by name start independently: an
+unreadable one (deleted, together with the RoleBindings in it) does not delay the others.
 """
 
 from __future__ import annotations
@@ -37,28 +36,28 @@ log = logging.getLogger(__name__)
 _CHILDREN: Final = f"{RELAY_LABEL},{MANAGED_BY_LABEL}={MANAGED_BY}"
 _PODS: Final = RELAY_LABEL
 _OUR_KINDS: Final = ((RELAY, ""), (SUBSCRIPTION, ""))
-"""With the selector of those that matter, as everything below."""
+"""Kinds with their label selectors, like ``_WATCHED``."""
 _WATCHED: Final = (*((kind, _CHILDREN) for kind in CHILD_KINDS), (POD, _PODS))
 _OBSTRUCTED: Final = 6
-"""Intervals until the next attempt at what others have to clear away: a name that is taken, a quota, a policy."""
+"""Status intervals until a blocked child is retried. Others must remove the cause: a taken name, a quota, a policy."""
 _COMPARE_AFTER: Final = 1.0
-"""Seconds after kopf listed anew: by then it has mentioned everything that is there."""
+"""Seconds after kopf re-listed: by then it has emitted every existing object."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoreSettings:
-    """What the work needs to know."""
+    """Settings of the leader's work."""
 
     image: RelayImage
     namespaces: tuple[str, ...] = ()
-    """Empty: all of them."""
+    """Empty: all namespaces."""
     instance: str = "mailboat-operator"
-    """Who writes events."""
+    """Reporting instance of Kubernetes events."""
     status_interval: float = 5.0
     relay_timeout: float = 3.0
     workers: int = 8
     compare_interval: float = 300.0
-    """Seconds between two comparisons of all that is known with all that is there, whatever watches said."""
+    """Seconds between two comparisons of the cache with full lists, independent of watch events."""
     backoff: Backoff = field(default_factory=Backoff)
 
     @property
@@ -71,7 +70,7 @@ class CoreSettings:
 
 
 async def run_leader(kube: Kube, settings: CoreSettings, signing: Signer, metrics: Metrics) -> None:
-    """Works until cancelled. Raises only if something is broken beyond waiting."""
+    """Run until cancelled. Raise only on errors that a retry can't resolve."""
     kube.on_request = metrics.on_request
     queue: WorkQueue[Key] = WorkQueue(settings.backoff)
     world = World()
@@ -90,15 +89,15 @@ async def run_leader(kube: Kube, settings: CoreSettings, signing: Signer, metric
 
 
 class _Place:
-    """One namespace, or all of them together: what has to be known before anything in it is decided."""
+    """One scope, a single namespace or all of them. No relay in it is reconciled before its lists are complete."""
 
     def __init__(self, namespace: str | None) -> None:
         self.namespace = namespace
         self.watchers: list[Watcher] = []
         self.known = asyncio.Event()
-        """Set once every list is in the world."""
+        """Set once every list is in the cache (``World``)."""
         self.compare = asyncio.Event()
-        """Set when somebody lost the thread."""
+        """Set when kopf or a watch may have missed deletions."""
 
     @property
     def name(self) -> str:
@@ -125,7 +124,7 @@ class _Leader:
         self._queue = queue
         self._reconciler = reconciler
         self._begun = asyncio.Event()
-        """Set once something is known."""
+        """Set once the lists of one scope are complete."""
         self._places = [_Place(namespace) for namespace in settings.namespaces or (None,)]
 
     async def run(self) -> None:
@@ -150,9 +149,12 @@ class _Leader:
             self._metrics.queue.set_function(lambda: 0)
 
     async def _feed(self) -> None:
-        """Not before the server has answered once: kopf makes an error of every request that has to wait for that. Nor
-        before both kinds can be found by whoever looks for them, which kopf does once. Should it give up, it begins
-        anew; what it missed is found by comparing."""
+        """Run kopf, and restart it with back-off if it ends.
+
+        kopf starts only after the API server answered once: kopf logs every request that waits for the server as an
+        error. Both kinds must be discoverable before the start, since kopf runs discovery only once. Events missed
+        during a restart are found by comparing lists.
+        """
         await self._begun.wait()
         for attempt in itertools.count():
             try:
@@ -173,7 +175,7 @@ class _Leader:
             await asyncio.sleep(self._settings.backoff.delay(attempt))
 
     def _changed(self, key: Key) -> None:
-        """What changes where not everything is known yet is looked at when it is."""
+        """Queue a relay. If its scope is not listed completely yet, the initial reconcile covers the change."""
         if any(place.known.is_set() for place in self._places if place.has(key[0])):
             self._queue.add(key)
 
@@ -190,7 +192,7 @@ class _Leader:
         await self._compare_for_ever(place)
 
     def _heard(self, type_: str | None, kind: Kind, found: Object) -> None:
-        """From kopf."""
+        """Apply one event from kopf to the cache. Type None means that kopf re-listed, so compare lists."""
         if type_ == "DELETED":
             self._world.lost(kind, found)
             return
@@ -209,7 +211,7 @@ class _Leader:
             except KubeError as error:
                 self._put_off(key, error)
             except Exception:
-                # A mistake of ours with one relay must not keep the others from being looked after.
+                # A bug that affects one relay must not stop the reconciles of the others.
                 log.exception("A look at a relay failed.", extra={"relay": "/".join(key)})
                 self._metrics.reconciles.labels("failed").inc()
                 self._queue.failed(key)
@@ -229,7 +231,8 @@ class _Leader:
         )
 
     async def _compare_for_ever(self, place: _Place) -> None:
-        """List our two kinds whenever somebody lost the thread (see ``handlers``), and everything now and then."""
+        """Re-list both custom resources if deletions may have been missed (see ``handlers``), and all kinds
+        periodically."""
         while True:
             kinds: Sequence[tuple[Kind, str]] = _OUR_KINDS
             try:
@@ -245,7 +248,7 @@ class _Leader:
             await self._list_at_last(kinds, place)
 
     async def _list_at_last(self, kinds: Sequence[tuple[Kind, str]], place: _Place) -> None:
-        """However often it takes."""
+        """List until it succeeds, with back-off."""
         for attempt in itertools.count():
             try:
                 for kind, selector in kinds:

@@ -1,8 +1,9 @@
-"""One look at one relay: what is there, what should be, and the difference made good.
+"""Reconcile one relay: compare desired and actual state and apply the difference.
 
-Level-triggered: whatever happened, the same steps are taken, from what is there now; taken twice they change nothing.
-Everything that can fail is tried again later as a whole by the queue. The order matters in one place only: the
-configuration is in the ConfigMap before it is pushed, so that a relay that restarts finds at least what it knew.
+Level-triggered: every reconcile runs the same steps on the current state, whatever triggered it. A second run without
+changes writes nothing. If a step fails, the queue retries the whole reconcile. Order matters in one place only: the
+configuration is written to the ConfigMap before it is pushed, so that a restarted relay finds at least the version it
+had.
 """
 
 from __future__ import annotations
@@ -62,29 +63,29 @@ from mailboat_spec import EventSubscription, OutboxRelay, Reason, Runtime
 from mailboat_spec.names import RELAY_LABEL
 
 _SOON: Final = 1.0
-"""Seconds until the next look while something is on its way."""
+"""Seconds until the next reconcile while a push or a partition move is in flight."""
 _AT_A_STRETCH: Final = 20
-"""Statuses that are made before other tasks get their turn: some milliseconds."""
+"""Statuses built before other tasks get a turn: some milliseconds."""
 _STUCK: Final = 5
-"""Looks in a row that could not be finished, until it is told: some ten seconds."""
+"""Consecutive failed reconciles before the status reports the failure: some ten seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """One subscription: as it is written, and as relays are told of it."""
+    """One subscription: its resource, and the form that relays are configured with."""
 
     read: ReadSubscription
     subscription: EventSubscription | None
-    """The spec, or its last valid form; None: it can't be read, or relays know nothing of it."""
+    """The spec, or its last valid form. None if that form can't be parsed, or if relays have none."""
     kept: Object | None = None
-    """Its last valid form as relays have it, where the spec can't be used any more."""
+    """The last valid form, as relays have it, if the spec is invalid."""
     lost: bool = False
-    """Relays know it, and nobody can say any more as what."""
+    """Relays have the subscription, but its last valid form can't be recovered."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What one look at a relay brought together."""
+    """Input of one reconcile: resource, subscriptions, pods and relay reports."""
 
     key: Key
     found: Object
@@ -93,7 +94,7 @@ class _Look:
     told: Sequence[_Told]
     pods: Sequence[RelayPod]
     asked: Sequence[RelayPod]
-    """Those of them with a relay inside."""
+    """Pods that contain a relay and have not finished."""
     answers: Sequence[Answer]
 
     @property
@@ -102,7 +103,7 @@ class _Look:
 
     @property
     def items(self) -> list[Item]:
-        """What the configuration says about each of them."""
+        """One configuration item per subscription."""
         kept = [item_as_known(each.kept) for each in self.told if each.kept is not None]
         return [*kept, *(each.read.item for each in self.told if each.kept is None and each.read.item is not None)]
 
@@ -111,7 +112,7 @@ class _Look:
         return [each.read.found["metadata"]["name"] for each in self.told if each.lost]
 
     def secrets(self, relay: OutboxRelay) -> tuple[str, ...]:
-        """All that relays have to see, also for what only they can read."""
+        """Names of all Secrets that relays must mount, including those of subscriptions that only relays can parse."""
         unread = [each.kept for each in self.told if each.kept is not None and each.subscription is None]
         return tuple(
             sorted({*secrets_of(relay, self.subscriptions), *(name for it in unread for name in secrets_in(it))})
@@ -120,21 +121,21 @@ class _Look:
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """What one look led to."""
+    """Result of one reconcile."""
 
     kept: Kept = field(default_factory=Kept)
     held: str = ""
     """Why relays get no new configuration; empty if they do."""
     stuck: str = ""
-    """Why it could not be finished, again and again."""
+    """Why reconciles keep failing; empty if they do not."""
     version: int = 0
-    """Of the configuration that relays should have."""
+    """Version of the configuration that relays should run."""
     settled: bool = True
-    """All is where it should be: nothing was pushed, and nothing is on its way."""
+    """True if no push and no partition move is in flight."""
 
 
 class Reconciler:
-    """For all relays."""
+    """Reconcile loop body for all relays."""
 
     def __init__(
         self,
@@ -162,16 +163,16 @@ class Reconciler:
         self._readers: dict[Key, SubscriptionReader] = {}
 
     async def reconcile(self, key: Key) -> float | None:
-        """Returns the seconds after which to look again by itself; None: when something happens."""
+        """Reconcile one relay. Return the seconds until the next run; None: wait for an event."""
         self._forget_departed(key)
         found = self._world.relay(key)
         if found is None:
             return await self._without_relay(key)
         if found["metadata"].get("deletionTimestamp"):
-            return None  # its children go with it, and it must be able to go
+            return None  # garbage collection removes the children; nothing may delay the deletion
         look, before = await self._look(key, found)
         if not self._is_still_there(key, found):
-            return None  # what we knew before relays were asked; word of its end brings the next look
+            return None  # `found` is outdated: status calls take time. The deletion event triggers a reconcile
         done, stuck = _Done(), None
         if look.relay is not None:
             try:
@@ -189,7 +190,10 @@ class Reconciler:
         return self._interval if done.settled else min(self._interval, _SOON)
 
     def _patiently(self, key: Key, done: _Done, stuck: KubeError | None) -> _Done:
-        """What stands in the way for a moment is no news, and a server that asks for quiet gets it: raises then."""
+        """Hide short failures: raise until ``_STUCK`` attempts failed in a row, then return a result for the status.
+
+        A throttled request always raises, since the API server asked for fewer requests.
+        """
         if stuck is None:
             self._stuck.pop(key, None)
             return done
@@ -199,8 +203,11 @@ class Reconciler:
         return _Done(Kept(forbidden=[str(stuck)])) if isinstance(stuck, Forbidden) else _Done(stuck=str(stuck))
 
     def _is_still_there(self, key: Key, found: Object) -> bool:
-        """Relays take their time to answer. A relay that goes meanwhile may leave its children behind on purpose
-        (``--cascade=orphan``): owned by it once more, they would be collected."""
+        """Return whether the relay resource still exists after the status calls, which take time.
+
+        If the relay was deleted meanwhile with ``--cascade=orphan``, its children stay on purpose. If this reconcile
+        made it their owner again, garbage collection would remove them.
+        """
         now = self._world.relay(key)
         if now is None or now["metadata"].get("deletionTimestamp"):
             return False
@@ -229,7 +236,7 @@ class Reconciler:
     def _as_told(
         self, key: Key, read: ReadSubscription, before: Configuration | None, answers: Sequence[Answer]
     ) -> _Told:
-        """A spec that can't be used any more changes nothing: relays go on with what they know."""
+        """Return the form that relays should run. If the spec is invalid, relays keep the last valid form."""
         if read.subscription is not None:
             return _Told(read, read.subscription)
         known = recalled(read.found, "/".join(key), before, self._fleet.told(key), answers)
@@ -237,7 +244,7 @@ class Reconciler:
         return _Told(read, read_subscription_alone(form) if form is not None else None, form, known.lost)
 
     async def _bring_about(self, look: _Look, relay: OutboxRelay, before: Configuration | None) -> _Done:
-        """Children, configuration, assignment."""
+        """Apply the children, then push configuration and assignment."""
         if look.lost:
             return _Done(held=_held(look.lost, look.key[1]))
         in_use = max(((each.report.config.version or 0) for each in look.answers if each.report is not None), default=0)
@@ -256,14 +263,14 @@ class Reconciler:
         await self._reporter.tell(RELAY, look.found, kept.news)
         if not kept.obstructed and (relay.spec.runtime is Runtime.DEPLOYMENT or _sidecar_works(look)):
             await self._keeper.remove(relay, [kind for kind in CHILD_KINDS if kind not in wanted])
-        # Nothing is pushed that a relay would not find again.
+        # Push only a configuration that a restarted relay finds in the ConfigMap.
         settled = CONFIG_MAP in kept.obstructed or await self._tell_relays(look, relay, configuration)
         if kept.failed is not None:
             raise kept.failed
         return _Done(kept, version=configuration.version, settled=settled)
 
     async def _tell_relays(self, look: _Look, relay: OutboxRelay, configuration: Configuration) -> bool:
-        """Whether they have it all."""
+        """Push configuration and assignment. Return True if no push and no partition move is in flight."""
         handed = await self._fleet.configure(look.key, look.asked, look.answers, configuration)
         # Partitions of pull subscriptions belong to consumers: there is nothing to assign.
         work = [_work(relay, each) for each in look.subscriptions if each.spec.sink.pull is None]
@@ -282,7 +289,7 @@ class Reconciler:
                 await self._report_subscription(look, each, now, behind=behind)
             except Throttled:
                 raise
-            except KubeError as error:  # of this one: the others, and the relay, have their own news
+            except KubeError as error:  # concerns this subscription only; still report the others and the relay
                 delayed = error
         every = look.secrets(look.relay) if look.relay is not None else ()
         facts = RelayFacts(
@@ -310,7 +317,8 @@ class Reconciler:
             raise delayed
 
     async def _report_subscription(self, look: _Look, told: _Told, now: datetime, *, behind: bool) -> None:
-        """``behind``: relays answered for an earlier generation, if there is one, and that is what the status is of."""
+        """``behind``: relays still run an earlier generation. Write the status with that observedGeneration, if there
+        is one."""
         found = told.read.found
         metadata = found["metadata"]
         name = f"{metadata['namespace']}/{metadata['name']}"
@@ -350,7 +358,8 @@ class Reconciler:
             forget(metadata["namespace"], metadata["name"])
 
     async def _without_relay(self, key: Key) -> float | None:
-        """Its subscriptions say so; its children go by themselves, and its sidecars pause."""
+        """Report the missing relay on its subscriptions and pause its sidecars. Garbage collection removes its
+        children."""
         self._keeper.forget(key)
         self._stuck.pop(key, None)
         self._readers.pop(key, None)
@@ -376,10 +385,10 @@ class Reconciler:
         return await self._pause_sidecars(key)
 
     async def _pause_sidecars(self, key: Key) -> float | None:
-        """They are in the application's pods, which stay: nobody but us can tell them that their relay is gone."""
+        """Pause the sidecars of a deleted relay: their application pods stay, and only the operator can notify them."""
         pods = [pod for pod in self._world.pods_of(key) if pod.alive and not pod.own]
         live = self._world.child(CONFIG_MAP, key)
-        # One that has no owner any more was left behind on purpose, for relays to go on with.
+        # A ConfigMap without an owner was orphaned on purpose, so that relays keep running with it.
         left = live is not None and owner_of(live, key[1], "") is not Owner.PREDECESSOR
         before = self._fleet.told(key) or await asyncio.to_thread(configuration_in, live)
         if pods and before is not None and not left:
@@ -387,7 +396,7 @@ class Reconciler:
             answers = await self._fleet.ask(key, pods, {})
             handed = await self._fleet.configure(key, pods, answers, paused)
             behind = handed.behind or any(answer.report is None for answer in answers)
-            return self._interval if behind else None  # what they were told is remembered while they are there
+            return self._interval if behind else None  # the pushed configuration is kept while these pods exist
         self._fleet.forget(key)
         return None
 
@@ -401,7 +410,7 @@ def _work(relay: OutboxRelay, subscription: EventSubscription) -> Work:
 
 
 def _published(look: _Look, subscription: str) -> dict[str, int]:
-    """What relays say, by the uid of their pods."""
+    """Published counts as relays report them, by pod uid."""
     published = {}
     for pod, answer in zip(look.asked, look.answers, strict=True):
         report = answer.report.relay("/".join(look.key)) if answer.report is not None else None
@@ -412,20 +421,21 @@ def _published(look: _Look, subscription: str) -> dict[str, int]:
 
 
 def _any_behind(look: _Look, version: int) -> bool:
-    """Whether a relay that answered has not taken up this version of the configuration."""
+    """Return whether a relay that answered still runs an earlier version of the configuration."""
     reports = (answer.report for answer in _of_the_living(look))
     return any(report is not None and (report.config.version or 0) < version for report in reports)
 
 
 def _of_the_living(look: _Look) -> list[Answer]:
-    """A relay that is being stopped hands its partitions over: what it still says is not the state of things."""
+    """Answers of pods that keep running. A stopping relay hands over its partitions, so its report is outdated."""
     return [answer for pod, answer in zip(look.asked, look.answers, strict=True) if pod.alive]
 
 
 def _sidecar_works(look: _Look) -> bool:
-    """Whether the Deployment can go after a change to sidecars.
+    """Return whether the Deployment can be deleted after a change of the runtime to Sidecar.
 
-    Not before: the application's pods get their sidecar when they are restarted, and until then events would lie.
+    Application pods get their sidecar only when they are restarted. Until a sidecar works, deleting the Deployment
+    would stop delivery.
     """
     return any(
         not pod.own

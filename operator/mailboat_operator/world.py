@@ -1,10 +1,9 @@
-"""What is known of the cluster: the two kinds of resources, their children, and the pods that carry a relay's label.
+"""Cache of the cluster state: both custom resources, their children, and the pods with the label of a relay.
 
-Fed from several sides at once (kopf's events, own watches, lists, the answers to our own writes), which may come in
-any order; the newest version of an object wins, and a deletion is the last of them: an answer that was on its way when
-the object went does not bring it back. Whoever feeds it need not think about who is affected: a change that
-matters names the relay, as (namespace, name), to ``on_change``. A status that only we write is no such change, or the
-operator would answer its own echo.
+Updates come from several sources (kopf events, watches, lists, responses to writes) in any order. The newest version of
+an object wins. A deletion is final: a response that was in flight during the deletion does not restore the object. A
+relevant change calls ``on_change`` with the affected relay as (namespace, name), so sources need not resolve it. A
+change of a status that only the operator writes is not relevant; otherwise the operator would react to its own writes.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ Key = tuple[str, str]
 _KINDS: Final = (RELAY, SUBSCRIPTION, POD, *CHILD_KINDS)
 _NOISE: Final = frozenset({"resourceVersion", "managedFields", "selfLink"})
 _MOURNED: Final = 600.0
-"""Seconds for which a lost object is remembered: nothing is on its way for that long."""
+"""Seconds for which a deleted object is remembered; no response is in flight for that long."""
 _FOR_GOOD: Final = float("inf")
 
 
 class World:
-    """The last known version of everything that matters."""
+    """Last known version of every relevant object."""
 
     def __init__(
         self, on_change: Callable[[Key], None] = lambda _: None, clock: Callable[[], float] = time.monotonic
@@ -46,22 +45,22 @@ class World:
         self._pods: dict[Key, RelayPod] = {}
         self._departed: defaultdict[Key, list[Object]] = defaultdict(list)
         self._lost: dict[str, tuple[float, float]] = {}
-        """By uid: the version with which it was lost, and when."""
+        """By uid: the version at which the object was removed, and the time."""
 
     def relays(self) -> list[Key]:
-        """Every relay that exists, and every one that a subscription refers to."""
+        """Every relay that exists or is referenced by a subscription."""
         referred = [key for key, names in self._by_relay[SUBSCRIPTION].items() if names]
         return sorted({*self._objects[RELAY], *referred})
 
     def asked_for(self) -> list[Key]:
-        """Relays that only pods refer to: nobody has to be looked after, but somebody waits in vain."""
+        """Relay names referenced only by pods. Nothing to reconcile, but the pods need an event."""
         return sorted({key for key, names in self._by_relay[POD].items() if names} - set(self.relays()))
 
     def relay(self, key: Key) -> Object | None:
         return self._objects[RELAY].get(key)
 
     def subscriptions_of(self, key: Key) -> list[Object]:
-        """Oldest first, so that the one that was there before keeps its place."""
+        """Subscriptions of a relay, oldest first, so that the oldest has precedence."""
         found = [self._objects[SUBSCRIPTION][each] for each in self._by_relay[SUBSCRIPTION].get(key, ())]
         return sorted(found, key=_age)
 
@@ -72,14 +71,15 @@ class World:
         return self._objects[kind].get((key[0], child_name(key[1])))
 
     def departed(self, key: Key) -> list[Object]:
-        """Relay and subscriptions of this name that were deleted since the last time this was asked, each told once.
+        """Return the relay and subscriptions of this name deleted since the last call, each once.
 
-        Whoever remembers something about them asks at the beginning of a look: none is under way then that could
-        remember it anew."""
+        Callers drop their state about these objects at the start of a reconcile: then no other reconcile is running
+        that could store it again.
+        """
         return self._departed.pop(key, [])
 
     def saw(self, kind: Kind, found: Object) -> None:
-        """An object as it is now, or was a moment ago."""
+        """Store an object, current or slightly outdated."""
         key = _key(found)
         before = self._objects[kind].get(key)
         if self._was_lost_since(found) or (before is not None and _is_older(found, before)):
@@ -91,11 +91,12 @@ class World:
             self._tell(kind, *([] if before is None else [before]), found)
 
     def lost(self, kind: Kind, gone: Object) -> None:
-        """An object was deleted, or left the selection. A successor of the same name stays; so does what came back."""
+        """Remove a deleted object, or one that left the selection. A newer version stays, and so does a successor of
+        the same name."""
         self._lose(kind, gone, _version(gone))
 
     def missing(self, kind: Kind, gone: Object) -> None:
-        """The server knows no such object any more: no version of it can follow."""
+        """Remove an object that the server answers with 404: no version of it can follow."""
         self._lose(kind, gone, _FOR_GOOD)
 
     def _lose(self, kind: Kind, gone: Object, version: float) -> None:
@@ -116,7 +117,7 @@ class World:
 
     def _remember_lost(self, uid: str, version: float) -> None:
         now = self._clock()
-        self._lost.pop(uid, None)  # so that the oldest stand first
+        self._lost.pop(uid, None)  # keep the dict ordered by time of removal
         self._lost[uid] = (version, now)
         for each, (_, at) in list(self._lost.items()):
             if now - at < _MOURNED:
@@ -124,12 +125,12 @@ class World:
             del self._lost[each]
 
     def _was_lost_since(self, found: Object) -> bool:
-        """By version: what left the selection may return, as a newer version of itself."""
+        """Compare by version: an object that left the selection may return as a newer version of itself."""
         lost, _ = self._lost.get(found["metadata"]["uid"], (-1, 0.0))
         return _version(found) <= lost
 
     def listed(self, kind: Kind, listed: Listed, namespace: str | None) -> None:
-        """Everything of a kind: what is not in it is gone, unless it is newer than the list."""
+        """Apply a full list of a kind. Remove objects missing from the list, unless they are newer than it."""
         present = {_key(item): item["metadata"]["uid"] for item in listed.items}
         for key, known in list(self._objects[kind].items()):
             outside = namespace is not None and key[0] != namespace
@@ -195,7 +196,8 @@ def _key(found: Object) -> Key:
 
 
 def _is_older(found: Object, before: Object) -> bool:
-    """Whatever the uid: late word of a predecessor must not take the successor's place, only to be deleted then."""
+    """Compare regardless of uid: a late event about a predecessor must not replace its successor and then be
+    deleted."""
     return _version(found) < _version(before)
 
 
@@ -204,5 +206,5 @@ def _version(found: Object) -> int:
 
 
 def _number(version: str) -> int:
-    """Versions are numbers that rise; Kubernetes says so itself since 1.35."""
+    """Resource versions are increasing numbers, documented by Kubernetes since 1.35."""
     return int(version) if version.isdecimal() else 0
