@@ -1,6 +1,6 @@
-"""The relays of every resource as a fleet: what each said last, what each was told, and who should move what.
+"""Relay pods of every OutboxRelay: their last reports, the configuration pushed to them, and the partition assignment.
 
-All of it can be lost: a new operator asks the relays, and what they report is where it goes on.
+All of this state can be lost. A new operator polls the relays and continues from their reports.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ from mailboat_operator.world import Key
 log = logging.getLogger(__name__)
 
 _CALLS_AT_A_TIME: Final = 8
-"""To the relays of one resource: pods that do not answer must not keep the relays of others waiting."""
+"""Concurrent calls to the relays of one resource, so that unresponsive pods do not delay other resources."""
 _FURTHEST_AHEAD: Final = 2**61
-"""Milliseconds: with the time of day on top it is still a number that Postgres can keep."""
+"""Milliseconds. Added to the current time, the result still fits into a Postgres bigint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds."""
+    """Timeouts in seconds."""
 
     silence: float = 15.0
-    """How long a relay that stopped answering is still counted in: one lost packet must move no partition."""
+    """How long the last report of an unresponsive relay counts: one lost packet must not move a partition."""
     following: float = 30.0
-    """How long relays get to follow an assignment before they are told again."""
+    """How long relays may take to follow an assignment before it is pushed again."""
     asking: float = 10.0
-    """How long one look asks relays for their status. Those that did not answer before come last, and in turn."""
+    """Time limit for the status calls of one reconcile. Pods that never answered are polled last, in turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """What became of a configuration."""
+    """Result of pushing a configuration."""
 
     behind: bool = False
-    """Somebody did not have it when he was last asked."""
+    """A relay reported an earlier version before the push."""
     on_its_way: bool = False
-    """Somebody has just got it, or could not be reached: soon it may be different. A refusal stays what it is."""
+    """A push was accepted or got no answer, so the state may change soon. A refusal counts as settled."""
 
 
 @dataclass(slots=True)
@@ -70,24 +70,24 @@ class _Seen:
 
 @dataclass(slots=True)
 class _Relay:
-    """What is remembered about the relays of one resource."""
+    """State of the relays of one resource."""
 
     seen: dict[str, _Seen] = field(default_factory=dict)
-    """Last good answer, by the pod's uid."""
+    """Last successful answer, by pod uid."""
     told: Configuration | None = None
-    """The last configuration that was theirs."""
+    """Last configuration intended for these relays."""
     refusals: dict[str, Pushed] = field(default_factory=dict)
-    """By the pod's uid: how it refused the configuration last; told once."""
+    """Last refusal of the configuration, by pod uid. The same refusal is logged once."""
     plan: Plan | None = None
     calls: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_CALLS_AT_A_TIME))
     asked: dict[str, float] = field(default_factory=dict)
-    """By the pod's uid: when it was last asked."""
+    """Time of the last status call, by pod uid."""
     ahead: int = 0
-    """Milliseconds that our generations are ahead of the clock, after a relay knew a newer one."""
+    """Milliseconds added to the clock for new generations, raised after a relay reported a newer generation."""
 
 
 class Fleet:
-    """For all resources."""
+    """Relay pods of all resources."""
 
     def __init__(
         self,
@@ -105,14 +105,15 @@ class Fleet:
         self._relays: dict[Key, _Relay] = {}
 
     def forget(self, key: Key) -> None:
-        """The resource is gone."""
+        """Drop the state of a deleted resource."""
         self._relays.pop(key, None)
         self._metrics.forget_relay(*key)
 
     async def ask(self, key: Key, pods: Sequence[RelayPod], partitions: Partitions) -> list[Answer]:
-        """One answer per pod: the present one, or the last good one while it is fresh enough, or the reason.
+        """Poll every pod. Return one answer each: the new one, else the last successful one if recent, else the error.
 
-        ``partitions``: the subscriptions that answers may be about."""
+        ``partitions``: subscriptions that answers may contain, with their partition counts.
+        """
         memory = self._relays.setdefault(key, _Relay())
         answered = await self._ask(memory, key, pods, partitions)
         late = "was not asked yet: other relays take too long to answer"
@@ -136,7 +137,7 @@ class Fleet:
     async def _ask(
         self, memory: _Relay, key: Key, pods: Sequence[RelayPod], partitions: Partitions
     ) -> dict[str, Answer]:
-        """Answers by the pod's uid, as far as there was time for them."""
+        """Return the answers that arrived within the time limit, by pod uid."""
         answers: dict[str, Answer] = {}
 
         async def ask(pod: RelayPod) -> None:
@@ -151,13 +152,13 @@ class Fleet:
         return answers
 
     def told(self, key: Key) -> Configuration | None:
-        """The configuration that relays were given last, as far as is known."""
+        """Return the configuration pushed last by this process, if any."""
         return self._relays.setdefault(key, _Relay()).told
 
     async def configure(
         self, key: Key, pods: Sequence[RelayPod], answers: Sequence[Answer], configuration: Configuration
     ) -> Handed:
-        """Hand the configuration to everybody who is behind."""
+        """Push the configuration to every relay that reports an earlier version."""
         memory = self._relays.setdefault(key, _Relay())
         memory.told = configuration
         behind = [
@@ -188,7 +189,8 @@ class Fleet:
         answers: Sequence[Answer],
         configuration: Configuration,
     ) -> bool:
-        """Decide who should move what, and tell the relays if they hold something else. True: not settled yet."""
+        """Compute the assignment and push it if relays hold something else. Return True until relays hold the
+        assignment."""
         memory = self._relays.setdefault(key, _Relay())
         name = "/".join(key)
         working = _working(name, pods, answers)
@@ -199,7 +201,7 @@ class Fleet:
         generation = next_generation(memory.plan, int(self._wall_clock() * 1000) + memory.ahead)
         request = as_request(wanted, generation, namespace=key[0])
         informed = [pod for pod, answer, _ in working if _version(answer) >= configuration.version]
-        for pod in informed:  # one is enough: it is kept in the database, where the others see it
+        for pod in informed:  # one relay suffices: it stores the assignment in the database, where the others read it
             outcome = await self._client.put_assignment(pod, request)
             self._metrics.pushes.labels("assignment", str(outcome.code)).inc()
             if outcome.taken:
@@ -207,7 +209,7 @@ class Fleet:
                 log.info("Partitions were shared out.", extra={"relay": name, "generation": generation})
                 return True
             extra = {"pod": f"{pod.namespace}/{pod.name}", "code": outcome.code, "answer": outcome.text}
-            if outcome.code == 409:  # another clock was ahead of ours, and all relays read the same database
+            if outcome.code == 409:  # an operator with a faster clock wrote it; all relays read the same database
                 memory.ahead = min(max(1000, 2 * memory.ahead), _FURTHEST_AHEAD)
                 log.warning("A relay knows a newer assignment; the next one is numbered beyond it.", extra=extra)
                 return True
@@ -219,7 +221,7 @@ _Working = Sequence[tuple[RelayPod, Answer, RelayReport]]
 
 
 def _working(name: str, pods: Sequence[RelayPod], answers: Sequence[Answer]) -> _Working:
-    """Pods whose relay is there to stay and reaches the database."""
+    """Pods whose relay keeps running and reaches the database."""
     return [
         (pod, answer, report)
         for pod, answer in zip(pods, answers, strict=True)
@@ -232,13 +234,13 @@ def _working(name: str, pods: Sequence[RelayPod], answers: Sequence[Answer]) -> 
 
 
 def _plan(working: _Working, work: Sequence[Work], before: Plan | None) -> tuple[Owners, Owners]:
-    """Who should hold what, and who does."""
+    """Return the desired and the reported owner of each partition."""
     workers, reported = _workers(working, work), _reported(working)
     return assign(work, workers, sticky(before, reported, workers)), reported
 
 
 def _workers(working: _Working, work: Sequence[Work]) -> list[Worker]:
-    """Each with what it can do: nobody is told to move what he does not know, or failed to build."""
+    """Return each pod with its capabilities. A relay is not assigned subscriptions that it lacks or failed to build."""
     needed = frozenset(secret for each in work for secret in each.secrets)
     return [
         Worker(
@@ -251,7 +253,7 @@ def _workers(working: _Working, work: Sequence[Work]) -> list[Worker]:
 
 
 def _reported(working: _Working) -> Mapping[Partition, str]:
-    """Who holds what: the holder's own word, before what the others have read in the database."""
+    """Return the owner of each partition. The owner's own report has precedence over database reads of other relays."""
     owners: dict[Partition, str] = {}
     for pod, _, report in working:
         for each in report.subscriptions:

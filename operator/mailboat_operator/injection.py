@@ -1,19 +1,19 @@
-"""Injection: what a pod that asks for a relay gets, as a JSON patch. Pure.
+"""Sidecar injection as a JSON patch. Pure.
 
-A pod asks by the label ``mailboat.dev/relay: <name>``. It gets a native sidecar: an init container with restartPolicy
-Always, which starts before the application, stops after it, and does not keep a Job from finishing. It stands first, so
-that init containers that emit events have a relay beside them as well. Nothing of it may keep the application from
-starting:
+A pod requests a relay by the label ``mailboat.dev/relay: <name>``. It gets a native sidecar: an init container with
+restartPolicy Always, which starts before the application, stops after it, and does not keep a Job from finishing. It is
+the first init container, so that init containers that emit events have a relay as well. The sidecar must never keep the
+application from starting:
 
-- what can't be injected is left out, and the answer is a warning that says what to do, never a refusal;
-- what the API server would not take is not injected (``trial``): it would refuse the whole pod;
+- if a sidecar can't be injected, it is omitted; the answer is a warning with a remedy, never a refusal;
+- if the API server would reject the sidecar (``trial``), it is omitted: the whole pod would be refused;
 - it takes no port that a container of the pod declares: it starts first, and the application could not listen there;
-- its volumes are optional, and so is what its environment refers to; it has neither a startup nor a readiness probe;
-- on the network of the node it declares no port: the scheduler would look for a node where that port is free;
-- what it keeps in scratch volumes lies in memory: other local storage ties pods to their node for autoscalers;
-- it gets no API token: an empty folder lies where Kubernetes would put one.
+- its volumes and the sources of its environment variables are optional; it has no startup or readiness probe;
+- on the node's network it declares no port: the scheduler would require a node where that port is free;
+- its scratch volumes are in memory: with other local storage, autoscalers do not evict the pod from its node;
+- it gets no API token: an empty folder is mounted where Kubernetes would put one.
 
-Asked again about a pod that has its sidecar, the answer is that nothing is to be done.
+For a pod that already has its sidecar, the answer is an empty patch.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ TOKEN_FOLDER: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 NO_TOKEN_VOLUME: Final = "mailboat-no-token"
 
 _USUAL: Final = range(PORT, 65536)
-"""Ports in the order in which they are taken where none is asked for."""
+"""Candidate ports in order of preference, if none is requested."""
 _MIRROR: Final = "kubernetes.io/config.mirror"
 _LONGEST_WARNING: Final = 250
-"""Characters. The API server cuts warnings off, and drops all of them when they are too much together."""
+"""Characters. The API server truncates warnings, and drops all of them if their total size is too large."""
 
 _ABOUT_A_FIELD: Final = re.compile(
     r'POST \S+: Deployment\.apps "[^"]*" is invalid: .*spec\.template\.spec\.(initContainers\[0\]|volumes)', re.DOTALL
@@ -64,34 +64,34 @@ Pod = Mapping[str, Any]
 
 
 class Outcome(StrEnum):
-    """What became of one request; a label of the metrics."""
+    """Outcome of one request; a label of the metrics."""
 
     INJECTED = "injected"
     NOT_ASKED = "not_asked"
-    """No label, opted out, a relay's own pod, or injected already."""
+    """No label, opted out, a relay's own pod, or already injected."""
     LEFT_OUT = "left_out"
-    """It was asked for and could not be given; a warning says why."""
+    """Requested but not possible; a warning contains the reason."""
     FAILED = "failed"
-    """We could not find out what to do."""
+    """The operator could not decide."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sidecar:
-    """What is added to a pod."""
+    """Container and volumes added to a pod."""
 
     container: dict[str, Any]
     volumes: tuple[dict[str, Any], ...]
 
     @property
     def mark(self) -> str:
-        """The same for the same sidecar: the value of the annotation."""
+        """Hash of the sidecar: the value of the annotation."""
         text = json.dumps([self.container, self.volumes], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """The answer to one request."""
+    """Answer to one request."""
 
     outcome: Outcome
     patch: tuple[dict[str, Any], ...] = ()
@@ -100,7 +100,7 @@ class Injection:
 
 
 def wanted_relay(pod: Pod) -> str | None:
-    """The relay that a pod still has to get, by name; None: there is nothing to do."""
+    """Return the name of the relay that a pod still needs; None if there is nothing to do."""
     metadata = pod.get("metadata") or {}
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     name = labels.get(RELAY_LABEL)
@@ -118,7 +118,7 @@ def inject(
     subscriptions: Iterable[Mapping[str, Any]],
     image: RelayImage,
 ) -> Injection:
-    """The answer for a pod. Relay and subscriptions come as the API has them; None: there is no such relay."""
+    """Return the answer for a pod. Relay and subscriptions are API objects; ``relay`` is None if it does not exist."""
     name = wanted_relay(pod)
     if name is None:
         return Injection(Outcome.NOT_ASKED)
@@ -142,10 +142,10 @@ def inject(
 
 
 def trial(sidecar: Sidecar, namespace: str) -> dict[str, Any]:
-    """A Deployment with the sidecar in its template, for a dry run: would the API server take a pod that has it?
+    """Return a Deployment with the sidecar in its template, for a dry run: would the API server accept such a pod?
 
-    Much in a relay's template (security context, resources, environment) is passed on as it is, and only the API server
-    knows all of its rules. What it refuses must not be put into an application's pod.
+    Much of a relay's template (security context, resources, environment) is passed on unchanged, and only the API
+    server has all validation rules. A rejected sidecar must not be added to an application's pod.
     """
     labels = {"mailboat.dev/trial": sidecar.mark}
     return {
@@ -168,10 +168,11 @@ def trial(sidecar: Sidecar, namespace: str) -> dict[str, Any]:
 
 
 def objection(refusal: str) -> str | None:
-    """What is wrong with a sidecar by a refused trial, short enough for a warning; None: that is not what it says.
+    """Extract the error in a sidecar from a refused trial, short enough for a warning; None if it is not about the
+    sidecar.
 
-    A policy or somebody's webhook may refuse any Deployment for reasons of its own, which say nothing about pods. Only
-    the API server's own words about the very fields of the sidecar do.
+    A policy or a third-party webhook may refuse any Deployment for other reasons, which do not apply to pods. Only the
+    API server's own messages about fields of the sidecar count.
     """
     if not _ABOUT_A_FIELD.match(refusal) and not _UNREADABLE.match(refusal):
         return None
@@ -183,12 +184,12 @@ def objection(refusal: str) -> str | None:
 
 
 def left_out(*reasons: str) -> Injection:
-    """No sidecar, and why."""
+    """Answer without a sidecar, with the reasons."""
     return Injection(Outcome.LEFT_OUT, warnings=tuple(map(_warning, reasons)))
 
 
 def failed(reason: str) -> Injection:
-    """No sidecar, since something of ours went wrong. The pod starts all the same."""
+    """Answer without a sidecar because of an error in the operator. The pod starts anyway."""
     return Injection(Outcome.FAILED, warnings=(_warning(reason),))
 
 
@@ -234,8 +235,11 @@ def _in_memory(volume: dict[str, Any]) -> dict[str, Any]:
 
 
 def _secrets(relay: OutboxRelay, subscriptions: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """All that the relay has to see. Also for a subscription that is invalid by now, as far as it still says: relays go
-    on with its last valid form, and pods can't be given a Secret later."""
+    """Names of all Secrets that the relay needs.
+
+    For a subscription that became invalid, use the references that can still be read: relays keep its last valid form,
+    and a Secret can't be added to a running pod.
+    """
     readable, names = [], set[str]()
     for each in subscriptions:
         try:
@@ -248,7 +252,7 @@ def _secrets(relay: OutboxRelay, subscriptions: Iterable[Mapping[str, Any]]) -> 
 
 
 def _port(pod: Pod) -> tuple[int | None, list[str]]:
-    """Where the relay listens, and what there is to say about it; None: there is no place for it."""
+    """Return the port for the relay, with warnings about it; None if there is no port for it."""
     annotations, taken = (pod.get("metadata") or {}).get("annotations") or {}, _ports(pod)
     port = chosen_port(annotations)
     if port is not None and port in taken and PORT_ANNOTATION in annotations:
@@ -265,7 +269,7 @@ def _port(pod: Pod) -> tuple[int | None, list[str]]:
 
 
 def _written_port(pod: Pod, port: int) -> dict[str, str]:
-    """The annotation by which the operator finds the relay, where it is not there already."""
+    """Return the port annotation from which the operator finds the relay, unless the pod already has it."""
     known = chosen_port((pod.get("metadata") or {}).get("annotations") or {}) or PORT
     return {} if known == port else {PORT_ANNOTATION: str(port)}
 

@@ -1,8 +1,8 @@
-"""From an object of the API to a model, or to the sentence that says why not.
+"""Parse API objects into models, or into a message with the reason why not.
 
-The CRDs refuse most of what is wrong already; what only the model can see ends here. A subscription that can't be used
-any more goes on as relays know it, and it is here that this is looked up. Reading thousands of subscriptions takes
-seconds: ``SubscriptionReader`` reads each version of a resource once, and is called in a thread.
+The CRD schemas reject most errors; this module reports those that only the models detect. It also finds the last valid
+form of a subscription whose spec became invalid. Parsing thousands of subscriptions takes seconds:
+``SubscriptionReader`` parses each resource version once, and is called in a thread.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mailboat_spec import EventSubscription, OutboxRelay, SpecError, Tracking, r
 
 @dataclass(frozen=True, slots=True)
 class ReadRelay:
-    """A relay, or what is wrong with it."""
+    """A relay, or the problem with its spec."""
 
     relay: OutboxRelay | None
     problem: str = ""
@@ -33,32 +33,33 @@ class ReadRelay:
 
 @dataclass(frozen=True, slots=True)
 class ReadSubscription:
-    """A subscription, or what is wrong with it."""
+    """A subscription, or the problem with its spec."""
 
     found: Object
     subscription: EventSubscription | None
     problem: str = ""
     item: Item | None = None
-    """The subscription in the relay's configuration."""
+    """The subscription as an item of the relay's configuration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """What relays know of a subscription whose spec can't be used any more."""
+    """The form that relays have of a subscription whose spec became invalid."""
 
     form: Object | None
-    """Its last valid form, as it was written; None: there is none."""
+    """The last valid form, as written; None if there is none."""
     lost: bool = False
-    """Relays know it, and nobody can say any more as what."""
+    """Relays have the subscription, but its last valid form can't be recovered."""
 
 
 def recalled(
     found: Object, relay: str, written: Configuration | None, told: Configuration | None, answers: Sequence[Answer]
 ) -> Recalled:
-    """By the ConfigMap (``written``), else by what this operator told relays itself.
+    """Find the last valid form in the ConfigMap (``written``), else in the last pushed configuration (``told``).
 
-    A ConfigMap can be deleted or garbled by others. Where nothing is told yet, relays are asked whether they know the
-    subscription; one of an earlier version may only not have heard yet that it was left out.
+    Others can delete or corrupt a ConfigMap. If this process has not pushed a configuration yet, check whether relay
+    reports contain the subscription. Reports of an earlier version are ignored: such a relay may not have received its
+    removal yet.
     """
     metadata = found["metadata"]
     namespace, name = metadata["namespace"], metadata["name"]
@@ -66,7 +67,7 @@ def recalled(
         form = last_valid_form(each, metadata["uid"])
         if form is not None and is_named(form, namespace, name):
             return Recalled(form)
-    if told is not None or knows_by_name(written, namespace, name):  # left out by ourselves; of a predecessor
+    if told is not None or knows_by_name(written, namespace, name):  # left out by the operator, or a predecessor's
         return Recalled(None)
     if written is None and (found.get("status") or {}).get("assignments"):
         return Recalled(None, lost=True)
@@ -90,14 +91,15 @@ def read_relay(found: Object) -> ReadRelay:
 
 
 class SubscriptionReader:
-    """Reads the subscriptions of one relay, and remembers what it read."""
+    """Parser for the subscriptions of one relay, with a cache."""
 
     def __init__(self) -> None:
         self._read: dict[str, tuple[object, ReadSubscription]] = {}
-        """By uid, with all that the result depends on."""
+        """By uid: the result, with everything that it depends on."""
 
     def read(self, relay: Object, found: Sequence[Object]) -> list[ReadSubscription]:
-        """Each beside its relay and, where the relay serves one only, beside the one that was there first."""
+        """Parse each subscription together with its relay and, if the relay serves only one, with the first valid
+        one."""
         serves_one = _serves_one(relay)
         read: dict[str, tuple[object, ReadSubscription]] = {}
         first: Object | None = None
@@ -125,7 +127,7 @@ def _mark(relay: Object) -> tuple[str, int]:
 
 
 def read_subscription_alone(found: Object) -> EventSubscription | None:
-    """One that is known to be right (its last valid form), or has no relay to be compared with."""
+    """Parse a subscription without its real relay: a last valid form, or one whose relay does not exist."""
     try:
         relay = {
             "apiVersion": found["apiVersion"],
@@ -146,14 +148,14 @@ def _read_subscription(relay: Object, first: Object | None, found: Object) -> Re
         return ReadSubscription(found, subscription, item=item(subscription))
     except SpecError as error:
         own = [problem for problem in error.problems if problem.source == _label(found)]
-        if not own:  # the relay's own problem, which is told there
+        if not own:  # a problem of the relay, reported there
             alone = read_subscription_alone(found)
             return ReadSubscription(found, alone, item=item(alone) if alone is not None else None)
         return ReadSubscription(found, None, _problem(SpecError(tuple(own))))
 
 
 def _problem(error: SpecError) -> str:
-    """Field and remedy; the resource itself is where the sentence is read."""
+    """Format problems as field and remedy. The message appears on the resource itself, so its name is omitted."""
     return "; ".join(f"{each.path}: {each.message}" if each.path else each.message for each in error.problems)
 
 

@@ -1,7 +1,7 @@
-"""HTTP calls to relays: reads their status, pushes configuration and assignments to them, signed.
+"""HTTP client for relays: read their status, and push signed configurations and assignments.
 
-A relay that does not answer is an answer too; nothing here raises. Answers come from pods that applications own, so
-they are bounded in size, in what is kept of them and in time. They are not decompressed; redirects are not followed.
+Nothing here raises: an unresponsive relay is returned as a result. Answers come from pods that applications own, so
+their size, the retained part and the time are bounded. Answers are not decompressed; redirects are not followed.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from mailboat_operator.reports import Answer, Partitions, Report, bounded, large
 from mailboat_spec.packing import pack
 
 _MEMORY: Final = 12 * 1024 * 1024
-"""Bytes of all answers that are read at a time; enough for the largest one."""
+"""Bytes of all answers read concurrently; enough for the largest one."""
 _LARGEST_ERROR: Final = 500
 _WORTH_A_THREAD: Final = 64 * 1024
-"""Bytes of a report that takes milliseconds to read."""
+"""Size in bytes from which parsing takes milliseconds and runs in a thread."""
 
 
 class Signer(Protocol):
-    """Makes tokens that relays believe."""
+    """Issuer of tokens that relays accept."""
 
     def public_keys(self) -> str:
-        """PEM: every key that relays should know, now."""
+        """Return all public keys that relays should trust now, as PEM."""
         ...
 
     def token(self, audience: str, method: str, path: str, body: bytes) -> str:
-        """A token for one call."""
+        """Return a token for one call."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """What became of a push: a status code, or 0 where there was no answer, and the relay's words."""
+    """Result of a push: status code (0 if there was no answer) and the relay's response text."""
 
     code: int
     text: str
@@ -51,7 +51,8 @@ class Pushed:
 
 
 class RelayClient:
-    """One for the whole operator: it bounds the memory that answers take. ``Fleet`` bounds the number of calls."""
+    """HTTP client shared by the whole operator: it bounds the memory of answers. ``Fleet`` bounds the number of
+    calls."""
 
     def __init__(self, signing: Signer, *, timeout: float = 3.0) -> None:
         self._signing = signing
@@ -60,7 +61,7 @@ class RelayClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        # No connection is kept: relays come and go, and the next look is seconds away.
+        # Connections are not reused: relays come and go, and the next poll is seconds away.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         self._session = aiohttp.ClientSession(
             connector=connector, timeout=self._timeout, trust_env=False, auto_decompress=False
@@ -72,7 +73,7 @@ class RelayClient:
             await self._session.close()
 
     async def status(self, pod: RelayPod, relay: str, partitions: Partitions) -> Answer:
-        """What the relay in a pod reports about ``relay`` and these subscriptions of it."""
+        """Return the report of a pod's relay about ``relay`` and these subscriptions."""
         if not pod.address:
             return Answer(pod.name, None, "has no address yet")
         most = largest_report(partitions)
@@ -101,7 +102,7 @@ class RelayClient:
     async def _call(
         self, method: str, pod: RelayPod, path: str, body: bytes, most: int, headers: dict[str, str] | None = None
     ) -> tuple[int, bytes]:
-        """The status code and the beginning of the answer, ``most`` bytes; or 0 and a reason."""
+        """Return the status code and the first ``most`` bytes of the answer, or 0 and a reason."""
         assert self._session is not None, "used as a context manager"
         try:
             async with self._session.request(
@@ -124,7 +125,7 @@ def _answer(pod: RelayPod, content: bytes, relay: str, partitions: Partitions) -
     if report is None:
         return Answer(pod.name, None, "answered something that is no status")
     if _is_of_another(report, pod.relay_id):
-        return Answer(pod.name, None, "another relay answers at its address")  # given to a new pod by now
+        return Answer(pod.name, None, "another relay answers at its address")  # the address was reassigned to a new pod
     return Answer(pod.name, bounded(report, relay, partitions))
 
 
@@ -133,7 +134,7 @@ def _is_of_another(report: Report, relay_id: str) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """Without addresses: they change with every restart, and a message that changes is written again."""
+    """Error text without addresses: they change with every restart, and each changed message causes a status write."""
     if isinstance(error, aiohttp.ClientConnectorError):
         return f"can't be connected to ({error.os_error.strerror or 'no route'})"
     return "broke off its answer"

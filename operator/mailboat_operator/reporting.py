@@ -1,7 +1,7 @@
-"""Writes statuses and events: only what changed, and each piece of news once.
+"""Write statuses and Kubernetes events: only changes, and each event once.
 
-The status that is there is the memory: news is what differs from it, so a restarted operator does not tell again what
-was told before.
+The existing status is the memory: events are derived from the difference to it, so a restarted operator does not repeat
+them.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from mailboat_spec import FIELD_MANAGER, ConditionType
 log = logging.getLogger(__name__)
 
 _COUNTERS_EVERY: Final = 60.0
-"""Seconds between two patches that bring nothing but counters."""
+"""Seconds between two patches that change only counters."""
 _SAME_NEWS_EVERY: Final = 600.0
 _LONGEST_NOTE: Final = 1024
 
 
 class Reporter:
-    """For all resources; remembers when each was written last."""
+    """Status writer for all resources, with the time of the last write per resource."""
 
     def __init__(
         self, kube: Kube, world: World, metrics: Metrics, instance: str, clock: Callable[[], float] = time.monotonic
@@ -42,7 +42,7 @@ class Reporter:
         self._told: dict[tuple[str, News], float] = {}
 
     async def report(self, kind: Kind, found: Object, status: Mapping[str, Any]) -> None:
-        """Bring the status up to date. The events follow it, so that none is told twice. Raises ``KubeError``."""
+        """Patch the status, then write its events, so that no event is repeated. Raises ``KubeError``."""
         metadata = found["metadata"]
         ready = any(each["type"] == ConditionType.READY and each["status"] == "True" for each in status["conditions"])
         self._metrics.ready.labels(kind.plural, metadata["namespace"], metadata["name"]).set(ready)
@@ -54,7 +54,7 @@ class Reporter:
         try:
             written = await self._kube.patch_status(kind, found, patch)
         except NotFound:
-            self._world.missing(kind, found)  # deleted, and nobody told us yet
+            self._world.missing(kind, found)  # deleted, but the deletion event has not arrived yet
             return
         self._written[metadata["uid"]] = self._clock()
         self._metrics.status_patches.labels(kind.plural).inc()
@@ -62,7 +62,7 @@ class Reporter:
         await self.tell(kind, found, news(before.get("conditions") or (), status["conditions"]))
 
     async def tell(self, kind: Kind, found: Object, items: Iterable[News]) -> None:
-        """Events on the resource. They are a courtesy: one that can't be written keeps nothing else from happening."""
+        """Write events on the resource. Best effort: a failed write is logged and does not affect anything else."""
         for item in items:
             mark = (found["metadata"]["uid"], item)
             now = self._clock()

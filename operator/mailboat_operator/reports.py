@@ -1,10 +1,10 @@
-"""What relays report on ``GET /status``, read leniently: a relay may be older or newer than the operator.
+"""Models of a relay's ``GET /status`` answer, parsed leniently: a relay may be older or newer than the operator.
 
-The relay's side of it is ``mailboat.runtime.status``; the two packages never import one another, so the words are
-written down here a second time, and a test with real relays holds them together.
+The relay's side is ``mailboat.runtime.status``. The two packages never import one another, so the fields are defined
+here a second time; a test with real relays compares both.
 
-A report comes from a pod that an application owns, and the operator keeps the last one of each pod. So it keeps no more
-than the resources name: their subscriptions and partitions, with texts cut to a length.
+A report comes from a pod that an application owns, and the operator keeps the last one of each pod. So only the
+subscriptions and partitions named by resources are kept, with texts cut to a maximum length.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _USUAL_PARTITIONS: Final[int] = EventSubscriptionSpec.model_fields["partitions"]
 _SMALLEST: Final = 64 * 1024
 _PER_SUBSCRIPTION: Final = 2048
 _PER_PARTITION: Final = 768
-"""Bytes. A partition takes some 150, and more if it names an error."""
+"""Bytes. A partition takes about 150, and more if it carries an error."""
 _LARGEST: Final = 12 * 1024 * 1024
 
 Partitions = Mapping[str, int]
@@ -37,7 +37,7 @@ Seconds = Annotated[float, Field(le=1e12)]
 
 
 def partitions_of(subscriptions: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """What reports may be about, by resources of the API, valid or not."""
+    """Return the subscriptions that reports may contain, from API resources, valid or not."""
     return {f"{each['metadata']['namespace']}/{each['metadata']['name']}": _partitions(each) for each in subscriptions}
 
 
@@ -48,18 +48,18 @@ def _partitions(subscription: Mapping[str, Any]) -> int:
 
 
 def largest_report(partitions: Partitions) -> int:
-    """Bytes that a report may have."""
+    """Return the maximum size of a report in bytes."""
     needed = sum(_PER_SUBSCRIPTION + count * _PER_PARTITION for count in partitions.values())
     return min(_SMALLEST + needed, _LARGEST)
 
 
 def pod_of(relay_id: str | None, namespace: str) -> str:
-    """The pod of a relay. A relay of another namespace, which shares the database, keeps its whole id."""
+    """Return the pod name of a relay. The id of a relay in another namespace (same database) is returned unchanged."""
     return (relay_id or "").removeprefix(f"{namespace}/")
 
 
 def reason_given(word: str, otherwise: Reason) -> Reason:
-    """A relay's reason for programs; one of another version may use words that are not known here."""
+    """Parse a relay's machine-readable reason. A relay of another version may use unknown words."""
     try:
         return Reason(word)
     except ValueError:
@@ -67,7 +67,7 @@ def reason_given(word: str, otherwise: Reason) -> Reason:
 
 
 class _Reported(BaseModel):
-    """Without the null handling of other models, which costs a call in Python for each of thousands of objects."""
+    """Base without the null handling of other models, which costs a Python call for each of thousands of objects."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -84,7 +84,7 @@ Reported = TypeVar("Reported", bound=_Reported)
 
 
 class PartitionReport(_Reported):
-    """A partition that the reporting relay owns."""
+    """A partition owned by the reporting relay."""
 
     partition: Count
     lag: Count = 0
@@ -94,15 +94,15 @@ class PartitionReport(_Reported):
 
 
 class SubscriptionReport(_Reported):
-    """A subscription, as far as the reporting relay moves it."""
+    """A subscription, as far as the reporting relay delivers it."""
 
     name: str
     state: str = "Running"
-    """Running, Paused, or Failed: it can't be built, and ``last_error`` says why."""
+    """Running, Paused, or Failed: the subscription can't be built, for the reason in ``last_error``."""
     dead: Count = 0
     published: Count = 0
     blocked: Count = 0
-    """Keys that stand still."""
+    """Blocked keys."""
     rate: Annotated[float, Field(le=1e12)] = 0.0
     sink_reachable: bool = True
     last_error: str | None = None
@@ -134,14 +134,14 @@ class RelayReport(_Reported):
 
 
 class ConfigReport(_Reported):
-    """Which configuration is in use, and what was wrong with the last one."""
+    """Configuration version in use, and the error of the last rejected one."""
 
     version: Count | None = None
     error: str | None = None
 
 
 class Report(_Reported):
-    """A whole answer."""
+    """A complete status report."""
 
     relays: tuple[RelayReport, ...] = ()
     config: ConfigReport = Field(default_factory=ConfigReport)
@@ -152,7 +152,7 @@ class Report(_Reported):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one relay pod said last, or why it said nothing."""
+    """Last report of one relay pod, or the reason why there is none."""
 
     pod: str
     report: Report | None
@@ -160,7 +160,7 @@ class Answer:
 
 
 def read_report(content: bytes) -> Report | None:
-    """None for what is no status of a relay."""
+    """Parse a report; None if the content is not a relay status."""
     try:
         return Report.model_validate_json(content)
     except (ValidationError, RecursionError):
@@ -168,7 +168,7 @@ def read_report(content: bytes) -> Report | None:
 
 
 def bounded(report: Report, relay: str, partitions: Partitions) -> Report:
-    """As much of the report as is about this relay and the subscriptions that it has by its resources."""
+    """Return the part of the report about this relay and its known subscriptions."""
     found = report.relay(relay)
     relays = () if found is None else (_bounded_relay(found, partitions),)
     return Report(relays=relays, config=_cut(report.config, "error"))

@@ -1,7 +1,7 @@
-"""Keeps one kind of objects in the world up to date: list once, then watch, and list again when the thread is lost.
+"""Keep one kind of object in the cache up to date: list once, then watch; list again if the watch expired.
 
-Errors of the API server are everyday business here: each is waited out, longer every time, and nothing is lost
-meanwhile, since a watch goes on from the version that it had reached.
+Errors of the API server are expected. Each is retried with growing back-off. No event is lost meanwhile, since a watch
+resumes from the last version it received.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from mailboat_operator.world import World
 log = logging.getLogger(__name__)
 
 _PAUSE: Final = 0.1
-"""Seconds before a watch that the server ended is begun anew: it may end it at once, again and again."""
+"""Seconds before a watch that the server ended is reopened: the server may end it at once, repeatedly."""
 
 
 class Watcher:
-    """One kind, in one namespace or in all, by one selector."""
+    """Watch of one kind, in one namespace or in all, with one selector."""
 
     def __init__(
         self,
@@ -42,10 +42,10 @@ class Watcher:
         self._on_listed = on_listed
         self._backoff = backoff or Backoff(initial=0.2, longest=10.0)
         self.synced = asyncio.Event()
-        """Set once the first list is in the world."""
+        """Set once the first list is in the cache."""
 
     async def run(self) -> None:
-        """For ever; ends by cancellation only."""
+        """Run until cancelled."""
         version: str | None = None
         failures = 0
         while True:

@@ -1,13 +1,12 @@
-"""The injection webhook over HTTPS: AdmissionReview in, AdmissionReview out. Every replica serves it.
+"""Injection webhook over HTTPS: AdmissionReview in, AdmissionReview out. Every replica serves it.
 
-The answer is always "allowed": a pod that could have had a relay is worth more than one that could not start. Whatever
-goes wrong becomes a warning to whoever creates the pod, a line in the log and a count. Each request reads the relay and
-its subscriptions from the API (no replica but the leader watches anything) and changes nothing, so that a dry run is no
-different from any other.
+The answer is always "allowed": a pod without a relay is better than a pod that can't start. Every failure becomes a
+warning to the creator of the pod, a log line and a count. Each request reads the relay and its subscriptions from the
+API, since only the leader has watches. A request changes nothing, so a dry run needs no special case.
 
-A request needs no credentials, so what it may cost is bounded: the size of a body, the bytes of all bodies that are
-read, parsed and answered at a time, and the lists of subscriptions in memory. Parsed JSON takes up to 24 times the
-memory of its text. Requests beyond these bounds wait for a place or are refused with 413, 408 or 503.
+A request needs no credentials, so its cost is bounded: the size of a body, the bytes of all bodies that are read,
+parsed and answered concurrently, and the lists of subscriptions in memory. Parsed JSON takes up to 24 times the memory
+of its text. Requests beyond these bounds wait, or are refused with 413, 408 or 503.
 """
 
 from __future__ import annotations
@@ -53,30 +52,31 @@ log = logging.getLogger(__name__)
 
 PATH: Final = "/inject"
 NATIVE_SIDECARS: Final = (1, 29)
-"""The first version of Kubernetes that has them without being asked to."""
+"""First version of Kubernetes with native sidecars enabled by default."""
 _LARGEST: Final = 2 * 1024 * 1024
-"""Bytes of a review. It holds one pod, and etcd stores no object above 1.5 MiB; the pod's JSON is little longer."""
+"""Maximum bytes of a review. It holds one pod, whose JSON is little longer than its form in etcd (at most 1.5 MiB)."""
 _MEMORY: Final = 3 * 1024 * 1024
-"""Bytes of all reviews under way: 72 MiB when parsed, at worst."""
+"""Bytes of all concurrent reviews: 72 MiB when parsed, at worst."""
 _LEAST: Final = 256 * 1024
-"""Bytes that a review counts at least, which bounds the number of reviews under way to 12."""
+"""Minimum bytes reserved per review, which bounds the number of concurrent reviews to 12."""
 _MOST_WAITING: Final = 64
 _LISTS: Final = 2
-"""Lists of subscriptions in memory at a time: one of 2,000 takes some 40 MiB."""
+"""Concurrent lists of subscriptions: one of 2,000 takes some 40 MiB."""
 _SHARE: Final = 0.6
-"""Of the time that the API server waits: for reading from it. Beyond that time it goes on without an answer."""
+"""Share of the API server's webhook timeout used for reads from it. After the timeout it continues without an
+answer."""
 _ANSWER_WITHIN: Final = 3.0
-"""Seconds, where it does not say how long it waits."""
+"""Seconds, if the request carries no timeout."""
 _AGAIN_AFTER: Final = 0.2
-"""Seconds until the API server is asked again, after it did not answer as it should."""
+"""Seconds until a failed read from the API server is retried."""
 _LONGEST: Final = 30
-"""Seconds: an API server waits no longer for any webhook."""
+"""Seconds: the maximum timeout of any webhook in Kubernetes."""
 _REMEMBERED: Final = 1000
-"""Kinds of sidecars that are known to be acceptable."""
+"""Number of sidecar variants remembered as accepted."""
 
 
 class InjectionMetrics:
-    """How often, how it ended, how long it took; and how long the certificate lasts."""
+    """Metrics of injection: outcomes, durations, and the end of the certificate."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.requests = Counter(
@@ -95,7 +95,7 @@ class InjectionMetrics:
 
 
 class Webhook:
-    """The answers, without a socket."""
+    """Request handling of the webhook, without a socket."""
 
     def __init__(
         self, kube: Kube, image: RelayImage, metrics: InjectionMetrics, namespaces: Collection[str] = ()
@@ -109,7 +109,7 @@ class Webhook:
         self._memory = Memory(_MEMORY, _MOST_WAITING)
         self._lists = asyncio.Semaphore(_LISTS)
         self.leaving = False
-        """Answers go on, but ask to be the last on their connection: the next request goes to another replica."""
+        """Continue to answer, but close each connection afterwards: the next request goes to another replica."""
 
     def application(self) -> web.Application:
         application = web.Application()
@@ -149,7 +149,7 @@ class Webhook:
         return response
 
     async def answer(self, asked: Object, within: float = _ANSWER_WITHIN) -> Injection:
-        """What becomes of one pod. Never raises."""
+        """Return the injection for one pod. Never raises."""
         where = {"namespace": asked.get("namespace"), "uid": asked.get("uid")}
         try:
             async with asyncio.timeout(within):
@@ -163,7 +163,7 @@ class Webhook:
         return answer
 
     async def _answer_at_last(self, asked: Object) -> Injection:
-        """However often it takes: a moment without an API server must not cost a pod its relay."""
+        """Retry while the API server is unavailable: a short outage must not cost a pod its relay."""
         while True:
             try:
                 return await self._answer(asked)
@@ -184,7 +184,7 @@ class Webhook:
         if self._version is None:
             self._version = await self._kube.server_version()
         if self._version < NATIVE_SIDECARS:
-            # An init container that stays, but is not known to stay, would keep the application waiting for ever.
+            # Without native sidecars, an init container that never ends would block the application.
             return left_out("sidecars need Kubernetes 1.29 or newer: set runtime: Deployment on the OutboxRelay")
         try:
             relay = await self._kube.get(RELAY, namespace, name)
@@ -192,7 +192,7 @@ class Webhook:
             return inject(pod, namespace, None, (), self._image)
         async with self._lists:
             subscriptions = await self._kube.list(SUBSCRIPTION, namespace)
-            # In a thread: thousands of subscriptions take seconds to read, and the event loop has other work.
+            # In a thread: parsing thousands of subscriptions takes seconds and would block the event loop.
             answer = await asyncio.to_thread(inject, pod, namespace, relay, subscriptions.items, self._image)
             del subscriptions
         if answer.sidecar is not None and (reason := await self._objection(answer.sidecar, namespace)):
@@ -200,7 +200,8 @@ class Webhook:
         return answer
 
     async def _objection(self, sidecar: Sidecar, namespace: str) -> str | None:
-        """Why the API server would refuse a pod with this sidecar. Asked once per kind of sidecar, by a dry run."""
+        """Return why the API server would refuse a pod with this sidecar. Checked once per sidecar variant, by a dry
+        run."""
         if sidecar.mark in self._accepted:
             return None
         try:
@@ -218,7 +219,8 @@ class Webhook:
 
 
 def time_to_answer(given: str | None) -> float:
-    """``given``: what the API server says with each request, such as ``10s``."""
+    """Return the time limit for an answer. ``given``: timeout that the API server sends with each request, such as
+    ``10s``."""
     seconds = re.fullmatch(r"(\d{1,2})s", given or "")
     return _SHARE * min(int(seconds[1]), _LONGEST) if seconds else _ANSWER_WITHIN
 

@@ -1,5 +1,5 @@
-"""What belongs to a relay in the cluster: one pure function per kind of child, from the resource to the whole object.
+"""Children of a relay: one pure function per kind, from the resource to the complete object.
 
-Nothing here asks the cluster or the clock. All children of a relay have the same name and labels, and point to their
-relay as their controller, so that Kubernetes itself removes them with it.
+No function reads the cluster or the clock. All children of a relay share a name and labels, and have the relay as
+controller in their owner reference, so that Kubernetes garbage collection removes them with it.
 """

@@ -1,12 +1,12 @@
-"""The ConfigMap: the relay's whole configuration, which is the resources themselves, and the operator's public keys.
+"""ConfigMap of a relay: its complete configuration, which is the resources themselves, and the operator's public keys.
 
-It carries a version that rises with every change, so that a relay can tell what is newer whichever way it came (the
-mounted file or a push). Content that is the same but for the version is no change, and keeps its version.
+The configuration has a version that increases with every change, so that a relay can determine the newer one of the
+mounted file and a push. Content that differs only in the version is unchanged, and keeps its version.
 
 The text is a List in JSON, with one resource per line: the relay, then its subscriptions by name. Each subscription is
-written once per version of its resource (``Item``), and the operator reads single lines: the version, and the last
-valid form of a subscription whose resource can't be used any more. A large text is compressed
-(``mailboat_spec.packing``); then it stands in ``binaryData``.
+serialized once per version of its resource (``Item``). The operator parses single lines: the version, and the last
+valid form of a subscription whose resource became invalid. A large text is compressed (``mailboat_spec.packing``) and
+stored in ``binaryData``.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ _BETWEEN: Final = ",\n"
 _LONGEST_LINE: Final = 3 * 512 * 1024
 """Characters: etcd stores no larger resource."""
 _LARGEST_PACKED: Final = 960 * 1024
-"""Bytes. A ConfigMap holds 1 MiB, and the public keys need some of it."""
+"""Bytes. A ConfigMap holds 1 MiB, and the public keys need part of it."""
 _NEWEST: Final = 2**62
-"""Versions are below it: relays take none that is much higher, and there must be room for the next ones."""
+"""Upper bound of versions. Relays reject much higher ones, and there must be room for the next versions."""
 _BELIEVABLE_AHEAD: Final = 24 * 3600 * 1000
-"""Milliseconds: no two clocks of a cluster differ by more than a day."""
+"""Milliseconds: clocks of a cluster never differ by more than a day."""
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """What relays are told, and its version."""
+    """Configuration of relays, with its version."""
 
     version: int
     text: str
 
     @cached_property
     def packed(self) -> bytes:
-        """As it is stored and sent. Takes a while for a large one, the first time."""
+        """Stored and sent form, cached. The first call takes a while for a large configuration."""
         return pack(self.text)
 
 
 class Item(NamedTuple):
-    """One subscription in a configuration: the name by which it is sorted, and its line."""
+    """One subscription in a configuration: its name, which is the sort key, and its line."""
 
     name: str
     line: str
@@ -63,12 +63,12 @@ def item(subscription: EventSubscription) -> Item:
 
 
 def item_as_known(form: Mapping[str, Any]) -> Item:
-    """A subscription as relays know it already, which stays as it is, whether it can be read here or not."""
+    """Return the item of a subscription as relays have it, unchanged, whether the operator can parse it or not."""
     return Item(str(form["metadata"]["name"]), _line(form))
 
 
 def config_map(relay: OutboxRelay, configuration: Configuration, public_keys: str) -> dict[str, Any]:
-    """The whole object."""
+    """Build the complete object."""
     made: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -83,7 +83,7 @@ def config_map(relay: OutboxRelay, configuration: Configuration, public_keys: st
 
 
 def too_large(configuration: Configuration, relay: str) -> str:
-    """Why the configuration can't be stored, as a sentence; empty if it can."""
+    """Return a message with the reason why the configuration can't be stored; empty if it can."""
     text, packed = len(configuration.text), len(configuration.packed)
     if text <= LARGEST_TEXT and packed <= _LARGEST_PACKED:
         return ""
@@ -98,11 +98,11 @@ def too_large(configuration: Configuration, relay: str) -> str:
 def next_configuration(
     relay: OutboxRelay, items: Iterable[Item], before: Configuration | None, now_ms: int, in_use: int = 0
 ) -> Configuration:
-    """The present one if nothing changed; else one with a version above every earlier one.
+    """Return the current configuration if nothing changed; else one with a version above every earlier one.
 
-    The clock gives the version, so that it rises even where the ConfigMap was deleted and nothing is remembered.
-    ``in_use`` is the highest version that relays report: they pass over everything that is older. A report from the
-    far future is not believed.
+    The version is derived from the clock, so that it increases even if the ConfigMap was deleted and no state is left.
+    ``in_use`` is the highest version that relays report: they ignore every older one. A reported version from the far
+    future is ignored.
     """
     lines = [each.line for each in sorted(items)]
     in_use = in_use if in_use < now_ms + _BELIEVABLE_AHEAD else 0
@@ -113,9 +113,9 @@ def next_configuration(
 
 
 def all_paused(before: Configuration, now_ms: int) -> Configuration:
-    """The same with every subscription paused; the very same where all are.
+    """Return the configuration with every subscription paused; the same object if all are.
 
-    Not one without subscriptions: relays would forget how far each had come.
+    Removing the subscriptions instead would make relays drop their progress.
     """
     first, *lines = _lines(before.text)
     paused = [_paused(line) for line in lines]
@@ -138,9 +138,9 @@ def _paused(line: str) -> str:
 
 
 def configuration_in(config_map: Mapping[str, Any] | None) -> Configuration | None:
-    """What a ConfigMap says, or None where it says nothing that the operator has written.
+    """Parse the configuration in a ConfigMap; None if the operator did not write it.
 
-    Nor is a version understood that relays refuse: if it were kept, so would be the text that has it.
+    A version that relays refuse is rejected as well: otherwise both the version and its text would be kept.
     """
     text = _text_in(config_map or {})
     if text is None or not (text.startswith(_HEAD) and text.endswith(_TAIL)):
@@ -165,7 +165,7 @@ def _text_in(config_map: Mapping[str, Any]) -> str | None:
 
 
 def last_valid_form(configuration: Configuration | None, uid: str) -> dict[str, Any] | None:
-    """A subscription as relays know it, for when its resource can't be used any more."""
+    """Return a subscription as relays have it, for the case that its resource became invalid."""
     for document in _subscriptions_with(configuration, "uid", uid):
         if _metadata(document).get("uid") == uid:
             return document
@@ -173,7 +173,7 @@ def last_valid_form(configuration: Configuration | None, uid: str) -> dict[str, 
 
 
 def knows_by_name(configuration: Configuration | None, namespace: str, name: str) -> bool:
-    """Whether a subscription of this name is in it, this one or one that had the name before."""
+    """Return whether the configuration contains a subscription of this name, this one or a predecessor."""
     return any(is_named(document, namespace, name) for document in _subscriptions_with(configuration, "name", name))
 
 
@@ -188,7 +188,7 @@ def _metadata(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _subscriptions_with(configuration: Configuration | None, field: str, value: str) -> Iterator[dict[str, Any]]:
-    """Those on whose line a field has this value. Finding a line is fast; no other one is parsed."""
+    """Yield the subscriptions on whose line a field has this value. Finding a line is fast; no other line is parsed."""
     text = configuration.text if configuration is not None else ""
     wanted, at = f"{_line(field)}:{_line(value)}", 0
     while (at := text.find(wanted, at)) >= 0:
@@ -205,7 +205,8 @@ def _lines(text: str) -> list[str]:
 
 
 def _parsed(line: str) -> dict[str, Any]:
-    """One resource; empty where the line is none. Anybody may have written it: it may be large, or nested deep."""
+    """Parse one resource; empty if the line is not one. Anyone may have written it, so it may be large or deeply
+    nested."""
     try:
         document = json.loads(line) if len(line) <= _LONGEST_LINE else None
     except (ValueError, RecursionError):
@@ -228,10 +229,10 @@ def _line(value: Any) -> str:
 
 
 def _document(resource: Resource) -> dict[str, Any]:
-    """Who it is and what it should be; nothing of what others noted on it, so that a label changes no configuration.
+    """Return identity and spec, without other metadata, so that a label changes no configuration.
 
-    Without what is as it is by default. Relays refuse fields that they do not know, and sidecars stay as old as their
-    pods: a field that a later version adds must not reach them before somebody uses it.
+    Default values are omitted. Relays refuse unknown fields, and sidecars keep the version with which their pods
+    started: a field added by a later version must not reach them before it is used.
     """
     differing = resource.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
     manifest = resource.manifest()

@@ -1,7 +1,7 @@
-"""The Deployment of a relay with pods of its own.
+"""Deployment of a relay with runtime Deployment.
 
-Its template holds what a running pod can't learn later: image, volumes, resources. Everything else is pushed, so a
-changed subscription rolls no pod unless it needs a Secret that none had to mount before.
+Its template holds only parts that a running pod can't receive later: image, volumes, resources. Everything else is
+pushed, so a changed subscription causes no rollout unless it needs a Secret that is not mounted yet.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SPREAD_OVER: Final = ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
 
 
 def deployment(relay: OutboxRelay, image: RelayImage, secrets: Sequence[str]) -> dict[str, Any]:
-    """The whole object."""
+    """Build the complete object."""
     selector = selector_labels(relay.metadata.name)
     return {
         "apiVersion": "apps/v1",
@@ -36,10 +36,10 @@ def deployment(relay: OutboxRelay, image: RelayImage, secrets: Sequence[str]) ->
         "metadata": child_metadata(relay),
         "spec": {
             "replicas": relay.spec.replicas,
-            "paused": False,  # or `kubectl rollout pause` would keep a new image or Secret from relays, unnoticed
+            "paused": False,  # else `kubectl rollout pause` would keep a new image or Secret from relays, unnoticed
             "revisionHistoryLimit": 3,
             "selector": {"matchLabels": selector},
-            # The new relay is there before the old one goes: its partitions move once, to where they stay.
+            # The new relay is ready before the old one stops, so its partitions move only once.
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
             "template": _template(relay, image, secrets),
         },
@@ -47,7 +47,7 @@ def deployment(relay: OutboxRelay, image: RelayImage, secrets: Sequence[str]) ->
 
 
 def selector_labels(relay: str) -> dict[str, str]:
-    """The pods of the Deployment, and no application's pod that only has a sidecar. Never changes: it can't."""
+    """Labels that select the Deployment's pods, but no application pod with a sidecar. A selector is immutable."""
     every = relay_labels(relay)
     return {label: every[label] for label in (NAME_LABEL, INSTANCE_LABEL)}
 
@@ -88,12 +88,12 @@ def _spread(relay: str, key: str) -> dict[str, Any]:
 
 
 def replica_failure(live: Mapping[str, Any] | None) -> str:
-    """Why a Deployment's pods can't be created, in Kubernetes' words: a quota, a policy, a missing service account."""
+    """Return Kubernetes' message why a Deployment can't create pods: a quota, a policy, a missing service account."""
     return _told(live, "ReplicaFailure", "True")
 
 
 def rollout_failure(live: Mapping[str, Any] | None) -> str:
-    """Why Kubernetes expects nothing of a Deployment's new pods any more, in its words; those of before go on."""
+    """Return Kubernetes' message why a Deployment's rollout failed. The previous pods keep running."""
     return _told(live, "Progressing", "False")
 
 

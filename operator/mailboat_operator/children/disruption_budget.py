@@ -1,4 +1,5 @@
-"""The PodDisruptionBudget: a drained node takes one relay at a time, so that its partitions find a home meanwhile."""
+"""PodDisruptionBudget of a relay: a node drain evicts one relay at a time, so that its partitions can move
+meanwhile."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from mailboat_spec import OutboxRelay
 
 
 def disruption_budget(relay: OutboxRelay) -> dict[str, Any]:
-    """``maxUnavailable`` and not ``minAvailable``: the latter with one replica would block every drain for ever."""
+    """Build the object. With one replica, ``minAvailable`` would block every drain; ``maxUnavailable`` does not."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
@@ -18,7 +19,7 @@ def disruption_budget(relay: OutboxRelay) -> dict[str, Any]:
         "spec": {
             "maxUnavailable": 1,
             "selector": {"matchLabels": selector_labels(relay.metadata.name)},
-            # A relay that never gets ready must not keep a node from being emptied.
+            # A relay that never becomes ready must not block a drain.
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },
     }

@@ -1,4 +1,4 @@
-"""Whose a child is: the metadata that every child carries, and how to tell ours from somebody else's."""
+"""Ownership of children: the metadata of every child, and the distinction between own and foreign objects."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from mailboat_spec import API_VERSION, FIELD_MANAGER, RELAY_KIND, OutboxRelay
 
 
 class Owner(Enum):
-    """Who an object belongs to, from the point of view of one relay."""
+    """Owner of an object, from the point of view of one relay."""
 
     OURS = "ours"
     PREDECESSOR = "predecessor"
-    """A relay of the same name that was deleted: Kubernetes removes the object soon."""
+    """A deleted relay of the same name: Kubernetes removes the object soon."""
     STRANGER = "stranger"
 
 
 def child_metadata(relay: OutboxRelay) -> dict[str, Any]:
-    """Name, labels and the reference by which garbage collection finds the child."""
+    """Name, labels, and the owner reference for garbage collection."""
     name = relay.metadata.name
     return {
         "name": child_name(name),
@@ -40,10 +40,10 @@ def child_metadata(relay: OutboxRelay) -> dict[str, Any]:
 
 
 def owner_of(child: Mapping[str, Any], relay_name: str, relay_uid: str) -> Owner:
-    """By the owner reference: labels are anybody's to write.
+    """Determine the owner by the owner reference, since anyone can write labels.
 
-    A child that we made and that nobody owns any more is ours to take back: ``kubectl delete --cascade=orphan`` leaves
-    such, for the next relay of the name.
+    A child that the operator created and that has no owner is adopted: ``kubectl delete --cascade=orphan`` leaves such
+    children for the next relay of the name.
     """
     references = child["metadata"].get("ownerReferences") or ()
     for reference in references:

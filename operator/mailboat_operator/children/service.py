@@ -1,4 +1,5 @@
-"""The headless Service: names for the relays, and something for monitors to select. Nothing is balanced through it."""
+"""Headless Service of a relay: DNS names for the relays, and a target for monitors. No traffic is balanced through
+it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from mailboat_spec.names import RELAY_LABEL
 
 
 def service(relay: OutboxRelay) -> dict[str, Any]:
-    """Selects pods of the Deployment and pods with a sidecar alike, ready or not: a relay that fails is to be seen."""
+    """Build the object. It selects Deployment pods and pods with a sidecar, ready or not: failing relays must be
+    visible."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -20,7 +22,7 @@ def service(relay: OutboxRelay) -> dict[str, Any]:
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
             "selector": {RELAY_LABEL: relay.metadata.name},
-            # By name: a sidecar may listen elsewhere than on the usual port.
+            # By name: a sidecar may listen on another port.
             "ports": [{"name": PORT_NAME, "port": PORT, "protocol": "TCP", "targetPort": PORT_NAME}],
         },
     }

@@ -1,4 +1,4 @@
-"""The ServiceAccount of a Deployment's pods: an identity without a token, since a relay never speaks to the API."""
+"""ServiceAccount of a Deployment's pods: an identity without a token, since a relay never calls the API."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mailboat_spec import OutboxRelay
 
 
 def service_account(relay: OutboxRelay) -> dict[str, Any]:
-    """Only where the template names no other one."""
+    """Build the object. Used only if the template names no other ServiceAccount."""
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",

@@ -1,5 +1,5 @@
-"""What is written into the status of both kinds, made from what relays report. Pure, clock included.
+"""Statuses of both kinds, built from relay reports. Pure functions; time is an argument.
 
-Numbers are rounded before they are compared, so that a status that says the same is not written again: an idle
-cluster hears nothing from the operator.
+Numbers are rounded before the comparison, so that an unchanged status is not written again: in an idle cluster the
+operator writes nothing.
 """

@@ -1,4 +1,4 @@
-"""Conditions: from verdicts to what is written, and from what changed to events that tell it."""
+"""Build conditions from verdicts, and events from changed conditions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WELL: Final[Mapping[str, ConditionStatus]] = {
     ConditionType.RETENTION_BLOCKED: ConditionStatus.FALSE,
     ConditionType.KEYS_BLOCKED: ConditionStatus.FALSE,
 }
-"""The answer with which all is well. Types that are not here tell tools, not people, and make no events."""
+"""The healthy status per type. Types not listed here are for tools, not people, and cause no events."""
 
 _HOPELESS: Final = frozenset(
     {
@@ -38,7 +38,7 @@ _HOPELESS: Final = frozenset(
         Reason.SCHEMA_MISMATCH,
     }
 )
-"""Reasons that stay until a person does something: kstatus calls that stalled."""
+"""Reasons that persist until a person acts; kstatus calls that stalled."""
 _UNDER_WAY: Final = frozenset(
     {Reason.PROGRESSING, Reason.STARTING, Reason.PARTITIONS_WITHOUT_OWNER, Reason.NOT_ENOUGH_RELAYS}
 )
@@ -46,7 +46,7 @@ _UNDER_WAY: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """An answer to one of the questions."""
+    """Status, reason and message of one condition type."""
 
     type: ConditionType
     status: ConditionStatus
@@ -56,7 +56,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """Something that a person should read in the events of a resource."""
+    """A Kubernetes event to be written on a resource."""
 
     warning: bool
     reason: str
@@ -76,7 +76,7 @@ def unknown(type_: ConditionType, reason: Reason, message: str) -> Verdict:
 
 
 def with_progress(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Adds what kstatus asks for: ``Reconciling`` or ``Stalled``, by the reason for which Ready is not True."""
+    """Add the kstatus conditions ``Reconciling`` or ``Stalled``, by the reason for which Ready is not True."""
     ready = next(each for each in verdicts if each.type is ConditionType.READY)
     result = list(verdicts)
     if ready.status is not ConditionStatus.TRUE:
@@ -90,7 +90,7 @@ def with_progress(verdicts: Sequence[Verdict]) -> list[Verdict]:
 def written(
     verdicts: Iterable[Verdict], before: Iterable[Mapping[str, Any]], generation: int, now: datetime
 ) -> list[dict[str, Any]]:
-    """Conditions as the API has them. The time of an answer that stays the same stays too."""
+    """Return conditions in the form of the API. If the status is unchanged, keep its lastTransitionTime."""
     old = {condition.get("type"): condition for condition in before}
     result = []
     for verdict in sorted(verdicts, key=lambda each: list(ConditionType).index(each.type)):
@@ -111,7 +111,8 @@ def written(
 
 
 def news(before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]]) -> list[News]:
-    """One event per answer that changed, but for the steps of a start, which Ready sums up when it is over."""
+    """Return one event per changed condition, except for the steps of a start: Ready summarizes them when it is
+    complete."""
     old = {condition.get("type"): condition for condition in before}
     changes = [(old.get(condition["type"]), condition) for condition in after if condition["type"] in _WELL]
     return list(dict.fromkeys(_told(condition) for last, condition in changes if _is_news(last, condition)))

@@ -1,4 +1,4 @@
-"""What both kinds of resources say about pods, in the same words."""
+"""Messages about pods that both kinds of resources share."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from mailboat_operator.statuses.conditions import Verdict, no, yes
 from mailboat_spec import ConditionType, Reason
 
 NAMED: Final = 5
-"""Pods that are named in one sentence; nobody reads fifty."""
+"""Maximum number of pods named in one message."""
 
 
 def named(pods: Sequence[str]) -> str:
-    """The first few."""
+    """Join the first few names."""
     shown = ", ".join(sorted(pods)[:NAMED])
     return f"{shown} and {len(pods) - NAMED} more" if len(pods) > NAMED else shown
 
 
 def not_reported(pods: str) -> str:
-    """For when no relay answers the operator. What is wrong may be in the pods, or between them and the operator."""
+    """Message for the case that no relay answers. The cause may be in the pods, or between them and the operator."""
     return (
         f"No relay has reported yet ({pods}). If it stays so, look at the logs of these pods, and whether a "
         "NetworkPolicy keeps the operator from their port."
@@ -28,14 +28,15 @@ def not_reported(pods: str) -> str:
 
 
 def where_to_put_it(reason: Reason, message: str) -> str:
-    """A relay's message, with what it can't know: in a cluster nobody writes into its folders."""
+    """Return a relay's message with a hint for clusters: there, Secrets are resources, not files in a folder."""
     if reason is not Reason.SECRET_NOT_FOUND:
         return message
     return f"{message} In a cluster: create that Secret, in this namespace; relays take it up by themselves."
 
 
 def secrets_mounted(lacking: Sequence[RelayPod]) -> Verdict:
-    """``lacking``: pods that can't see a Secret which they need. Those of our own Deployment are replaced by it."""
+    """Return the condition SecretsMounted. ``lacking``: pods without a Secret that they need. The Deployment replaces
+    its own pods."""
     since = "were started before a Secret was referred to, and can't see it"
     if theirs := [pod.name for pod in lacking if not pod.own]:
         message = f"These pods {since}: restart {named(theirs)}."

@@ -1,4 +1,4 @@
-"""How a relay is doing: its pods, its database, its schema, and what keeps it from being what it should be."""
+"""Status of an OutboxRelay: its pods, database and schema, and the problems that keep it from being ready."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ _DAYS_AHEAD: Final = 7.0
 
 @dataclass(frozen=True, slots=True)
 class RelayFacts:
-    """All that is known about a relay at one moment."""
+    """All facts about a relay at one moment."""
 
     name: str
     """namespace/name."""
     generation: int
     before: Mapping[str, Any]
     relay: OutboxRelay | None
-    """None: the spec can't be used, and ``problem`` says why."""
+    """None if the spec is invalid, for the reason in ``problem``."""
     problem: str
     taken: str
-    """A child's name that somebody else's object has, as a sentence; empty if all are free."""
+    """Message about a foreign object with a child's name; empty if there is none."""
     refused: str
-    """Why the API server does not take a child as the spec wants it; empty if it does."""
+    """Why the API server rejects a child as the spec defines it; empty if it does not."""
     forbidden: str
-    """Why the API server does not take a child from the operator at present; empty if it does."""
+    """Why the API server currently rejects a child from the operator; empty if it does not."""
     held: str
     """Why relays get no new configuration; empty if they do."""
     uncreated: str
     """Why the Deployment can't create pods; empty if it can."""
     halted: str
-    """Why Kubernetes has given up on a rollout of the Deployment; empty if it has not."""
+    """Why Kubernetes gave up on a rollout of the Deployment; empty if it did not."""
     stuck: str
-    """Why looks at this relay can't be finished, one after the other; empty if they can."""
+    """Why reconciles of this relay keep failing; empty if they do not."""
     pods: Sequence[RelayPod]
     answers: Sequence[Answer]
     subscriptions: int
     lacking: Sequence[RelayPod]
-    """Running pods that can't see a Secret which the relay or a subscription needs."""
+    """Running pods without a Secret that the relay or a subscription needs."""
     selector: str
 
 
 def relay_status(facts: RelayFacts, now: datetime) -> dict[str, Any]:
-    """The whole status, ready to be compared with the one that is there."""
+    """Build the whole status, for comparison with the existing one."""
     alive = [pod for pod in facts.pods if pod.alive]
     verdicts = with_progress(_verdicts(facts))
     return {
@@ -65,13 +65,14 @@ def relay_status(facts: RelayFacts, now: datetime) -> dict[str, Any]:
 
 
 def _wanted(facts: RelayFacts, alive: int) -> int:
-    """How many relays there should be; with sidecars that is for the application to say, by its pods."""
+    """Return the desired number of relays. With sidecars the application's pods determine it."""
     wanted = facts.relay.spec.replicas if facts.relay is not None else None
     return alive if wanted is None else wanted
 
 
 def _ready_pods(facts: RelayFacts) -> list[RelayPod]:
-    """Kubernetes knows about pods of the Deployment; a sidecar has no say in its pod's readiness, so it is asked."""
+    """Pods with a ready relay. A Deployment's pod has a readiness probe; a sidecar has none, so it counts if it
+    answers."""
     answering = {answer.pod for answer in facts.answers if answer.report is not None}
     return [pod for pod in facts.pods if pod.alive and (pod.ready if pod.own else pod.name in answering)]
 
@@ -149,7 +150,7 @@ def _unanswered(facts: RelayFacts) -> str:
 
 
 def _troubles(facts: RelayFacts) -> str:
-    """What keeps pods from starting, as far as Kubernetes knows."""
+    """Join the reasons why pods do not start, as reported by Kubernetes."""
     troubled = [pod for pod in facts.pods if pod.alive and pod.trouble]
     return "; ".join(f"{pod.name} {pod.trouble}" for pod in troubled[:NAMED])
 
@@ -168,7 +169,7 @@ def _database(reports: Sequence[RelayReport]) -> Verdict:
 
 
 def _reaches(report: RelayReport) -> bool:
-    """A relay that finds tables missing has reached the database, and stays out of it."""
+    """Return whether the relay reached the database. A relay that finds tables missing did, and stays disconnected."""
     return report.database_reachable or report.reason == Reason.SCHEMA_MISMATCH
 
 

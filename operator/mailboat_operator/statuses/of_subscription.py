@@ -1,4 +1,4 @@
-"""How a subscription is doing: the words of all its relays, put together."""
+"""Status of an EventSubscription, combined from the reports of all its relays."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ _ERROR_LIMIT: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionFacts:
-    """All that is known about a subscription at one moment."""
+    """All facts about a subscription at one moment."""
 
     name: str
     """namespace/name."""
     generation: int
     before: Mapping[str, Any]
-    """The status that is there."""
+    """The existing status."""
     subscription: EventSubscription | None
-    """What relays are told to do: the spec, or its last valid form."""
+    """The form that relays are configured with: the spec, or its last valid form."""
     relay: str
     """namespace/name of the relay that it refers to."""
     relay_exists: bool
     problem: str
-    """Why the spec can't be used; empty if it can."""
+    """Why the spec is invalid; empty if it is valid."""
     answers: Sequence[Answer]
-    """Of all relay pods."""
+    """Answers of all relay pods."""
     lacking: Sequence[RelayPod]
-    """Running pods that can't see a Secret which this subscription needs."""
+    """Running pods without a Secret that this subscription needs."""
     published: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """What the relays said about one subscription."""
+    """Relay reports about one subscription."""
 
     relays: Sequence[tuple[str, RelayReport]]
     subscriptions: Sequence[tuple[str, SubscriptionReport]]
@@ -51,7 +51,7 @@ class _Words:
 
     @property
     def moving(self) -> list[SubscriptionReport]:
-        """Those that hold a part of it; else everybody who knows of it."""
+        """Reports of relays that own partitions; if there are none, all reports."""
         return [each for _, each in self.subscriptions if each.owned] or [each for _, each in self.subscriptions]
 
     @property
@@ -60,7 +60,7 @@ class _Words:
 
 
 def subscription_status(facts: SubscriptionFacts, now: datetime) -> dict[str, Any]:
-    """The whole status, ready to be compared with the one that is there."""
+    """Build the whole status, for comparison with the existing one."""
     words = _words(facts)
     verdicts = with_progress(_verdicts(facts, words))
     status: dict[str, Any] = {
@@ -71,7 +71,7 @@ def subscription_status(facts: SubscriptionFacts, now: datetime) -> dict[str, An
     if facts.subscription is not None:
         status["sink"] = facts.subscription.spec.sink.kind
     if not words.subscriptions:
-        # Nobody knows: what was known last is a better answer than nothing.
+        # No relay reports the subscription: keep the last known values.
         for field in ("lag", "lagDisplay", "oldestAge", "parked", "dead", "rate", "lastError", "assignments"):
             if field in facts.before:
                 status[field] = facts.before[field]
@@ -102,8 +102,7 @@ def _numbers(facts: SubscriptionFacts, words: _Words) -> dict[str, Any]:
 
 
 def _lags(facts: SubscriptionFacts, words: _Words) -> dict[int, int]:
-    """By partition. Where its owner says nothing, since it hangs or is no more, nothing was delivered by that: there it
-    is what was known last."""
+    """Lag per partition. If the owner does not report, keep the last known lag: a silent owner delivers nothing."""
     before = {each["partition"]: each.get("lag", 0) for each in facts.before.get("assignments") or ()}
     return {
         number: report.lag if report is not None else before.get(number, 0)
@@ -129,7 +128,7 @@ def _words(facts: SubscriptionFacts) -> _Words:
     held: dict[int, tuple[str, PartitionReport | None]] = dict.fromkeys(range(count), ("", None))
     answering = {answer.pod for answer in facts.answers}
     namespace = facts.relay.partition("/")[0]
-    for _, each in subscriptions:  # what the store says about those who did not answer in detail
+    for _, each in subscriptions:  # owners from the database, for relays that did not answer in detail
         for number, owner in each.owners.items():
             pod = pod_of(owner, namespace)
             if number in held and pod in answering and not held[number][0]:

@@ -1,4 +1,4 @@
-"""Numbers as people need them. Rounding twice changes nothing, and larger stays larger (or becomes equal)."""
+"""Round numbers for display. Rounding is idempotent and monotonic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EXACT: Final = 100
 
 
 def rounded_count(count: int) -> int:
-    """Exact up to 100, then two significant digits, downwards."""
+    """Exact up to 100, then rounded down to two significant digits."""
     if count <= _EXACT:
         return max(count, 0)
     step: int = 10 ** (len(str(count)) - 2)
@@ -24,19 +24,19 @@ def rounded_count(count: int) -> int:
 
 
 def rounded_age(seconds: float | None) -> int | None:
-    """The last full step: a growing age is news ever more rarely."""
+    """Round down to the last full step, so that a growing age changes the status ever more rarely."""
     if seconds is None or seconds < _AGES[0]:
         return None
     return _AGES[bisect_right(_AGES, seconds) - 1]
 
 
 def rounded_rate(rate: float) -> float:
-    """Two significant digits; less than one event in ten seconds is none."""
+    """Round to two significant digits; less than one event in ten seconds counts as 0."""
     if rate < 0.1 or not math.isfinite(rate):
         return 0.0
     return float(f"{rate:.2g}")
 
 
 def displayed(count: int, bounded: bool) -> str:
-    """As kubectl prints it: a plus where counting stopped."""
+    """Format for kubectl, with a plus sign if counting stopped at a bound."""
     return f"{count}+" if bounded else str(count)
