@@ -1,1 +1,1 @@
-"""The Kubernetes operator of Mailboat: resources in, relays out."""
+"""Kubernetes operator of Mailboat: reconciles OutboxRelays and EventSubscriptions, and injects sidecars."""

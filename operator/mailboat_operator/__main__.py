@@ -1,6 +1,6 @@
 """The command line: ``mailboat-operator run`` and ``mailboat-operator version``.
 
-Exit codes: 0 told to stop; 1 it failed, or lost the lead; 2 wrong settings; 5 there is no cluster to connect to.
+Exit codes: 0 stopped by a signal; 1 failed, or lost the lead; 2 invalid settings; 5 no cluster to connect to.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ def run(**given: Any) -> None:
 
 
 def _core(metrics: Metrics) -> Core:
-    """The metrics are there before anybody leads: a replica that waits says 0, not nothing."""
+    """Return the leader's work. Its metrics exist before this process leads: a standby replica reports 0, not
+    nothing."""
 
     async def lead(kube: Kube, settings: Settings, signing: Signing) -> None:
         core = CoreSettings(

@@ -1,11 +1,12 @@
-"""Which pod should move which partition: balanced, sticky, and only where it can be done. Pure.
+"""Assignment of partitions to pods: balanced, sticky, and limited to capable pods. Pure.
 
-A relay can serve a subscription if it has built it, by its own word, and has all the Secrets that the subscription
-needs; a running sidecar can't get a new one. What a relay can't serve it would never hold, however often it is told.
-Subscriptions that the same pods can serve are shared out together, so that pods carry equally much over all.
+A relay can serve a subscription if it reports that it has built it and if its pod mounts all Secrets that the
+subscription needs; a running sidecar can't get a new one. A relay never acquires partitions that it can't serve,
+however often they are assigned. Subscriptions with the same set of capable pods are balanced together, so that all pods
+carry the same total load.
 
-The present plan is what sticks, not what relays report in the middle of a move: otherwise each look at half-moved
-partitions would give another plan. Without a plan (the operator has just started) it is the owners that are reported.
+Stickiness follows the current plan, not the owners reported in the middle of a move: otherwise every poll of half-moved
+partitions would produce another plan. Without a plan (after a start of the operator) it follows the reported owners.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from dataclasses import dataclass
 from mailboat_spec.assignment import balance
 
 Partition = tuple[str, int]
-"""Full name of the subscription, and the number of the partition."""
+"""Full name of the subscription, and the partition number."""
 Owners = Mapping[Partition, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A subscription to be shared out."""
+    """A subscription to be assigned."""
 
     name: str
     partitions: int
@@ -32,7 +33,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A relay pod that works, the subscriptions that it has built, and the Secrets that it has mounted."""
+    """A working relay pod, the subscriptions that it has built, and the Secrets that it has mounted."""
 
     pod: str
     serves: frozenset[str]
@@ -43,7 +44,7 @@ class Worker:
 
 
 def assign(work: Iterable[Work], workers: Collection[Worker], owners: Owners) -> dict[Partition, str]:
-    """An owner for every partition that any worker can move."""
+    """Return an owner for every partition that any worker can serve."""
     groups: dict[frozenset[str], list[Partition]] = defaultdict(list)
     for each in work:
         able = frozenset(worker.pod for worker in workers if worker.can(each))
@@ -56,7 +57,7 @@ def assign(work: Iterable[Work], workers: Collection[Worker], owners: Owners) ->
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """An assignment that was handed to the relays."""
+    """An assignment that was pushed to the relays."""
 
     generation: int
     owners: Mapping[Partition, str]
@@ -65,7 +66,7 @@ class Plan:
 
 
 def sticky(plan: Plan | None, reported: Owners, workers: Collection[Worker]) -> dict[Partition, str]:
-    """What a new assignment should keep: the plan as far as its pods are still there, else what is reported."""
+    """Return the owners to keep: those of the plan if their pods still exist, else the reported ones."""
     present = {worker.pod for worker in workers}
     kept = {partition: pod for partition, pod in reported.items() if pod in present}
     if plan is not None:
@@ -74,19 +75,19 @@ def sticky(plan: Plan | None, reported: Owners, workers: Collection[Worker]) -> 
 
 
 def next_generation(plan: Plan | None, now_ms: int) -> int:
-    """Above every earlier one, also above those of an operator that is no more: the clock sees to that."""
+    """Return a generation above every earlier one. The clock keeps it above those of previous operators."""
     return max(plan.generation + 1 if plan is not None else 0, now_ms)
 
 
 def worth_pushing(wanted: Owners, reported: Owners, plan: Plan | None, now: float, patience: float) -> bool:
-    """Relays hold what is wanted: never. They were told already: not until they have had time to follow."""
+    """Return whether to push: not if relays hold the assignment, and not again before they had time to follow it."""
     if not wanted or all(reported.get(partition) == pod for partition, pod in wanted.items()):
         return False
     return plan is None or plan.owners != wanted or now - plan.at > patience
 
 
 def as_request(wanted: Owners, generation: int, namespace: str) -> dict[str, object]:
-    """The body of ``PUT /assignment``, in which pods go by the ids of their relays."""
+    """Return the body of ``PUT /assignment``, in which pods are named by relay id."""
     subscriptions: dict[str, dict[str, str]] = defaultdict(dict)
     for (name, number), pod in sorted(wanted.items()):
         subscriptions[name][str(number)] = f"{namespace}/{pod}"

@@ -1,15 +1,15 @@
 """The webhook's certificates: one CA and one serving certificate that all operators share, and when to renew which.
 
-They lie in one Secret of the operator's namespace. The leader makes and renews them, every operator serves what the
-Secret holds, and the API server trusts what its ``ca.crt`` says (the ``caBundle``). Three rules hide a renewal:
+They are stored in one Secret of the operator's namespace. The leader creates and renews them, every operator serves the
+Secret's certificate, and the API server trusts its ``ca.crt`` (the ``caBundle``). Three rules make a renewal invisible:
 
-- A new CA is trusted before it signs. It joins the bundle at once, and the serving certificate moves over to it only
-  when ``Lifetimes.settle`` has passed: by then every API server has the new bundle.
-- An old CA is trusted for as long as a certificate that it signed is valid. So an operator that has not read the Secret
-  for weeks still serves something that is trusted, and nobody has to ask it. (The old CA's key is gone at once.)
-- Everything is renewed at half of its life, which leaves the other half for whatever keeps the leader from it.
+- A new CA is trusted before it signs. It joins the bundle at once, and the serving certificate moves to it only after
+  ``Lifetimes.settle``: by then every API server has the new bundle.
+- An old CA is trusted as long as a certificate that it signed is valid. So an operator that has not read the Secret for
+  weeks still serves a trusted certificate, without any coordination. (The old CA's key is deleted at once.)
+- Everything is renewed at half of its lifetime. The other half is the reserve if the leader can't renew.
 
-Decisions are pure, and time is an argument. Only ``Lifetimes`` knows how long anything lives.
+Decisions are pure, and time is an argument. Only ``Lifetimes`` defines lifetimes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 CA_BUNDLE: Final = "ca.crt"
-"""Key of the Secret: the CAs to trust, the one that signs first."""
+"""Key of the Secret: the trusted CAs, the signing one first."""
 CA_KEY: Final = "ca.key"
 CERTIFICATE: Final = "tls.crt"
 CERTIFICATE_KEY: Final = "tls.key"
@@ -38,21 +38,21 @@ _CA_NAME: Final = "Mailboat webhook CA"
 
 @dataclass(frozen=True, slots=True)
 class Lifetimes:
-    """How long things live."""
+    """Lifetimes of certificates."""
 
     ca: timedelta = timedelta(days=730)
     leaf: timedelta = timedelta(days=90)
     settle: timedelta = timedelta(minutes=5)
-    """From a CA's birth to its first signature."""
+    """From the creation of a CA to its first signature."""
     skew: timedelta = timedelta(minutes=10)
-    """How far behind our clock an API server's may be: certificates are valid from that much before their birth."""
+    """Tolerated lag of an API server's clock: certificates are valid from that long before their creation."""
 
 
 DEFAULT_LIFETIMES: Final = Lifetimes()
 
 
 class Decision(StrEnum):
-    """What the leader has to do."""
+    """Action for the leader."""
 
     KEEP = "Keep"
     NEW_LEAF = "NewLeaf"
@@ -61,7 +61,7 @@ class Decision(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """What the Secret holds, parsed."""
+    """Parsed content of the Secret."""
 
     bundle: tuple[x509.Certificate, ...]
     ca_key: ec.EllipticCurvePrivateKey
@@ -70,12 +70,12 @@ class Certificates:
 
     @property
     def ca(self) -> x509.Certificate:
-        """The CA that signs."""
+        """The signing CA."""
         return self.bundle[0]
 
     @classmethod
     def parse(cls, data: Mapping[str, bytes]) -> Certificates | None:
-        """None: nothing usable is there, whatever the reason."""
+        """Parse the Secret's data; None if it is unusable, for whatever reason."""
         try:
             found = cls(
                 bundle=tuple(x509.load_pem_x509_certificates(data[CA_BUNDLE])),
@@ -91,7 +91,7 @@ class Certificates:
         return found
 
     def data(self) -> dict[str, bytes]:
-        """For the Secret."""
+        """Return the data of the Secret."""
         return {
             CA_BUNDLE: self.bundle_pem(),
             CA_KEY: _pem(self.ca_key),
@@ -100,18 +100,18 @@ class Certificates:
         }
 
     def bundle_pem(self) -> bytes:
-        """For the caBundle."""
+        """Return the caBundle."""
         return b"".join(each.public_bytes(serialization.Encoding.PEM) for each in self.bundle)
 
 
 def what_to_do(
     found: Certificates | None, names: Iterable[str], now: datetime, lifetimes: Lifetimes = DEFAULT_LIFETIMES
 ) -> Decision:
-    """Look at what there is; the caller acts by ``renewed``."""
+    """Decide on a renewal; the caller performs it with ``renewed``."""
     if found is None or _is_past(found.ca, now) or now >= _middle(found.ca, lifetimes):
         return Decision.NEW_CA
     if _is_past(found.leaf, now) or _names_of(found.leaf) != _spelled(names) or not _signed_by(found):
-        return Decision.NEW_LEAF  # the API server can't talk to us as it is: nothing to wait for
+        return Decision.NEW_LEAF  # the API server can't connect with this certificate, so there is no reason to wait
     if not _is_from(found.leaf, found.ca):
         trusted_since = _born(found.ca, lifetimes) + lifetimes.settle
         return Decision.NEW_LEAF if now >= trusted_since else Decision.KEEP
@@ -127,13 +127,13 @@ def renewed(
     now: datetime,
     lifetimes: Lifetimes = DEFAULT_LIFETIMES,
 ) -> Certificates:
-    """What the Secret should hold after a decision."""
+    """Return the content of the Secret after a decision."""
     if decision is Decision.NEW_CA:
         key = ec.generate_private_key(ec.SECP256R1())
         ca = _new_ca(key, now, lifetimes)
         if found is None or _is_past(found.ca, now) or _is_past(found.leaf, now) or not _signed_by(found):
             return _with_new_leaf((ca,), key, names, now, lifetimes)
-        # The serving certificate stays with the CA that it has until the new one is known everywhere.
+        # Keep the serving certificate of the old CA until every API server trusts the new one.
         return Certificates((ca, *_still_needed(found.bundle, now)), key, found.leaf, found.leaf_key)
     if decision is Decision.NEW_LEAF and found is not None:
         moved_on = now >= _born(found.ca, lifetimes) + lifetimes.leaf
@@ -156,7 +156,7 @@ def _with_new_leaf(
 
 
 def _new_ca(key: ec.EllipticCurvePrivateKey, now: datetime, lifetimes: Lifetimes) -> x509.Certificate:
-    # The number in its name tells two generations apart: verifiers look an issuer up by name first.
+    # The serial number in the name distinguishes two generations: verifiers first find an issuer by name.
     serial = x509.random_serial_number()
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{_CA_NAME} {serial:x}"[:64])])
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
@@ -224,7 +224,7 @@ def _general_name(name: str) -> x509.GeneralName:
 
 
 def _spelled(names: Iterable[str]) -> frozenset[str]:
-    """As a certificate gives them back: an IPv6 address may be written in many ways, and is read in one."""
+    """Normalize names to the form read from a certificate: an IPv6 address has several spellings."""
     return frozenset(str(_general_name(name).value) for name in names)
 
 
@@ -246,7 +246,7 @@ def _is_from(leaf: x509.Certificate, ca: x509.Certificate) -> bool:
 
 
 def _signed_by(found: Certificates) -> bool:
-    """Whether the serving certificate is of a CA that is trusted."""
+    """Return whether a trusted CA signed the serving certificate."""
     return any(_is_from(found.leaf, ca) for ca in found.bundle)
 
 
@@ -268,7 +268,7 @@ def _is_past(certificate: x509.Certificate, now: datetime) -> bool:
 
 
 def _utc(time: datetime) -> datetime:
-    """Certificates know whole seconds only."""
+    """Truncate to whole seconds, the resolution of certificates."""
     return time.astimezone(UTC).replace(microsecond=0)
 
 

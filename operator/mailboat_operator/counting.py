@@ -1,4 +1,4 @@
-"""Events published so far, over the restarts of relays: each relay counts from its own start, the status goes on."""
+"""Total of published events across relay restarts: each relay counts from its start, the status accumulates."""
 
 from __future__ import annotations
 
@@ -8,38 +8,40 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class _Relay:
-    """One that was met."""
+    """A relay that was polled."""
 
     created: str
-    """When its pod was made, as Kubernetes writes it."""
+    """Creation time of its pod, as Kubernetes writes it."""
     published: int | None
-    """What it had published when it last answered; None: it is not known how much of that is counted already."""
+    """Published count in the last answer; None if it is unknown how much of it is already in the total."""
 
 
 @dataclass(slots=True)
 class _Counted:
-    """Of one subscription."""
+    """State of one subscription."""
 
     total: int
     youngest: str
-    """When the youngest pod was made that was there before this operator looked, or is asked no more. Only one that
-    is younger is new for certain: others may come back (a label that was taken off and put on again)."""
+    """Creation time of the newest pod seen before this operator's first poll or removed since. Only a pod created later
+    is certainly new; an older one may reappear (a label removed and added again)."""
     relays: dict[str, _Relay] = field(default_factory=dict)
-    """By the uid of their pods."""
+    """By pod uid."""
 
 
 class Tally:
-    """For all subscriptions."""
+    """Published totals of all subscriptions."""
 
     def __init__(self) -> None:
         self._counted: dict[str, _Counted] = {}
 
     def count(self, uid: str, before: int, published: Mapping[str, int], asked: Mapping[str, str]) -> int:
-        """The new total. ``before`` is the one in the status, where a new operator goes on; ``published`` is what
-        relays answered; ``asked`` are all pods that there are and when each was made: others are forgotten.
+        """Return the new total.
 
-        What a relay had published when it was first met may be in the status already, and adds nothing, unless its pod
-        is new or nothing was counted at all. A count that went down is a new process.
+        ``before``: total in the status, from which a new operator continues. ``published``: counts that relays
+        reported, by pod uid. ``asked``: all existing pods with their creation times; other pods are dropped.
+
+        The first count of a relay may already be included in the status, so it adds nothing, unless its pod is new or
+        the total is 0. A count that decreased means a new process.
         """
         counted = self._counted.get(uid)
         if counted is None:

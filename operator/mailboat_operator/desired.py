@@ -1,4 +1,4 @@
-"""What should exist for a relay: all children at once, from the resource and its subscriptions. Pure."""
+"""Desired children of a relay, from the resource and its subscriptions. Pure."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from mailboat_operator.podspec import RelayImage
 from mailboat_spec import OutboxRelay, Runtime
 
 CHILD_KINDS: Final = (CONFIG_MAP, SERVICE_ACCOUNT, SERVICE, DEPLOYMENT, DISRUPTION_BUDGET)
-"""In the order in which they are made: pods come last, when all that they refer to is there."""
+"""In order of creation: pods come last, after everything that they reference."""
 
 
 def desired(
     relay: OutboxRelay, secrets: Sequence[str], configuration: Configuration, public_keys: str, image: RelayImage
 ) -> dict[Kind, Object]:
-    """The children that should be there; a kind that is missing should not. ``secrets``: what relays have to see.
+    """Return the desired children. A kind that is missing must not exist. ``secrets``: names of Secrets that relays
+    mount.
 
-    A relay in sidecars has configuration and a name, and no pods of its own.
+    A relay with runtime Sidecar has a ConfigMap and a Service, but no pods of its own.
     """
     children: dict[Kind, Object] = {CONFIG_MAP: config_map(relay, configuration, public_keys), SERVICE: service(relay)}
     if relay.spec.runtime is Runtime.DEPLOYMENT:

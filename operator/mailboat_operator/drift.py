@@ -1,15 +1,15 @@
-"""Does a child still match what it should be? Pure; the answer is the reason, and the reason becomes the event.
+"""Detect drift of a child from its desired state. Pure; the differences become the text of the event.
 
-Three questions, without a note of our own on the object. The last two are answered by ``managedFields``, in which
-server-side apply keeps whose each field is:
+Three checks, without annotations on the object. The last two use ``managedFields``, in which server-side apply tracks
+the owner of each field:
 
-- Is everything that we want there, with the values that we want? What others added beside it is theirs.
-- Is it still ours? Whoever changes a field that counts as one piece (a selector) becomes its owner, even where our part
-  of it is still in it.
-- Do we hold a field that we no longer want?
+- Are all desired fields present, with the desired values? Fields added by others are ignored.
+- Does the operator still own them? Another manager that changes an atomic field (a selector) becomes its owner, even if
+  the operator's part of it is unchanged.
+- Does the operator own a field that is no longer desired?
 
-Some values come back from the API server in another spelling (``1000m`` cpu as ``1``). ``outcome`` says what our own
-apply led to; an object that still looks like that needs no other one.
+The API server normalizes some values (``1000m`` cpu to ``1``). ``outcome`` records the result of the operator's own
+apply; an object that still matches it needs no further apply.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from mailboat_spec.names import FIELD_MANAGER
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What we applied and what became of it."""
+    """A desired object and the result of applying it."""
 
     wanted: str
     found: str
     reasons: tuple[str, ...]
-    """Differences that our own apply left: spelling."""
+    """Differences that remain after the operator's own apply: normalized values."""
 
 
 def differences(desired: Mapping[str, Any], live: Mapping[str, Any]) -> list[str]:
-    """Where the live object differs, as sentences. Empty: nothing to do."""
+    """Return the differences as sentences; empty if there is nothing to do."""
     owned = _owned(live)
     return [*_missing(desired, live, ""), *_taken_over(desired, owned), *_unwanted(owned, desired, "")]
 
 
 def outcome(desired: Mapping[str, Any], live: Mapping[str, Any]) -> Applied:
-    """For comparison with what was seen after our last apply."""
+    """Return the state for comparison with the result of the last apply."""
     return Applied(_hash(desired), _hash(_projected(desired, live)), tuple(differences(desired, live)))
 
 
@@ -67,7 +67,7 @@ def _missing(desired: Any, live: Any, path: str) -> Iterator[str]:
 
 
 def _paired(desired: Sequence[Any], live: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    """Entries that have names are compared by name: somebody may have put one of his own between them."""
+    """Pair entries by name if they have one, since others may have inserted entries between them."""
     named = {entry["name"]: entry for entry in live if isinstance(entry, Mapping) and "name" in entry}
     for index, wanted in enumerate(desired):
         if isinstance(wanted, Mapping) and "name" in wanted and named:
@@ -81,7 +81,7 @@ def _entry(wanted: Any, index: int) -> object:
 
 
 def _owned(live: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The set of fields that we applied, in the notation of ``managedFields``."""
+    """Return the fields applied by the operator, in the notation of ``managedFields``."""
     for entry in live.get("metadata", {}).get("managedFields") or ():
         if entry.get("manager") == FIELD_MANAGER and entry.get("operation") == "Apply" and not entry.get("subresource"):
             fields: Mapping[str, Any] = entry.get("fieldsV1") or {}
@@ -102,7 +102,7 @@ def _taken_over(desired: Mapping[str, Any], owned: Mapping[str, Any]) -> Iterato
 
 
 def _not_ours(desired: Any, owned: Mapping[str, Any] | None, path: str) -> Iterator[str]:
-    """Walks the manifest beside the set of fields that we own."""
+    """Walk the manifest and the owned fields in parallel, and yield fields that are no longer owned."""
     if owned is None:
         if not _says_nothing(desired):
             yield f"{path} was taken over by somebody else"
@@ -117,7 +117,7 @@ def _not_ours(desired: Any, owned: Mapping[str, Any] | None, path: str) -> Itera
 
 
 def _unwanted(fields: Mapping[str, Any], desired: Any, path: str) -> Iterator[str]:
-    """Walks the set of fields that we own, beside the manifest: each must still be in it."""
+    """Walk the owned fields and the manifest in parallel: each owned field must still be desired."""
     for step, below in fields.items():
         if step == ".":
             continue
@@ -146,7 +146,7 @@ def _entry_of(desired: Any, mark: str, wanted: Any) -> Any:
 
 
 def _projected(desired: Any, live: Any) -> Any:
-    """The live object as far as the desired one reaches."""
+    """Return the part of the live object that the desired one covers."""
     if isinstance(desired, Mapping) and isinstance(live, Mapping):
         return {key: _projected(value, live.get(key)) for key, value in desired.items()}
     if _is_list(desired) and _is_list(live) and len(live) >= len(desired):
@@ -155,7 +155,7 @@ def _projected(desired: Any, live: Any) -> Any:
 
 
 def _says_nothing(value: Any) -> bool:
-    """Whether the API server leaves the value out: empty lists and maps, and false."""
+    """Return whether the API server omits the value: empty lists and maps, and false."""
     return value is False or value in ({}, [], None)
 
 

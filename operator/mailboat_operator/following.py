@@ -1,6 +1,6 @@
-"""Where an operator's serving certificate comes from, looked at again and again: the shared Secret, or mounted files.
+"""Serving certificate of an operator, polled from its source: the shared Secret, or mounted files.
 
-Every replica does this, the leader too. What can't be used is told, and what was served before goes on.
+Every replica polls, including the leader. An unusable certificate is logged, and the previous one is served on.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY: Final = 10.0
 _LOOK_AT_FIRST: Final = 0.5
-"""Seconds between looks while there is nothing to serve: the leader may be making it at this moment."""
+"""Seconds between polls while there is no certificate: the leader may be creating it."""
 
 Pair = tuple[bytes, bytes]
 Source = Callable[[], Awaitable[Pair | None]]
-"""Certificate and key, as PEM; None: not there yet."""
+"""Certificate and key, as PEM; None if they do not exist yet."""
 
 
 def from_secret(kube: Kube, namespace: str, name: str) -> Source:
-    """The Secret that the leader keeps."""
+    """Read the Secret that the leader maintains."""
 
     async def read() -> Pair | None:
         content = await read_secret(kube, namespace, name)
@@ -40,7 +40,7 @@ def from_secret(kube: Kube, namespace: str, name: str) -> Source:
 
 
 def from_folder(folder: Path) -> Source:
-    """Files that somebody else keeps (cert-manager, through a mounted Secret)."""
+    """Read files maintained by others (cert-manager, through a mounted Secret)."""
 
     async def read() -> Pair | None:
         try:
@@ -52,7 +52,7 @@ def from_folder(folder: Path) -> Source:
 
 
 async def follow(source: Source, served: ServedCertificate, every: float = LOOK_EVERY) -> None:
-    """Serve what the source has, for ever."""
+    """Poll the source and serve its certificate, until cancelled."""
     complaint = ""
     while True:
         try:

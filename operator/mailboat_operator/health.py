@@ -1,9 +1,9 @@
 """/livez, /readyz and /metrics of an operator, over plain HTTP.
 
-- ``/livez`` answers while the event loop turns. Nothing else makes a restart worth while: an operator that lost the
-  lead or whose core failed has ended already, and an API server that is away is waited for.
-- ``/readyz`` says whether the API server should call this replica's webhook: it has a certificate, and is not ending.
-  Who leads does not matter for it.
+- ``/livez`` answers while the event loop runs. No other state justifies a restart: an operator that lost the lead or
+  whose core failed has already ended, and an unavailable API server is retried.
+- ``/readyz`` reports whether the API server should call this replica's webhook: the replica has a certificate and is
+  not stopping. Leadership does not matter.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from prometheus_client.exposition import choose_encoder
 
 
 class Health:
-    """The answers, without a socket."""
+    """Request handling of the health endpoints, without a socket."""
 
     def __init__(self, not_ready: Callable[[], str | None], registry: CollectorRegistry) -> None:
-        """``not_ready`` says why not; None: ready."""
+        """``not_ready`` returns the reason; None if ready."""
         self._not_ready = not_ready
         self._registry = registry
 

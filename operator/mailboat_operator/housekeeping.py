@@ -1,9 +1,9 @@
-"""The leader's housekeeping: the webhook's certificates, the caBundle and the signing keys, each in its Secret.
+"""The leader's periodic maintenance: webhook certificates, caBundle and signing keys, each in its Secret.
 
-Thin: ``certificates.py`` and ``tokens.py`` decide. What is here is the order of effects. The bundle is published before
-anything else is decided, and what was published a moment ago is left to reach every API server before a serving
-certificate moves to a CA that is new in it. A write is conditional on what was read: if two leaders overlap, one of
-them starts over. Every look costs two reads; nothing is written unless something changes.
+``certificates.py`` and ``tokens.py`` decide; this module only orders the effects. The bundle is published before any
+decision. A bundle that was just published must reach every API server before a serving certificate moves to a CA that
+is new in it. Writes are conditional on the version read: if two leaders overlap, one of them starts over. Every run
+costs two reads; nothing is written unless something changes.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def _utc_now() -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class SecretContent:
-    """A Secret as it was read: its data, and the whole object for a conditional write."""
+    """A Secret as read: its data, and the whole object for a conditional write."""
 
     data: Mapping[str, bytes]
     object: Object
 
 
 async def read_secret(kube: Kube, namespace: str, name: str) -> SecretContent | None:
-    """None: there is no such Secret."""
+    """Read a Secret; None if it does not exist."""
     try:
         secret = await kube.get(SECRET, namespace, name)
     except NotFound:
@@ -65,7 +65,7 @@ async def read_secret(kube: Kube, namespace: str, name: str) -> SecretContent | 
 async def write_secret(
     kube: Kube, namespace: str, name: str, before: SecretContent | None, data: Mapping[str, bytes]
 ) -> None:
-    """Raises ``Conflict`` when somebody else wrote since ``before``."""
+    """Write a Secret. Raises ``Conflict`` if it was written since ``before``."""
     encoded = {key: base64.b64encode(value).decode() for key, value in data.items()}
     if before is not None:
         await kube.replace(SECRET, {**before.object, "data": encoded})
@@ -84,7 +84,7 @@ async def write_secret(
 
 @dataclass(frozen=True, slots=True)
 class CertificateKeeper:
-    """Keeps the certificates in their Secret, and the caBundle equal to them."""
+    """Maintain the certificates in their Secret, and the matching caBundle."""
 
     kube: Kube
     namespace: str
@@ -95,14 +95,14 @@ class CertificateKeeper:
     now: Callable[[], datetime] = _utc_now
 
     async def look(self) -> None:
-        """One look: publish, decide, act. Safe to break off anywhere."""
+        """Publish, decide, act. Safe to interrupt at any point."""
         content = await read_secret(self.kube, self.namespace, self.secret)
         found = Certificates.parse(content.data) if content is not None else None
         just_published, missing = False, None
         try:
             just_published = found is not None and await self._publish(found)
         except NotFound as error:
-            missing = error  # operators need a certificate all the same: they are not ready without
+            missing = error  # operators still need a certificate: they are not ready without one
         await self._renew(content, found, just_published)
         if missing is not None:
             raise missing
@@ -113,7 +113,7 @@ class CertificateKeeper:
         if decision is Decision.KEEP:
             return
         if decision is Decision.NEW_LEAF and just_published and found is not None and now < _end(found):
-            return  # this CA may be news to some API server: at the next look
+            return  # some API servers may not have this CA yet; wait for the next run
         if content is not None and found is None:
             log.warning("The webhook's Secret can't be used and is made anew.", extra={"secret": self.secret})
         after = renewed(found, decision, self.names, now, self.lifetimes)
@@ -125,7 +125,7 @@ class CertificateKeeper:
         await self._publish(after)
 
     async def _publish(self, certificates: Certificates) -> bool:
-        """True: the bundle was not the right one, and is now."""
+        """Update the caBundle. Return True if it was changed."""
         try:
             configuration = await self.kube.get(MUTATING_WEBHOOK, None, self.webhook_config)
         except NotFound as error:
@@ -140,7 +140,7 @@ class CertificateKeeper:
         changed = [
             {**each, "clientConfig": {**(each.get("clientConfig") or {}), "caBundle": bundle}} for each in webhooks
         ]
-        # A list is replaced as a whole: only if nobody else changed it meanwhile.
+        # The patch replaces the whole list, so it is conditional on the version read.
         version = configuration["metadata"]["resourceVersion"]
         body: Object = {"metadata": {"resourceVersion": version}, "webhooks": changed}
         await self.kube.patch(MUTATING_WEBHOOK, None, self.webhook_config, body)
@@ -149,18 +149,18 @@ class CertificateKeeper:
 
 
 class Signing:
-    """The ring in use: what the core signs its calls with and publishes to relays."""
+    """The key ring in use: the core signs its calls with it and publishes its public keys to relays."""
 
     def __init__(self, ring: KeyRing, now: Callable[[], datetime] = _utc_now) -> None:
         self._ring = ring
         self._now = now
 
     def public_keys(self) -> str:
-        """For ``operator-keys.pem``."""
+        """Return the content of ``operator-keys.pem``."""
         return self._ring.public_pem()
 
     def token(self, audience: str, method: str, path: str, body: bytes) -> str:
-        """For one call; ``audience`` is ``namespace/pod/uid``."""
+        """Return a token for one call; ``audience`` is ``namespace/pod/uid``."""
         return mint(self._ring, audience, method, path, body, self._now())
 
     def use(self, ring: KeyRing) -> None:
@@ -169,7 +169,7 @@ class Signing:
 
 @dataclass(frozen=True, slots=True)
 class KeyKeeper:
-    """Keeps the signing keys in their Secret."""
+    """Maintain the signing keys in their Secret."""
 
     kube: Kube
     namespace: str
@@ -178,7 +178,7 @@ class KeyKeeper:
     now: Callable[[], datetime] = _utc_now
 
     async def look(self) -> KeyRing:
-        """The ring as it should be, written down before it is used."""
+        """Return the current key ring. A changed ring is written to the Secret before it is used."""
         content = await read_secret(self.kube, self.namespace, self.secret)
         found = KeyRing.parse(content.data) if content is not None else None
         ring = turned(found, self.now(), self.rhythm)
@@ -189,7 +189,7 @@ class KeyKeeper:
 
 
 async def keep_looking(what: str, look: Callable[[], Awaitable[None]], every: float = LOOK_EVERY) -> None:
-    """Look again and again, for ever. Trouble is told once, and tried again soon, then ever more seldom."""
+    """Run ``look`` periodically until cancelled. Log the same error once, and retry with growing back-off."""
     complaint, troubles = "", 0
     while True:
         try:

@@ -1,8 +1,8 @@
-"""The operator's HTTP servers, and the bounds of what a client may cost.
+"""The operator's HTTP servers, with bounds on the cost of a client.
 
-Whoever reaches the operator's ports can send requests: neither the webhook nor the probes ask for credentials. So the
-number of connections is bounded (see ``mailboat_spec.listener``), a client that is slow is cut off, compressed bodies
-are not decompressed, and ``Memory`` bounds what all requests together may occupy.
+Neither the webhook nor the probes require credentials, so every client that reaches the ports can send requests.
+Therefore the number of connections is bounded (see ``mailboat_spec.listener``), slow clients are disconnected,
+compressed bodies are not decompressed, and ``Memory`` bounds the memory of all requests together.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from mailboat_spec.listener import listen
 _CONNECTIONS: Final = 128
 """Three API servers keep 25 idle connections each. A TLS connection takes some 300 KiB."""
 _KEPT_OPEN: Final = 120
-"""Seconds for which a connection without a request is kept. The API server itself ends it after 90: a review that is
-sent just as we end it would be lost, and the pod would start without its relay. Headers must be in within that time."""
+"""Seconds for which an idle connection stays open, and the time limit for request headers. The API server closes idle
+connections after 90. If this side closed first, a review sent at that moment would be lost, and the pod would start
+without its relay."""
 _HANDSHAKE_WITHIN: Final = 10.0
 _LINGER: Final = 2.0
-"""Seconds for which the rest of a refused body is read and dropped, so that the client sees the answer."""
+"""Seconds for which the rest of a refused body is read and dropped, so that the client receives the answer."""
 _CLOSE_WITHIN: Final = 3.0
 
 
 class Busy(Exception):
-    """Too many callers wait already."""
+    """Too many callers are waiting already."""
 
 
 class Memory:
-    """An amount of memory that callers share: each reserves what it may need, and waits until that is free."""
+    """Memory budget shared by callers: each reserves its maximum and waits until that much is free."""
 
     def __init__(self, size: int, most_waiting: int) -> None:
         self._free = size
@@ -44,7 +45,7 @@ class Memory:
 
     @asynccontextmanager
     async def reserved(self, size: int) -> AsyncIterator[None]:
-        """Raises ``Busy`` instead of becoming one waiting caller too many. A small one may overtake a large one."""
+        """Reserve memory. Raises ``Busy`` if too many callers wait. Small reservations may overtake large ones."""
         if self._free < size:
             await self._wait(size)
         self._free -= size
@@ -67,11 +68,12 @@ class Memory:
 
 
 class BodyTooLarge(Exception):
-    """The body is larger than any that is needed."""
+    """The body is larger than any legitimate one."""
 
 
 async def read_body(request: web.Request, most: int) -> bytes:
-    """The body. Raises ``BodyTooLarge``: at once if the client says how long it is, else as soon as it is seen."""
+    """Read the body. Raises ``BodyTooLarge`` at once if Content-Length exceeds the limit, else when the limit is
+    reached."""
     if (request.content_length or 0) > most:
         raise BodyTooLarge
     body = bytearray()
@@ -83,10 +85,10 @@ async def read_body(request: web.Request, most: int) -> bytes:
 
 
 class HttpServer:
-    """An application on a socket, plain or with TLS."""
+    """HTTP server for an application, plain or with TLS."""
 
     def __init__(self, application: web.Application) -> None:
-        # No access log: probes and pods come every few seconds.
+        # No access log: probes and pods cause requests every few seconds.
         self._runner = web.AppRunner(
             application,
             access_log=None,
@@ -99,7 +101,7 @@ class HttpServer:
         self._server: asyncio.Server | None = None
 
     async def start(self, address: Address, context: ssl.SSLContext | None = None) -> Address:
-        """Listen, and return the address with the port that was given out. Raises ``OSError``."""
+        """Listen, and return the address with the actual port. Raises ``OSError``."""
         await self._runner.setup()
         assert self._runner.server is not None
         listening = listen(address.host, address.port, most=_CONNECTIONS)

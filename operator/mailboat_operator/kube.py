@@ -1,8 +1,8 @@
-"""The Kubernetes API as this operator needs it: a few verbs on plain objects, and errors by what to do about them.
+"""Kubernetes API client of this operator: a few verbs on plain objects, and errors classified by the required reaction.
 
 The only module that imports ``kubernetes``. Objects are the plain JSON of the API: the operator passes most of them on,
-and a model of every field would be lost on it. Reading and writing is by kind and name; nothing here decides anything,
-waits or retries: back-off is the caller's business, and ``retry_after`` tells it what the server wishes.
+so a model of every field has no benefit. Reads and writes are by kind and name. Nothing here decides, waits or retries:
+back-off is up to the caller, and ``retry_after`` carries the server's Retry-After.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ Object = dict[str, Any]
 """An object of the API, as JSON."""
 
 _TIMEOUT: Final = 15.0
-"""Seconds for one answer. The API server itself gives up at 60, by which time nobody waits for it any more."""
+"""Seconds for one answer. The API server itself gives up after 60, when no caller waits any more."""
 _WATCH_SECONDS: Final = 300
 _SILENCE: Final = 30.0
-"""Seconds that a watch may outlive its own end, before the connection is taken for dead."""
+"""Seconds that a watch may exceed its timeout before the connection counts as dead."""
 _PAGE: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of object and where the API keeps it."""
+    """A kind of object and its API path."""
 
     api_version: str
     name: str
@@ -71,16 +71,16 @@ _GROUPS: Final = Kind("", "APIGroup", "apis", False)
 
 
 class KubeError(Exception):
-    """The API server did not do what it was asked to.
+    """A request to the API server failed.
 
-    - ``NotFound``: the object is not there (404).
-    - ``Conflict``: somebody else was faster (409); read again.
+    - ``NotFound``: the object does not exist (404).
+    - ``Conflict``: another writer was faster (409); read again.
     - ``Gone``: the watch is too far behind (410); list again.
-    - ``Invalid``: the object is wrong (400, 422); asking again will not help.
-    - ``Forbidden``: the operator lacks a right (401, 403); a person has to give it.
-    - ``Throttled``: too many requests (429); ``retry_after`` says when to come back.
-    - ``ApiUnavailable``: no answer; it will come back.
-    - ``ServerFailed``: an answer, with a 5xx: so may be this request alone (somebody's admission webhook is down).
+    - ``Invalid``: the object is invalid (400, 422); a retry will not help.
+    - ``Forbidden``: the operator lacks a permission (401, 403); a person has to grant it.
+    - ``Throttled``: too many requests (429); retry after ``retry_after``.
+    - ``ApiUnavailable``: no answer; retry.
+    - ``ServerFailed``: a 5xx answer. It may affect this request only (a third-party admission webhook is down).
     """
 
     def __init__(self, message: str, retry_after: float | None = None) -> None:
@@ -113,7 +113,7 @@ class ServerFailed(ApiUnavailable): ...
 
 
 class NoCluster(KubeError):
-    """There is nothing to connect to: neither a service account nor a kubeconfig."""
+    """No cluster is configured: neither a service account nor a kubeconfig."""
 
 
 _BY_CODE: Final[Mapping[int, type[KubeError]]] = {
@@ -132,7 +132,7 @@ _BY_CODE: Final[Mapping[int, type[KubeError]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """All objects of a kind, and the version from which a watch goes on."""
+    """All objects of a kind, and the version from which a watch continues."""
 
     items: tuple[Object, ...]
     resource_version: str
@@ -151,7 +151,7 @@ class Change:
 
 
 OnRequest = Callable[[str, str, str], None]
-"""Told of every request: verb, plural, status code (or ``error``)."""
+"""Callback for every request: verb, plural, status code (or ``error``)."""
 
 
 def _nobody(verb: str, plural: str, code: str) -> None:
@@ -160,7 +160,7 @@ def _nobody(verb: str, plural: str, code: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Where the API server is and how to be let in: for libraries that bring their own HTTP client."""
+    """Address and credentials of the API server, for libraries with their own HTTP client."""
 
     server: str
     ca_path: str | None
@@ -184,7 +184,7 @@ class Kube:
 
     @classmethod
     async def connect(cls, kubeconfig: Path | None = None, on_request: OnRequest = _nobody) -> Self:
-        """By the given kubeconfig, else by the pod's service account, else by the usual kubeconfig."""
+        """Connect with the given kubeconfig, else the pod's service account, else the default kubeconfig."""
         configuration = Configuration()
         try:
             if kubeconfig is not None:
@@ -198,7 +198,7 @@ class Kube:
             raise NoCluster(
                 f"No cluster to connect to: {error}. Run inside a pod with a service account, or name a kubeconfig."
             ) from error
-        configuration.retries = None  # retries are the queue's business
+        configuration.retries = None  # the work queue retries
         return cls(configuration, on_request)
 
     async def close(self) -> None:
@@ -206,7 +206,7 @@ class Kube:
         await self._connections.close()
 
     async def access(self) -> Access:
-        """How this connection is let in, with a token that is fresh."""
+        """Return address and credentials, with a fresh token."""
         token = await self._configuration.get_api_key_with_prefix("BearerToken")
         return Access(
             server=self._configuration.host,
@@ -218,12 +218,12 @@ class Kube:
         )
 
     async def server_version(self) -> tuple[int, int]:
-        """Major and minor version of the API server; vendors put a plus sign behind the minor one."""
+        """Return major and minor version of the API server; vendors append a plus sign to the minor version."""
         answer = await self._json("GET", _VERSION, "/version")
         return int(answer["major"]), int("".join(filter(str.isdigit, answer["minor"])) or 0)
 
     async def is_known(self, kind: Kind) -> bool:
-        """Whether everybody who looks for it finds it. It can be listed a moment before, while it is being defined."""
+        """Return whether discovery contains the kind. While a CRD is being established, lists work a moment earlier."""
         group = kind.api_version.partition("/")[0]
         groups = await self._json("GET", _GROUPS, "/apis")
         if not any(each["name"] == group for each in groups["groups"]):
@@ -235,21 +235,21 @@ class Kube:
         return await self._json("GET", kind, kind.path(namespace, name))
 
     async def list(self, kind: Kind, namespace: str | None = None, selector: str = "") -> Listed:
-        """Every object, in pages; ``namespace`` None lists all namespaces."""
+        """List all objects, in pages; ``namespace`` None lists all namespaces."""
         items: list[Object] = []
         query = {"limit": str(_PAGE), **({"labelSelector": selector} if selector else {})}
         while True:
             page = await self._json("GET", kind, kind.path(namespace), query, verb="list")
             metadata = page["metadata"]
             for item in page.get("items") or ():
-                # A list says what its items are once; an object on its own has to say it itself.
+                # Items of a list lack apiVersion and kind; a single object needs them.
                 items.append({"apiVersion": kind.api_version, "kind": kind.name, **item})
             if not (token := metadata.get("continue")):
                 return Listed(tuple(items), str(metadata["resourceVersion"]))
             query["continue"] = token
 
     async def apply(self, kind: Kind, body: Object) -> Object:
-        """Server-side apply as the operator: the fields in ``body`` become ours, whoever had them."""
+        """Apply server-side, with force: the operator becomes owner of all fields in ``body``."""
         metadata = body["metadata"]
         return await self._json(
             "PATCH",
@@ -262,12 +262,13 @@ class Kube:
         )
 
     async def create(self, kind: Kind, body: Object, *, dry_run: bool = False) -> Object:
-        """With ``dry_run`` nothing is kept: the server only says whether it would take it."""
+        """Create an object. With ``dry_run`` the server only validates it and stores nothing."""
         query = {"fieldManager": FIELD_MANAGER, **({"dryRun": "All"} if dry_run else {})}
         return await self._json("POST", kind, kind.path(body["metadata"].get("namespace")), query, body)
 
     async def replace(self, kind: Kind, body: Object) -> Object:
-        """A ``resourceVersion`` in the body makes it conditional: ``Conflict`` if somebody else wrote since."""
+        """Replace an object. A ``resourceVersion`` in the body makes it conditional: ``Conflict`` if it was written
+        since."""
         metadata = body["metadata"]
         path = kind.path(metadata.get("namespace"), metadata["name"])
         return await self._json("PUT", kind, path, {"fieldManager": FIELD_MANAGER}, body)
@@ -275,7 +276,7 @@ class Kube:
     async def patch(
         self, kind: Kind, namespace: str | None, name: str, body: Object, subresource: str | None = None
     ) -> Object:
-        """A merge patch: null removes a field, a list replaces a list."""
+        """Merge-patch an object: null removes a field, a list replaces a list."""
         return await self._json(
             "PATCH",
             kind,
@@ -286,14 +287,16 @@ class Kube:
         )
 
     async def patch_status(self, kind: Kind, found: Object, status: Object) -> Object:
-        """Of the very version that the status was made from, else raises ``Conflict``: what changed meanwhile is to be
-        looked at first, and an object that came after it, by the same name, has its own story."""
+        """Patch the status of exactly the version that it was computed from, else raise ``Conflict``.
+
+        After a change, the object must be reconciled first; a successor of the same name has a status of its own.
+        """
         metadata = found["metadata"]
         body = {"metadata": {"resourceVersion": metadata["resourceVersion"]}, "status": status}
         return await self.patch(kind, metadata["namespace"], metadata["name"], body, "status")
 
     async def delete(self, kind: Kind, namespace: str | None, name: str, uid: str | None = None) -> None:
-        """With a ``uid`` only the very object that was looked at, and nobody's who came after it."""
+        """Delete an object. With a ``uid``, delete only that object and no successor of the same name."""
         body: Object = {"propagationPolicy": "Background"}
         if uid is not None:
             body["preconditions"] = {"uid": uid}
@@ -302,7 +305,7 @@ class Kube:
     async def watch(
         self, kind: Kind, namespace: str | None, selector: str, resource_version: str
     ) -> AsyncIterator[Change]:
-        """What happens after ``resource_version``, until the server ends it (it does, every few minutes)."""
+        """Yield the changes after ``resource_version``, until the server ends the watch (every few minutes)."""
         query = {
             "watch": "true",
             "allowWatchBookmarks": "true",
@@ -384,7 +387,7 @@ def _error(code: int, message: str, retry_after: str | None) -> KubeError:
 
 
 def _message(text: str) -> str:
-    """What a Status says, or the beginning of what is no Status (a proxy's page)."""
+    """Return the message of a Status, or the beginning of any other text (a proxy's error page)."""
     try:
         return str(json.loads(text)["message"])
     except (ValueError, KeyError, TypeError):

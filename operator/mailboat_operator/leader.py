@@ -1,18 +1,20 @@
-"""Leadership: of several operators one reconciles, and a Lease says which.
+"""Leader election: one of several operators reconciles, and a Lease names it.
 
-Every operator looks at the Lease every few seconds. Whoever finds it free writes its own name into it, conditional on
-what it read, so that of several only one succeeds. The leader writes again before the Lease runs out.
+Every operator polls the Lease every few seconds. If the Lease is free, a candidate writes its own name, conditional on
+the version read, so that only one of several succeeds. The leader renews the Lease before it expires.
 
-- Clocks of different machines are never compared. A Lease is free when it has not *changed* for its whole duration, by
-  the monotonic clock of the one who looks on.
-- The leader stops believing in itself (``renew_within``) well before others do (``duration``), whether the API server
-  refuses, hangs or is away: a renewal that takes too long is abandoned. Then the process ends; it has no way back.
-- A leader that ends in good order gives the Lease back, and the next one takes it at its next look.
-- Names are unique per process: two that were given one name must not both believe that they lead.
+- Clocks of different machines are never compared. A Lease is free if it has not *changed* for its whole duration, by
+  the monotonic clock of the observing candidate.
+- The leader gives up (``renew_within``) well before other candidates take over (``duration``), whether the API server
+  refuses, hangs or is unavailable: a renewal that takes too long is abandoned. Then the process ends; leadership is not
+  reacquired.
+- A leader that shuts down gracefully releases the Lease, and the next one acquires it at its next poll.
+- Identities are unique per process: two processes with the same configured name must not both consider themselves
+  leader.
 
 Not ``kubernetes.aio.leaderelection``, as of release 37: its deadline is checked only between calls, so a hanging call
-keeps a leader in office for ever; a refused connection escapes it and leaves the leader's task running; it goes by the
-wall clock, writes local time as UTC, and never gives a Lease back.
+keeps a leader in office indefinitely; a refused connection escapes it and leaves the leader's task running; it uses the
+wall clock, writes local time as UTC, and never releases a Lease.
 """
 
 from __future__ import annotations
@@ -36,12 +38,12 @@ _LOOK_WITHIN: Final = 5.0
 
 
 class LeadershipLost(Exception):
-    """Another operator leads, or may lead by now. The process has to end."""
+    """Another operator leads, or may lead by now. The process must end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds. The gap between ``renew_within`` and ``duration`` is the time that a leader has to end in."""
+    """Durations in seconds. In the gap between ``renew_within`` and ``duration`` a former leader must end."""
 
     duration: int = 15
     renew_within: float = 10.0
@@ -49,13 +51,13 @@ class Timing:
 
     @classmethod
     def of(cls, duration: float) -> Timing:
-        """The usual proportions."""
+        """Derive all durations in the usual proportions."""
         return cls(max(1, math.ceil(duration)), duration * 2 / 3, duration / 7.5)
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """What was last seen of the Lease, and since when it has looked like that."""
+    """Last observed state of the Lease, and the time of its last change."""
 
     version: str
     holder: str
@@ -67,7 +69,7 @@ class Sighting:
 
 
 def seen(lease: Object, before: Sighting | None, now: float, default_duration: float) -> Sighting:
-    """The sighting after another look. Pure: what does not change keeps its time."""
+    """Return the sighting after another poll. Pure: an unchanged Lease keeps its time."""
     version = str(lease["metadata"]["resourceVersion"])
     if before is not None and before.version == version:
         return before
@@ -105,11 +107,11 @@ class Election:
 
     @property
     def time_left(self) -> float:
-        """Seconds for which nobody else can lead, as of the last renewal."""
+        """Seconds until another candidate can lead, counted from the last renewal."""
         return max(0.0, self._renewed + self._timing.duration - self._clock())
 
     async def acquire(self) -> None:
-        """Return once this process leads. An API server that is away is waited for."""
+        """Return once this process leads. Retry while the API server is unavailable."""
         while True:
             try:
                 async with asyncio.timeout(_LOOK_WITHIN):
@@ -118,17 +120,17 @@ class Election:
                 self._complaint = ""
             except (KubeError, TimeoutError) as error:
                 self._complain(error)
-            # Not all at the same moment: candidates that start together would collide at every look.
+            # With jitter: candidates that start together would collide at every poll.
             await asyncio.sleep(self._timing.look_every * random.uniform(0.8, 1.2))
         log.info("Leading.", extra={"lease": f"{self._namespace}/{self._name}", "identity": self.identity})
 
     async def hold(self) -> None:
-        """Renew for as long as it works. Never returns; raises ``LeadershipLost``."""
+        """Renew periodically. Never returns; raises ``LeadershipLost``."""
         while True:
             await asyncio.sleep(self._timing.look_every)
             until = self._renewed + self._timing.renew_within
             started = self._clock()
-            # Half of the time for one attempt: a connection that swallows everything leaves time for a new one.
+            # Half of the time per attempt: if a connection hangs, there is time for a new one.
             patience = min(until - started, self._timing.renew_within / 2)
             try:
                 async with asyncio.timeout(max(patience, 0.001)):
@@ -145,7 +147,7 @@ class Election:
                     ) from error
 
     async def release(self) -> None:
-        """Give the Lease back, if it is ours, so that the next one need not wait. Never fails."""
+        """Release the Lease, if it is held, so that the next leader need not wait. Never fails."""
         if self._held is None:
             return
         held, self._held = self._held, None
@@ -153,7 +155,7 @@ class Election:
             async with asyncio.timeout(_RELEASE_WITHIN):
                 try:
                     await self._give_back(held)
-                except Conflict:  # a renewal that was broken off has come through all the same
+                except Conflict:  # an interrupted renewal was stored nevertheless
                     held = await self._kube.get(LEASE, self._namespace, self._name)
                     if (held.get("spec") or {}).get("holderIdentity") != self.identity:
                         return
@@ -182,7 +184,7 @@ class Election:
         self._sighting = seen(lease, before, self._clock(), self._timing.duration)
         if before is None or before.holder != self._sighting.holder:
             log.info("Another operator leads.", extra={"holder": self._sighting.holder or "nobody"})
-        # Our own name is in it if an answer to us got lost: names are unique per process.
+        # The Lease names this process if the response to its write was lost: identities are unique.
         if self._sighting.holder != self.identity and not self._sighting.is_free(self._clock()):
             return False
         return await self._write(self._kube.replace, {**lease, "spec": self._claim(lease)}, started)
@@ -206,8 +208,8 @@ class Election:
             await self._look_again()
 
     async def _look_again(self) -> None:
-        """The Lease is not as we left it. Our own write may have come through without an answer; a person may have
-        touched it; or somebody else leads."""
+        """Resolve a conflict on renewal: the response to an earlier write was lost, a person edited the Lease, or
+        another operator leads."""
         try:
             lease = await self._kube.get(LEASE, self._namespace, self._name)
         except NotFound:
@@ -231,7 +233,7 @@ class Election:
         }
 
     def _complain(self, error: BaseException) -> None:
-        """Once per trouble, not once per look."""
+        """Log an error once, not at every poll."""
         complaint = str(error) or "no answer from the API server"
         if complaint != self._complaint:
             log.warning("The Lease could not be read or written; trying again.", extra={"error": complaint})
@@ -239,5 +241,5 @@ class Election:
 
 
 def _now() -> str:
-    """For people and other programs; no decision of ours goes by it."""
+    """Current time for people and other programs; no decision of the operator uses it."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

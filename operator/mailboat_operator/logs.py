@@ -1,8 +1,8 @@
-"""Log lines of the operator: a sentence and its fields, as JSON for machines and plainly for people.
+"""Log lines of the operator: a sentence and its fields, as JSON for machines or as text for people.
 
-``log.info("Leading.", extra={"lease": "mailboat-operator"})``. What stands in ``extra`` becomes a field. Bearer tokens
-and private keys are blotted out at the last moment before a line is written, so that no caller can forget it: an error
-of a client library may hold the whole request. The relay has a module like this one; neither may import the other.
+``log.info("Leading.", extra={"lease": "mailboat-operator"})``. Entries of ``extra`` become fields. Bearer tokens and
+private keys are redacted just before a line is written, so that no caller can forget it: an error of a client library
+may contain the whole request. The relay has a similar module; neither may import the other.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ class ReadableLines(logging.Formatter):
         line = f"{time} {record.levelname.lower():<8} {redact(record.getMessage())}"
         for name, value in _fields(record).items():
             line += f" {name}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
-        # Whatever a server put into a message, it must not steer the terminal.
+        # Escape control characters: text from a server must not control the terminal.
         line = re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda match: f"\\x{ord(match[0]):02x}", line)
         return line + "\n" + redact(self.formatException(record.exc_info)) if record.exc_info else line
 
 
 class _Lines(logging.StreamHandler[TextIO]):
-    """The handler that ``configure`` puts in place, known by its class when it is replaced."""
+    """Handler installed by ``configure``, identified by its class when it is replaced."""
 
 
 def configure(level: str, format: LogFormat = LogFormat.AUTO, stream: TextIO | None = None) -> None:
@@ -80,5 +80,5 @@ def configure(level: str, format: LogFormat = LogFormat.AUTO, stream: TextIO | N
     for old in [handler for handler in root.handlers if isinstance(handler, _Lines)]:
         root.removeHandler(old)
     root.addHandler(handler)
-    root.setLevel(logging.WARNING)  # libraries speak up only when something is wrong
+    root.setLevel(logging.WARNING)  # libraries log warnings and errors only
     logging.getLogger("mailboat_operator").setLevel(level.upper())

@@ -1,4 +1,4 @@
-"""What Prometheus gets to see of the operator. Labels are kinds, verbs and resources: a bounded number of each."""
+"""Prometheus metrics of the operator. Labels are kinds, verbs and resources: a bounded number of each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mailboat_spec.names import RELAY_PLURAL, SUBSCRIPTION_PLURAL
 
 
 class Metrics:
-    """What the core counts, in the process's registry."""
+    """Metrics of the core, in the process's registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.leader = Gauge("mailboat_operator_leader", "1 while this process leads.", registry=registry)
@@ -64,19 +64,19 @@ class Metrics:
         )
 
     def forget_relay(self, namespace: str, name: str) -> None:
-        """It was deleted; what nobody has any more would be seen for ever."""
+        """Remove the series of a deleted relay, which would stay exposed otherwise."""
         for answers in ("yes", "no"):
             _remove(self.relays, namespace, name, answers)
         _remove(self.without_sidecar, namespace, name)
         _remove(self.ready, RELAY_PLURAL, namespace, name)
 
     def forget_subscription(self, namespace: str, name: str) -> None:
-        """Likewise."""
+        """Remove the series of a deleted subscription."""
         _remove(self.lag, namespace, name)
         _remove(self.ready, SUBSCRIPTION_PLURAL, namespace, name)
 
     def on_request(self, verb: str, plural: str, code: str) -> None:
-        """For ``Kube``."""
+        """Count an API request; callback of ``Kube``."""
         self.api_requests.labels(verb, plural, code).inc()
 
 

@@ -1,4 +1,4 @@
-"""A pod, from the operator's point of view: is there a relay in it, where does it listen, which Secrets does it see."""
+"""A pod, from the operator's point of view: does it contain a relay, on which address, with which Secrets."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _LONGEST_TROUBLE: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class RelayPod:
-    """What matters about a pod that carries the label of a relay."""
+    """Relevant facts about a pod with the label of a relay."""
 
     namespace: str
     name: str
     uid: str
     created: str
     address: str
-    """host:port, or empty as long as it has no IP."""
+    """host:port; empty while the pod has no IP."""
     own: bool
-    """Of our Deployment, as opposed to an application's pod."""
+    """True for a pod of the relay's Deployment, False for an application's pod."""
     has_relay: bool
     opted_out: bool
     terminating: bool
@@ -33,35 +33,35 @@ class RelayPod:
     ready: bool
     volumes: frozenset[str]
     trouble: str = ""
-    """What keeps its relay from starting, in Kubernetes' words; empty if nothing does."""
+    """Kubernetes' reason why the relay does not start; empty if there is none."""
 
     @property
     def relay_id(self) -> str:
-        """What its relay calls itself in the database, where relays of several namespaces may meet."""
+        """Identity of the relay in the database, which relays of several namespaces may share."""
         return f"{self.namespace}/{self.name}"
 
     @property
     def audience(self) -> str:
-        """Whom a token is for."""
+        """Audience of tokens for this pod."""
         return f"{self.namespace}/{self.name}/{self.uid}"
 
     @property
     def reference(self) -> dict[str, Any]:
-        """As much of the object as an event has to name."""
+        """Minimal object, for the reference in an event."""
         return {"metadata": {"namespace": self.namespace, "name": self.name, "uid": self.uid}}
 
     @property
     def alive(self) -> bool:
-        """A relay runs here, and is to go on running."""
+        """Whether the pod contains a relay that keeps running."""
         return self.has_relay and not self.terminating and not self.finished
 
     @property
     def lacks_sidecar(self) -> bool:
-        """It asks for a sidecar and has none."""
+        """Whether the pod requests a sidecar and has none."""
         return not (self.own or self.has_relay or self.opted_out or self.terminating or self.finished)
 
     def sees(self, secret: str) -> bool:
-        """Whether the Secret has a place in this pod. Whether the Secret itself exists is another question."""
+        """Return whether the pod has a volume for the Secret. The Secret itself may still be missing."""
         return secret_volume(secret) in self.volumes
 
 
@@ -90,7 +90,8 @@ def relay_pod(pod: Mapping[str, Any]) -> RelayPod:
 
 
 def _trouble(spec: Mapping[str, Any], status: Mapping[str, Any]) -> str:
-    """The scheduler's word, else the kubelet's. Of an image always the same: it tries and waits by turns."""
+    """Return the scheduler's reason, else the kubelet's. For an image, the text is constant: the kubelet alternates
+    between pulling and waiting."""
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return _words("can't be scheduled", condition)

@@ -1,11 +1,11 @@
-"""The relay as a container: its arguments, mounts, probes, rights and resources. Pure.
+"""Container of a relay: arguments, mounts, probes, security context and resources. Pure.
 
-A Deployment's pods and injected sidecars are made from the same parts, so that a relay is the same relay wherever it
-runs. What differs is said in the arguments: a sidecar has no readiness probe, since the application must become ready
-whatever the relay's database does.
+Deployment pods and injected sidecars are built from the same parts, so that a relay is the same in both runtimes.
+Differences are arguments: a sidecar has no readiness probe, since the application must become ready even if the relay's
+database is down.
 
-Secrets are only ever referred to. Each is mounted whole, optional (a missing one must not keep a pod from starting),
-so that Kubernetes brings a changed one into the running pod.
+Secrets are only referenced. Each is mounted whole, so that Kubernetes updates it in the running pod, and as optional,
+so that a missing one does not keep a pod from starting.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ APPLICATION: Final = "mailboat-relay"
 COMPONENT: Final = "relay"
 
 USER: Final = 65532
-"""Fixed here and not left to the image: an application's pod may run as root, its sidecar may not."""
+"""Fixed here, not in the image: an application's pod may run as root, its sidecar may not."""
 
 DRAIN_SECONDS: Final = 60
-"""From SIGTERM to SIGKILL: time for the batch in hand, whose sink may take its whole delivery timeout to answer."""
+"""Seconds from SIGTERM to SIGKILL, for the batch in flight: its sink may take the whole delivery timeout."""
 
 _DEFAULT_REQUESTS: Final = {"cpu": "50m", "memory": "128Mi"}
 _DEFAULT_LIMITS: Final = {"memory": "256Mi"}
 
 _MAY_BE_MISSING: Final = frozenset({"secretKeyRef", "configMapKeyRef", "fileKeyRef"})
-"""Sources of variables that are objects of their own."""
+"""Sources of variables that are separate objects and may be missing."""
 
 _SECURITY: Final[Mapping[str, Any]] = {
     "allowPrivilegeEscalation": False,
@@ -67,19 +67,19 @@ _SECURITY: Final[Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class RelayImage:
-    """What the relay's container runs."""
+    """Image of the relay's container."""
 
     name: str
     pull_policy: str = "IfNotPresent"
 
 
 def child_name(relay: str) -> str:
-    """The one name of all children of a relay. Relay names have at most 57 characters for its sake."""
+    """Return the common name of all children of a relay. Relay names are limited to 57 characters because of it."""
     return f"{relay}-relay"
 
 
 def relay_labels(relay: str) -> dict[str, str]:
-    """On every child and on the pods of a Deployment."""
+    """Labels of every child and of the pods of a Deployment."""
     return {
         NAME_LABEL: APPLICATION,
         INSTANCE_LABEL: relay,
@@ -90,13 +90,16 @@ def relay_labels(relay: str) -> dict[str, str]:
 
 
 def is_relay_pod(labels: Mapping[str, str]) -> bool:
-    """A pod of one of our Deployments, as opposed to an application's pod that wants a sidecar."""
+    """Return whether a pod belongs to a relay's Deployment; an application's pod that requests a sidecar does not."""
     return labels.get(MANAGED_BY_LABEL) == MANAGED_BY and labels.get(COMPONENT_LABEL) == COMPONENT
 
 
 def is_injected(pod: Mapping[str, Any]) -> bool:
-    """Whether the sidecar is there, and is ours. The annotation alone proves nothing, for templates are copied; nor
-    does the container's name, which an application may use as well."""
+    """Return whether the pod has the operator's sidecar.
+
+    The annotation alone is no proof, since templates are copied. The container's name is none either, since an
+    application may use it.
+    """
     annotated = INJECTED_ANNOTATION in ((pod.get("metadata") or {}).get("annotations") or {})
     containers = (pod.get("spec") or {}).get("initContainers") or ()
     return annotated and any(
@@ -105,14 +108,15 @@ def is_injected(pod: Mapping[str, Any]) -> bool:
 
 
 def chosen_port(annotations: Mapping[str, Any]) -> int | None:
-    """Where a relay listens: by its pod's annotation, else on the usual port. None: what is written is no port."""
+    """Return the relay's port from the pod's annotation, else the default port; None if the annotation is not a
+    port."""
     text = str(annotations.get(PORT_ANNOTATION, PORT)).strip()
     number = int(text) if text.isascii() and text.isdigit() and len(text) <= 5 else 0
     return number if 1 <= number <= 65535 else None
 
 
 def secrets_of(relay: OutboxRelay, subscriptions: Iterable[EventSubscription]) -> tuple[str, ...]:
-    """Names of all Secrets that a relay with these subscriptions has to see, each once, sorted."""
+    """Return the names of all Secrets that a relay with these subscriptions needs, sorted, without duplicates."""
     names = set(database_secrets(relay))
     for subscription in subscriptions:
         names.update(sink_secrets(subscription))
@@ -120,12 +124,12 @@ def secrets_of(relay: OutboxRelay, subscriptions: Iterable[EventSubscription]) -
 
 
 def database_secrets(relay: OutboxRelay) -> tuple[str, ...]:
-    """Names of the Secrets without which a relay reaches no database."""
+    """Return the names of the Secrets needed to connect to the database."""
     return tuple(reference.name for reference in relay.spec.database.secret_refs())
 
 
 def sink_secrets(subscription: EventSubscription) -> tuple[str, ...]:
-    """Names of the Secrets that one subscription needs to be delivered."""
+    """Return the names of the Secrets that one subscription needs for delivery."""
     references = subscription.spec.sink.chosen.secret_refs()
     if subscription.spec.idempotency is not None:
         references += subscription.spec.idempotency.redis.secret_refs()
@@ -133,7 +137,7 @@ def sink_secrets(subscription: EventSubscription) -> tuple[str, ...]:
 
 
 def secrets_in(subscription: Mapping[str, Any]) -> tuple[str, ...]:
-    """The same for a subscription that can't be read: by the names of fields, in the place where they always were."""
+    """Return the Secrets of a subscription that can't be parsed, from the field names at their usual place."""
     spec = subscription.get("spec")
     sink = spec.get("sink") if isinstance(spec, Mapping) else None
     chosen = [each for each in sink.values() if isinstance(each, Mapping)] if isinstance(sink, Mapping) else []
@@ -143,7 +147,7 @@ def secrets_in(subscription: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def relay_of(subscription: Mapping[str, Any]) -> str | None:
-    """The name of its relay, also where nobody has looked yet whether the rest can be read."""
+    """Return the name of a subscription's relay, also if the rest is not validated yet."""
     spec = subscription.get("spec")
     reference = spec.get("relayRef") if isinstance(spec, Mapping) else None
     name = reference.get("name") if isinstance(reference, Mapping) else None
@@ -151,12 +155,12 @@ def relay_of(subscription: Mapping[str, Any]) -> str | None:
 
 
 def secret_volume(secret: str) -> str:
-    """Name of the volume that brings a Secret in: names of Secrets are too long, and may have dots."""
+    """Return the volume name for a Secret. Names of Secrets are too long for volumes, and may contain dots."""
     return f"mailboat-secret-{hashlib.sha256(secret.encode()).hexdigest()[:12]}"
 
 
 def relay_volumes(relay: str, secrets: Iterable[str]) -> list[dict[str, Any]]:
-    """The pod's volumes: config, one per Secret, and a little scratch space beside the read-only root."""
+    """Return the pod's volumes: config, one per Secret, and scratch space beside the read-only root filesystem."""
     return [
         {"name": CONFIG_VOLUME, "configMap": {"name": child_name(relay), "optional": True}},
         {"name": SCRATCH_VOLUME, "emptyDir": {"sizeLimit": "16Mi"}},
@@ -167,7 +171,7 @@ def relay_volumes(relay: str, secrets: Iterable[str]) -> list[dict[str, Any]]:
 def relay_container(
     template: PodTemplate, image: RelayImage, secrets: Iterable[str], *, port: int = PORT, sidecar: bool = False
 ) -> dict[str, Any]:
-    """The container. As a sidecar it is an init container that stays: it starts before the application, stops after."""
+    """Return the container. A sidecar is an init container that keeps running: it starts first and stops last."""
     container: dict[str, Any] = {
         "name": CONTAINER,
         "image": image.name,
@@ -196,7 +200,7 @@ def _arguments(port: int) -> list[str]:
         "--secrets-dir",
         SECRETS_FOLDER,
         "--listen",
-        f"[::]:{port}",  # IPv4 and IPv6, or what the node has of them
+        f"[::]:{port}",  # IPv4 and IPv6, as far as the node supports them
         "--relay-id",
         "$(POD_NAMESPACE)/$(POD_NAME)",  # namespaces may share a database; see `RelayPod.relay_id`
         "--control-keys",
@@ -209,10 +213,10 @@ def _arguments(port: int) -> list[str]:
 
 
 def _environment(template: PodTemplate, *, optional: bool) -> list[dict[str, Any]]:
-    """Ours first, since arguments and further variables may refer to them; ours win.
+    """Return the environment. The operator's variables come first, since others may refer to them, and take precedence.
 
-    With ``optional`` none of them has to exist: a container whose variable can't be found is not started, and one that
-    starts before the application would keep the application waiting.
+    With ``optional``, references may be unresolved. A container with an unresolved reference does not start, and a
+    sidecar would block the application.
     """
     own = [
         {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
@@ -236,7 +240,7 @@ def _optional(variable: dict[str, Any]) -> dict[str, Any]:
 
 
 def _resources(template: PodTemplate) -> dict[str, dict[str, str]]:
-    """Whoever sets requests or limits has thought about it: each replaces the default one as a whole."""
+    """Return resources. If the template sets requests or limits, neither default is used."""
     given = template.resources
     if given.requests or given.limits:
         chosen = {"requests": dict(given.requests), "limits": dict(given.limits)}
@@ -257,7 +261,7 @@ def _mounts(secrets: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``over`` wins, field by field; null takes a field away."""
+    """Merge ``over`` into ``base``, field by field; null removes a field."""
     result = dict(base)
     for key, value in over.items():
         before = result.get(key)

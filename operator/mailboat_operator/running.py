@@ -1,12 +1,12 @@
-"""The life of one operator process: what starts when, and in which order it ends.
+"""Life cycle of one operator process: the order of start and shutdown.
 
     every replica   health, webhook, its certificate
     the leader      also: certificates and signing keys in their Secrets, and the core that reconciles
 
-- SIGTERM: not ready any more; the core ends; the lead is given back; the webhook answers for ``shutdown_delay`` longer,
-  until the API server has stopped calling it; then everything closes. Exit code 0.
-- The lead is lost: the core is ended at once, by force if need be, since another operator may be at work already. Exit
-  code 1, and the pod starts again as a candidate. So does it when anything here fails that should not.
+- SIGTERM: the replica becomes unready, the core ends, and the Lease is released. The webhook answers for
+  ``shutdown_delay`` longer, until the API server has stopped calling it. Then everything closes. Exit code 0.
+- Leadership lost: the core is ended at once, by force if necessary, since another operator may already be active. Exit
+  code 1, and the pod restarts as a candidate. The same happens after an unexpected failure.
 """
 
 from __future__ import annotations
@@ -38,24 +38,25 @@ log = logging.getLogger(__name__)
 
 EXIT_LOST: Final = 1
 _END_BY_FORCE_AFTER: Final = 1 / 5
-"""Part of the Lease's duration that the core has to end in when the lead is lost; others wait for a third of it."""
+"""Fraction of the Lease's duration within which the core must end after the lead is lost. Others wait for a third of
+it."""
 _END_IN_ORDER_WITHIN: Final = 10.0
 
 Core = Callable[[Kube, Settings, Signing], Awaitable[None]]
-"""What only the leader does. It runs until it is cancelled."""
+"""The leader's work. It runs until it is cancelled."""
 
 
 class StartFailed(Exception):
-    """The process can't begin; the message says what to do."""
+    """The process can't start; the message contains the remedy."""
 
 
 def identity_of(settings: Settings) -> str:
-    """A name that no other process has, however often the pod's name is used."""
+    """Return an identity that is unique per process, even if pod names are reused."""
     return f"{settings.identity or socket.gethostname()}_{secrets.token_hex(4)}"
 
 
 class Operator:
-    """One process. ``run`` once."""
+    """One operator process. Call ``run`` once."""
 
     def __init__(self, settings: Settings, core: Core, registry: CollectorRegistry) -> None:
         self._settings = settings
@@ -67,7 +68,7 @@ class Operator:
         self._stopping = False
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until ``stop``; raises what ended it otherwise."""
+        """Run until ``stop`` is set. Raise the error that ended it otherwise."""
         settings = self._settings
         kube = await Kube.connect(settings.kubeconfig)
         health = HttpServer(Health(self._not_ready, self._registry).application())
@@ -97,7 +98,7 @@ class Operator:
             stop.set()
             await _end(tasks, election)
             for task in ended - {stopped}:
-                task.result()  # raises what ended it; the core may also have been told to stop
+                task.result()  # raises the error that ended it, if any
             if settings.webhook_certs is not WebhookCerts.OFF:
                 await asyncio.sleep(settings.shutdown_delay.seconds)
         finally:
@@ -122,7 +123,7 @@ class Operator:
         return from_secret(kube, self._settings.operator_namespace, self._settings.webhook_secret)
 
     async def _lead(self, kube: Kube, election: Election) -> None:
-        """Become the leader, then be it, until it is lost or the core ends."""
+        """Acquire leadership and lead until it is lost or the core ends."""
         settings = self._settings
         await election.acquire()
         keys = KeyKeeper(kube, settings.operator_namespace, settings.signing_secret)
@@ -147,7 +148,8 @@ class Operator:
             within = by_force_after if lost else min(_END_IN_ORDER_WITHIN, election.time_left)
             _, still_at_it = await asyncio.wait(work, timeout=within)
             if still_at_it:
-                # Whatever it is, it may still write. Nobody may get the lead from us, or have it beside us.
+                # The remaining tasks may still write. The Lease must not be released, nor acquired by others, while
+                # they run.
                 names = [task.get_name() for task in still_at_it]
                 log.critical("Ended by force: something does not stop.", extra={"tasks": names})
                 sys.stderr.flush()
@@ -170,7 +172,7 @@ class Operator:
         async def core() -> None:
             await self._core(kube, self._settings, signing)
 
-        # Keys that nobody looks after are worth nothing one day: neither goes on without the other.
+        # Signing keys need maintenance to stay usable, so neither task runs without the other.
         tasks = [
             asyncio.create_task(core(), name="core"),
             asyncio.create_task(keep_looking("the signing keys", look), name="signing keys"),
@@ -195,7 +197,8 @@ async def _listening(server: HttpServer, address: str, flag: str, certificate: S
 
 
 async def _end(tasks: list[asyncio.Task[None]], election: Election) -> None:
-    """First the leader's work, then the lead itself. The certificate is still followed: there is still a webhook."""
+    """Stop the leader's work, then release the Lease. The certificate is still followed, since the webhook still
+    serves."""
     leading = tasks[-1]
     leading.cancel()
     await asyncio.gather(leading, return_exceptions=True)
@@ -203,7 +206,7 @@ async def _end(tasks: list[asyncio.Task[None]], election: Election) -> None:
 
 
 def stop_on_signals(stop: asyncio.Event) -> None:
-    """The first signal ends the process in good order, the second at once."""
+    """Shut down gracefully on the first signal, and exit at once on the second."""
     loop = asyncio.get_running_loop()
 
     def told(number: signal.Signals) -> None:
@@ -219,7 +222,7 @@ def stop_on_signals(stop: asyncio.Event) -> None:
 
 
 async def run_process(settings: Settings, core: Core, registry: CollectorRegistry) -> None:
-    """Run until told to stop. Raises ``LeadershipLost``, ``StartFailed``, ``KubeError``, or what nobody thought of."""
+    """Run until a stop signal. Raises ``LeadershipLost``, ``StartFailed``, ``KubeError``, or an unexpected error."""
     stop = asyncio.Event()
     stop_on_signals(stop)
     await Operator(settings, core, registry).run(stop)

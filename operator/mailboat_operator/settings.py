@@ -1,7 +1,7 @@
-"""What a person may set: every flag of ``mailboat-operator run``, its environment variable, and what it may say.
+"""Settings of ``mailboat-operator run``: flags, environment variables and validation.
 
-One declaration per setting, from which the flags, the environment variables, the help and the checks follow. All that
-is wrong is told at once, by the names that a person wrote, without a traceback. Nothing here is read at import time.
+Each setting is declared once; flags, environment variables, help and validation are derived from it. All errors are
+reported together, by flag name, without a traceback. Nothing is read at import time.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ ENVIRONMENT_PREFIX: Final = "MAILBOAT_"
 
 
 class SettingsError(ValueError):
-    """Settings that can't be used, with everything that is wrong in them."""
+    """Invalid settings; the message lists all problems."""
 
 
 class PullPolicy(StrEnum):
-    """When a node fetches the relay's image."""
+    """When a node pulls the relay's image."""
 
     ALWAYS = "Always"
     IF_NOT_PRESENT = "IfNotPresent"
@@ -35,10 +35,10 @@ class PullPolicy(StrEnum):
 
 
 class WebhookCerts(StrEnum):
-    """Where the webhook's certificate comes from."""
+    """Source of the webhook's certificate."""
 
     SELF = "self"
-    """Made, shared and renewed by the operators themselves."""
+    """Created, shared and renewed by the operators themselves."""
     EXTERNAL = "external"
     """Files in a mounted folder, as cert-manager writes them."""
     OFF = "off"
@@ -46,7 +46,7 @@ class WebhookCerts(StrEnum):
 
 
 class LogFormat(StrEnum):
-    """What a line of the log looks like."""
+    """Format of log lines."""
 
     AUTO = "auto"
     JSON = "json"
@@ -55,16 +55,16 @@ class LogFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Spelled:
-    """An annotation: how a setting is written where its field's name does not say it."""
+    """Annotation for a setting whose flag or variable is not derived from its field name."""
 
     flag: str | None = None
     environment: str | None = None
-    """A further variable, asked after the setting's own one."""
+    """An additional variable, read after the setting's own one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server listens. No host: everywhere."""
+    """Listen address. Without a host: all interfaces."""
 
     host: str | None
     port: int
@@ -170,14 +170,14 @@ class Settings(BaseModel):
 
     @property
     def certificate_names(self) -> tuple[str, ...]:
-        """What the API server may call the webhook, most usual first."""
+        """Host names by which the API server may call the webhook, most usual first."""
         service = f"{self.webhook_service}.{self.operator_namespace}"
         return (f"{service}.svc", f"{service}.svc.cluster.local", service, self.webhook_service, *self.webhook_hosts)
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One field of ``Settings``, as a command line sees it."""
+    """One field of ``Settings``, for the command line."""
 
     field: str
     flag: str
@@ -189,7 +189,7 @@ class Setting:
 
 
 def all_settings() -> Iterator[Setting]:
-    """Every setting, in the order in which it is declared."""
+    """Yield every setting, in order of declaration."""
     for name, info in Settings.model_fields.items():
         spelled = next((each for each in info.metadata if isinstance(each, Spelled)), Spelled())
         own = ENVIRONMENT_PREFIX + name.upper()
@@ -205,7 +205,7 @@ def all_settings() -> Iterator[Setting]:
 
 
 def read_settings(given: Mapping[str, Any]) -> Settings:
-    """Check what was given, by field. Raises ``SettingsError`` with all problems, each by its flag."""
+    """Validate the given values, by field. Raises ``SettingsError`` with all problems, each by its flag."""
     try:
         return Settings.model_validate({name: value for name, value in given.items() if value not in (None, ())})
     except ValidationError as error:

@@ -1,8 +1,8 @@
-"""A TLS context whose certificate can be changed while it serves.
+"""TLS context whose certificate can be replaced while it serves.
 
-OpenSSL takes the certificate of a context at the beginning of each handshake: loading another one into a live context
-changes new connections and leaves the others alone. Python loads certificates from files only; where the system has
-memory files, no private key ever touches a disk, and a read-only root is no obstacle.
+OpenSSL reads the certificate of a context at the start of each handshake: loading another one into a live context
+affects new connections only. Python loads certificates from files only. If the system has memory files (memfd), no
+private key is written to disk, and a read-only root filesystem is no obstacle.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from cryptography import x509
 
 
 class CertificateUnusable(ValueError):
-    """The certificate can't be served; the one before it goes on."""
+    """The certificate can't be served; the previous one stays in use."""
 
 
 class ServedCertificate:
-    """What the webhook serves. Nothing can be served before the first ``load``."""
+    """Certificate that the webhook serves. Nothing can be served before the first ``load``."""
 
     def __init__(self) -> None:
         self.context = _new_context()
         self.ends = 0.0
-        """When it ends, in seconds since 1970."""
+        """Expiry of the certificate, in seconds since 1970."""
         self._loaded: bytes | None = None
 
     @property
@@ -34,13 +34,13 @@ class ServedCertificate:
         return self._loaded is not None
 
     def load(self, certificate: bytes, key: bytes) -> bool:
-        """Serve these from now on. False: they are the ones already. Raises ``CertificateUnusable``."""
+        """Serve this pair from now on. Return False if it is already served. Raises ``CertificateUnusable``."""
         both = certificate + key
         if both == self._loaded:
             return False
         with _as_files(certificate, key) as (certificate_file, key_file):
             try:
-                # A pair that does not fit would leave the live context without any: try it elsewhere first.
+                # A mismatched pair would leave the live context without a certificate: try another context first.
                 _new_context().load_cert_chain(certificate_file, key_file)
                 ends = x509.load_pem_x509_certificate(certificate).not_valid_after_utc.timestamp()
                 self.context.load_cert_chain(certificate_file, key_file)

@@ -1,14 +1,14 @@
-"""The operator's signature on its calls to relays: Ed25519 keys in a Secret of its own, and tokens made with them.
+"""Signatures on the operator's calls to relays: Ed25519 keys in their own Secret, and tokens signed with them.
 
-Relays hold the public keys (``operator-keys.pem`` in their ConfigMap), so nothing in an application's namespace lets
-anybody pretend to be the operator. Keys follow one another:
+Relays hold the public keys (``operator-keys.pem`` in their ConfigMap), so no object in an application's namespace
+allows impersonating the operator. Keys are rotated:
 
-- A new key is published before it signs: for ``Rhythm.publish`` both public keys are in the ConfigMaps and the old one
-  goes on signing. By then every relay has read the new one.
-- The old key stays published for ``Rhythm.linger`` after its last signature, then it is forgotten.
+- A new key is published before it signs. For ``Rhythm.publish`` both public keys are in the ConfigMaps and the old one
+  continues to sign. By then every relay has read the new one.
+- The old key stays published for ``Rhythm.linger`` after its last signature. Then it is removed.
 
-A token is good for one call: it names the pod (audience), the method and path (subject) and the body (digest), and it
-lives for a minute. The leader alone keeps and uses the ring.
+A token is valid for one call: it names the pod (audience), the method and path (subject) and the body (digest), and
+expires after a minute. Only the leader maintains and uses the ring.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _SUFFIX: Final = ".pem"
 
 @dataclass(frozen=True, slots=True)
 class Rhythm:
-    """When keys follow one another."""
+    """Timing of key rotation."""
 
     renew: timedelta = timedelta(days=30)
     publish: timedelta = timedelta(minutes=15)
-    """Kubelets bring a changed ConfigMap to pods within about two minutes; the rest is for slow ones."""
+    """Kubelets update a changed ConfigMap in pods within about two minutes; the rest is for slow ones."""
     linger: timedelta = timedelta(hours=1)
 
 
@@ -48,7 +48,7 @@ DEFAULT_RHYTHM: Final = Rhythm()
 
 @dataclass(frozen=True, slots=True)
 class SigningKey:
-    """One private key and when it was made."""
+    """One private key and its creation time."""
 
     made: datetime
     private: Ed25519PrivateKey
@@ -74,13 +74,13 @@ class SigningKey:
 
 @dataclass(frozen=True, slots=True)
 class KeyRing:
-    """All keys that are known, oldest first. Never empty."""
+    """All known keys, oldest first. Never empty."""
 
     keys: tuple[SigningKey, ...]
 
     @classmethod
     def parse(cls, data: Mapping[str, bytes]) -> KeyRing | None:
-        """From the Secret. What can't be read is passed over; None: nothing is left."""
+        """Parse the Secret's data. Skip unreadable entries; None if no key is left."""
         keys = []
         for name, pem in data.items():
             made = name.removeprefix(_PREFIX).removesuffix(_SUFFIX)
@@ -96,21 +96,21 @@ class KeyRing:
         return cls(tuple(sorted(keys, key=lambda key: key.made))) if keys else None
 
     def data(self) -> dict[str, bytes]:
-        """For the Secret."""
+        """Return the data of the Secret."""
         return {f"{_PREFIX}{int(key.made.timestamp())}{_SUFFIX}": key.private_pem for key in self.keys}
 
     def public_pem(self) -> str:
-        """For ``operator-keys.pem``: every key, the old one and the one that will sign next."""
+        """Return ``operator-keys.pem``: all keys, including the old one and the one that will sign next."""
         return "".join(key.public_pem for key in self.keys)
 
     def signing(self, now: datetime, rhythm: Rhythm = DEFAULT_RHYTHM) -> SigningKey:
-        """The newest key that relays have had the time to read; the oldest where none has."""
+        """Return the newest key that relays have had time to read; the oldest if there is none."""
         published = [key for key in self.keys if now >= key.made + rhythm.publish]
         return published[-1] if published else self.keys[0]
 
 
 def turned(ring: KeyRing | None, now: datetime, rhythm: Rhythm = DEFAULT_RHYTHM) -> KeyRing:
-    """The ring as it should be now: with a new key when it is time for one, without those that nobody needs."""
+    """Return the current ring: with a new key if one is due, without expired ones."""
     if ring is None:
         return KeyRing((SigningKey.new(now),))
     keys = ring.keys
@@ -121,7 +121,7 @@ def turned(ring: KeyRing | None, now: datetime, rhythm: Rhythm = DEFAULT_RHYTHM)
 
 
 def mint(ring: KeyRing, audience: str, method: str, path: str, body: bytes, now: datetime) -> str:
-    """A token for one call. ``audience`` is ``namespace/pod/uid``."""
+    """Return a token for one call. ``audience`` is ``namespace/pod/uid``."""
     issued = int(now.timestamp())
     claims = {
         "iss": ISSUER,

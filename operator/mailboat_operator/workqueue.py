@@ -1,7 +1,7 @@
-"""What is to be looked at next: keys with a time, each at most once, never the same one twice at a time.
+"""Work queue of keys with due times. Each key is queued at most once and never processed twice at the same time.
 
-A key that is added while it is being worked on comes again afterwards, since what was seen may be old already. A key
-that failed comes back later and later, with some jitter, until it succeeds once.
+A key added while it is being processed is due again afterwards, since the state read may be outdated. A failed key is
+retried with growing back-off and jitter, until it succeeds once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long to wait after the nth failure in a row."""
+    """Delay after the nth failure in a row."""
 
     initial: float = 0.5
     factor: float = 2.0
@@ -33,7 +33,7 @@ class Backoff:
 
 
 class WorkQueue(Generic[K]):
-    """For one event loop. Not for several threads."""
+    """Work queue for one event loop. Not thread-safe."""
 
     def __init__(self, backoff: Backoff | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._backoff = backoff or Backoff()
@@ -47,19 +47,20 @@ class WorkQueue(Generic[K]):
         return len(self._due)
 
     def waiting(self) -> int:
-        """Keys that are due and that nobody works on yet; 0 in a quiet moment, whatever is to be looked at later."""
+        """Return the number of due keys that are not being processed. Keys due later do not count, so an idle queue
+        returns 0."""
         now = self._clock()
         return sum(due <= now and key not in self._busy for key, due in self._due.items())
 
     def add(self, key: K, delay: float = 0.0) -> None:
-        """Due after ``delay`` seconds, or at the time it had already, whichever comes first."""
+        """Queue a key, due after ``delay`` seconds or at its existing due time, whichever is earlier."""
         due = self._clock() + delay
         if key not in self._due or due < self._due[key]:
             self._due[key] = due
             self._changed.set()
 
     async def next(self) -> K:
-        """The key that has been due for longest and that nobody works on; waits for one."""
+        """Wait for a due key that is not being processed, and return the one due longest."""
         while True:
             free = [(due, key) for key, due in self._due.items() if key not in self._busy]
             soonest = min(free, key=lambda each: each[0], default=None)
@@ -71,26 +72,26 @@ class WorkQueue(Generic[K]):
                 return key
             self._changed.clear()
             try:
-                # Not wait_for: a cancellation that comes together with the event would be lost (Python 3.11).
+                # Not wait_for: a cancellation that coincides with the event would be lost (Python 3.11).
                 async with asyncio.timeout(wait):
                     await self._changed.wait()
             except TimeoutError:
                 pass
 
     def succeeded(self, key: K, again_after: float | None = None) -> None:
-        """Done; perhaps to be looked at again after a while."""
+        """Mark a key as done; optionally queue it again after a delay."""
         self._failures.pop(key, None)
         self._release(key)
         if again_after is not None:
             self.add(key, again_after)
 
     def failed(self, key: K, retry_after: float | None = None) -> float:
-        """To be tried again; returns in how many seconds."""
+        """Requeue a failed key and return the delay in seconds."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         delay = max(self._backoff.delay(failures), retry_after or 0.0)
         self._release(key)
-        # What was added meanwhile is no reason to hurry: it waits for the back-off too.
+        # An add during processing does not shorten the back-off.
         self._due[key] = self._clock() + delay
         self._changed.set()
         return delay

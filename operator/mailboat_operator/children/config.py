@@ -35,7 +35,7 @@ _LARGEST_PACKED: Final = 960 * 1024
 _NEWEST: Final = 2**62
 """Upper bound of versions. Relays reject much higher ones, and there must be room for the next versions."""
 _BELIEVABLE_AHEAD: Final = 24 * 3600 * 1000
-"""Milliseconds: clocks of a cluster never differ by more than a day."""
+"""Milliseconds. Clocks of a cluster are assumed to differ by less than a day."""
 
 
 @dataclass(frozen=True)
@@ -205,8 +205,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _parsed(line: str) -> dict[str, Any]:
-    """Parse one resource; empty if the line is not one. Anyone may have written it, so it may be large or deeply
-    nested."""
+    """Parse one resource; empty if the line is invalid. Anyone may have written it, so bound its size and nesting."""
     try:
         document = json.loads(line) if len(line) <= _LONGEST_LINE else None
     except (ValueError, RecursionError):

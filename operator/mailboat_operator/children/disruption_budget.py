@@ -1,5 +1,4 @@
-"""PodDisruptionBudget of a relay: a node drain evicts one relay at a time, so that its partitions can move
-meanwhile."""
+"""PodDisruptionBudget: a node drain evicts one relay at a time, so that its partitions can move meanwhile."""
 
 from __future__ import annotations
 

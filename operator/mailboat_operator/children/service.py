@@ -1,5 +1,4 @@
-"""Headless Service of a relay: DNS names for the relays, and a target for monitors. No traffic is balanced through
-it."""
+"""Headless Service: DNS names for the relays, and a target for monitors. No traffic is balanced through it."""
 
 from __future__ import annotations
 
@@ -12,8 +11,7 @@ from mailboat_spec.names import RELAY_LABEL
 
 
 def service(relay: OutboxRelay) -> dict[str, Any]:
-    """Build the object. It selects Deployment pods and pods with a sidecar, ready or not: failing relays must be
-    visible."""
+    """Build the object. It selects all pods with a relay, ready or not: failing relays must be visible."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
