@@ -93,8 +93,7 @@ def run(**given: Any) -> None:
 
 
 def _core(metrics: Metrics) -> Core:
-    """Return the leader's work. Its metrics exist before this process leads: a standby replica reports 0, not
-    nothing."""
+    """Return the leader's work. Its metrics exist before this process leads, so a standby replica reports 0."""
 
     async def lead(kube: Kube, settings: Settings, signing: Signing) -> None:
         core = CoreSettings(

@@ -21,8 +21,7 @@ CHILD_KINDS: Final = (CONFIG_MAP, SERVICE_ACCOUNT, SERVICE, DEPLOYMENT, DISRUPTI
 def desired(
     relay: OutboxRelay, secrets: Sequence[str], configuration: Configuration, public_keys: str, image: RelayImage
 ) -> dict[Kind, Object]:
-    """Return the desired children. A kind that is missing must not exist. ``secrets``: names of Secrets that relays
-    mount.
+    """Return the desired children. A kind that is missing must not exist. ``secrets``: Secrets that relays mount.
 
     A relay with runtime Sidecar has a ConfigMap and a Service, but no pods of its own.
     """

@@ -189,8 +189,7 @@ class Fleet:
         answers: Sequence[Answer],
         configuration: Configuration,
     ) -> bool:
-        """Compute the assignment and push it if relays hold something else. Return True until relays hold the
-        assignment."""
+        """Compute the assignment and push it if relays hold something else. Return True until they hold it."""
         memory = self._relays.setdefault(key, _Relay())
         name = "/".join(key)
         working = _working(name, pods, answers)

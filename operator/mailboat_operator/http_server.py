@@ -72,8 +72,7 @@ class BodyTooLarge(Exception):
 
 
 async def read_body(request: web.Request, most: int) -> bytes:
-    """Read the body. Raises ``BodyTooLarge`` at once if Content-Length exceeds the limit, else when the limit is
-    reached."""
+    """Read the body. Raises ``BodyTooLarge``, at once if Content-Length is too large, else at the limit."""
     if (request.content_length or 0) > most:
         raise BodyTooLarge
     body = bytearray()

@@ -168,8 +168,7 @@ def trial(sidecar: Sidecar, namespace: str) -> dict[str, Any]:
 
 
 def objection(refusal: str) -> str | None:
-    """Extract the error in a sidecar from a refused trial, short enough for a warning; None if it is not about the
-    sidecar.
+    """Extract the error in a sidecar from a refused trial, short enough for a warning; None if there is none.
 
     A policy or a third-party webhook may refuse any Deployment for other reasons, which do not apply to pods. Only the
     API server's own messages about fields of the sidecar count.

@@ -38,13 +38,11 @@ log = logging.getLogger(__name__)
 
 _IF_IT_STAYS: Final = ": Kubernetes removes it soon, unless a finalizer of somebody else holds it (metadata.finalizers)"
 _BELIEVED: Final = 0.8
-"""Fraction of ``patience`` for which an obstacle is assumed to persist. The reconcile after ``patience`` then
-retries."""
+"""Fraction of ``patience`` for which an obstacle is assumed to persist. The next scheduled reconcile then retries."""
 
 
 class StillThere(KubeError):
-    """A child is being deleted, or will be because its previous relay of the same name was. The deletion is expected
-    soon."""
+    """A child is being deleted, or soon will be because its previous relay of the same name was deleted."""
 
 
 class Taken(KubeError):

@@ -267,8 +267,7 @@ class Kube:
         return await self._json("POST", kind, kind.path(body["metadata"].get("namespace")), query, body)
 
     async def replace(self, kind: Kind, body: Object) -> Object:
-        """Replace an object. A ``resourceVersion`` in the body makes it conditional: ``Conflict`` if it was written
-        since."""
+        """Replace an object. With a ``resourceVersion`` in the body, raise ``Conflict`` if it was written since."""
         metadata = body["metadata"]
         path = kind.path(metadata.get("namespace"), metadata["name"])
         return await self._json("PUT", kind, path, {"fieldManager": FIELD_MANAGER}, body)

@@ -208,8 +208,10 @@ class Election:
             await self._look_again()
 
     async def _look_again(self) -> None:
-        """Resolve a conflict on renewal: the response to an earlier write was lost, a person edited the Lease, or
-        another operator leads."""
+        """Resolve a conflict on renewal.
+
+        Either the response to an earlier write was lost, or a person edited the Lease, or another operator leads.
+        """
         try:
             lease = await self._kube.get(LEASE, self._namespace, self._name)
         except NotFound:

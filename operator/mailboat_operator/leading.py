@@ -231,8 +231,8 @@ class _Leader:
         )
 
     async def _compare_for_ever(self, place: _Place) -> None:
-        """Re-list both custom resources if deletions may have been missed (see ``handlers``), and all kinds
-        periodically."""
+        """Re-list the custom resources if deletions may have been missed (see ``handlers``), and all kinds at
+        intervals."""
         while True:
             kinds: Sequence[tuple[Kind, str]] = _OUR_KINDS
             try:

@@ -90,8 +90,10 @@ def relay_pod(pod: Mapping[str, Any]) -> RelayPod:
 
 
 def _trouble(spec: Mapping[str, Any], status: Mapping[str, Any]) -> str:
-    """Return the scheduler's reason, else the kubelet's. For an image, the text is constant: the kubelet alternates
-    between pulling and waiting."""
+    """Return the scheduler's reason, else the kubelet's.
+
+    For an image, the text is constant: the kubelet alternates between pulling and waiting.
+    """
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return _words("can't be scheduled", condition)

@@ -108,8 +108,7 @@ def is_injected(pod: Mapping[str, Any]) -> bool:
 
 
 def chosen_port(annotations: Mapping[str, Any]) -> int | None:
-    """Return the relay's port from the pod's annotation, else the default port; None if the annotation is not a
-    port."""
+    """Return the port of a relay: the pod's annotation, else the default; None if the annotation is not a port."""
     text = str(annotations.get(PORT_ANNOTATION, PORT)).strip()
     number = int(text) if text.isascii() and text.isdigit() and len(text) <= 5 else 0
     return number if 1 <= number <= 65535 else None

@@ -98,8 +98,7 @@ class SubscriptionReader:
         """By uid: the result, with everything that it depends on."""
 
     def read(self, relay: Object, found: Sequence[Object]) -> list[ReadSubscription]:
-        """Parse each subscription together with its relay and, if the relay serves only one, with the first valid
-        one."""
+        """Parse each subscription with its relay and, if the relay serves only one, with the first valid one."""
         serves_one = _serves_one(relay)
         read: dict[str, tuple[object, ReadSubscription]] = {}
         first: Object | None = None

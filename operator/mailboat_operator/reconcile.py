@@ -317,8 +317,7 @@ class Reconciler:
             raise delayed
 
     async def _report_subscription(self, look: _Look, told: _Told, now: datetime, *, behind: bool) -> None:
-        """``behind``: relays still run an earlier generation. Write the status with that observedGeneration, if there
-        is one."""
+        """``behind``: relays still run an earlier generation. Write the status with that observedGeneration, if any."""
         found = told.read.found
         metadata = found["metadata"]
         name = f"{metadata['namespace']}/{metadata['name']}"
@@ -358,8 +357,7 @@ class Reconciler:
             forget(metadata["namespace"], metadata["name"])
 
     async def _without_relay(self, key: Key) -> float | None:
-        """Report the missing relay on its subscriptions and pause its sidecars. Garbage collection removes its
-        children."""
+        """Report the missing relay on its subscriptions and pause its sidecars. Kubernetes removes its children."""
         self._keeper.forget(key)
         self._stuck.pop(key, None)
         self._readers.pop(key, None)

@@ -51,8 +51,7 @@ class Pushed:
 
 
 class RelayClient:
-    """HTTP client shared by the whole operator: it bounds the memory of answers. ``Fleet`` bounds the number of
-    calls."""
+    """HTTP client of the whole operator. It bounds the memory of answers; ``Fleet`` bounds the number of calls."""
 
     def __init__(self, signing: Signer, *, timeout: float = 3.0) -> None:
         self._signing = signing

@@ -38,8 +38,7 @@ log = logging.getLogger(__name__)
 
 EXIT_LOST: Final = 1
 _END_BY_FORCE_AFTER: Final = 1 / 5
-"""Fraction of the Lease's duration within which the core must end after the lead is lost. Others wait for a third of
-it."""
+"""Fraction of the Lease's duration for the core to end in after losing the lead. Others wait for a third of it."""
 _END_IN_ORDER_WITHIN: Final = 10.0
 
 Core = Callable[[Kube, Settings, Signing], Awaitable[None]]
@@ -197,8 +196,7 @@ async def _listening(server: HttpServer, address: str, flag: str, certificate: S
 
 
 async def _end(tasks: list[asyncio.Task[None]], election: Election) -> None:
-    """Stop the leader's work, then release the Lease. The certificate is still followed, since the webhook still
-    serves."""
+    """Stop the leader's work, then release the Lease. The certificate is still followed, for the webhook."""
     leading = tasks[-1]
     leading.cancel()
     await asyncio.gather(leading, return_exceptions=True)

@@ -63,8 +63,7 @@ _MOST_WAITING: Final = 64
 _LISTS: Final = 2
 """Concurrent lists of subscriptions: one of 2,000 takes some 40 MiB."""
 _SHARE: Final = 0.6
-"""Share of the API server's webhook timeout used for reads from it. After the timeout it continues without an
-answer."""
+"""Share of the API server's webhook timeout for reads from it. After the timeout it continues without an answer."""
 _ANSWER_WITHIN: Final = 3.0
 """Seconds, if the request carries no timeout."""
 _AGAIN_AFTER: Final = 0.2
@@ -200,8 +199,7 @@ class Webhook:
         return answer
 
     async def _objection(self, sidecar: Sidecar, namespace: str) -> str | None:
-        """Return why the API server would refuse a pod with this sidecar. Checked once per sidecar variant, by a dry
-        run."""
+        """Return why the API server would refuse a pod with this sidecar. One dry run per sidecar variant."""
         if sidecar.mark in self._accepted:
             return None
         try:
@@ -219,8 +217,7 @@ class Webhook:
 
 
 def time_to_answer(given: str | None) -> float:
-    """Return the time limit for an answer. ``given``: timeout that the API server sends with each request, such as
-    ``10s``."""
+    """Return the time limit for an answer. ``given``: timeout sent by the API server, such as ``10s``."""
     seconds = re.fullmatch(r"(\d{1,2})s", given or "")
     return _SHARE * min(int(seconds[1]), _LONGEST) if seconds else _ANSWER_WITHIN
 

@@ -47,8 +47,7 @@ class WorkQueue(Generic[K]):
         return len(self._due)
 
     def waiting(self) -> int:
-        """Return the number of due keys that are not being processed. Keys due later do not count, so an idle queue
-        returns 0."""
+        """Return the number of due keys that are not being processed. Keys due later do not count."""
         now = self._clock()
         return sum(due <= now and key not in self._busy for key, due in self._due.items())
 

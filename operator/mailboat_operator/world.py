@@ -91,8 +91,7 @@ class World:
             self._tell(kind, *([] if before is None else [before]), found)
 
     def lost(self, kind: Kind, gone: Object) -> None:
-        """Remove a deleted object, or one that left the selection. A newer version stays, and so does a successor of
-        the same name."""
+        """Remove a deleted object, or one that left the selection. A newer version or a successor of the name stays."""
         self._lose(kind, gone, _version(gone))
 
     def missing(self, kind: Kind, gone: Object) -> None:
@@ -196,8 +195,7 @@ def _key(found: Object) -> Key:
 
 
 def _is_older(found: Object, before: Object) -> bool:
-    """Compare regardless of uid: a late event about a predecessor must not replace its successor and then be
-    deleted."""
+    """Compare regardless of uid: a late event of a predecessor must not replace the successor and then be deleted."""
     return _version(found) < _version(before)
 
 

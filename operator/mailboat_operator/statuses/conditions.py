@@ -111,8 +111,7 @@ def written(
 
 
 def news(before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]]) -> list[News]:
-    """Return one event per changed condition, except for the steps of a start: Ready summarizes them when it is
-    complete."""
+    """Return one event per changed condition. The steps of a start cause none: Ready summarizes them at the end."""
     old = {condition.get("type"): condition for condition in before}
     changes = [(old.get(condition["type"]), condition) for condition in after if condition["type"] in _WELL]
     return list(dict.fromkeys(_told(condition) for last, condition in changes if _is_news(last, condition)))

@@ -35,8 +35,7 @@ def where_to_put_it(reason: Reason, message: str) -> str:
 
 
 def secrets_mounted(lacking: Sequence[RelayPod]) -> Verdict:
-    """Return the condition SecretsMounted. ``lacking``: pods without a Secret that they need. The Deployment replaces
-    its own pods."""
+    """Return SecretsMounted. ``lacking``: pods without a needed Secret. The Deployment replaces its own pods."""
     since = "were started before a Secret was referred to, and can't see it"
     if theirs := [pod.name for pod in lacking if not pod.own]:
         message = f"These pods {since}: restart {named(theirs)}."

@@ -71,8 +71,7 @@ def _wanted(facts: RelayFacts, alive: int) -> int:
 
 
 def _ready_pods(facts: RelayFacts) -> list[RelayPod]:
-    """Pods with a ready relay. A Deployment's pod has a readiness probe; a sidecar has none, so it counts if it
-    answers."""
+    """Pods with a ready relay. Deployment pods have a readiness probe; a sidecar has none and counts if it answers."""
     answering = {answer.pod for answer in facts.answers if answer.report is not None}
     return [pod for pod in facts.pods if pod.alive and (pod.ready if pod.own else pod.name in answering)]
 
