@@ -76,7 +76,7 @@ class KubeError(Exception):
     - ``NotFound``: the object does not exist (404).
     - ``Conflict``: another writer was faster (409); read again.
     - ``Gone``: the watch is too far behind (410); list again.
-    - ``Invalid``: the object is invalid (400, 422); a retry will not help.
+    - ``Invalid``: the object is invalid (400, 413, 415, 422); a retry will not help.
     - ``Forbidden``: the operator lacks a permission (401, 403); a person has to grant it.
     - ``Throttled``: too many requests (429); retry after ``retry_after``.
     - ``ApiUnavailable``: no answer; retry.

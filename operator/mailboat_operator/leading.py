@@ -231,8 +231,7 @@ class _Leader:
         )
 
     async def _compare_for_ever(self, place: _Place) -> None:
-        """Re-list the custom resources if deletions may have been missed (see ``handlers``), and all kinds at
-        intervals."""
+        """Re-list custom resources if deletions may have been missed (see ``handlers``), and all kinds periodically."""
         while True:
             kinds: Sequence[tuple[Kind, str]] = _OUR_KINDS
             try:

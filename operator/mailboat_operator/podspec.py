@@ -136,7 +136,7 @@ def sink_secrets(subscription: EventSubscription) -> tuple[str, ...]:
 
 
 def secrets_in(subscription: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the Secrets of a subscription that can't be parsed, from the field names at their usual place."""
+    """Return the Secrets in a sink's ``*SecretRef`` fields, for a subscription that can't be parsed."""
     spec = subscription.get("spec")
     sink = spec.get("sink") if isinstance(spec, Mapping) else None
     chosen = [each for each in sink.values() if isinstance(each, Mapping)] if isinstance(sink, Mapping) else []
