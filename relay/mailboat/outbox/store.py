@@ -1,16 +1,15 @@
-"""What the pump asks of an outbox: the protocol, and the values that cross it.
+"""The store protocol between the pump and an outbox, with its value types.
 
-The words are those of ``docs/windows.md``. A cursor is the progress of one partition of one subscription. It is
-*closed* when everything visible in its snapshot ``done`` is settled, and *open* while the window (``done``, ``upto``]
-is being worked on; ``position`` is the id up to which the window is settled. Snapshots are opaque text here: only a
-store can compare them with events.
+The terms are those of ``docs/windows.md``. A cursor is the progress of one partition of one subscription. A cursor is
+*closed* if everything visible in its snapshot ``done`` is settled, and *open* while the window (``done``, ``upto``] is
+being delivered. ``position`` is the id up to which the window is settled. Snapshots are opaque text here: only a store
+can compare them with events.
 
-Two rules make crashes and failovers harmless, and every store must keep them:
+Two rules make crashes and failovers harmless. Every store must keep them:
 
-- A window is written down (and made as durable as the outbox promises) before its first event is handed out by
-  ``tick``.
-- Whatever changes progress names the epoch *and* the window it believes in; where either is no longer what is
-  stored, the change does not happen and the cursor comes back as lost.
+- A window is committed, at the durability of the outbox, before ``tick`` returns its first event.
+- Every change of progress carries the expected epoch *and* window. If either differs from the stored one, the change
+  is not applied and the cursor is returned as lost.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from mailboat.events import Event
 
 
 class CursorKey(NamedTuple):
-    """Which cursor: a partition of a subscription (by its number in the store)."""
+    """Key of a cursor: subscription number (in the store) and partition."""
 
     subscription: int
     partition: int
 
 
 class Lease(NamedTuple):
-    """The right to move one partition: valid as long as the store holds the same epoch."""
+    """Ownership of one partition, valid while the store holds the same epoch."""
 
     key: CursorKey
     epoch: str
@@ -40,8 +39,8 @@ class Lease(NamedTuple):
 class Window:
     """The events that became visible between two snapshots.
 
-    ``lowest`` is where the walk over a large window begins (a few late events may lie before it); None for a window
-    of at most one read.
+    ``lowest`` is the id at which the scan of a large window begins; a few late events may precede it. None for a
+    window of at most one read.
     """
 
     done: str
@@ -49,13 +48,13 @@ class Window:
     lowest: int | None = None
     highest: int | None = None
     indebted: int = 0
-    """The subscription whose cursors of an earlier layout left something to finish (see ``repartition``); 0: none did.
-    What they left is its own, so nobody else shares the window, even one with the same snapshots."""
+    """Number of the subscription whose previous layout left unsettled events (see ``repartition``); 0 if none.
+    Such a window is never shared, even if another subscription has the same snapshots."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """A cursor as it was when its lease was taken."""
+    """State of a cursor at the time its lease was acquired."""
 
     lease: Lease
     done: str
@@ -63,12 +62,12 @@ class Cursor:
     position: int
     sequence: int
     resumes: int
-    """How often a relay died at this very position; without a window: whether one did, which may have been reading."""
+    """Crash count: relays that died at this position. Without a window: 1 if a relay died, possibly during a read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What a store needs to know of a subscription to route events to it."""
+    """Properties of a subscription that a store needs to route events."""
 
     number: int
     name: str
@@ -93,7 +92,7 @@ class Park:
     sequence: int
     attempts: int = 0
     retry_in: float | None = None
-    """Seconds until the next attempt; None: waits behind its key's head, or blocked."""
+    """Seconds until the next attempt. None if the event is blocked or waits behind the head of its key."""
     failure: Failure | None = None
     blocked: bool = False
     suspect: bool = False
@@ -101,7 +100,7 @@ class Park:
 
 
 class Series(NamedTuple):
-    """What sequence numbers are numbers of: they are gapless within one."""
+    """Scope of sequence numbers, which are gapless within one series."""
 
     partition: int
     generation: int
@@ -115,21 +114,21 @@ class Parked:
     event: Event
     sequence: int
     series: Series
-    """That of the partition in which it was first taken, however many there are now."""
+    """Series of the partition that first read the event, regardless of later repartitioning."""
     attempts: int
     replay: bool
     suspect: bool
-    """Relays died with it in hand: its attempt is counted before it is tried."""
+    """Crash suspect: relays died while the event was in flight. Its attempt is counted before the event is sent."""
     blocked: bool
     doomed: bool
-    """It is given up on; only the dead-letter topic has not taken it yet."""
+    """Pending dead letter: attempts are over, but the dead-letter topic has not accepted the event yet."""
     failure: Failure | None
     first_failed_at: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Repark:
-    """A parked event failed again (or, a suspect, is about to be tried)."""
+    """Update of a parked event after another failure, or before the attempt of a crash suspect."""
 
     ordinal: int
     attempts: int
@@ -141,7 +140,7 @@ class Repark:
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """An event given up on. ``ordinal`` names the parked row it comes from, if it was parked."""
+    """A dead letter to store. ``ordinal`` identifies the parked row if the event was parked."""
 
     event: Event
     sequence: int
@@ -152,48 +151,48 @@ class Dead:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """What happened to a partition's events; applied whole or not at all."""
+    """Results of a partition's events, applied atomically."""
 
     lease: Lease
     upto: str | None
-    """The window it speaks of; None when it only concerns parked events."""
+    """End of the window that is settled. None if only parked events are concerned."""
     position: int = 0
     sequence: int = 0
     closes: bool = False
-    """The window is done: ``done`` moves to ``upto``."""
+    """Close the window: ``done`` moves to ``upto``."""
     park: tuple[Park, ...] = ()
     repark: tuple[Repark, ...] = ()
     unpark: tuple[int, ...] = ()
     dead: tuple[Dead, ...] = ()
     ordered: bool = True
-    """Of a parked key only the first may be tried; False: parked events are tried each on its own."""
+    """Only the first parked event of a key may be retried. If False, each parked event is retried separately."""
     arrange: frozenset[str] = frozenset()
-    """Keys whose parked events were set aside by an earlier owner, who may have kept another order than ``ordered``."""
+    """Keys whose events were parked by a previous owner, possibly with a different value of ``ordered``."""
     awaited: bool = False
-    """Nothing more is sent before it is written down."""
+    """The partition sends nothing more until this settlement is committed."""
     in_hand: bool | None = None
-    """Whether events are in hand from now on, so that one of them may be to blame if this relay dies; None: as before.
-    A cursor's owner has events in hand from its claim on, unless it says otherwise."""
+    """True if events are in flight from now on, so that a death of this relay counts as a crash; None: unchanged.
+    After a claim, events count as in flight until a settlement sets False."""
 
     @property
     def durable(self) -> bool:
-        """Plain progress may be lost in a crash (it costs duplicates); this may not."""
+        """True if the settlement must survive a crash. Plain progress may be lost, at the cost of duplicates."""
         return bool(self.park or self.repark or self.unpark or self.dead or self.arrange)
 
 
 @dataclass(frozen=True, slots=True)
 class TipGroup:
-    """Closed cursors that share one ``done``: their next window is read once for all of them."""
+    """Closed cursors with the same ``done``, at the head of the log. One read serves the next window of all members."""
 
     done: str
     members: tuple[Lease, ...]
     cautious: bool = False
-    """A relay died while it may have read for one of them: measure whatever there is before it is read."""
+    """A relay died, possibly while reading for a member. Measure the next window before reading it, even if small."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A window that is too large for one read, with its bounds: a tick opens it."""
+    """A window too large for one read, with its bounds, to be opened by a tick."""
 
     window: Window
     members: tuple[Lease, ...]
@@ -201,7 +200,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A window that was opened for some members of a group. ``events`` is None when it is too large for one read."""
+    """A window that was opened for some members of a group. ``events`` is None if it is too large for one read."""
 
     window: Window
     members: tuple[Lease, ...]
@@ -210,7 +209,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """Members whose ``done`` moved because nothing up to there was for them."""
+    """Members whose ``done`` moved because no event up to the new snapshot matched them."""
 
     done: str
     members: tuple[Lease, ...]
@@ -218,34 +217,34 @@ class Advanced:
 
 @dataclass(frozen=True, slots=True)
 class TickResult:
-    """What one tick found."""
+    """Result of one tick."""
 
     lost: frozenset[CursorKey]
     opened: tuple[Opened, ...]
     advanced: tuple[Advanced, ...]
     overflowing: tuple[TipGroup, ...] = ()
-    """For them more became visible than one read holds: it has to be measured before it can be opened."""
+    """Groups with more new events than one read holds. Their window must be measured before it can be opened."""
 
     @property
     def quiet(self) -> bool:
-        """Whether there was nothing new for anybody."""
+        """True if the tick found nothing new for any group."""
         return not self.opened and not self.advanced and not self.overflowing
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A stretch of a window, for all members that share it."""
+    """A chunk of a window, for all members that share the window."""
 
     events: Mapping[CursorKey, Sequence[Event]]
     reached: int
-    """Everything up to this id was looked at."""
+    """The id up to which the window was scanned."""
     last: bool
-    """Nothing of the window lies behind it."""
+    """True if the window has no events after this chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class RelayPeer:
-    """Another relay (or this one) as the store knows it."""
+    """A relay registered in the store; may be this relay."""
 
     id: str
     serves: frozenset[int]
@@ -254,7 +253,7 @@ class RelayPeer:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Who owns a cursor, and who should."""
+    """Owner and assigned owner of a cursor."""
 
     key: CursorKey
     owner: str | None
@@ -263,118 +262,122 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """The state of ownership at one heartbeat."""
+    """State of ownership at one heartbeat."""
 
     peers: tuple[RelayPeer, ...]
     holdings: tuple[Holding, ...]
     subscriptions: Mapping[int, Subscription]
     due: frozenset[CursorKey] = frozenset()
-    """Partitions with a parked event whose time has come."""
+    """Partitions with a parked event that is due."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far one partition is behind. ``pending`` stops counting at a bound of events, those for others included."""
+    """Lag of one partition. Counting stops after a bounded number of scanned events, matching or not."""
 
     pending: int
     oldest_age: float | None
     """Seconds since the oldest pending event was written."""
     bounded: bool = False
-    """There are at least so many. At least none, where all that was looked at is for others."""
+    """Counting stopped at the bound, so ``pending`` is a lower bound. It is 0 if no scanned event belongs to this
+    partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What waits for one subscription, by partition, and what is set aside."""
+    """Lag and parked events of one subscription by partition, with its number of dead letters."""
 
     partitions: Mapping[int, Lag] = field(default_factory=dict)
     parked: Mapping[int, int] = field(default_factory=dict)
     dead: int = 0
     blocked: int = 0
-    """Events that used up their attempts and hold their keys up until a person decides."""
+    """Events out of attempts that block their keys until an operator intervenes."""
 
 
 class OutboxStore(Protocol):
-    """One outbox, as one relay sees it. Every method may raise ``DatabaseUnavailable``."""
+    """One relay's access to one outbox. Every method may raise ``DatabaseUnavailable``."""
 
     async def beat(self) -> Roster:
-        """Renew all leases of this relay, and say who else is there. Raises ``LeaseLost`` if it was replaced."""
+        """Renew all leases of this relay and return the state of ownership.
+
+        Raises ``LeaseLost`` if this relay was declared dead or replaced.
+        """
         ...
 
     def withdraw(self, number: int) -> None:
-        """Serve a subscription no longer: nothing of it is owned."""
+        """Stop serving a subscription, of which no partition is owned."""
         ...
 
     async def rung(self, timeout: float) -> bool:
-        """Wait for a writer to ring, at most so many seconds. Whether one did."""
+        """Wait up to ``timeout`` seconds for a wake-up (NOTIFY) from a writer. Return True if one arrived."""
         ...
 
     async def claim(self, keys: Collection[CursorKey]) -> list[Cursor]:
-        """Take those that nobody alive holds. What could not be had is simply not in the answer."""
+        """Acquire the cursors that no live relay owns, and return those that were acquired."""
         ...
 
     async def release(self, leases: Collection[Lease]) -> None:
-        """Let go, so that another relay can take over at once."""
+        """Release leases, so that another relay can acquire the partitions immediately."""
         ...
 
     async def tick(
         self, settlements: Sequence[Settlement], tips: Sequence[TipGroup], measured: Sequence[Measured] = ()
     ) -> TickResult:
-        """In one transaction: settle, then look for new events for the closed cursors and open their windows.
+        """Settle, poll for new events of the closed cursors and open their windows, in one transaction.
 
-        Nobody is in ``tips`` and in ``measured``.
+        No cursor may be in both ``tips`` and ``measured``.
         """
         ...
 
     async def measure(self, group: TipGroup) -> Window | None:
-        """The bounds of what a tick found to be too much for one read; None: nobody of the group is there any more.
+        """Return the bounds of a window that is too large for one read; None if every member lost its lease.
 
-        A backlog of a hundred million events takes its time; nobody but the group waits for it.
+        Measuring a backlog of a hundred million events may take minutes. Only the group waits for it.
         """
         ...
 
     async def read(self, window: Window, members: Sequence[Lease], after: int, *, deaths: int = 0) -> Chunk:
-        """The next stretch of an open window behind the id ``after``, routed to the members.
+        """Return the next chunk of an open window after the id ``after``, routed to the members.
 
-        ``deaths``: so many relays died at this place, so it should be a short one.
+        ``deaths`` is the crash count at this position. The higher it is, the smaller the chunk.
         """
         ...
 
     async def parked_keys(self, lease: Lease) -> tuple[set[str], int]:
-        """The keys that have parked events (to send nothing past them), and the number of all parked events."""
+        """Return the keys with parked events, which nothing may overtake, and the number of all parked events."""
         ...
 
     async def due(self, lease: Lease, limit: int, max_bytes: int) -> tuple[list[Parked], float | None]:
-        """Heads of parked keys whose time has come, and the seconds until the next one's (None: none waits).
+        """Return the due heads of parked keys and the seconds until the next one is due (None if no head waits).
 
-        One, or as many as have so many bytes together, headers and all: they must not fill the memory.
+        To bound memory, return one event, or as many as fit into ``max_bytes`` including headers.
         """
         ...
 
     async def queue(self, lease: Lease, key: str, limit: int, max_bytes: int) -> list[Parked]:
-        """The first of a key's parked events, in the order in which they must be sent; as many at a time as above."""
+        """Return the first parked events of a key in sending order, with the same limits as ``due``."""
         ...
 
     async def sleep(self) -> None:
-        """Ask writers to ring from now on."""
+        """Enable wake-ups (NOTIFY) from writers before this relay becomes idle."""
         ...
 
     async def awake(self) -> None:
-        """Ask writers not to ring any more."""
+        """Disable wake-ups from writers."""
         ...
 
     async def undecided_writers(self) -> bool:
-        """Whether a transaction that was open at the last ``sleep`` still is: its writer may not have rung."""
+        """Return True if a transaction open at the last ``sleep`` is still open: it may commit without a wake-up."""
         ...
 
     async def rest(self) -> None:
-        """Nothing is owned: let go of what only owners need."""
+        """Close the resources that only an owner of partitions needs. Called when this relay owns none."""
         ...
 
     async def close(self, *, leave: bool) -> None:
-        """Let go of all connections; ``leave``: in good order, so that nobody waits for this relay."""
+        """Close all connections. If ``leave``, deregister first, so that other relays need not wait for expiry."""
         ...
 
     async def backlog(self, subscription: int) -> Backlog:
-        """What waits for a subscription; a bounded probe, never a full count."""
+        """Return the backlog of a subscription, from a bounded probe instead of a full count."""
         ...

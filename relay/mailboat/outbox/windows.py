@@ -1,18 +1,19 @@
-"""Windows in Postgres: settling, looking for new events, opening windows. (`reading.py` reads the open ones.)
+"""Windows in Postgres: settle, poll for new events, open windows. (`reading.py` reads open windows.)
 
-This is the heart of Mailboat's promise to lose nothing; ``docs/windows.md`` explains it, ``sql/windows.sql`` has the
-statements, and this module keeps them in the only order in which they are right:
+The no-loss guarantee rests on this module. ``docs/windows.md`` explains it, ``sql/windows.sql`` has the statements, and
+this module sends them in the only correct order:
 
-1. ``tick`` is one transaction. It settles first, so that a cursor closed by it can be looked at again at once; then it
-   takes a snapshot C and reads what became visible since the group's P in one statement; then it writes C down for
-   those that have events. Its commit waits for the WAL (``durability``) exactly when a window was opened: everything
-   visible in C comes before that commit in the WAL, so whoever survives a crash with this cursor has those events too.
-2. Events are handed out only after that commit.
-3. What is too much for one read is measured first, elsewhere, since it may take minutes and everybody's settlements
-   share the tick. A later tick opens it, with the C of the measuring: that too comes before its commit.
+1. ``tick`` is one transaction. First it settles, so that a cursor closed by the settlement is polled in the same tick.
+   Then one statement takes a snapshot C and reads the events that became visible since the group's P. Then C is stored
+   for the members that have events. The commit waits for the WAL (``durability``) exactly if a window was opened.
+   Everything visible in C precedes that commit in the WAL, so a server that recovers this cursor has those events too.
+2. Events are returned only after that commit.
+3. A window too large for one read is measured first, on another connection: measuring may take minutes, and the
+   settlements of all partitions share the tick. A later tick opens it with the C of the measurement, which also
+   precedes the commit.
 
-The statements of a tick go out as a pipeline with two waits in it: for what was found, and for the commit. What the
-second half does depends on the answers of the first, so a member that turned out to be lost opens nothing.
+The statements of a tick are a pipeline with two waits: for the events found, and for the commit. The second half
+depends on the results of the first, so a member whose lease was lost opens no window.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Windows:
         tips: Sequence[TipGroup],
         measured: Sequence[Measured],
     ) -> TickResult:
-        """Settle, look, open; see the module's docstring."""
+        """Settle, poll and open windows; see the module's docstring."""
         lost, opening, overflowing = await link.pipeline(
             lambda pipeline: self._tick(pipeline, link.server, settlements, tips, measured)
         )
@@ -94,7 +95,7 @@ class Windows:
         if not durable:
             lost = _not_settled(settlements, settled)
         looks = [self._look(pipeline, group, tail, lost) for group, tail in zip(tips, asked, strict=True)]
-        # Where nothing happened nothing is written, unless that brings groups together.
+        # Without new events write nothing, unless a common ``done`` merges several groups.
         windows = [found for found in looks if isinstance(found, _Found) and (found.anything or len(tips) > 1)]
         windows += [_Found(each.window, each.members, None) for each in measured]
         opening = [(found, _open(pipeline, found, server.timeline)) for found in windows]
@@ -106,7 +107,7 @@ class Windows:
         return lost, opening, [overflow for overflow in looks if isinstance(overflow, TipGroup)]
 
     def _ask(self, pipeline: Pipeline, group: TipGroup) -> Cursor[Row]:
-        """What became visible since ``done``. One member asks for all."""
+        """Send the query for events visible since ``done``, with the lease of the first member for all."""
         tail = self._compositions.for_members(group.members).tail
         bounds = {"limit": 1 if group.cautious else self._limits.small_rows + 1, "max_bytes": self._limits.bytes}
         return pipeline.send(tail, {**asking(group.members[0]), "done": group.done, **bounds})
@@ -114,11 +115,11 @@ class Windows:
     def _look(
         self, pipeline: Pipeline, group: TipGroup, tail: Cursor[Row], lost: set[CursorKey]
     ) -> _Found | TipGroup | None:
-        """What a group's window would be; the group, when it is too large; None when nobody of it is ours any more."""
+        """Return the next window of a group, the group itself if that is too large, or None if all leases are lost."""
         asked = members = list(group.members)
         rows = tail.fetchall()
         while not rows or asked[0].key in lost:
-            # If the one who asked was lost, its silence says nothing about events: the next one asks.
+            # An empty result for a lost lease does not mean that there are no events: retry with the next member.
             lost.add(asked[0].key)
             asked = members = [lease for lease in members if lease.key not in lost]
             if not members:
@@ -138,7 +139,7 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What came of a group."""
+    """Result of a tick for one group."""
 
     opened: Opened | None
     advanced: Advanced | None
@@ -147,24 +148,24 @@ class _Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A window and what is in it; None: too much for one read."""
+    """A window and its events; ``events`` is None if there are too many for one read."""
 
     window: Window
     members: Sequence[Lease]
     events: Mapping[CursorKey, Sequence[Event]] | None
     anything: bool = True
-    """Whether anything became visible, be it for nobody."""
+    """True if any event became visible, matching or not."""
 
     @property
     def has_events(self) -> bool:
-        """Whether anybody's are in it."""
+        """True if at least one member has events in the window."""
         return self.events is None or bool(self.events)
 
     def has_for(self, lease: Lease) -> bool:
         return self.events is None or lease.key in self.events
 
     def outcome(self, kept: set[CursorKey]) -> _Outcome:
-        """``kept``: whose cursor followed."""
+        """Split the members into opened, advanced and lost. ``kept``: members whose cursor was updated."""
         members = [lease for lease in self.members if lease.key in kept]
         opened = tuple(lease for lease in members if self.has_for(lease))
         moved = tuple(lease for lease in members if not self.has_for(lease))
