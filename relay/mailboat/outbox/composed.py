@@ -1,8 +1,8 @@
-"""The statements that read events, composed for a table and a set of subscriptions.
+"""Statements that read events, composed for a table and a set of subscriptions.
 
-Filters are part of a statement's text, so each set of subscriptions that is read for together has its own; it is
-composed once, and the server plans it once. Two hundred subscriptions can be together in more ways than fit into any
-memory, so only some sets have their own: all others read what is for anybody, and drop what is for none of them.
+Filters are part of the statement text, so each set of subscriptions that shares a read has its own statement. It is
+composed once and planned once. Two hundred subscriptions form more sets than fit into memory, so the number of sets is
+limited: all further sets read the events of all subscriptions and drop those that match none of their members.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mailboat.outbox.store import CursorKey, Lease, Subscription
 _SQL = statements("windows")
 
 _MOST_SETS = 32
-"""Sets of several subscriptions that have statements of their own."""
+"""Maximum number of sets with two or more subscriptions that have separate statements."""
 
 _UNDONE = sql.SQL("not pg_visible_in_snapshot(e.xid, (select done from w))")
 _UNDONE_BEFORE = sql.SQL("not mailboat.settled_before((select debts from w), e.slot, e.xid, e.id)")
@@ -40,17 +40,17 @@ class Route:
 
 
 class Stretch(NamedTuple):
-    """What kind of stretch of a large window is read."""
+    """Kind of chunk of a large window."""
 
     indebted: bool
-    """Cursors of an earlier layout settled some of it."""
+    """Cursors of the previous layout settled some of its events (carry-over)."""
     too_large: bool
-    """It is a single row that no relay could carry."""
+    """The chunk is a single row larger than any relay can deliver."""
 
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """The statements for one set of subscriptions, and what to do with the rows they return."""
+    """Statements for one set of subscriptions, and the routing of their rows."""
 
     tail: bytes
     small_window: bytes
@@ -60,11 +60,11 @@ class Composed:
 
     @property
     def width(self) -> int:
-        """Columns of a row that is for somebody: the event, then (where there are several) who wants it."""
+        """Number of columns of a matching row: the event, and for several subscriptions the numbers that match."""
         return EVENT_COLUMNS if len(self.subscriptions) == 1 else EVENT_COLUMNS + 1
 
     def fan_out(self, rows: Iterable[Sequence[Any]], members: frozenset[CursorKey]) -> dict[CursorKey, list[Event]]:
-        """Rows of a window, each for somebody, to the members they are for."""
+        """Route matching rows of a window to the members they belong to."""
         if len(self.subscriptions) == 1:
             (subscription,) = self.subscriptions.values()
             return fan_out_single(rows, subscription, members)
@@ -72,7 +72,7 @@ class Composed:
 
 
 class Compositions:
-    """All statements that depend on the outbox's layout or on subscriptions' filters."""
+    """All statements that depend on the outbox's columns or on the filters of subscriptions."""
 
     def __init__(self, layout: Layout) -> None:
         self._fixed = {"rows": layout.rows, "columns": COLUMNS, "row_bytes": ROW_BYTES}
@@ -83,11 +83,11 @@ class Compositions:
         self.reach_within = sql.SQL(_SQL["reach_within"]).format(**self._fixed).as_bytes()
 
     def route(self, routes_by_number: Mapping[int, Route]) -> None:
-        """Which subscriptions there are, from now on. Threads that compose just now finish with what there was."""
+        """Replace the subscription set. Threads that are composing a statement finish with the previous set."""
         self._routes, self._composed = routes_by_number, {}
 
     def for_members(self, members: Iterable[Lease]) -> Composed:
-        """The statements that read for these cursors."""
+        """Return the statements that read for these cursors."""
         numbers = tuple(sorted({lease.key.subscription for lease in members}))
         known = self._composed
         if len(numbers) > 1 and numbers not in known and len(known) >= _MOST_SETS + len(self._routes):
@@ -121,12 +121,12 @@ def _large_window(stretch: Stretch, parts: dict[str, Any]) -> bytes:
 
 
 def asking(lease: Lease) -> dict[str, Any]:
-    """The parameters by which a statement finds the cursor it reads for."""
+    """Return the statement parameters that identify the cursor of a lease."""
     return {"subscription": lease.key.subscription, "partition": lease.key.partition, "epoch": lease.epoch}
 
 
 def lease_arrays(leases: Iterable[Lease]) -> dict[str, list[Any]]:
-    """The same for many at once, as arrays."""
+    """Return the statement parameters that identify the cursors of many leases, as arrays."""
     arrays: dict[str, list[Any]] = defaultdict(list)
     for (subscription, partition), epoch in leases:
         arrays["subscriptions"].append(subscription)

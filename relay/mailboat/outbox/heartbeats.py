@@ -1,8 +1,8 @@
-"""How long other relays have been silent, by this relay's own monotonic clock.
+"""Silence of other relays, measured by this relay's monotonic clock.
 
-A heartbeat carries the time of the database's clock, and that clock may be set, or be another server's after a
-failover. So the value is only compared for change: a relay is silent for as long as this process has seen the same
-heartbeat. A silence from before the first look does not count, because the database itself may have been unreachable.
+A heartbeat carries the database's time. That clock may be set, or belong to another server after a failover, so
+heartbeats are only compared for equality: a relay is silent for as long as this process reads the same heartbeat.
+Silence before the first read does not count, because the database itself may have been unreachable.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import NamedTuple
 
 
 class Heartbeat(NamedTuple):
-    """The last sign of life of one process. A new one differs from it."""
+    """Last heartbeat of one process. Every new heartbeat differs from the previous one."""
 
     incarnation: str
     at: datetime
 
 
 class Heartbeats:
-    """What this relay has seen of the heartbeats of all relays."""
+    """Heartbeats of all relays, as read by this relay."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[Heartbeat, float]] = {}
 
     def silences(self, latest: Mapping[str, Heartbeat], asked_at: float, answered_at: float) -> dict[str, float]:
-        """Seconds without a change for each relay, never too many.
+        """Return the seconds without a change for each relay, as a lower bound.
 
-        A change counts from when its answer arrived, a silence up to when the question was sent. So an answer that was
-        late, or that waited in a suspended process, makes no relay look silent.
+        A change counts from the arrival of the result, a silence up to the sending of the query. A result that is late,
+        or that waited in a suspended process, therefore never makes a relay appear silent.
         """
         self._seen = {
             relay: known if (known := self._seen.get(relay)) and known[0] == heartbeat else (heartbeat, answered_at)

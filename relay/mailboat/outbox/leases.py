@@ -1,19 +1,19 @@
 """Leases in Postgres: one heartbeat row per relay, an owner and an epoch per cursor, one advisory lock per relay.
 
-Clocks: no time of the database is compared with another one, since its clock may be set and a failover brings another
-clock. A relay judges the silence of others by its own monotonic clock (`heartbeats`), counted from when it saw their
-last heartbeat. It judges its *own* lease by the same clock, counted from before the heartbeat was sent, so it always
-gives up earlier than others take over. Safety does not rest on clocks at all: every write checks the epoch.
+Clocks: database times are never compared with each other, because the clock may be set and a failover brings another
+clock. A relay measures the silence of its peers by its own monotonic clock (`heartbeats`), from the moment it read
+their last heartbeat. It measures its *own* lease by the same clock, from before the heartbeat was sent, so a relay
+gives up its leases before its peers take over. Safety does not depend on clocks: every write checks the epoch.
 
-A row in ``mailboat.relays`` means that its relay counts as alive. What happens when…
-- a relay is killed: its session ends and the advisory lock is free. Once it has been silent for a moment the next relay
-  buries it (deletes its row) and claims what it held (``claim`` counts a resume).
-- a relay hangs, or is cut off without its session ending: it is buried after the time of its lease. What it settles
-  later finds another epoch, and its next heartbeat raises ``LeaseLost``.
-- a pooler lies between: no session lock can be held, so only the time of the lease counts.
-- another session holds the relay's lock, as any user of the database can: the same, with a warning that names it.
-- the database restarts: all locks are free for a moment, and heartbeats are old, but a relay counts the silence of
-  others from its own connection on, so a relay that comes back as soon as itself is not buried.
+A relay with a row in ``mailboat.relays`` counts as alive. Failure cases:
+- Relay killed: its session ends and its advisory lock is free. After a short silence another relay expires it
+  (`bury`: deletes its row) and claims its cursors (``claim`` increments the crash count).
+- Relay hung, or cut off while its session stays open: it expires after the TTL of its lease. Its later settlements
+  fail on the epoch, and its next heartbeat raises ``LeaseLost``.
+- Pooler in between: no session lock can be held, so only the lease TTL counts.
+- Relay's lock held by another session, as any database user can do: the same, with a warning that names the session.
+- Database restart: all locks are free for a moment and heartbeats are old. A relay measures silence only from its own
+  first read, so peers that reconnect at the same time are not expired.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _SQL = statements("leases")
 _SYNC = statements("windows")["sync"]
 _LOCK_TRIES = 20
 _LOCK_PAUSE = 0.05
-"""Seconds between two of them."""
+"""Seconds between two tries."""
 
 
 def lock_key(relay: str) -> tuple[int, int]:
-    """The advisory lock of a relay: the md5 of its id as two signed 32-bit integers."""
+    """Return the advisory lock key of a relay: the md5 of its id as two signed 32-bit integers."""
     digest = hashlib.md5(f"mailboat relay {relay}".encode(), usedforsecurity=False).digest()
     return int.from_bytes(digest[:4], signed=True), int.from_bytes(digest[4:8], signed=True)
 
@@ -68,7 +68,7 @@ class Leases:
         self._heartbeats = Heartbeats()
 
     def extend_to(self, ttl: float) -> None:
-        """Renew leases for so many seconds from the next heartbeat on, if that is longer."""
+        """Raise the lease TTL to ``ttl`` seconds from the next heartbeat on. A shorter TTL is ignored."""
         self._ttl = max(self._ttl, ttl)
 
     @property
@@ -76,7 +76,7 @@ class Leases:
         return {"relay": self._me.id, "incarnation": self._me.incarnation, "outbox": self._outbox, "ttl": self._ttl}
 
     async def join(self, link: Link, serves: Collection[int]) -> bool:
-        """Introduce this relay. True if it holds its liveness lock; raises ``LeaseLost`` if its id is in use."""
+        """Register this relay. Return True if it holds its liveness lock; raise ``LeaseLost`` if its id is in use."""
         session_lock = not link.server.pooled and await self._take_liveness_lock(link)
         async with link.transaction() as cursor:
             await cursor.execute(_SQL["inherit"], self._who)
@@ -88,9 +88,10 @@ class Leases:
         return session_lock
 
     async def _take_liveness_lock(self, link: Link) -> bool:
-        """Try for a moment: this relay's last session may be ending still, or another relay is just burying it.
+        """Try to acquire the liveness lock for about a second and return True on success.
 
-        False: a session that is no relay of this name has it. Delivery goes on without; others take over at expiry.
+        This relay's previous session may still be ending, or a peer may be expiring it. False means that a session
+        other than a relay of this name holds the lock. Delivery continues without it; peers take over at expiry.
         """
         key = dict(zip(("high", "low"), lock_key(self._me.id), strict=True))
         for _ in range(_LOCK_TRIES):
@@ -115,7 +116,7 @@ class Leases:
         return False
 
     async def beat(self, link: Link, serves: Collection[int]) -> tuple[RelayPeer, ...]:
-        """Renew all leases at once, bury dead relays, and return all relays."""
+        """Renew all leases with one statement, expire dead relays, and return all relays."""
         async with link.autocommit() as cursor:
             await cursor.execute(_SQL["beat"], {**self._who, "serves": list(serves)})
             if await cursor.fetchone() is None:
@@ -137,22 +138,22 @@ class Leases:
         return tuple(peers)
 
     async def leave(self, link: Link) -> None:
-        """Say good-bye, so that nobody waits for this relay."""
+        """Deregister this relay, so that its peers need not wait for expiry."""
         async with link.autocommit() as cursor:
             await cursor.execute(_SQL["leave"], self._who)
 
     async def holdings(self, link: Link, serves: Collection[int]) -> tuple[Holding, ...]:
-        """Who owns what, and who should."""
+        """Return owner and assigned owner of every cursor of the given subscriptions."""
         async with link.autocommit() as cursor:
             await cursor.execute(_SQL["holdings"], {"serves": list(serves)})
             rows = await cursor.fetchall()
         return tuple(Holding(CursorKey(s, p), owner, assigned_to) for s, p, owner, assigned_to in rows)
 
     async def claim(self, link: Link, keys: Mapping[CursorKey, int]) -> list[Cursor]:
-        """Take those that nobody alive holds, as far as they are of the generation that the caller knows.
+        """Acquire the cursors that no live relay owns, if their generation is the one given by the caller.
 
-        A window that is open already is published without another commit before it, so this one waits, at the outbox's
-        durability: whoever opened the window may have died, or given up, before its own commit was as safe as promised.
+        This commit waits for the outbox's durability, because an open window is published without another commit. The
+        relay that opened the window may have died or given up before its own commit was that durable.
         """
         async with link.transaction() as cursor:
             await cursor.execute(_SYNC, {"level": self._sync_level})
@@ -186,7 +187,7 @@ class Leases:
         return cursors
 
     async def release(self, link: Link, leases: Collection[Lease]) -> None:
-        """Let go in good order."""
+        """Release leases. The next owner can claim immediately and counts no crash."""
         async with link.autocommit() as cursor:
             await cursor.execute(
                 _SQL["release"],
@@ -194,7 +195,7 @@ class Leases:
             )
 
     async def assign(self, link: Link, subscription: int, generation: int, owners: dict[int, str]) -> bool:
-        """Write down an assignment from outside. False if a newer one is known already."""
+        """Store an assignment by the operator. Return False if a newer one is stored already."""
         async with link.autocommit() as cursor:
             where = {"subscription": subscription, "generation": generation}
             await cursor.execute(_SQL["accept"], where)
@@ -205,19 +206,19 @@ class Leases:
         return True
 
     async def ring(self, link: Link, rings: bool) -> None:
-        """Hang the doorbell out, or take it in."""
+        """Enable or disable wake-ups (NOTIFY) from writers."""
         async with link.autocommit() as cursor:
             await cursor.execute(_SQL["doorbell"], {**self._who, "rings": rings})
 
     async def horizon(self, link: Link) -> str:
-        """The transaction id below which writers may have missed the doorbell."""
+        """Return the transaction id below which writers may not have seen the request for wake-ups."""
         async with link.autocommit() as cursor:
             await cursor.execute(_SQL["horizon"])
             row = await cursor.fetchone()
         return str(row[0]) if row else "3"
 
     async def undecided(self, link: Link, horizon: str) -> bool:
-        """Whether one of them is still open."""
+        """Return True if a transaction below the horizon is still open."""
         async with link.autocommit() as cursor:
             await cursor.execute(_SQL["undecided"], {"horizon": horizon})
             row = await cursor.fetchone()

@@ -1,11 +1,11 @@
-"""Reading open windows, in a thread of its own.
+"""Reads of open windows, in a dedicated thread.
 
-Two megabytes of rows arrive in hundreds of small reads of a socket. An event loop would wake up for each of them; a
-thread that waits inside libpq does not, and reads the next stretch while the loop encodes and publishes the last one.
+Two megabytes of rows arrive in hundreds of small socket reads. An event loop would wake up for each of them. A thread
+that blocks inside libpq does not, and reads the next chunk while the loop encodes and publishes the previous one.
 
-A loop that encodes and publishes hardly lets go of the interpreter, so whenever the thread has waited for an answer it
-waits again, for its turn, some milliseconds each time. With a wait per statement that came to more than the reading,
-and the loop ran dry. So a stretch has two: for how far it reaches, and for its events.
+A loop that encodes and publishes rarely releases the GIL, so after every wait for a result the thread waits some
+milliseconds more for the GIL. With one wait per statement, this cost more than the read itself and the loop ran out of
+events. A chunk therefore has two waits: one for its upper bound, one for its events.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _SQL = statements("windows")
 _BEGIN: Final[LiteralString] = "begin isolation level repeatable read read only"
 
 SURVEYS_AT_ONCE: Final = 4
-"""Connections that a relay may have for them: one for each that is large, and some for those that are quick."""
+"""Maximum of concurrent survey connections of a relay: enough that quick surveys do not wait behind a large one."""
 
 T = TypeVar("T")
 
 
 class ReadingThread:
-    """A connection that reads, one request at a time."""
+    """A connection for reads in a thread, one request at a time."""
 
     def __init__(self, url: UrlProvider, server: Server, deadline: float, purpose: str = "reader") -> None:
         self._url = url
@@ -59,18 +59,18 @@ class ReadingThread:
         self._work = BlockingWork(purpose, deadline, lambda: self._connection.pgconn if self._connection else None)
 
     async def transaction(self, work: Callable[[Pipeline], Callable[[], T]], *, patient: bool = False) -> T:
-        """Runs ``work`` in a transaction, and what it returns after it, both in the thread.
+        """Run ``work`` in a transaction, then the callable it returned, both in the thread.
 
-        All statements see the same snapshot. ``patient``: however long it takes; a server that went away meanwhile is
-        noticed by keepalives here and by the heartbeats elsewhere.
+        All statements see the same snapshot. If ``patient``, there is no deadline; TCP keepalives on this connection
+        and heartbeats on another one detect an unavailable server.
         """
         async with self._turn:
             return await self._work.run(lambda: self._run(work), patient=patient)
 
     async def close(self, *, at_once: bool = False) -> None:
-        """Lets go of thread and connection. Safe to call twice.
+        """Close thread and connection. Idempotent.
 
-        ``at_once``: whoever is served just now gets no answer.
+        If ``at_once``, the request in progress fails.
         """
         if at_once:
             self._work.cut()
@@ -107,27 +107,30 @@ class ReadingThread:
 
 
 class _Ahead(NamedTuple):
-    """The next stretch of a large window."""
+    """Bounds of the next chunk of a large window."""
 
     reach: int | None
-    """The id up to which it is read; None: there is nothing."""
+    """The id up to which to read; None if no rows are left."""
     bytes: int
     last: bool
-    """Whether the window ends there."""
+    """True if the window ends there."""
 
 
 class WindowReads:
-    """The next stretch of an open window, for all members that share it."""
+    """Reader of open windows, one chunk at a time, for all members that share a window."""
 
     def __init__(self, thread: ReadingThread, compositions: Compositions) -> None:
         self._thread = thread
         self._compositions = compositions
         self._rows_ahead = sys.maxsize
-        """How many rows to measure for the next stretch. Where rows are large, twice those that fitted into the last
-        one: what is measured beyond the end of a stretch is measured again for the next."""
+        """Number of rows to measure for the next chunk. If rows are large, twice the rows of the previous chunk: rows
+        measured beyond the end of a chunk are measured again for the next one."""
 
     async def read(self, window: Window, members: Sequence[Lease], after: int, limits: ReadLimits) -> Chunk:
-        """Where all leases were lost it reads as the end of the window; settling will say so."""
+        """Return the next chunk after ``after``.
+
+        If all leases were lost, return an empty last chunk. The next settlement reports the loss.
+        """
         return await self._thread.transaction(lambda pipeline: self._read(pipeline, window, members, after, limits))
 
     def _read(
@@ -140,7 +143,7 @@ class WindowReads:
             return Chunk(composed.fan_out(rows, keys), reached, last)
 
         def bounded(rows: Sequence[Row], end: int, *, last: bool) -> Chunk:
-            """Of a statement that says in its last column how many events there are."""
+            """Build a chunk from a statement whose last column is the total number of events."""
             events = [row[: composed.width] for row in rows]
             if rows and len(rows) < rows[0][-1]:
                 return chunk(events, events[-1][0], last=False)
@@ -185,10 +188,10 @@ class WindowReads:
 
 
 class Survey:
-    """Finds the bounds of what is too large for one read.
+    """Measurement of windows that are too large for one read.
 
-    It reads each of its events, so that each has a connection of its own, for as long as it takes: a subscription that
-    comes back after days must not keep the others from reading, from settling, or from being measured themselves.
+    A measurement scans every event of its window without a deadline. Each has a dedicated connection, so that a
+    subscription that resumes after days does not block reads, settlements or measurements of others.
     """
 
     def __init__(self, new_thread: Callable[[], ReadingThread], compositions: Compositions, limits: ReadLimits) -> None:
@@ -199,7 +202,7 @@ class Survey:
         self._room = asyncio.Semaphore(SURVEYS_AT_ONCE)
 
     async def measure(self, group: TipGroup) -> Window | None:
-        """None: nobody of the group is where it was."""
+        """Return the bounds of the group's next window; None if no member is at ``group.done`` any longer."""
         async with self._room:
             thread = self._new_thread()
             self._threads.add(thread)
@@ -210,13 +213,13 @@ class Survey:
                 await thread.close()
 
     async def close(self) -> None:
-        """Lets go of threads and connections. Safe to call twice."""
+        """Close threads and connections. Idempotent."""
         for thread in list(self._threads):
             await thread.close()
 
     def _measure(self, pipeline: Pipeline, group: TipGroup) -> Callable[[], Window | None]:
         bounds = {"done": group.done, "limit": self._limits.small_rows + 1, "max_bytes": self._limits.bytes}
-        for lease in group.members:  # one asks for all; the next, if it was lost
+        for lease in group.members:  # one lease reads for all; if it was lost, the next one
             spans = pipeline.send(self._compositions.span, {**asking(lease), **bounds})
             pipeline.wait()
             upto, lowest, highest = spans.fetchone() or (None, None, None)
@@ -229,13 +232,13 @@ class Survey:
 def _ask(
     pipeline: Pipeline, question: bytes, members: Sequence[Lease], where: dict[str, object]
 ) -> tuple[Lease | None, Cursor[Row]]:
-    """The answer that one of the members gets to ``question``, and which one; None when nobody stands any more."""
+    """Send ``question`` with the lease of one member; return that lease (None if all were lost) and the result."""
     followed = pipeline.send(_SQL["standing"], {**lease_arrays(members), **where})
     answer = pipeline.send(question, {**asking(members[0]), **where})
     pipeline.wait()
     standing = {CursorKey(*row) for row in followed.fetchall()}
     reader = next((lease for lease in members if lease.key in standing), None)
-    if reader is not None and reader is not members[0]:  # the first was lost: its silence says nothing about events
+    if reader is not None and reader is not members[0]:  # first lease lost: an empty result means nothing
         answer = pipeline.send(question, {**asking(reader), **where})
         pipeline.wait()
     return reader, answer

@@ -305,7 +305,7 @@ class OutboxStore(Protocol):
         ...
 
     def withdraw(self, number: int) -> None:
-        """Stop serving a subscription, of which no partition is owned."""
+        """Stop serving a subscription. This relay must own none of its partitions."""
         ...
 
     async def rung(self, timeout: float) -> bool:
