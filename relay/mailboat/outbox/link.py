@@ -1,11 +1,11 @@
-"""One connection to Postgres: how it is opened, what is checked about the server, and how its errors are reported.
+"""One connection to Postgres: opening, checks of the server, and translation of errors.
 
-Nothing here retries: a relay that loses its database drops what it has in memory and begins again
-(``mailboat.runtime``), because after a failover nothing in memory can be trusted. Every operation has a deadline, so
-that a server that went deaf is noticed like one that went away.
+Nothing here retries. A relay that loses its database drops its state in memory and restarts its session
+(``mailboat.runtime``), because after a failover no state in memory can be trusted. Every operation has a deadline, so
+that a hung server is detected like an unavailable one.
 
-The server is told to have the same patience with us: a relay whose machine vanishes without a word would leave its
-locks behind until TCP gives up, which by default takes hours.
+The server gets the same time-outs for the relay. Otherwise the locks of a relay whose machine vanished would stay until
+TCP gives up, which takes hours by default.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from mailboat.outbox.sessions import Row as Row
 from mailboat_spec import Pooler
 from mailboat_spec.secrecy import primary_message
 
-# A pipeline that ends because its connection did is told by the error that ended it.
+# If a connection breaks in a pipeline, the error of the connection is reported; psycopg's extra log line is noise.
 logging.getLogger("psycopg").addFilter(lambda record: not record.getMessage().startswith("error ignored"))
 
 T = TypeVar("T")
 UrlProvider = Callable[[], str]
-"""Asked anew for every connection, so that a rotated password is picked up."""
+"""Called for every connection, so that a rotated password is picked up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Which database system a connection talks to."""
+    """Identity and properties of the database system behind a connection."""
 
     system_identifier: int
     timeline: int
     version: int
     pooled: bool
-    """A transaction pooler lies between: no session locks, no LISTEN, no prepared statements."""
+    """A transaction pooler is in between: no session locks, no LISTEN, no prepared statements."""
     prepared_transactions: bool
-    """Two-phase commit is enabled, and NOTIFY would forbid it."""
+    """Two-phase commit is enabled. A transaction that runs NOTIFY can't be prepared."""
 
 
 _USE_THE_PRIMARY = (
@@ -54,7 +54,7 @@ _USE_THE_PRIMARY = (
     " in the database URL, as in postgresql://user@one:5432,two:5432/dbname."
 )
 _ANSWER_OF_A_STANDBY = "server is in hot standby mode"
-"""Libpq's error where none of the hosts is a primary."""
+"""Libpq's error if none of the hosts is a primary."""
 _HIDDEN_ROWS = (
     "A policy may hide events from the relay's user, and a hidden event would never be delivered. Exempt the user"
     " (`alter role <user> bypassrls`), or `alter table <outbox> disable row level security`."
@@ -62,7 +62,7 @@ _HIDDEN_ROWS = (
 
 
 def explain(error: psycopg.Error) -> MailboatError:
-    """The error of ours that says what a person should do about this one."""
+    """Translate a psycopg error into a Mailboat error that names the remedy."""
     message = primary_message(error)
     match error:
         case psycopg.errors.UndefinedTable() | psycopg.errors.UndefinedColumn() | psycopg.errors.InvalidSchemaName():
@@ -81,7 +81,7 @@ def explain(error: psycopg.Error) -> MailboatError:
 
 @asynccontextmanager
 async def explained(connection: AsyncConnection[Any] | None, deadline: float) -> AsyncIterator[asyncio.Timeout]:
-    """Turns psycopg's errors into ours; past the deadline the connection is given up."""
+    """Translate psycopg's errors into Mailboat errors. Past the deadline, close the connection."""
     try:
         async with asyncio.timeout(deadline) as timeout:
             yield timeout
@@ -94,27 +94,27 @@ async def explained(connection: AsyncConnection[Any] | None, deadline: float) ->
 
 
 class Pipeline:
-    """A transaction whose statements do not wait for each other's answers, only for those that are looked at."""
+    """A transaction whose statements are sent without waiting for results, until a result is fetched."""
 
     def __init__(self, connection: Connection[Row], statements: psycopg.Pipeline | None) -> None:
         self._connection = connection
         self._statements = statements
 
     def wait(self) -> None:
-        """Until all that was sent is answered. To be called before anything is fetched.
+        """Wait for the results of all statements sent so far. Must be called before any fetch.
 
-        The server then knows that it waits for us. Without it a transaction whose relay has vanished counts as busy for
-        as long as the connection lasts, and ``idle_in_transaction_session_timeout`` never ends it.
+        The sync makes the server session idle in transaction. Without it, a transaction whose relay vanished counts as
+        active for as long as the connection lasts, and ``idle_in_transaction_session_timeout`` never ends it.
 
-        All is sent before: psycopg's sync only reads, and where a large event fills the socket's buffer the rest of it
-        would lie here while both sides wait for the other to speak.
+        The output buffer is flushed first, because psycopg's sync only reads. If a large event fills the socket buffer,
+        the rest would stay unsent while client and server wait for each other.
         """
         if self._statements is not None:
             self._connection.wait(send(self._connection.pgconn))
             self._statements.sync()
 
     def send(self, statement: str | bytes | sql.Composed, parameters: Any = None) -> Cursor[Row]:
-        """Whoever fetches from the cursor (its results are binary) waits for the answer."""
+        """Send a statement and return its cursor, with binary results. A fetch waits for the result."""
         return self.cursor().execute(statement, parameters)
 
     def cursor(self) -> Cursor[Row]:
@@ -125,9 +125,9 @@ class Pipeline:
 def begun(
     connection: Connection[Row], server: Server, deadline: float, begin: LiteralString = BEGIN
 ) -> Iterator[Pipeline]:
-    """A transaction as a pipeline. What is left unfetched in it is still waited for, and must be well."""
+    """Run a transaction as a pipeline. Unfetched results are awaited too, and their errors are raised."""
     try:
-        # Behind a pooler one after the other: not every version of every pooler keeps a pipeline together.
+        # No pipeline behind a pooler: not every version of every pooler keeps a pipeline together.
         with nullcontext() if server.pooled else connection.pipeline() as statements:
             pipeline = Pipeline(connection, statements)
             pipeline.send(begin)
@@ -142,7 +142,7 @@ def begun(
 
 
 class Link:
-    """A connection with a purpose. Closed for good after any failure."""
+    """A connection with one purpose. Not reusable after a failure."""
 
     def __init__(self, connection: Session, server: Server, deadline: float, *, waits_for_standbys: bool) -> None:
         self.connection = connection
@@ -164,10 +164,11 @@ class Link:
         pooler: Pooler = Pooler.AUTO,
         waits_for_standbys: bool = True,
     ) -> Link:
-        """Connects, and refuses a server that must not be read from.
+        """Connect, and refuse a server that must not be read from.
 
-        Commits are as durable as the server says, for a person's word. One that does not wait for standbys is for a
-        relay's own books, which a failover makes void anyhow: a standby that hangs must not stop its heartbeats.
+        By default commits are as durable as the server's settings require, as for changes by a person. If
+        ``waits_for_standbys`` is false, commits do not wait for standbys. That is for a relay's bookkeeping, which a
+        failover invalidates anyway: a hung standby must not stop heartbeats.
         """
         conninfo = url()
         try:
@@ -188,14 +189,14 @@ class Link:
         except BaseException:
             await connection.close()
             raise
-        # Two of psycopg's interfaces speak over this connection (see ``pipeline``), and would give the same names to
-        # what they prepare: only the one that does the frequent things prepares.
+        # Two psycopg interfaces share this connection (see ``pipeline``) and would give the same names to their
+        # prepared statements. Only the one for frequent work, the blocking one, prepares.
         connection.prepare_threshold = None
         return cls(connection, server, deadline, waits_for_standbys=waits_for_standbys)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncCursor[Row]]:
-        """A transaction with a cursor whose results are binary."""
+        """Run a transaction. The cursor has binary results."""
         async with (
             self._turn,
             explained(self.connection, self._deadline) as self._timeout,
@@ -207,17 +208,17 @@ class Link:
             yield cursor
 
     def take_time(self) -> None:
-        """The transaction that is open has no deadline from here on: what it does takes longer the more there is.
+        """Remove the deadline of the open transaction, for work whose duration grows with the data.
 
-        A server that goes away is still noticed, by TCP's keepalives; one that lives and is deaf is not.
+        TCP keepalives still detect an unavailable server. A hung server is not detected.
         """
         if self._timeout is not None:
             self._timeout.reschedule(None)
 
     async def pipeline(self, work: Callable[[Pipeline], T]) -> T:
-        """Runs ``work`` in a transaction, in a thread.
+        """Run ``work`` in a transaction, in a thread.
 
-        The thread speaks over the same connection, by psycopg's other interface to it, while nobody else does.
+        The thread uses the same connection through psycopg's blocking interface. The lock excludes other users.
         """
         async with self._turn:
             return await self._work.run(lambda: self._in_thread(work))
@@ -236,7 +237,7 @@ class Link:
 
     @asynccontextmanager
     async def autocommit(self) -> AsyncIterator[AsyncCursor[Row]]:
-        """Single statements, each on its own."""
+        """Yield a cursor for single statements, each committed separately."""
         async with (
             self._turn,
             explained(self.connection, self._deadline),
@@ -245,14 +246,14 @@ class Link:
             yield cursor
 
     async def close(self) -> None:
-        """Closes the connection, after whoever speaks over it. Safe to call twice."""
-        async with self._turn:  # libpq frees what a thread may be reading from
+        """Close the connection once the operation in progress has ended. Idempotent."""
+        async with self._turn:  # libpq frees buffers that a thread may be reading
             await self.connection.close()
         self._work.close()
 
 
 def malformed_url() -> ConfigError:
-    """What is said of it. Its text may hold a password, so libpq's message is not repeated."""
+    """Return the error for a malformed URL. Libpq's message is left out, because it may contain a password."""
     return ConfigError(
         "the database URL is not one that libpq understands. It looks like"
         " postgresql://user:password@host:5432/dbname; special characters such as @ and / are percent-encoded."
@@ -260,7 +261,10 @@ def malformed_url() -> ConfigError:
 
 
 def refuse_other_server(guard: Row | None, expected: Server) -> None:
-    """Looks at what the ``guard`` statement of a transaction says: a pooler or proxy may hide a change of server."""
+    """Raise if the result of a transaction's ``guard`` statement names another server.
+
+    A pooler or proxy may hide a failover.
+    """
     standby, timeline, system_identifier = guard[-3:] if guard is not None else (True, None, None)
     if standby or (int(timeline, 16), system_identifier) != (expected.timeline, expected.system_identifier):
         raise DatabaseUnavailable(

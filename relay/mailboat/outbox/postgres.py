@@ -1,15 +1,16 @@
-"""The outbox store in Postgres: which connection does what.
+"""The outbox store in Postgres, and its connections.
 
-| connection | does                                                    | exists                          |
+| connection | use                                                     | open                            |
 |------------|---------------------------------------------------------|---------------------------------|
-| sentry     | the relay's liveness lock, LISTEN, heartbeats            | always                          |
-| desk       | ticks (in a thread), claims, parked events, doorbell     | while partitions are owned      |
-| reader     | large windows, in a thread                              | from the first one on           |
-| prober     | backlog probes, in a thread                             | from the first one on           |
-| surveyors  | the bounds of one large window each, in a thread        | while it is measured            |
+| sentry     | the relay's liveness lock, LISTEN, heartbeats           | always                          |
+| desk       | ticks (in a thread), claims, parked events, wake-ups    | while partitions are owned      |
+| reader     | large windows, in a thread                              | from the first read on          |
+| prober     | backlog probes, in a thread                             | from the first probe on         |
+| surveyors  | the bounds of one large window each, in a thread        | during the measurement          |
 
-So a relay that owns nothing holds one connection, and reading a large window never delays a settle or a heartbeat.
-A probe looks at tables that people lock and clear out; it delays nobody, and what it fails at is its own affair.
+A relay that owns no partition holds one connection. A read of a large window never delays a settlement or a heartbeat.
+A probe reads tables that people may lock or purge: it has its own connection, so that its delays and failures affect
+no other work.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ _SQL = statements("subscriptions")
 
 
 class PostgresStore:
-    """One outbox in Postgres, as one relay sees it."""
+    """One relay's access to one outbox in Postgres."""
 
     def __init__(self, url: UrlProvider, me: RelayIdentity, settings: StoreSettings, sentry: Link) -> None:
         self._url = url
@@ -85,10 +86,10 @@ class PostgresStore:
         )
         self._prober = ReadingThread(url, sentry.server, settings.deadline, "prober")
         self._routes: dict[int, Route] = {}
-        """All that were declared over this connection, with those that are not served any more."""
+        """All subscriptions declared over this connection, including those that are no longer served."""
         self._serves: frozenset[int] = frozenset()
         self._pulled: frozenset[str] = frozenset()
-        """Names of subscriptions whose partitions belong to consumers: this relay claims none of them."""
+        """Names of pull subscriptions. Consumers own their partitions, so this relay claims none of them."""
         self._horizon = "3"
         self._joined = False
         self._listens = False
@@ -96,12 +97,12 @@ class PostgresStore:
 
     @classmethod
     async def open(cls, url: UrlProvider, me: RelayIdentity, settings: StoreSettings) -> Self:
-        """Connects one session. ``declare`` and ``join`` follow."""
+        """Connect one session. Callers then call ``declare`` and ``join``."""
         return cls(url, me, settings, await _open(url, "sentry", settings))
 
     @property
     def rings(self) -> bool:
-        """Whether writers may be asked to ring at all, on this server and with these settings."""
+        """True if this server and these settings allow wake-ups (NOTIFY) from writers."""
         server, notify = self._sentry.server, self._settings.notify
         return not server.pooled and (
             notify is Notify.ALWAYS or (notify is Notify.AUTO and not server.prepared_transactions)
@@ -110,10 +111,10 @@ class PostgresStore:
     async def declare(
         self, subscriptions: Sequence[Declared], *, may_lay_out: bool = True, edition: Edition = UNCOUNTED
     ) -> dict[int, Subscription]:
-        """Serve these subscriptions from now on, with those that are served already.
+        """Serve these subscriptions in addition to those already served.
 
-        Refuses cursors of another database system. While this relay sends heartbeats they are not delayed: a change of
-        partitions takes its time.
+        Raises ``ForeignDatabase`` for cursors of another database system. After ``join``, this runs on a separate
+        connection, because repartitioning may take long and must not delay heartbeats.
         """
         layout = self._settings.layout
         link = self._sentry if not self._joined else await self._connect("declare")
@@ -135,30 +136,30 @@ class PostgresStore:
         return {number: route.subscription for number, route in routes.items()}
 
     def extend_leases(self, ttl: float) -> None:
-        """Renew leases for so many seconds from the next heartbeat on, if that is longer."""
+        """Raise the lease TTL to ``ttl`` seconds from the next heartbeat on. A shorter TTL is ignored."""
         self._leases.extend_to(ttl)
 
     def withdraw(self, number: int) -> None:
-        """Serve this subscription no longer."""
+        """Stop serving this subscription."""
         self._serves -= {number}
 
     async def in_other_hands(self, subscriptions: Sequence[Declared], edition: Edition) -> bool:
-        """Whether declaring them would lay out anew what other relays hold just now."""
+        """Return True if declaring these subscriptions would repartition cursors that other relays own."""
         return await in_other_hands(self._sentry, self._settings.layout.table, self._me.id, subscriptions, edition)
 
     async def retire_gone(self, named: Collection[str], edition: Edition) -> Farewell:
-        """Forget subscriptions of this OutboxRelay that its configuration does not name any more."""
+        """Retire the subscriptions of this OutboxRelay that its configuration no longer contains."""
         return await retire_gone(self._sentry, self._settings.layout.table, self._me.id, named, edition)
 
     async def join(self) -> None:
-        """Introduce this relay to the others."""
+        """Register this relay and reset its wake-ups."""
         await self._leases.join(self._sentry, list(self._serves))
         self._joined = True
         if self.rings:
             async with self._sentry.autocommit() as cursor:
                 await cursor.execute("listen mailboat")
             self._listens = True
-        # Whatever an earlier process of this name left hanging out.
+        # An earlier process of this name may have left wake-ups enabled.
         await self._leases.ring(self._sentry, self._listens and self._settings.notify is Notify.ALWAYS)
 
     async def beat(self) -> Roster:
@@ -179,7 +180,7 @@ class PostgresStore:
             return False
         async with explained(self._sentry.connection, timeout + self._settings.deadline):
             rings = self._sentry.connection.notifies(timeout=timeout, stop_after=1)
-            # All that came together, to the end: others may ring in this database, and one before us.
+            # Drain all notifications of the batch: the first may be for another outbox in this database.
             return self._settings.layout.table in [ring.payload async for ring in rings]
 
     async def claim(self, keys: Collection[CursorKey]) -> list[Cursor]:
@@ -193,7 +194,7 @@ class PostgresStore:
             await self._leases.release(await self._at_desk(), leases)
 
     async def rest(self) -> None:
-        """Nothing is owned: only the sentry stays connected, and nobody needs to ring."""
+        """Close all connections but the sentry and disable wake-ups. Called when this relay owns no partition."""
         async with self._opening:
             desk, self._desk = self._desk, None
         if desk is not None:
@@ -242,14 +243,14 @@ class PostgresStore:
         return await self._leases.undecided(await self._at_desk(), self._horizon)
 
     async def assign(self, subscription: int, generation: int, owners: dict[int, str]) -> bool:
-        """Write down an assignment from outside; False if a newer one is known."""
+        """Store an assignment by the operator. Return False if a newer one is stored already."""
         return await self._leases.assign(self._sentry, subscription, generation, owners)
 
     async def backlog(self, subscription: int) -> Backlog:
         route, layout, bound = self._routes[subscription], self._settings.layout, self._settings.lag_bound
         statement = sql.SQL(_SQL["backlog"]).format(rows=layout.rows, wanted=route.wanted)
         where = {"subscription": subscription, "partitions": route.subscription.partitions, "bound": bound}
-        patience = {"patience": f"{self._settings.deadline * 500:.0f}ms"}  # the server gives up before we do
+        patience = {"patience": f"{self._settings.deadline * 500:.0f}ms"}  # the server cancels before our own deadline
 
         def probe(pipeline: Pipeline) -> Callable[[], Backlog]:
             pipeline.send(_SQL["probe_at_most"], patience)
@@ -267,7 +268,7 @@ class PostgresStore:
         try:
             return await self._prober.transaction(probe)
         except MailboatError:
-            await self._prober.close()  # the next one begins anew
+            await self._prober.close()  # the next probe reconnects
             raise
 
     async def close(self, *, leave: bool) -> None:
@@ -275,7 +276,7 @@ class PostgresStore:
             if leave:
                 await self._leases.leave(self._sentry)
         finally:
-            self._bell_is_out = False  # gone with its relay
+            self._bell_is_out = False  # deleted together with the relay's row
             await self.rest()
             await self._sentry.close()
 

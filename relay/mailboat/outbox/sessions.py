@@ -1,13 +1,13 @@
 """Settings of every session that Mailboat opens, pinned in one place.
 
-A session inherits settings from its role and its database (``alter database … set …``), and some of them lose events,
-run other people's code or stop a relay. So every session sets all that matter itself:
+A session inherits settings from its role and its database (``alter database … set …``). Some of them lose events, run
+foreign code or stop a relay. Every session therefore sets all relevant ones itself:
 
-- directly connected: once, at connect;
-- behind a pooler in transaction mode: at the beginning of every transaction, for that transaction only, because the
-  server's session belongs to another client next. A single statement gets a transaction of its own there.
+- Direct connection: once, at connect.
+- Behind a pooler in transaction mode: at the beginning of every transaction, for that transaction only, because the
+  server session serves another client next. A single statement is wrapped in a transaction.
 
-Whoever opens a connection for Mailboat opens it here (`Session`) or calls `pins` (blocking connections).
+All connections of Mailboat are opened by `Session`, or call `pins` (blocking connections).
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from psycopg.pq import TransactionStatus
 Row = tuple[Any, ...]
 
 BEGIN: Final[LiteralString] = "begin isolation level read committed read write"
-"""Isolation and access mode of a transaction can't be set in it, once a query has run: so they are said with BEGIN."""
+"""Isolation and access mode can't be set after the first query of a transaction, so BEGIN sets them."""
 
 _PINNED: Final[Mapping[str, str]] = {
-    # Functions, operators and tables of other schemas are called by their full names only. pg_temp stands last, or it
-    # would come first.
+    # Functions, operators and tables of other schemas need qualified names. Unless pg_temp is listed, it is searched
+    # first; so it is listed last.
     "search_path": "pg_catalog, pg_temp",
-    # A serializable relay makes business transactions fail (G10); with snapshots of a whole transaction, retention
-    # decides on what was so before it had its lock (G1).
+    # A serializable relay makes business transactions fail (G10). Under repeatable read, retention would decide by a
+    # snapshot from before it acquired its lock (G1).
     "default_transaction_isolation": "read committed",
     "default_transaction_read_only": "off",
-    # A policy that hides rows raises an error instead: a hidden event would be skipped for ever (G1).
+    # A policy that would hide rows raises an error instead: a hidden event would never be delivered (G1).
     "row_security": "off",
-    # What has a limit is given up by Mailboat, which knows what it does; the measuring of a backlog has none.
+    # Mailboat applies its own time-outs. The measurement of a backlog has none.
     "statement_timeout": "0",
     "lock_timeout": "0",
     "idle_session_timeout": "0",
     "transaction_timeout": "0",
-    # How values and names are written and read.
+    # Text format of values and names.
     "DateStyle": "ISO, YMD",
     "TimeZone": "UTC",
     "quote_all_identifiers": "off",
@@ -49,7 +49,7 @@ _PINNED: Final[Mapping[str, str]] = {
     "transform_null_equals": "off",
 }
 _SINCE: Final[Mapping[str, int]] = {"idle_session_timeout": 140000, "transaction_timeout": 170000}
-"""Settings that older servers do not have."""
+"""First server version that has the setting."""
 
 _SOCKET: Final[Mapping[str, str]] = {
     "tcp_keepalives_idle": "10",
@@ -59,9 +59,9 @@ _SOCKET: Final[Mapping[str, str]] = {
 
 
 def pins(version: int, deadline: float, *, local: bool) -> bytes:
-    """The statement that sets all of them, for the transaction (``local``) or for the session.
+    """Return the statement that sets all pinned settings, for the transaction (``local``) or for the session.
 
-    ``deadline``: seconds that the server waits for a relay that says nothing in the middle of a transaction.
+    ``deadline``: seconds after which the server ends a session that is idle in a transaction.
     """
     patience = f"{deadline * 1000:.0f}ms"
     values = {name: value for name, value in _PINNED.items() if version >= _SINCE.get(name, 0)}
@@ -74,9 +74,9 @@ def pins(version: int, deadline: float, *, local: bool) -> bytes:
 
 
 class Session(AsyncConnection[Row]):
-    """A connection whose every statement runs under the pinned settings.
+    """A connection that runs every statement with the pinned settings.
 
-    It counts as pooled, and pins each transaction, until `settle` has heard otherwise.
+    Until `settle` is called, the session counts as pooled and pins each transaction.
     """
 
     pooled = True
@@ -84,7 +84,7 @@ class Session(AsyncConnection[Row]):
 
     @classmethod
     async def open(cls, conninfo: str, *, purpose: str, deadline: float) -> Self:
-        """Connect. Raises psycopg's errors."""
+        """Connect. Errors of psycopg are not translated."""
         session = await cls.connect(
             conninfo, autocommit=True, application_name=f"mailboat {purpose}", **libpq_settings(conninfo)
         )
@@ -95,7 +95,7 @@ class Session(AsyncConnection[Row]):
         return session
 
     async def settle(self, *, pooled: bool) -> None:
-        """Pin the session's own settings, if there is a session."""
+        """Set whether the connection is pooled. If it is not, pin the settings for the whole session."""
         if not pooled:
             await self.execute(pins(self.info.server_version, self.deadline, local=False))
         self.pooled = pooled
@@ -104,7 +104,7 @@ class Session(AsyncConnection[Row]):
     async def transaction(
         self, savepoint_name: str | None = None, force_rollback: bool = False
     ) -> AsyncIterator[AsyncTransaction]:
-        """Behind a pooler, a transaction pins its settings first."""
+        """Run a transaction. Behind a pooler, pin its settings first."""
         outermost = self.info.transaction_status is TransactionStatus.IDLE
         async with super().transaction(savepoint_name, force_rollback) as transaction:
             if self.pooled and outermost:
@@ -113,7 +113,7 @@ class Session(AsyncConnection[Row]):
 
 
 class _PinnedCursor(AsyncCursor[Row]):
-    """Behind a pooler, a single statement gets a transaction, in which its settings are pinned."""
+    """A cursor that, behind a pooler, wraps a single statement in a transaction with pinned settings."""
 
     async def execute(self, *arguments: Any, **options: Any) -> Self:
         session = self.connection
@@ -125,13 +125,13 @@ class _PinnedCursor(AsyncCursor[Row]):
 
 
 def libpq_settings(conninfo: str) -> dict[str, Any]:
-    """Settings of the connection that a URL may overrule, but for the encoding of texts.
+    """Return the default connection settings that the URL does not set, and the client encoding in any case.
 
-    Raises psycopg's ``ProgrammingError`` for a URL that is not understood, or would be misunderstood: libpq would take
-    a part of the password for something else, and name it in its errors.
+    Raises psycopg's ``ProgrammingError`` if the URL is malformed, or if libpq would take a part of the password for
+    host, port or database and print it in its errors.
 
-    Of several hosts the primary is chosen. ``read-write``, which users write for the same purpose, would refuse a
-    primary whose database is read-only by default, and that is pinned.
+    Of several hosts the primary is used. ``read-write``, which users set for the same purpose, is replaced: it would
+    refuse a primary whose database is read-only by default, although the session overrides that default.
     """
     given = psycopg.conninfo.conninfo_to_dict(conninfo)
     if "://" in conninfo and _shows_password(conninfo, given):
@@ -149,7 +149,7 @@ def libpq_settings(conninfo: str) -> dict[str, Any]:
 
 
 def _shows_password(url: str, given: Mapping[str, Any]) -> bool:
-    """Whether the rest of a password, behind an ``@`` or ``/`` in it, stands where host, port or database are."""
+    """Return True if host, port or database contain the rest of a password after an ``@`` or ``/`` in it."""
     places = (str(given.get(name) or "") for name in ("host", "dbname"))
     numbers = str(given.get("port") or "0").split(",")
     return any("@" in place and place in url for place in places) or not all(n.isdigit() for n in numbers if n)
