@@ -1,8 +1,8 @@
-"""Subscriptions enter the store, and leave it: rows for them and their cursors, made once, found by every relay.
+"""Creation and retirement of subscriptions: their rows and cursors, created once and shared by all relays.
 
-Everything about one subscription happens in one transaction that holds its row, so relays that start together agree.
-Relays that follow a changing configuration get it one after the other: the row remembers the newest edition that spoke
-of it, and an older one changes nothing, brings nothing back and deletes nothing.
+Each subscription is declared in one transaction that locks its row, so relays that start together agree. Relays receive
+a new configuration at different times. The row stores the newest config version (`Edition`) that declared it; an older
+version changes, recreates and deletes nothing.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _SQL = statements("subscriptions")
 
 @dataclass(frozen=True, slots=True)
 class Edition:
-    """Which configuration speaks."""
+    """Version of the configuration that declares a subscription."""
 
     version: int = 0
-    """Rises with every change; 0 where nobody counts."""
+    """Increases with every change; 0 if the configuration has no version."""
     relay_uid: str = ""
-    """Of the OutboxRelay resource; empty outside Kubernetes."""
+    """UID of the OutboxRelay resource; empty outside Kubernetes."""
 
 
 UNCOUNTED = Edition()
@@ -43,7 +43,7 @@ UNCOUNTED = Edition()
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """A subscription as a manifest declares it."""
+    """A subscription as declared by its manifest."""
 
     name: str
     resource: EventSubscription
@@ -56,11 +56,11 @@ class Declared:
 async def declare(
     link: Link, layout: Layout, declared: Declared, *, may_lay_out: bool, edition: Edition = UNCOUNTED
 ) -> Route | None:
-    """The subscription's row and cursors, made if they are missing; changed where the manifest changed.
+    """Create the row and cursors of a subscription if missing, and update them if the manifest changed.
 
-    ``may_lay_out``: a relay that just started, or just got a new configuration, brings another number of partitions
-    with it; one that has been running follows what it finds, so that two relays with two versions of a manifest do not
-    undo each other's work for ever. None: a newer edition has deleted this subscription, or replaced it.
+    ``may_lay_out`` permits repartitioning. It is true for a relay that just started or received a new configuration. A
+    running relay keeps the stored number of partitions, so that two relays with two versions of a manifest do not
+    repartition in turns. Return None if a newer config version deleted or replaced this subscription.
     """
     spec = declared.resource.spec
     wanted: dict[str, Any] = {
@@ -103,7 +103,7 @@ async def declare(
             },
         )
         if partitions != spec.partitions and may_lay_out and not outdated:
-            link.take_time()  # as many parked events as there are move along
+            link.take_time()  # all parked events are moved, however many
             generation = await repartition(cursor, layout, link.server, number, spec.partitions, before)
             partitions = spec.partitions
         if not outdated:
@@ -126,13 +126,13 @@ async def _find(cursor: AsyncCursor[Row], wanted: dict[str, Any]) -> Row | None:
 
 
 async def _clear(cursor: AsyncCursor[Row], number: int) -> None:
-    """Deletes cursors and parked events, also those that are being parked. The caller holds the subscription's row."""
+    """Delete cursors and parked events, including those being parked. The caller has locked the subscription's row."""
     await lock_cursors(cursor, _SQL["hold_cursors"], {"id": number})
     await cursor.execute(_SQL["clear"], {"id": number})
 
 
 async def refuse_strangers(link: Link, numbers: list[int]) -> None:
-    """Stops where the cursors were written in another database system: a person must say how to go on."""
+    """Raise ``ForeignDatabase`` if cursors were written in another database system: a person must decide."""
     async with link.autocommit() as cursor:
         await cursor.execute(
             _SQL["strangers"], {"numbers": numbers, "system_identifier": link.server.system_identifier}
@@ -147,7 +147,7 @@ async def refuse_strangers(link: Link, numbers: list[int]) -> None:
 
 
 async def in_other_hands(link: Link, outbox: str, relay: str, declared: Sequence[Declared], edition: Edition) -> bool:
-    """Whether laying out anew would now take partitions away from relays that have batches on their way."""
+    """Return True if repartitioning now would revoke partitions of other relays, which may have batches in flight."""
     where = {"outbox": outbox, "relay": relay, "version": edition.version}
     async with link.autocommit() as cursor:
         for each in declared:
@@ -161,18 +161,19 @@ async def in_other_hands(link: Link, outbox: str, relay: str, declared: Sequence
 
 @dataclass(frozen=True, slots=True)
 class Farewell:
-    """What became of subscriptions that a configuration does not name any more."""
+    """Result of retiring the subscriptions that a configuration no longer contains."""
 
     retired: tuple[str, ...]
     awaited: tuple[str, ...]
-    """Another relay, which has an older configuration, still moves these."""
+    """Not retired yet, because a relay with an older configuration still serves them."""
 
 
 async def retire_gone(link: Link, outbox: str, relay: str, named: Collection[str], edition: Edition) -> Farewell:
-    """Deletes cursors and parked events of subscriptions whose resource was deleted; their dead letters stay.
+    """Delete cursors and parked events of subscriptions whose resource was deleted. Their dead letters stay.
 
-    Only those that the very same OutboxRelay (by its uid) declared, by an edition that is not newer, and that nobody
-    moves any more: somebody who does would lose its place, and at its next start deliver everything again.
+    Only subscriptions declared by the same OutboxRelay (by UID), by this or an older config version, and served by no
+    other relay are retired. A relay that still serves one would lose its cursors and redeliver everything at its next
+    start.
     """
     if not edition.relay_uid:
         return Farewell((), ())

@@ -1,4 +1,4 @@
-"""Parked and dead events in Postgres. Writes happen only inside a settlement's transaction, which holds the cursor."""
+"""Parked events and dead letters in Postgres. All writes are in a settlement's transaction, which locks the cursor."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from mailboat.outbox.store import Failure, Lease, Parked, Series, Settlement
 
 _SQL = statements("parked")
 QUEUE_ORDER = sql.SQL(_SQL["queue_order"])
-"""The order in which a key's parked events must be sent, for whoever has to find the head of a queue."""
+"""Sending order of a key's parked events, for statements that need the head of a queue."""
 LINE_UP = sql.SQL(_SQL["line_up"]).format(queue_order=QUEUE_ORDER)
-"""Makes the first of each key's queue its only head."""
+"""Statement that makes the first event of each key's queue its only head."""
 SERIES = sql.SQL(_SQL["series"])
-"""Two columns: partition and generation whose sequence number a parked event has."""
+"""Two columns: partition and generation of a parked event's sequence number."""
 _DUE = sql.SQL(_SQL["due"]).format(columns=COLUMNS, row_bytes=ROW_BYTES, series=SERIES)
 _QUEUE = sql.SQL(_SQL["queue"]).format(columns=COLUMNS, row_bytes=ROW_BYTES, series=SERIES, queue_order=QUEUE_ORDER)
 
 _ERROR_LIMIT = 4000
-"""Characters of an error that are kept: enough to understand it, too few to fill a disk."""
+"""Characters stored of an error: enough to understand it, too few to fill a disk."""
 
 
 class Parking:
-    """The events that one relay's partitions have set aside."""
+    """Parked events of one relay's partitions."""
 
     def apply(self, pipeline: Pipeline, settlement: Settlement) -> None:
-        """Everything about parked and dead events that a settlement asks for."""
-        # A cursor per statement: in a pipeline one that is used again may show the answer to its earlier use.
-        # And no `executemany`, which makes a pipeline of its own where there is none on purpose, behind a pooler.
+        """Apply the changes of a settlement to parked events and dead letters."""
+        # One cursor per statement: in a pipeline, a reused cursor may return the result of its earlier statement.
+        # No `executemany`: it opens a pipeline, which must not be used behind a pooler.
         key = settlement.lease.key
         where = {"subscription": key.subscription, "partition": key.partition}
         for dead in settlement.dead:
@@ -90,7 +90,7 @@ class Parking:
             pipeline.send(_SQL["set_loose"], where)
 
     async def keys(self, link: Link, lease: Lease) -> tuple[set[str], int]:
-        """The keys that nothing may pass, and the number of all parked events."""
+        """Return the keys that nothing may overtake, and the number of all parked events."""
         async with link.autocommit() as cursor:
             await cursor.execute(_SQL["keys"], lease.key._asdict())
             keys = {row[0] for row in await cursor.fetchall()}
@@ -99,7 +99,7 @@ class Parking:
         return keys, row[0] if row else 0
 
     async def due(self, link: Link, lease: Lease, limit: int, max_bytes: int) -> tuple[list[Parked], float | None]:
-        """Heads whose time has come, and the seconds until the next."""
+        """Return the due heads, and the seconds until the next one is due."""
         async with link.autocommit() as cursor:
             await cursor.execute(_DUE, {**lease.key._asdict(), "limit": limit, "max_bytes": max_bytes})
             heads = [_parked(row) for row in await cursor.fetchall()]
@@ -108,7 +108,7 @@ class Parking:
         return heads, row[0] if row else None
 
     async def queue(self, link: Link, lease: Lease, key: str, limit: int, max_bytes: int) -> list[Parked]:
-        """A key's parked events in the order of sending."""
+        """Return a key's parked events in sending order."""
         wanted = {**lease.key._asdict(), "key": key, "limit": limit, "max_bytes": max_bytes}
         async with link.autocommit() as cursor:
             await cursor.execute(_QUEUE, wanted)

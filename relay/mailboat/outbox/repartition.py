@@ -1,14 +1,14 @@
-"""Changing the number of partitions of a live subscription, without waiting for anything to drain.
+"""Repartitioning of a live subscription without a drain.
 
-A drain would hang on a paused subscription or a dead sink. Instead, in one transaction, the old cursors are taken away,
-which makes whatever their owners still have in hand void, and new ones take their place. Each new cursor carries the
-vector of the old ones as its *debts*: its first window goes up to the present snapshot S, and of its events those are
-done that the old cursor of their old partition had settled. Within a key the order is that of ids, so nothing
-overtakes.
+A drain would hang on a paused subscription or an unavailable sink. Instead, one transaction replaces the old cursors by
+new ones, which invalidates the batches that previous owners have in flight. Each new cursor stores the vector of the
+old cursors as carry-over (`debts`). Its first window ends at the current snapshot S. In that window, an event counts as
+settled if the old cursor of its old partition had settled it. Within a key, events are sent in the order of ids, so no
+event overtakes another.
 
-What they may have left undone can be a large part of the table, and to look through it takes its time. That is done
-before, while everybody goes on (``undone``); the transaction that holds the cursors only looks at what has come since.
-A relay's tick is one transaction for all subscriptions: whoever held these cursors for minutes would stop all of them.
+The unsettled events may span a large part of the table, and scanning it may take minutes. ``undone`` scans before the
+transaction, while relays continue. The transaction that locks the cursors scans only newer events. A relay's tick is
+one transaction for all subscriptions, so cursors locked for minutes would stop all of them.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ _SQL = statements("repartition")
 
 @dataclass(frozen=True, slots=True)
 class Undone:
-    """Where events may lie that cursors had not settled, up to a snapshot; no ids: nowhere."""
+    """Id range that contains all unsettled events up to a snapshot; without ids, there are none."""
 
     upto: str
     lowest: int | None
     highest: int | None
 
     def joined_by(self, later: Undone) -> Undone:
-        """Both, up to the later snapshot. Cursors only move on, so what was undone earlier is a safe bound."""
+        """Return the union, up to the later snapshot. Cursors only advance, so the earlier range is a safe bound."""
         lowest = [each for each in (self.lowest, later.lowest) if each is not None]
         highest = [each for each in (self.highest, later.highest) if each is not None]
         return Undone(later.upto, min(lowest, default=None), max(highest, default=None))
 
 
 async def undone(link: Link, layout: Layout, wanted: Mapping[str, object]) -> Undone | None:
-    """What a subscription has not settled, if it is to be laid out anew; None: it is not."""
+    """Return the unsettled range of a subscription that needs repartitioning; None if it needs none."""
     async with link.transaction() as cursor:
         await cursor.execute(_SQL["differs"], wanted)
         found = await cursor.fetchone()
         if found is None:
             return None
-        link.take_time()  # what is not settled is looked through, however much it is
+        link.take_time()  # all unsettled events are scanned, however many
         await _refuse_other_server(cursor, link.server)
         return await _look(cursor, layout, "span", {"subscription": found[0]})
 
@@ -57,9 +57,9 @@ async def undone(link: Link, layout: Layout, wanted: Mapping[str, object]) -> Un
 async def repartition(
     cursor: AsyncCursor[Row], layout: Layout, server: Server, subscription: int, partitions: int, before: Undone | None
 ) -> int:
-    """Lays the subscription out anew and returns the new generation. Runs in the caller's transaction.
+    """Repartition the subscription in the caller's transaction and return the new generation.
 
-    ``before``: what was undone a moment ago; without it all of that is looked through now.
+    ``before`` is the range that ``undone`` returned. Without it, all unsettled events are scanned now.
     """
     where = {"subscription": subscription, "partitions": partitions}
     old = [

@@ -1,4 +1,4 @@
-"""How a relay uses an outbox, whichever store it is in."""
+"""Settings of a relay's outbox access, common to all stores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mailboat_spec import Durability, Notify, Pooler
 
 @dataclass(frozen=True, slots=True)
 class RelayIdentity:
-    """Who a relay is. The incarnation is new with every process."""
+    """Identity of a relay. Every process has a new incarnation."""
 
     id: str
     incarnation: str
@@ -19,18 +19,18 @@ class RelayIdentity:
 
 @dataclass(frozen=True, slots=True)
 class ReadLimits:
-    """How much is read at once, of whole rows. A window beyond ``small_rows`` or ``bytes`` is walked in stretches."""
+    """Limits of one read, in whole rows. A window beyond ``small_rows`` or ``bytes`` is read in chunks."""
 
     small_rows: int = 2000
     rows: int = 3000
-    """Of a stretch."""
+    """Rows of a chunk."""
     bytes: int = 8 * 1024 * 1024
-    """Of a stretch; a single row may have more."""
+    """Bytes of a chunk. A single row may be larger."""
     row_bytes: int = 17 * 1024 * 1024
-    """Of a single row: a payload of 16 MiB, and what comes with it. A larger row is not read, and given up."""
+    """Bytes of a single row: a payload of 16 MiB plus metadata. A larger row is not read; its event is refused."""
 
     def after(self, deaths: int) -> ReadLimits:
-        """Read less where relays died: a quarter for each death, down to one event."""
+        """Return the limits for a crash count: a quarter per crash, down to one event."""
         share = 4**deaths
         return replace(self, rows=max(1, self.rows // share), bytes=self.bytes // share) if deaths else self
 
@@ -40,22 +40,22 @@ _SYNC_LEVELS = {Durability.COMMITTED: "off", Durability.FLUSHED: "local", Durabi
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """How a relay uses its outbox."""
+    """Settings of a relay's outbox access."""
 
     layout: Layout = field(default_factory=Layout)
     durability: Durability = Durability.FLUSHED
     notify: Notify = Notify.AUTO
     pooler: Pooler = Pooler.AUTO
     lease_ttl: float = field(default=60.0, compare=False)
-    """Not a part of what makes two settings equal: it may grow while a relay is connected."""
+    """Ignored when settings are compared, because it may grow while a relay is connected."""
     overdue_after: float = 3.0
-    """Seconds without a heartbeat after which a relay whose liveness lock is free counts as dead."""
+    """Seconds without a heartbeat after which a relay counts as dead if its liveness lock is free."""
     deadline: float = 30.0
-    """Seconds after which a statement without an answer means that the database is away."""
+    """Seconds without a result after which the database counts as unavailable."""
     limits: ReadLimits = field(default_factory=ReadLimits)
     lag_bound: int = 100_000
 
     @property
     def sync_level(self) -> str:
-        """``synchronous_commit`` of a transaction behind which events are published."""
+        """Value of ``synchronous_commit`` for a transaction that must be durable before events are published."""
         return _SYNC_LEVELS[self.durability]
