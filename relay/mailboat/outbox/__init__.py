@@ -1,5 +1,5 @@
-"""Outboxes: where events come from and where progress is kept.
+"""Outboxes: the source of events and the storage of progress.
 
-`store.py` is the protocol that the pump knows; `memory/` fulfils it in dictionaries, for simulations; the other modules
-fulfil it in Postgres. Of all that a relay runs this is the only package that imports psycopg.
+`store.py` is the protocol that the pump uses. `memory/` implements it with dictionaries, for simulations. The other
+modules implement it in Postgres. Of the packages that a relay runs, only this one imports psycopg.
 """

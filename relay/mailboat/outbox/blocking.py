@@ -1,11 +1,11 @@
-"""Blocking work with a connection, in a thread of its own, that can still be given up.
+"""Blocking work on a connection, in a dedicated thread, with cancellation.
 
-psycopg's blocking calls cost less than half of what its awaitable ones do: a thread that waits inside libpq touches no
-event loop. What is done often goes this way, the ticks and the reading of large windows.
+psycopg's blocking calls cost less than half of its awaitable ones, because a thread that waits inside libpq does not
+use the event loop. Frequent work runs this way: ticks and reads of large windows.
 
-A thread can't be cancelled, but its socket can be cut: that is what happens when the database is deaf for too long or
-when the session ends in the middle of something. While the thread still connects there is no socket to cut: it is told
-so (``given_up``), and ends as soon as it is connected.
+A thread can't be cancelled, but its socket can be shut down. This happens past the deadline, and if the session ends
+during an operation. While the thread is still connecting, there is no socket to shut down. Then ``given_up`` is set,
+and the thread ends as soon as it is connected.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ T = TypeVar("T")
 
 
 class BlockingWork:
-    """Runs one thing at a time; the caller sees to that."""
+    """Runner of one operation at a time. The caller must not start a second one."""
 
     def __init__(self, name: str, deadline: float, connection: Callable[[], PGconn | None]) -> None:
-        """``connection`` is what is cut; None while there is none."""
+        """``connection`` returns the connection to shut down, or None if there is none yet."""
         self._name = name
         self._deadline = deadline
         self._connection = connection
         self._thread: ThreadPoolExecutor | None = None
         self._at_work: Future[Any] | None = None
         self._latest = self._begun = threading.Event()
-        """Set once the work is given up: of the run that was asked for last, and of the one that the thread is at."""
+        """Cancellation flags of the run that was requested last, and of the run that the thread is executing."""
 
     @property
     def given_up(self) -> bool:
-        """Nobody waits for this answer any more. For the thread, once others can see its connection."""
+        """True if the current run was cancelled. The thread checks this once its connection is visible to `cut`."""
         return self._begun.is_set()
 
     async def run(self, work: Callable[[], T], *, patient: bool = False) -> T:
-        """The answer of ``work``, which raises errors of ours only.
+        """Run ``work``, which must only raise Mailboat errors, and return its result.
 
-        ``DatabaseUnavailable`` past the deadline, unless ``patient``.
+        Raises ``DatabaseUnavailable`` past the deadline, unless ``patient``.
         """
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"mailboat-{self._name}")
@@ -72,14 +72,14 @@ class BlockingWork:
             raise
 
     def close(self) -> None:
-        """Lets go of the thread. Safe to call twice."""
+        """Shut the thread down. Idempotent."""
         thread, self._thread = self._thread, None
         if thread is not None:
-            # A thread at work was cut, and ends by itself; waiting for it here would stop everybody else.
+            # The socket of a busy thread was shut down, so the thread ends. Waiting for it would block the event loop.
             thread.shutdown(wait=self._at_work is None or self._at_work.done())
 
     def cut(self) -> None:
-        """Ends what runs, if anything does: it fails like one whose server went away."""
+        """Cancel the running operation, if any. It fails as if the server had become unavailable."""
         self._latest.set()
         pgconn = self._connection()
         if pgconn is not None and pgconn.status != psycopg.pq.ConnStatus.BAD:
@@ -87,4 +87,4 @@ class BlockingWork:
                 try:
                     peer.shutdown(socket.SHUT_RDWR)
                 finally:
-                    peer.detach()  # the descriptor stays libpq's
+                    peer.detach()  # libpq keeps the descriptor

@@ -1,9 +1,9 @@
-"""Locking all cursors of a subscription, against relays that settle them.
+"""Locks on all cursors of a subscription, in competition with the ticks of relays.
 
-A tick settles cursors and opens windows for others, in whatever order they come up, and keeps all of them until it
-commits. A tick is frequent and everybody's progress is in it, so it is the other side that gives way: it takes the
-cursors in order, waits for each a moment only, and where that is not enough it lets go of all of them before it tries
-again. So it never keeps a tick from a cursor for longer than that, and the server finds no deadlock to break.
+A tick settles some cursors and opens windows for others, in no fixed order, and holds their locks until it commits.
+Ticks are frequent and carry the progress of all partitions, so the caller of this module must yield. It locks the
+cursors in order with a short lock time-out. On a time-out it releases all of them before it retries. A tick is thus
+never blocked for longer than the time-out, and no deadlock lasts until the server has to break it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import psycopg
 from psycopg import AsyncCursor
 
 _PATIENCE = "100ms"
-"""Far below the server's deadlock_timeout, which is a second unless somebody changed it."""
+"""Far below the server's deadlock_timeout, which is one second by default."""
 
 
 async def lock_cursors(
     cursor: AsyncCursor[tuple[Any, ...]], statement: str, where: Mapping[str, object]
 ) -> list[tuple[Any, ...]]:
-    """The rows of a statement that locks cursors, held until the transaction ends."""
+    """Run a statement that locks cursors and return its rows. The locks are held until the transaction ends."""
     await cursor.execute("select current_setting('lock_timeout')")
     (usual,) = await cursor.fetchone() or ("0",)
     while True:

@@ -1,8 +1,8 @@
-"""Dead letters for people: looked at, replayed, and cleared away.
+"""Commands on dead letters: list, replay and purge.
 
-A replayed event goes to the head of its key's parked queue, marked as a replay; the partition's owner sends it like any
-parked event, so that the order of its key and the rules of ownership hold without this module knowing of them. Its dead
-letter stays, with the time of the replay: history is not rewritten, and the same one is not replayed twice by mistake.
+A replayed event goes to the head of its key's parked queue, marked as a replay. The partition's owner sends it like any
+parked event, so that the order of the key and the rules of ownership hold without code here. The dead letter stays,
+with the time of the replay, as history and so that the same event is not replayed twice by mistake.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REPLAYED_AT_ONCE = 1_000
 
 
 class DeadLetter(NamedTuple):
-    """A line of the list."""
+    """A dead letter in a list."""
 
     dead_id: int
     subscription: str
@@ -41,7 +41,7 @@ class DeadLetter(NamedTuple):
 
 
 class WholeDeadLetter(NamedTuple):
-    """All that is known of one."""
+    """A dead letter with all its columns."""
 
     dead_id: int
     subscription: str
@@ -68,7 +68,7 @@ class WholeDeadLetter(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A dead letter that may be replayed; ``partition`` is where its key lives today."""
+    """A dead letter that may be replayed. ``partition`` is the current partition of its key."""
 
     dead_id: int
     subscription: str
@@ -81,24 +81,24 @@ class Candidate(NamedTuple):
     waits: bool
     """The event is parked already, by an earlier replay."""
     deleted: bool = False
-    """Its subscription was: nobody would send it."""
+    """The subscription was deleted, so no relay would send the event."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
-    """What a replay would do."""
+    """Candidates of a replay, sorted by outcome."""
 
     replay: tuple[Candidate, ...]
     waiting: tuple[Candidate, ...]
-    """Parked already: sent anyway, once their turn comes."""
+    """Parked already, so they will be sent without a replay."""
     superseded: tuple[Candidate, ...]
-    """The same event died again later; that later one is replayed."""
+    """The same event has a later dead letter, which is replayed instead."""
     orphaned: tuple[Candidate, ...] = ()
-    """Of deleted subscriptions. They stay as they are, for a subscription of the same name that may come."""
+    """Dead letters of deleted subscriptions. They are kept for a later subscription of the same name."""
 
 
 def plan(candidates: Sequence[Candidate]) -> ReplayPlan:
-    """Sorts out what must not be replayed twice. Keeps the order."""
+    """Sort the candidates so that no event is replayed twice. Their order is kept."""
     last = {(each.subscription_id, each.event_id): each.dead_id for each in sorted(candidates)}
     fresh = [each for each in candidates if not each.waits and not each.deleted]
     return ReplayPlan(
@@ -114,21 +114,21 @@ def _dead(name: str) -> sql.Composed:
 
 
 async def list_dead(link: Link, match: Match, *, replayed: bool, limit: int | None) -> list[DeadLetter]:
-    """The newest so many, oldest of them first."""
+    """Return the newest ``limit`` dead letters, oldest first."""
     async with link.autocommit() as cursor:
         await cursor.execute(_dead("dead"), {**asdict(match), "replayed": replayed, "limit": limit})
         return [DeadLetter._make(row) for row in await cursor.fetchall()]
 
 
 async def show_dead(link: Link, match: Match, *, limit: int) -> list[WholeDeadLetter]:
-    """Whole dead letters, replayed ones too."""
+    """Return dead letters with all columns, including replayed ones."""
     async with link.autocommit() as cursor:
         await cursor.execute(_dead("dead_whole"), {**asdict(match), "limit": limit})
         return [WholeDeadLetter._make(row) for row in await cursor.fetchall()]
 
 
 async def candidates(link: Link, match: Match, *, replayed: bool, limit: int | None) -> list[Candidate]:
-    """What could be replayed, in the order in which it would be."""
+    """Return the dead letters that could be replayed, in replay order."""
     async with link.autocommit() as cursor:
         await cursor.execute(_dead("candidates"), {**asdict(match), "replayed": replayed, "limit": limit})
         return [Candidate._make(row) for row in await cursor.fetchall()]
@@ -137,11 +137,10 @@ async def candidates(link: Link, match: Match, *, replayed: bool, limit: int | N
 async def replay(
     link: Link, outbox: str, chosen: Sequence[Candidate], *, again: bool, unordered: Collection[str] = ()
 ) -> int:
-    """Put dead letters at the head of their keys' queues; returns how many were.
+    """Put dead letters at the head of their keys' queues and return their number.
 
-    ``unordered`` names subscriptions that keep no order: there nobody waits for anybody. Each partition has a
-    transaction of its own. A dead letter that somebody else replayed meanwhile is left alone, and so is one whose
-    partition is gone.
+    ``unordered`` names subscriptions without ordering, where no event waits behind another. Each partition has a
+    separate transaction. A dead letter is skipped if it was replayed in the meantime or its partition no longer exists.
     """
     done = 0
     for where, group in by_partition(chosen, at_once=_REPLAYED_AT_ONCE):
@@ -160,7 +159,7 @@ async def replay(
 
 
 async def purge(link: Link, match: Match, *, older_than: float, limit: int | None) -> int:
-    """Delete dead letters that were replayed more than so many seconds ago, the oldest first; returns how many."""
+    """Delete dead letters replayed more than ``older_than`` seconds ago, oldest first, and return their number."""
     deleted = 0
     while limit is None or deleted < limit:
         at_once = _PURGED_AT_ONCE if limit is None else min(_PURGED_AT_ONCE, limit - deleted)

@@ -1,4 +1,4 @@
-"""A subscription's filter as an SQL predicate, so that events nobody wants never leave the database."""
+"""A subscription's filter as an SQL predicate, so that events without a match never leave the database."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ TRUE: Predicate = sql.SQL("true")
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """Where a subscription starts, if neither at the beginning nor at the end."""
+    """Start of a subscription that begins neither at the earliest nor at the latest event."""
 
     time: str | None = None
     id: int | None = None
 
 
 def predicate(wanted: Filter, since: Since) -> Predicate:
-    """What must hold for a row ``found`` of the outbox, under Mailboat's names for its columns."""
+    """Return the predicate on a row ``found`` of the outbox, with Mailboat's column names."""
     terms = [
         *_any_pattern(sql.SQL("found.event_type"), wanted.event_types),
         *_any_pattern(sql.SQL("found.aggregate_type"), wanted.aggregate_types),
@@ -54,19 +54,19 @@ def _any_pattern(column: sql.SQL, patterns: Sequence[Pattern]) -> list[Predicate
 
 
 def _texts(values: Iterable[str]) -> Predicate:
-    """An array of texts. The percent signs of a LIKE are doubled: these statements have placeholders."""
+    """Return an array literal of texts. Percent signs are doubled, because the statements have placeholders."""
     return sql.Literal([value.replace("%", "%%") for value in values])
 
 
 def any_of(predicates: Mapping[int, Predicate]) -> Predicate:
-    """What must hold for a row that at least one subscription wants."""
+    """Return the predicate for rows that match at least one subscription."""
     if any(p is TRUE for p in predicates.values()):
         return TRUE
     return sql.SQL("({})").format(sql.SQL(" or ").join(predicates.values()))
 
 
 def routes(predicates: Mapping[int, Predicate]) -> Predicate:
-    """The numbers of the subscriptions that want a row; for a single one, just whether it does."""
+    """Return an expression for the numbers of the subscriptions that match a row; for a single one, its predicate."""
     if len(predicates) == 1:
         return next(iter(predicates.values()))
     cases = [

@@ -1,7 +1,7 @@
-"""A migration as a script, for a database that others look after (``manageSchema: false``).
+"""A migration as a script, for a database with an externally managed schema (``manageSchema: false``).
 
-What ``migrate`` would do, in the same order and as one transaction, to be read and run by whoever may. A table of the
-user's own is left to ``verify``, which says what it lacks.
+The script does the same as ``migrate``, in the same order and in one transaction. An administrator can review and run
+it. User-defined outbox tables are left to ``verify``, which reports what they lack.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _SQL = statements("schema")
 
 
 class Handover:
-    """Scripts for several outboxes, to be run one behind the other: the first one in a database migrates it."""
+    """Scripts for several outboxes, to be run in order. The first script for a database migrates its schema."""
 
     def __init__(self) -> None:
         self._migrated: set[tuple[int, str]] = set()
 
     async def script(self, link: Link, outbox: str) -> str:
-        """All that the database lacks; empty where it lacks nothing."""
+        """Return the script with all pending changes; empty if there are none."""
         async with link.autocommit() as cursor:
             await cursor.execute(_SQL["facts"])
             _, ledger, database, encoding, _ = await cursor.fetchone() or (False, False, "", "", "")

@@ -1,7 +1,7 @@
-"""What people's commands on dead letters and parked events share: which events are meant, and how a queue is changed.
+"""Selection of events and changes of queues, shared by the commands on dead letters and parked events.
 
-A queue of parked events belongs to the owner of its partition, who changes it while it settles. A person's command
-takes turns with the owner by holding the partition's cursor, and leaves what the owner expects: one head per key.
+A queue of parked events belongs to the owner of its partition, which changes the queue when it settles. A command locks
+the partition's cursor to exclude the owner, and keeps the invariant that the owner relies on: one head per key.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _SQL = statements("interventions")
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Which events a person means. What is None does not matter."""
+    """Selection of events by a command. Fields that are None do not restrict it."""
 
     outbox: str
     subscription: str | None = None
     """``namespace/name``, or the name alone."""
     number: int | None = None
-    """Of the dead letter, or of the parked event."""
+    """Number of the dead letter or of the parked event."""
     event_id: str | None = None
     key: str | None = None
     type: str | None = None
@@ -38,23 +38,23 @@ class Match:
     since: datetime | None = None
     until: datetime | None = None
     error: str | None = None
-    """A part of the reason or of the error, in capitals or not."""
+    """A part of the reason or of the error, case-insensitive."""
 
     @property
     def narrows(self) -> bool:
-        """Whether anything but the outbox was given."""
+        """True if any field but the outbox is set."""
         return any(value is not None for name, value in asdict(self).items() if name != "outbox")
 
 
 class Where(TypedDict):
-    """A partition, as parameters of a statement."""
+    """Statement parameters that identify a partition."""
 
     subscription: int
     partition: int
 
 
 class Placed(Protocol):
-    """A row that lies in a partition."""
+    """A row that belongs to a partition."""
 
     @property
     def subscription_id(self) -> int: ...
@@ -67,13 +67,13 @@ PlacedT = TypeVar("PlacedT", bound=Placed)
 
 
 def matching(statement: LiteralString, number: str, time: str, **parts: sql.Composable) -> sql.Composed:
-    """A statement with what a person asked for put in; ``number`` and ``time`` are the columns they mean."""
+    """Insert the conditions of a `Match` into a statement. ``number`` and ``time`` are the columns to compare."""
     condition = sql.SQL(_SQL["matching"]).format(number=sql.Identifier("r", number), time=sql.Identifier("r", time))
     return sql.SQL(statement).format(matching=condition, **parts)
 
 
 def by_partition(chosen: Sequence[PlacedT], *, at_once: int) -> Iterator[tuple[Where, list[PlacedT]]]:
-    """One partition after the other, so many rows at a time, each in the given order."""
+    """Yield the rows by partition, at most ``at_once`` at a time, in the given order."""
 
     def partition(each: PlacedT) -> tuple[int, int]:
         return each.subscription_id, each.partition
@@ -86,9 +86,10 @@ def by_partition(chosen: Sequence[PlacedT], *, at_once: int) -> Iterator[tuple[W
 
 @asynccontextmanager
 async def holding_cursor(link: Link, where: Where) -> AsyncIterator[AsyncCursor[Row]]:
-    """A transaction in which nobody else changes parked events of the partition.
+    """Run a transaction that excludes other changes to parked events of the partition.
 
-    A partition that is gone has none: then nothing is held, and nothing found. Who adds some asks ``hold_cursor``.
+    If the partition no longer exists, nothing is locked, and there are no parked events. Callers that add parked events
+    must check the result of ``hold_cursor``.
     """
     async with link.transaction() as cursor:
         await hold_cursor(cursor, where)
@@ -96,10 +97,10 @@ async def holding_cursor(link: Link, where: Where) -> AsyncIterator[AsyncCursor[
 
 
 async def hold_cursor(cursor: AsyncCursor[Row], where: Where) -> bool:
-    """Holds the partition's cursor until the transaction ends; False: there is none any more.
+    """Lock the partition's cursor until the transaction ends. Return False if it no longer exists.
 
-    Who waits for a cursor that a new layout deletes finds nothing, though another one is in its place. Asked again, a
-    statement sees that one.
+    If repartitioning deletes the cursor during the wait for its lock, the statement returns no row, although a new
+    cursor replaced it. A second statement finds the new cursor.
     """
     for _ in range(2):
         await cursor.execute(_SQL["hold_cursor"], where)
@@ -109,11 +110,11 @@ async def hold_cursor(cursor: AsyncCursor[Row], where: Where) -> bool:
 
 
 async def line_up(cursor: AsyncCursor[Row], where: Where, keys: Iterable[str | None]) -> None:
-    """Make the first of each key's queue its only head."""
+    """Make the first event of each key's queue its only head."""
     await cursor.execute(LINE_UP, {**where, "keys": list({key for key in keys if key is not None})})
 
 
 async def wake(link: Link, outbox: str) -> None:
-    """Let sleeping relays look at once."""
+    """Notify idle relays, so that they poll immediately."""
     async with link.autocommit() as cursor:
         await cursor.execute(_SQL["wake"], {"outbox": outbox})

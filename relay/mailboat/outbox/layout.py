@@ -1,4 +1,4 @@
-"""How an outbox table is laid out: which column holds what, and how an event is selected from it."""
+"""Columns of an outbox table, and the expressions that select an event from it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STORED = (
     "tags",
     "traceparent",
 )
-"""The columns of an outbox by the names that Mailboat uses for them."""
+"""Columns of an outbox, by Mailboat's names."""
 
 _OF_ANY_KIND: Mapping[str, LiteralString] = {
     "event_type": "{}::text",
@@ -39,8 +39,8 @@ _OF_ANY_KIND: Mapping[str, LiteralString] = {
     "slot": "coalesce({} & 2147483647, 0)",
     "traceparent": "{}::text",
 }
-"""Columns that a table of somebody's own may have as varchar or uuid, or leave empty, and what is read instead. A slot
-is never negative, so that dividing it gives a partition in SQL as in Python."""
+"""Conversions of columns that may be varchar, uuid or null in a user-defined table. A slot is never negative, so that
+its modulus gives the same partition in SQL and in Python."""
 
 _CREATED_AT: LiteralString = (
     "case when found.created_at >= timestamptz '0001-01-01 00:00:00+00'"
@@ -48,14 +48,14 @@ _CREATED_AT: LiteralString = (
     " then to_char(found.created_at at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')"
     " else found.created_at::text end"
 )
-"""RFC 3339; or, where that can't say it, what Postgres calls it: the event is refused, and kept with that time."""
+"""RFC 3339. A time out of its range stays as Postgres prints it: the event is refused, and stored with that time."""
 
 COLUMNS: sql.Composable = sql.SQL(
     "found.id, found.event_id::text, found.event_type, found.aggregate_type, found.aggregate_id, found.key,"
     " found.payload, found.content_type, found.headers::text, found.tags::text, found.traceparent,"
     f" {_CREATED_AT}, found.slot"
 )
-"""An ``Event``, in the order of its fields, with as little to parse as can be."""
+"""Fields of an ``Event``, in order, in types that need the least parsing."""
 
 ROW_BYTES: sql.Composable = sql.SQL(
     "(coalesce(octet_length(found.payload), 0) + coalesce(octet_length(found.headers::text), 0)"
@@ -64,8 +64,8 @@ ROW_BYTES: sql.Composable = sql.SQL(
     " + coalesce(octet_length(found.key), 0)"
     " + octet_length(found.content_type) + coalesce(octet_length(found.traceparent), 0))"
 )
-"""Bytes that a row has when it is read. The length of a text or bytea is known without reading it; that of headers and
-tags is not: how much text they become does not follow from what they take on disk."""
+"""Size of a row in bytes when it is read. The length of a text or bytea is available without reading the value. Headers
+and tags must be read: the length of their text does not follow from their size on disk."""
 
 TOO_LARGE_COLUMNS: sql.Composable = sql.SQL(
     "found.id, found.event_id::text, left(found.event_type, 255), null::text, null::text,"
@@ -73,7 +73,7 @@ TOO_LARGE_COLUMNS: sql.Composable = sql.SQL(
     " to_json({marker} || %(bytes)s::text)::text, '{{}}'::text, null::text,"
     f" {_CREATED_AT}, found.slot"
 ).format(marker=sql.Literal(TOO_LARGE))
-"""What is read of a row that is larger than a relay can carry: enough to give it up. See ``events.TOO_LARGE``."""
+"""Columns read of a row that is too large for a relay: enough to refuse the event. See ``events.TOO_LARGE``."""
 
 
 _DEBEZIUM = {
@@ -84,11 +84,11 @@ _DEBEZIUM = {
     "aggregate_id": "aggregateid",
     "key": "aggregateid",
 }
-"""Debezium's outbox has its identity in ``id``; the position that Mailboat needs is a column beside it."""
+"""Column names of Debezium's outbox: ``id`` is the event id; the position is an additional column."""
 
 
 def renamed(columns: Columns) -> dict[str, str]:
-    """``spec.outbox.columns`` as Mailboat's name -> the table's name, where they differ."""
+    """Return ``spec.outbox.columns`` as a map from Mailboat's name to the table's name, where they differ."""
     preset = _DEBEZIUM if columns.preset is ColumnsPreset.DEBEZIUM else {}
     given = {name: value for name in _STORED if (value := getattr(columns, name, None)) is not None}
     return {name: value for name, value in (preset | given).items() if name != value}
@@ -96,25 +96,25 @@ def renamed(columns: Columns) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A table and the columns that have other names in it."""
+    """An outbox table and its renamed columns."""
 
     table: str = "mailboat.outbox"
     columns: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def outbox(self) -> sql.Composable:
-        """The table, quoted."""
+        """The quoted table name."""
         return sql.Identifier(*self.table.split("."))
 
     def column(self, name: str) -> sql.Identifier:
-        """The table's own name, quoted, for what Mailboat calls ``name``."""
+        """Return the table's quoted name for Mailboat's column ``name``."""
         return sql.Identifier(self.columns.get(name, name))
 
     @property
     def rows(self) -> sql.Composable:
-        """The table as something to select from, under Mailboat's names: whatever reads events reads from here.
+        """Subquery on the table with Mailboat's column names, used by every statement that reads events.
 
-        Planned as if it were the table itself.
+        The planner flattens it into the table itself.
         """
         columns = sql.SQL(", ").join(
             sql.SQL("{} as {}").format(

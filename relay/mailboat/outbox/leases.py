@@ -1,8 +1,8 @@
 """Leases in Postgres: one heartbeat row per relay, an owner and an epoch per cursor, one advisory lock per relay.
 
 Clocks: a takeover never depends on a comparison of database times, because the clock may be set and a failover brings
-another clock. A relay measures the silence of its peers by its own monotonic clock (`heartbeats`), from the moment it read
-their last heartbeat. It measures its *own* lease by the same clock, from before the heartbeat was sent, so a relay
+another clock. A relay measures the silence of its peers by its own monotonic clock (`heartbeats`), from the moment it
+read their last heartbeat. It measures its *own* lease by the same clock, from before the heartbeat was sent, so a relay
 gives up its leases before its peers take over. Safety does not depend on clocks: every write checks the epoch.
 
 A relay with a row in ``mailboat.relays`` counts as alive. Failure cases:
