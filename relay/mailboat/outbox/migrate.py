@@ -1,12 +1,12 @@
-"""Brings a database to the schema that this version of Mailboat needs.
+"""Migration of a database to the schema that this version of Mailboat needs.
 
-Owns the ledger ``mailboat.migrations`` and nothing else: what the schema looks like is in ``mailboat/migrations``, one
-numbered file per step, never changed once released. A run is one transaction under a lock on the ledger, so any number
-of relays may start at once, and one that dies in the middle leaves nothing behind.
+This module owns only the ledger ``mailboat.migrations``. The schema is defined in ``mailboat/migrations``, one numbered
+file per step, never changed once released. A run is one transaction under a lock on the ledger, so any number of relays
+may start at once, and a relay that dies during a run leaves nothing behind.
 
-A run first checks, without a lock, whether anything is to do. With nothing to do it takes no lock and writes nothing:
-relays reconnect while somebody else migrates or sits on the lock. The wait for the lock is short and repeated, so a
-relay that waits can report the holder, and can be stopped.
+A run first checks without a lock whether steps are pending. If none are, it takes no lock and writes at most missing
+time partitions, so that relays can reconnect while another process migrates or holds the lock. The wait for the lock is short and repeated, so
+that a waiting relay can report the holder and can be stopped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mailboat_spec.secrecy import primary_message
 RESERVED: Final = "an outbox's name must be lower case and no reserved word of SQL"
 
 _LOCK_WAIT = 1.0
-"""Seconds of one wait for the lock. Relays that start together report nothing before the second one."""
+"""Seconds of one wait for the lock. Relays that start together report nothing before the second wait."""
 
 _LOCKED = (
     psycopg.errors.LockNotAvailable,
@@ -38,7 +38,7 @@ _LOCKED = (
     psycopg.errors.DuplicateSchema,
     psycopg.errors.DuplicateTable,
 )
-"""What a migration runs into while another one holds the lock, or creates the schema."""
+"""Errors of a migration while another one holds the lock or creates the schema."""
 
 _SQL = statements("schema")
 _FILE = re.compile(r"^(\d{4})_\w+\.sql$")
@@ -46,7 +46,7 @@ _FILE = re.compile(r"^(\d{4})_\w+\.sql$")
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One numbered step, as it lies in the package."""
+    """One numbered step of the package."""
 
     version: int
     name: str
@@ -54,13 +54,13 @@ class Migration:
 
     @property
     def checksum(self) -> str:
-        """The same on every platform, whatever git did to the line ends."""
+        """SHA-256 of the script, independent of git's line-end conversion."""
         return hashlib.sha256(self.script.replace("\r\n", "\n").encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """One step as the database remembers it."""
+    """One step as recorded in the database."""
 
     version: int
     name: str
@@ -69,18 +69,18 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class MigrationReport:
-    """What a run did."""
+    """Result of a run."""
 
     outbox: str
-    """The outbox's name as Postgres spells it: the one to look cursors and subscriptions up by."""
+    """The outbox's name as spelled by Postgres, by which cursors and subscriptions refer to it."""
     applied: tuple[str, ...]
-    """The files applied by this run; empty when the schema was up to date."""
+    """The files applied by this run; empty if the schema was up to date."""
     missing_roles: tuple[str, ...]
     """Group roles that the migrating user was not allowed to create."""
 
     @property
     def sql_for_an_administrator(self) -> str:
-        """What somebody with CREATEROLE should run to finish; empty when nothing is left to do."""
+        """SQL that an administrator with CREATEROLE must run to finish; empty if nothing is left to do."""
         if not self.missing_roles:
             return ""
         create = [f"create role {role} nologin;" for role in self.missing_roles]
@@ -89,7 +89,7 @@ class MigrationReport:
 
 @cache
 def known_migrations() -> tuple[Migration, ...]:
-    """The steps that this version of Mailboat knows, in order."""
+    """Return the steps of this version of Mailboat, in order."""
     folder = resources.files("mailboat") / "migrations"
     found = (
         Migration(int(match[1]), entry.name, entry.read_text(encoding="utf-8"))
@@ -100,7 +100,7 @@ def known_migrations() -> tuple[Migration, ...]:
 
 
 def pending(known: Sequence[Migration], applied: Sequence[Applied]) -> tuple[Migration, ...]:
-    """What is left to apply. Raises SchemaMismatch where the database's history is not ours."""
+    """Return the steps left to apply. Raises SchemaMismatch if the ledger does not match this version's steps."""
     by_version = {migration.version: migration for migration in known}
     for step in applied:
         ours = by_version.get(step.version)
@@ -119,7 +119,7 @@ def pending(known: Sequence[Migration], applied: Sequence[Applied]) -> tuple[Mig
 
 
 def _unheard(_: str) -> None:
-    """Nobody listens."""
+    """Ignore a progress message."""
 
 
 async def migrate(
@@ -130,13 +130,13 @@ async def migrate(
     waits: Callable[[str], None] = _unheard,
     begins: Callable[[str], None] = _unheard,
 ) -> MigrationReport:
-    """Apply what is missing and make ``outbox_table`` an outbox, in one transaction of its own.
+    """Apply the pending steps and make ``outbox_table`` an outbox, in one transaction.
 
-    While another migration goes on and on ``waits`` is told so, again and again. ``begins`` is told of each step that
-    is about to be applied; from the first one on there is no ``deadline``, since how long it takes nobody knows.
+    While another migration holds the lock, ``waits`` is called repeatedly. ``begins`` is called before each step. From
+    the first step on there is no ``deadline``, because its duration is unknown.
 
-    Raises `SchemaMismatch` when the database is newer, was changed, or the user lacks a right; `DatabaseUnavailable`
-    on a standby, when the connection breaks, and past the deadline.
+    Raises `SchemaMismatch` if the database is newer, was changed, or the user lacks a right. Raises
+    `DatabaseUnavailable` on a standby, if the connection breaks, and past the deadline.
     """
     try:
         while True:
@@ -174,7 +174,7 @@ async def migrate(
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """What is to happen when one begins."""
+    """Actions at the begin of a step: remove the deadline, report the step."""
 
     patience: asyncio.Timeout
     begins: Callable[[str], None]
@@ -192,7 +192,7 @@ _Cursor = psycopg.AsyncCursor[tuple[object, ...]]
 
 
 async def _is_made(cursor: _Cursor, outbox_table: str) -> bool:
-    """Whether nothing is to do but to make partitions."""
+    """Return True if nothing is left to do but to create time partitions."""
     if pending(known_migrations(), await _applied(cursor)):
         return False
     await cursor.execute(_SQL["made"], {"outbox": outbox_table})
@@ -247,7 +247,7 @@ async def _missing_roles(cursor: _Cursor) -> tuple[str, ...]:
 
 
 def refuse_encoding(database: object, encoding: object) -> None:
-    """Raise `SchemaMismatch` where texts of events could not be read."""
+    """Raise `SchemaMismatch` if the encoding is not UTF-8: texts of events could not be read."""
     if encoding != "UTF8":
         raise SchemaMismatch(
             f"Database {database}: its encoding is {encoding}, and events are UTF-8. Nothing was changed: make one with"
@@ -268,7 +268,7 @@ async def _facts(connection: psycopg.AsyncConnection[object]) -> Mapping[str, ob
 
 
 def _sentence(error: psycopg.Error) -> str:
-    """The server's own words and its hint, without the statement."""
+    """Return the server's message and hint, without the statement."""
     words = primary_message(error)
     hint = error.diag.message_hint
     return f"{words.rstrip('.')}. {hint.rstrip('.')}" if hint else words.rstrip(".")

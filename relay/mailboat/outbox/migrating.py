@@ -1,4 +1,4 @@
-"""``mailboat.migrate`` as a function: for set-up scripts and tests, from code that is asynchronous or not."""
+"""``mailboat.migrate`` as a function for set-up scripts and tests, for synchronous and asynchronous callers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from mailboat.outbox.migrate import migrate as apply_migrations
 
 
 def migrate(database: Any, outbox: str = "mailboat.outbox") -> MigrationReport:
-    """Bring a database to the schema that this version needs, as ``mailboat migrate`` does; any number of times.
+    """Migrate a database to the schema that this version needs, as ``mailboat migrate`` does. Idempotent.
 
-    ``database``: a URL, or a connection of psycopg or SQLAlchemy (or its engine), whose server and user are taken. It
-    runs on a connection and in a transaction of its own, so nothing of the caller's is committed.
+    ``database``: a URL, or a connection of psycopg or SQLAlchemy (or its engine), whose server and user are used. The
+    migration has a separate connection and transaction, so nothing of the caller is committed.
     """
     target = _conninfo(database)
     result: list[MigrationReport | BaseException] = []

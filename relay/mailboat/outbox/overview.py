@@ -1,4 +1,4 @@
-"""Subscriptions and relays as the database knows them: what is true even while no relay runs."""
+"""Subscriptions and relays as stored in the database, available even if no relay runs."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class KnownSubscription:
     since: Since
     paused_reason: str | None
     owned: int
-    """Partitions that a living relay owns."""
+    """Number of partitions owned by a live relay."""
     parked_error: str | None
-    """The last error of an event that is parked."""
+    """The last error of a parked event."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What waits for a subscription."""
+    """Backlog of a subscription."""
 
     lag: int
     bounded: bool
@@ -49,14 +49,14 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class KnownRelay:
-    """A relay that is alive, and where it listens (empty: nowhere)."""
+    """A live relay and the address it listens on (empty if none)."""
 
     id: str
     address: str
 
 
 async def known_subscriptions(link: Link, outbox: str) -> list[KnownSubscription]:
-    """All subscriptions of an outbox, those without a manifest too."""
+    """Return all subscriptions of an outbox, including those without a manifest."""
     async with link.autocommit() as cursor:
         await cursor.execute(_SQL["subscriptions"], {"outbox": outbox})
         rows = await cursor.fetchall()
@@ -67,14 +67,14 @@ async def known_subscriptions(link: Link, outbox: str) -> list[KnownSubscription
 
 
 async def known_relays(link: Link, outbox: str) -> list[KnownRelay]:
-    """The relays that are alive."""
+    """Return the live relays."""
     async with link.autocommit() as cursor:
         await cursor.execute(_SQL["relays"], {"outbox": outbox})
         return [KnownRelay(*row) for row in await cursor.fetchall()]
 
 
 async def relays_serving(link: Link, outbox: str, name: str) -> list[str]:
-    """The relays, alive, that have this subscription in their manifests: they would make it anew at once."""
+    """Return the live relays that serve this subscription. They would recreate it at once if it were deleted."""
     async with link.autocommit() as cursor:
         await cursor.execute(_SQL["serving"], {"outbox": outbox, "name": name})
         return [row[0] for row in await cursor.fetchall()]
@@ -88,7 +88,10 @@ async def waiting(
     *,
     bound: int = 100_000,
 ) -> Waiting:
-    """A bounded probe, never a full count. Without a manifest the filter is not known, and all events count."""
+    """Return the backlog of a subscription from a bounded probe instead of a full count.
+
+    Without a manifest the filter is unknown, and all events count.
+    """
     asking: dict[str, Any] = {"subscription": known.number, "partitions": known.partitions, "bound": bound}
     statement = sql.SQL(_SUBSCRIPTIONS["backlog"]).format(rows=layout.rows, wanted=_wanted(known, manifests))
     async with link.transaction() as cursor:
@@ -116,7 +119,7 @@ def _wanted(known: KnownSubscription, manifests: Iterable[EventSubscription]) ->
 
 
 async def set_state(link: Link, outbox: str, name: str, state: str, reason: str | None) -> bool:
-    """Pause or resume; relays see it with their next heartbeat. False: there is no such subscription."""
+    """Pause or resume a subscription. Relays apply the state at their next heartbeat. Return False if it is unknown."""
     values = {"outbox": outbox, "name": name, "state": state, "reason": reason}
     async with link.transaction() as cursor:
         await cursor.execute(_SUBSCRIPTIONS["set_state"], values)
@@ -124,14 +127,14 @@ async def set_state(link: Link, outbox: str, name: str, state: str, reason: str 
 
 
 async def forget(link: Link, outbox: str, name: str) -> bool:
-    """Delete a subscription with its cursors, parked events and dead letters. False: there is none."""
+    """Delete a subscription with its cursors, parked events and dead letters. Return False if it does not exist."""
     async with link.transaction() as cursor:
         await cursor.execute(_SUBSCRIPTIONS["forget"], {"outbox": outbox, "name": name})
         return await cursor.fetchone() is not None
 
 
 async def pending_migrations(link: Link) -> tuple[Migration, ...]:
-    """What ``mailboat migrate`` would apply. Raises ``SchemaMismatch`` where the database's history is not ours."""
+    """Return the steps that ``mailboat migrate`` would apply. Raises ``SchemaMismatch`` as `pending` does."""
     async with link.autocommit() as cursor:
         await cursor.execute(_SCHEMA["facts"])
         _, ledger, *_ = await cursor.fetchone() or (False, False)

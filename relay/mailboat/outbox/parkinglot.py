@@ -1,7 +1,7 @@
-"""Parked events for people: looked at, tried at once, or given up on.
+"""Commands on parked events: list, retry at once, drop.
 
-The pump retries parked events by itself; this is for somebody who knows better. Nothing here jumps a queue: a retry is
-of the head of a key, whichever of its events was meant.
+The pump retries parked events on its schedule; these commands override it. No command breaks the order of a key: a
+retry applies to the head of the key, whichever of its events was selected.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _AT_ONCE = 5_000
 
 
 class ParkedEvent(NamedTuple):
-    """A line of the list."""
+    """A parked event in a list."""
 
     ordinal: int
     subscription: str
@@ -43,12 +43,12 @@ class ParkedEvent(NamedTuple):
     last_error: str | None
     parked_at: datetime
     place: int
-    """In the queue of its key; 1 is the head, the one that is tried."""
+    """Place in the queue of its key. The head, which is retried, has 1."""
     behind: int
 
 
 class WholeParkedEvent(NamedTuple):
-    """All that is known of one."""
+    """A parked event with all its columns."""
 
     ordinal: int
     subscription: str
@@ -79,31 +79,31 @@ class WholeParkedEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """What a retry set in motion."""
+    """Result of a retry."""
 
     heads: int
     unblocked: int
-    """Of those, the ones that were blocked; their attempts are counted anew."""
+    """Number of heads that were blocked. Their attempts restart at 0."""
 
 
 async def list_parked(link: Link, match: Match, *, behind: bool, limit: int | None) -> list[ParkedEvent]:
-    """Heads; with ``behind``, those that wait behind them too."""
+    """Return the heads; with ``behind``, also the events that wait behind them."""
     async with link.autocommit() as cursor:
         await cursor.execute(_parked("parked"), {**asdict(match), "behind": behind, "limit": limit})
         return [ParkedEvent._make(row) for row in await cursor.fetchall()]
 
 
 async def show_parked(link: Link, match: Match, *, limit: int) -> list[WholeParkedEvent]:
-    """Whole parked events."""
+    """Return parked events with all columns."""
     async with link.autocommit() as cursor:
         await cursor.execute(_parked("parked_whole"), {**asdict(match), "limit": limit})
         return [WholeParkedEvent._make(row) for row in await cursor.fetchall()]
 
 
 async def retry(link: Link, outbox: str, chosen: Sequence[ParkedEvent], *, unordered: Collection[str] = ()) -> Retried:
-    """The heads of these events' keys are due now; blocked ones are unblocked and counted anew.
+    """Make the heads of these events' keys due now. Blocked heads are unblocked, and their attempts restart at 0.
 
-    ``unordered`` names subscriptions that keep no order: there each event is its own head.
+    ``unordered`` names subscriptions without ordering, where each event is its own head.
     """
     heads = unblocked = 0
     for where, group in by_partition(chosen, at_once=_AT_ONCE):
@@ -120,7 +120,7 @@ async def retry(link: Link, outbox: str, chosen: Sequence[ParkedEvent], *, unord
 
 
 async def drop(link: Link, outbox: str, chosen: Sequence[ParkedEvent], *, unordered: Collection[str] = ()) -> int:
-    """Make dead letters of these events; what waited behind them goes on. Returns how many."""
+    """Turn these events into dead letters and return their number. Events that waited behind them continue."""
     dropped = 0
     for where, group in by_partition(chosen, at_once=_AT_ONCE):
         async with holding_cursor(link, where) as cursor:

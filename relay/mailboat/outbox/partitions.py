@@ -1,19 +1,20 @@
-"""The time partitions of an outbox: made ahead of time, dropped once nobody needs them.
+"""Time partitions of an outbox: created ahead of time, dropped once no subscription needs them.
 
-Neither may ever be felt by a writer (G10). Making them is a function in the database. Dropping takes four steps, each
-of which may be the last one a relay lives to see; the next relay picks up there:
+Neither may affect a writer (G10). A database function creates partitions. Dropping takes four steps. A relay may die
+after any of them; the next relay continues there:
 
-    decide      a short transaction: no event of the partition is wanted any more, and none is still on its way (a share
-                lock says so, waited for very briefly); marked by a comment on the table
-    detach      ALTER TABLE ... DETACH PARTITION ... CONCURRENTLY; given up, not waited for, behind a long transaction:
-                the partition is then *pending*: out of sight for new statements, and finished later
-    finish      ... FINALIZE, where a detach is pending
-    drop        of what is by then a table like any other, which no statement on the outbox touches
+    decide      a short transaction: no subscription needs an event of the partition, and no transaction in flight has
+                written to it (checked by a share lock with a very short time-out). A comment on the table marks it.
+    detach      ALTER TABLE ... DETACH PARTITION ... CONCURRENTLY. Cancelled if a long transaction delays it. The
+                partition is then *pending*: invisible to new statements, and finished later
+    finish      ... FINALIZE, if a detach is pending
+    drop        DROP of the detached table, which no statement on the outbox touches
 
-A bare DROP of a partition would queue for a lock on the outbox behind any reader, and every insert behind that.
+A bare DROP of a partition would queue for a lock on the outbox behind any reader, and every insert would queue behind
+the DROP.
 
-Events are sorted into partitions by the server's clock, so nothing goes that is not over by that clock; and since that
-clock may jump ahead, nothing that is not over by the caller's clock (``RetentionClock`` of the janitor).
+The server's clock sorts events into partitions, so a partition is dropped only if it has ended by that clock. That
+clock may jump ahead, so the partition must have ended by the caller's clock too (``RetentionClock`` of the janitor).
 """
 
 from __future__ import annotations
@@ -42,33 +43,33 @@ Connection = psycopg.AsyncConnection[Any]
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """How well an outbox is supplied with partitions."""
+    """Supply of an outbox with time partitions."""
 
     made: int
     days_ahead: float | None
-    """Without a gap from now on. A writer without a partition fails: below 7 somebody should look.
+    """Days from now that are covered without a gap. A writer without a partition fails: below 7 needs attention.
 
-    None: a plain table, which can't run out of them.
+    None for a plain table, which has no partitions.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """One day of an outbox."""
+    """One time partition (day) of an outbox."""
 
     name: str
     lower: datetime
     upper: datetime
     pending: bool
-    """A detach was begun and not finished."""
+    """A detach was started and not finished."""
     condemned: bool
-    """Its end was decided by Mailboat."""
+    """Mailboat has decided to drop it."""
     bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class HardLimit:
-    """``retention.policy: Drop``: beyond this, events go whether they were delivered or not."""
+    """Limit of ``retention.policy: Drop``, beyond which events are dropped even if undelivered."""
 
     older_than: datetime | None = None
     max_bytes: int | None = None
@@ -76,7 +77,7 @@ class HardLimit:
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """A partition that is over its time and has to stay."""
+    """An expired partition that can't be dropped yet."""
 
     partition: str
     reason: str
@@ -89,7 +90,7 @@ class Blocked:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Events that a hard limit took from a subscription (before its filter)."""
+    """Undelivered events of a subscription dropped by a hard limit, counted before its filter."""
 
     partition: str
     subscription: str
@@ -100,7 +101,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class RetentionReport:
-    """What became of the partitions that are over their time."""
+    """Result for the expired partitions."""
 
     dropped: tuple[str, ...] = ()
     blocked: tuple[Blocked, ...] = ()
@@ -115,7 +116,7 @@ class _Findings:
 
 
 async def server_time(connection: Connection) -> datetime:
-    """What time it is where events get theirs."""
+    """Return the server's time, which also timestamps events."""
     try:
         cursor = connection.cursor(row_factory=psycopg.rows.tuple_row)
         await cursor.execute(_SQL["now"])
@@ -128,7 +129,7 @@ async def server_time(connection: Connection) -> datetime:
 
 
 async def ensure_partitions(connection: Connection, outbox: str) -> Supply:
-    """Make what is missing of the next 30 days. Writes nothing when nothing is."""
+    """Create the missing partitions of the next 30 days. If none is missing, write nothing."""
     try:
         cursor = await connection.execute(_SQL["ensure"], {"outbox": outbox})
         (made,) = await cursor.fetchone() or (0,)
@@ -138,7 +139,7 @@ async def ensure_partitions(connection: Connection, outbox: str) -> Supply:
 
 
 async def days_ahead(connection: Connection, outbox: str) -> float | None:
-    """How far the partitions that are there reach, whether or not more can be made: see `Supply`."""
+    """Return the days that existing partitions cover, whether or not more can be created; see `Supply`."""
     try:
         cursor = await connection.execute(_SQL["ahead"], {"outbox": outbox})
         (days,) = await cursor.fetchone() or (0.0,)
@@ -148,7 +149,7 @@ async def days_ahead(connection: Connection, outbox: str) -> float | None:
 
 
 def beyond(limit: HardLimit | None, partitions: Sequence[Partition], now: datetime) -> frozenset[str]:
-    """Which partitions a hard limit gives up: the oldest first, and never one that may still be written to."""
+    """Return the partitions that a hard limit drops: the oldest first, and never one that may still be written to."""
     if limit is None:
         return frozenset()
     over = [partition for partition in partitions if partition.upper <= now]
@@ -175,12 +176,13 @@ async def drop_expired(
     detach_wait: float = 5.0,
     count_up_to: int = 100_000,
 ) -> RetentionReport:
-    """Drop partitions that end before ``older_than`` and that every subscription is past; and those beyond ``limit``.
+    """Drop partitions that end before ``older_than`` and that every subscription has settled, and those over ``limit``.
 
-    A ``now`` that the server has not reached yet counts as its own: nothing goes that may still be written to.
+    If ``now`` is later than the server's time, the server's time is used: a partition that may still be written to is
+    never dropped.
 
-    The connection must be in autocommit mode and in no transaction, and its user the owner of the outbox. No wait is
-    longer than the given seconds; what could not be done now is in the report, and the next call tries it again.
+    The connection must be in autocommit mode and outside a transaction. Its user must own the outbox. No wait is longer
+    than the given seconds. Unfinished work is in the report, and the next call retries it.
     """
     if not connection.autocommit or connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
         raise ValueError("drop_expired needs a connection in autocommit mode and outside of a transaction")
@@ -237,14 +239,14 @@ class _Sweep:
             await self._drop(partition.name)
 
     async def _decide(self, partition: Partition, *, regardless: bool) -> bool:
-        """Whether the partition may go. Asked twice, the second time with nobody writing to it."""
+        """Return True if the partition may be dropped. Checked twice, the second time with writers locked out."""
         if not regardless and await self._held(partition):
             return False
         try:
             async with self._briefly():
                 await self._execute("lock", partition=partition.name)
                 if await self._rows("over", upper=partition.upper) != [(True,)]:
-                    return False  # its clock was set back since, or another server answers now
+                    return False  # the clock was set back, or this is another server after a failover
                 if regardless:
                     await self._count_losses(partition)
                 elif await self._held(partition):
@@ -254,7 +256,7 @@ class _Sweep:
             self._block(partition.name, "a transaction in flight has written to it, or it is being vacuumed")
             return False
         except psycopg.errors.UndefinedTable:
-            return False  # another relay was quicker
+            return False  # another relay dropped it first
         return True
 
     async def _held(self, partition: Partition) -> bool:
@@ -285,7 +287,10 @@ class _Sweep:
         return True
 
     async def _detach(self, partition: Partition, how: str) -> bool:
-        """Given up from here rather than by a timeout in the session: that would outlive us behind a pooler."""
+        """Detach a partition and return True on success.
+
+        The time-out is on the client: behind a pooler, a time-out set in the session would outlive this call.
+        """
         try:
             async with asyncio.timeout(self.detach_wait):
                 await self._execute(how, partition=partition.name)
@@ -293,7 +298,7 @@ class _Sweep:
             self._block(partition.name, "a transaction that is still open has used the outbox; will be finished later")
             return False
         except psycopg.errors.UndefinedTable:
-            return False  # another relay was quicker, and is about to drop it
+            return False  # another relay detached it first and is about to drop it
         except psycopg.errors.ObjectNotInPrerequisiteState:
             self._block(partition.name, "another relay is at it, or at another one")
             return False
@@ -306,7 +311,7 @@ class _Sweep:
         except _NOT_NOW:
             self._block(name, "it is detached, and somebody is reading it still; will be dropped later")
         except psycopg.errors.UndefinedTable:
-            pass  # another relay was quicker
+            pass  # another relay dropped it first
         else:
             self.found.dropped.append(name)
 
@@ -331,12 +336,12 @@ class _Sweep:
         statement = sql.SQL(_SQL[name]).format(
             outbox=_quoted(self.outbox), partition=_quoted(partition), mark=sql.Literal(_MARK)
         )
-        # A plain cursor: a session behind a pooler would begin a transaction, in which nothing can be detached.
+        # A plain cursor: behind a pooler, a session's cursor opens a transaction, in which no detach can run.
         await psycopg.AsyncCursor(self.connection).execute(statement)
 
 
 async def _registered(connection: Connection, outbox: str) -> str:
-    """The outbox's name as Postgres quotes it, which is what subscriptions refer to."""
+    """Return the outbox's name as quoted by Postgres, by which subscriptions refer to it."""
     cursor = connection.cursor(row_factory=psycopg.rows.tuple_row)
     await cursor.execute(_SQL["registered"], {"outbox": outbox})
     row = await cursor.fetchone()
@@ -346,5 +351,5 @@ async def _registered(connection: Connection, outbox: str) -> str:
 
 
 def _quoted(name: str) -> sql.SQL:
-    """A name that Postgres itself has quoted already."""
+    """Wrap a name that Postgres has quoted already."""
     return sql.SQL(name)

@@ -1,6 +1,6 @@
-"""The policy of a pull subscription, as `mailboat.pull` reads it from the database.
+"""The policy of a pull subscription, which `mailboat.pull` reads from the database.
 
-Everything that the manifest says is written down there: consumers of any language need nothing but a connection.
+The whole manifest is stored there, so that consumers in any language need only a database connection.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SQL = statements("pulling")
 
 
 def policy(number: int, spec: EventSubscriptionSpec, layout: Layout) -> dict[str, Any]:
-    """A row of ``mailboat.pull_policies``."""
+    """Return the row of ``mailboat.pull_policies``."""
     delivery, tags = spec.delivery, spec.filter.tags
     return {
         "subscription_id": number,
@@ -45,7 +45,7 @@ def policy(number: int, spec: EventSubscriptionSpec, layout: Layout) -> dict[str
 
 
 async def declare_policy(cursor: AsyncCursor[Row], number: int, spec: EventSubscriptionSpec, layout: Layout) -> None:
-    """Write the policy down, or delete it if the subscription is not pulled any more. In the caller's transaction."""
+    """Store the policy, or delete it if the subscription is no longer pulled. Runs in the caller's transaction."""
     if spec.sink.pull is None:
         await cursor.execute(_SQL["withdraw"], {"subscription_id": number})
         return
@@ -54,7 +54,7 @@ async def declare_policy(cursor: AsyncCursor[Row], number: int, spec: EventSubsc
 
 
 def _likes(patterns: Sequence[Pattern]) -> list[str] | None:
-    """Patterns of LIKE; None if every value matches."""
+    """Return the LIKE patterns; None if every value matches."""
     if not patterns or any(str(pattern) == "*" for pattern in patterns):
         return None
     return [pattern.like() for pattern in patterns]

@@ -1,14 +1,14 @@
-"""``mailboat rebase``: going on in another database system, when a person says that it is the one.
+"""``mailboat rebase``: adopt the cursors of another database system, after a person's decision.
 
-A restored dump: snapshots and transaction ids belong to the system they were taken in, so windows can't be continued
-elsewhere. What can be is the highest id that each cursor settled: events behind it are delivered, by id. An event with
-a lower id that had not been delivered in the old system, because its transaction committed late, is not: that is why it
-takes a person.
+Restored dump: snapshots and transaction ids are valid only in the system that created them, so windows can't be
+continued elsewhere. Each cursor continues after the highest id it settled, in the order of ids. If an event with a
+lower id was undelivered in the old system because its transaction committed late, it is skipped. That is why a person
+must decide.
 
-The same history under another system identifier, which is what pg_upgrade makes: transaction ids go on where they
-were, so cursors stay as they are and nothing is skipped. Whether that is so can be checked, and is: what a cursor takes
-for settled are events with lower transaction ids than its snapshots end with. If those events were written by the very
-transactions that they name, and new transactions get higher ids, the cursor means here what it meant there.
+Same history under another system identifier, as after pg_upgrade: transaction ids continue, so cursors stay unchanged
+and no event is skipped. This is verified. A cursor counts events as settled whose transaction ids are below the end of
+its snapshots. If those events were written by the transactions that their xid names, and new transactions get higher
+ids, the cursor has the same meaning in both systems.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _SQL = statements("rebase")
 
 
 async def rebase(link: Link, layout: Layout) -> int:
-    """Makes the cursors of another system this system's own. Returns how many there were.
+    """Adopt the cursors of another system and return the number of rebased cursors.
 
-    Where there are none, nothing at all is touched: an event that is taken for a restored one counts as old, and
-    whoever has not delivered it yet would never do so.
+    Without foreign cursors, change nothing: an event marked as restored counts as old, so a cursor that has not settled
+    it would skip it.
     """
     where = _where(link, layout)
     async with link.transaction() as cursor:
         if not any(foreign for (foreign,) in await lock_cursors(cursor, _SQL["cursors"], where)):
             return 0
-        link.take_time()  # every restored event is touched
+        link.take_time()  # every restored event is updated
         await cursor.execute(sql.SQL(_SQL["readopt"]).format(outbox=layout.outbox))
         await cursor.execute(sql.SQL(_SQL["span"]).format(rows=layout.rows))
         upto, highest = await cursor.fetchone() or (None, None)
@@ -45,15 +45,15 @@ async def rebase(link: Link, layout: Layout) -> int:
 
 
 async def keep_history(link: Link, layout: Layout) -> int:
-    """Makes the cursors of the system that this one was upgraded from its own, unchanged. Returns how many there were.
+    """Adopt the cursors of the system that this one was upgraded from, unchanged, and return their number.
 
-    Raises ``ForeignDatabase`` if this system does not continue the history that the cursors belong to.
+    Raises ``ForeignDatabase`` if this system does not continue the history of the cursors.
     """
     where = _where(link, layout)
     async with link.transaction() as cursor:
         if not any(foreign for (foreign,) in await lock_cursors(cursor, _SQL["cursors"], where)):
             return 0
-        link.take_time()  # some events are looked at for each place that a cursor stands at
+        link.take_time()  # some events are checked for each cursor position
         names = {"outbox": layout.outbox, "id": layout.column("id"), "xid": layout.column("xid")}
         await cursor.execute(sql.SQL(_SQL["history"]).format(**names), where)
         systems, behind, looked_at, strange = await cursor.fetchone() or (0, True, 0, 0)

@@ -1,7 +1,7 @@
-"""Which events go to which cursor: the pure part of reading once for many.
+"""Routing of events to cursors, as pure functions, so that one read serves many subscriptions.
 
-A statement returns each event once, with the subscriptions whose filter it passes; this fans the rows out to the
-partitions that the reader serves. It runs once per event, so it is kept flat.
+A statement returns each event once, with the subscriptions whose filter matches. These functions fan the rows out to
+the partitions that the reader serves. The loops run once per event, so they are kept flat.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ EVENT_COLUMNS = len(Event._fields)
 def fan_out_single(
     rows: Iterable[Sequence[Any]], subscription: Subscription, members: frozenset[CursorKey]
 ) -> dict[CursorKey, list[Event]]:
-    """Rows that all belong to one subscription, to those of its partitions that are members."""
+    """Route the rows of one subscription to its partitions that are members."""
     lanes: list[list[Event]] = [[] for _ in range(subscription.partitions)]
     partitions, new, slot = subscription.partitions, tuple.__new__, EVENT_COLUMNS - 1
     for row in rows:
@@ -32,7 +32,7 @@ def fan_out(
     subscriptions: Mapping[int, Subscription],
     members: frozenset[CursorKey],
 ) -> dict[CursorKey, list[Event]]:
-    """Rows with the subscriptions that they match, to the members among those subscriptions' partitions."""
+    """Route rows with their matching subscriptions to the members among those subscriptions' partitions."""
     lanes: dict[CursorKey, list[Event]] = {key: [] for key in members}
     for columns, matching in rows:
         event = Event._make(columns)

@@ -1,7 +1,7 @@
-"""SQL lives in ``mailboat/sql/*.sql``; this reads it. Beside the code stand only settings of a session and fragments.
+"""Loader of the SQL statements in ``mailboat/sql/*.sql``. Python code holds only session settings and fragments.
 
 A file holds named statements, each introduced by ``-- name: <name>`` and a line of purpose. ``{braces}`` are filled
-in by `psycopg.sql` with identifiers and predicates, ``%(names)s`` are parameters.
+by `psycopg.sql` with identifiers and predicates; ``%(names)s`` are parameters.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 @cache
 def statements(file: str) -> dict[str, LiteralString]:
-    """The statements of ``mailboat/sql/<file>.sql`` by name."""
+    """Return the statements of ``mailboat/sql/<file>.sql`` by name."""
     text = (resources.files("mailboat") / "sql" / f"{file}.sql").read_text(encoding="utf-8")
     _, *parts = _NAME.split(text)
     names, bodies = parts[::2], parts[1::2]

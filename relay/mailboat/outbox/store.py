@@ -279,8 +279,8 @@ class Lag:
     oldest_age: float | None
     """Seconds since the oldest pending event was written."""
     bounded: bool = False
-    """Counting stopped at the bound, so ``pending`` is a lower bound. It is 0 if no scanned event belongs to this
-    partition."""
+    """Counting stopped at the bound, so ``pending`` is a lower bound. It is 0 if no scanned event is pending for
+    this partition."""
 
 
 @dataclass(frozen=True, slots=True)

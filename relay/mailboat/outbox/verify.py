@@ -1,8 +1,8 @@
-"""Looks at a database that others look after (``manageSchema: false``), and says what Mailboat lacks in it.
+"""Verification of a database with an externally managed schema (``manageSchema: false``).
 
-Every finding comes with the SQL that mends it, so that the message can be handed to whoever may run it. Nothing is ever
-changed here. What is merely slow or late to be noticed (a missing trigger) is a finding too: a relay that starts
-on a table without an index on ``xid`` would read all of it on every poll.
+Every finding has the SQL that fixes it, to be run by an administrator. This module changes nothing. Defects that only
+cost speed or latency (a missing trigger) are findings too: on a table without an index on ``xid``, a relay would read
+the whole table at every poll.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SQL = statements("verify")
 
 OLDEST_POSTGRES = 140000
 DAYS_AHEAD = 7
-"""Fewer days of partitions than this are a finding: a writer without a partition fails."""
+"""Minimum days of time partitions ahead. Fewer are a finding, because a writer without a partition fails."""
 
 BOOKKEEPING = ("relays", "doorbells", "subscriptions", "cursors", "parked", "dead_letters")
 """Tables that a relay writes to."""
@@ -34,14 +34,14 @@ _TEXT = ("text", "character varying")
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """What a column of the outbox may be, and how one is added to a table that has events in it already."""
+    """Permitted types of a column of the outbox, and the clause that adds it to a table with existing events."""
 
     types: tuple[str, ...]
     addition: str
     conversion: str = ""
-    """What makes it one, where that can be said."""
+    """Clause that converts the column to a permitted type, if there is one."""
     always: bool = False
-    """Whether no event can be without it."""
+    """True if the column must not be null."""
 
 
 _COLUMNS: Mapping[str, Column] = {
@@ -71,12 +71,12 @@ _COLUMNS: Mapping[str, Column] = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is not as it must be."""
+    """One defect of the database."""
 
     what: str
     where: str
     sql: str
-    """What mends it; a comment where no SQL can."""
+    """The SQL that fixes it; a comment if no SQL can."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}\n    {self.sql}"
@@ -92,7 +92,7 @@ async def verify_or_refuse(
 
 
 def readable(findings: Sequence[Finding]) -> str:
-    """All findings for a person, who can paste the SQL."""
+    """Format all findings for a person, with SQL to paste."""
     count = "one thing is" if len(findings) == 1 else f"{len(findings)} things are"
     return "\n".join(
         [
@@ -105,7 +105,7 @@ def readable(findings: Sequence[Finding]) -> str:
 async def verify(
     connection: psycopg.AsyncConnection[Any], outbox_table: str, columns: Mapping[str, str]
 ) -> list[Finding]:
-    """What a relay would lack. ``columns`` maps Mailboat's names to the table's, where they differ."""
+    """Return the defects that affect a relay. ``columns`` maps Mailboat's names to the table's, where they differ."""
     try:
         return [finding async for finding in _Inspection(connection, outbox_table, columns).findings()]
     except psycopg.Error as error:
@@ -113,7 +113,7 @@ async def verify(
 
 
 class _Inspection:
-    """One look at one database."""
+    """One verification of one database."""
 
     def __init__(self, connection: psycopg.AsyncConnection[Any], outbox: str, columns: Mapping[str, str]) -> None:
         self._connection = connection
@@ -241,7 +241,7 @@ class _Inspection:
         try:
             async with self._connection.transaction():
                 cursor = await self._connection.execute(statement)
-        except psycopg.errors.InsufficientPrivilege:  # a finding of its own
+        except psycopg.errors.InsufficientPrivilege:  # reported as a separate finding
             return False
         return await cursor.fetchone() == (True,)
 
@@ -300,7 +300,7 @@ def _about_server(server: Mapping[str, Any]) -> Iterator[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class _Present:
-    """A column that is there."""
+    """An existing column."""
 
     kind: str
     default: str

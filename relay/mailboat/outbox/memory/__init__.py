@@ -1,4 +1,4 @@
-"""An outbox in memory: the model that the Postgres store is compared with, and what simulations run on."""
+"""An outbox in memory: the reference model for the Postgres store, and the store of simulations."""
 
 from mailboat.outbox.memory.database import MemoryOutbox, Transaction
 from mailboat.outbox.memory.store import MemoryStore

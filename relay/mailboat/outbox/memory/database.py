@@ -1,6 +1,6 @@
-"""The database in memory that several relays share: transactions that see each other as those of Postgres do, and rows.
+"""The database in memory that several relays share: rows, and transactions with the visibility rules of Postgres.
 
-Nothing here is clever: a window is found by asking of every row whether each of its two snapshots sees it.
+The code is deliberately simple: a window is found by testing every row against both snapshots.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Relay:
 
 
 class Transaction:
-    """A writer's transaction. Its number is taken early on request, else by the first insert, as in Postgres."""
+    """A writer's transaction. Its id is assigned early on request, else by the first insert, as in Postgres."""
 
     def __init__(self, outbox: MemoryOutbox, *, early: bool) -> None:
         self._outbox = outbox
@@ -43,7 +43,7 @@ class Transaction:
         self._rings: list[asyncio.Event] = []
 
     def insert(self, type: str, *, key: str | None = None, payload: bytes | None = b"{}", **columns: Any) -> Event:
-        """Adds an event. Whether relays are to be woken is looked up now, as the trigger does."""
+        """Add an event. The relays to notify are determined now, as the trigger does."""
         if self._xid is None:
             self._xid = self._outbox.take_xid()
         self._rings += self._outbox.bells.values()
@@ -121,7 +121,7 @@ class MemoryOutbox:
         return Snapshot(self._next_xid, frozenset(self._open))
 
     def between(self, done: str, upto: str) -> list[Row]:
-        """What became visible between two snapshots, by id: the definition of a window."""
+        """Return the rows that became visible between two snapshots, by id: the definition of a window."""
         earlier, later = Snapshot.parse(done), Snapshot.parse(upto)
         return [row for row in self.rows if later.sees(row.xid) and not earlier.sees(row.xid)]
 
@@ -141,12 +141,12 @@ class MemoryOutbox:
         return fan_out(pairs, subscriptions, frozenset(lease.key for lease in members))
 
     def queue(self, key: CursorKey, of: str | None) -> list[ParkedRow]:
-        """A key's parked events in the order of sending."""
+        """Return a key's parked events in sending order."""
         mine = (row for row in self.parked.values() if row.cursor == key and row.event.key == of and of is not None)
         return sorted(mine, key=ParkedRow.order)
 
     def line_up(self, key: CursorKey, keys: Collection[str]) -> None:
-        """Of each of these keys the first has a time at which it is tried, and nobody else has."""
+        """Give only the first parked event of each key a time for its next attempt."""
         for of in keys:
             for place, row in enumerate(self.queue(key, of)):
                 if place > 0:
@@ -155,7 +155,7 @@ class MemoryOutbox:
                     row.next_attempt_at = self.now()
 
     def set_loose(self, key: CursorKey) -> None:
-        """Nobody waits behind another any more."""
+        """Make all waiting events due, for a subscription without ordering."""
         for row in self.parked.values():
             if row.cursor == key and row.next_attempt_at is None and not row.blocked:
                 row.next_attempt_at = self.now()
@@ -171,7 +171,7 @@ class MemoryOutbox:
             self.cursors[CursorKey(number, partition)].assigned_to = relay
 
     def replay(self, chosen: Collection[DeadRow]) -> None:
-        """Puts dead letters at the head of their key's queue, in their own order; one head per key is due."""
+        """Put dead letters at the head of their key's queue, in the order of ids. One head per key is due."""
         for dead in sorted(chosen, key=lambda dead: dead.event.id):
             self.dead.remove(dead)
             row = ParkedRow(self.number("parked"), dead.cursor, dead.event, dead.sequence, 0, rank=0, replay=True)

@@ -1,4 +1,4 @@
-"""What an outbox in memory consists of: snapshots, and rows with the rules that concern a single one."""
+"""Snapshots and rows of an outbox in memory, with the rules that concern a single row."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from mailboat_spec import EventSubscriptionSpec
 
 _SLOTS = 2**31 - 1
 GENERATION = 1
-"""Of all sequence numbers: the number of partitions can't be changed in memory."""
+"""Generation of all sequence numbers: the store in memory does not support repartitioning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Which transactions have ended: those below ``xmax`` and not in progress. As text it reads like Postgres' own."""
+    """Set of ended transactions: those below ``xmax`` and not in progress. The text format is that of Postgres."""
 
     xmax: int
     in_progress: frozenset[int]
@@ -39,7 +39,7 @@ class Snapshot:
 
 
 def slot_of(key: str | None, id: int) -> int:
-    """The same as ``mailboat.key_slot`` in SQL."""
+    """Return the same slot as ``mailboat.key_slot`` in SQL."""
     if key is None:
         return id % _SLOTS
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:4]) & _SLOTS
@@ -59,7 +59,7 @@ class Row:
     created_at: datetime
 
     def wanted_by(self, spec: EventSubscriptionSpec) -> bool:
-        """Whether the subscription's filter, and its beginning, let it pass."""
+        """Return True if the row matches the subscription's filter and start."""
         wanted, start, event = spec.filter, spec.start, self.event
         types = not wanted.event_types or any(p.matches(event.type) for p in wanted.event_types)
         aggregate = event.aggregate_type
@@ -77,7 +77,7 @@ class Row:
 
 @dataclass(slots=True)
 class CursorRow:
-    """The progress of one partition, and who moves it."""
+    """Progress and owner of one partition."""
 
     done: str
     upto: str | None = None
@@ -97,7 +97,7 @@ class CursorRow:
         return Window(self.done, self.upto, self.lowest, self.highest) if self.upto is not None else None
 
     def look(self, window: Window, *, has_events: bool) -> None:
-        """Opens the window, or moves past it where nothing is in it."""
+        """Open the window, or advance past it if it has no events."""
         self.resumes = 0
         if has_events:
             self.upto, self.lowest, self.highest, self.position = window.upto, window.lowest, window.highest, 0
@@ -120,7 +120,7 @@ class CursorRow:
 
 @dataclass(slots=True)
 class ParkedRow:
-    """An event that was set aside."""
+    """A parked event."""
 
     ordinal: int
     cursor: CursorKey
@@ -153,7 +153,7 @@ class ParkedRow:
         )
 
     def order(self) -> tuple[int, int, int]:
-        """Replayed ones go first, in their old order, then as they were parked."""
+        """Sort key of the queue: replayed events first, by id, then the others in the order of parking."""
         return self.rank, self.event.id if self.rank == 0 else 0, self.ordinal
 
     def is_due(self, now: datetime) -> bool:
@@ -184,7 +184,7 @@ class ParkedRow:
 
 @dataclass(frozen=True, slots=True)
 class DeadRow:
-    """An event given up on."""
+    """A dead letter."""
 
     cursor: CursorKey
     event: Event

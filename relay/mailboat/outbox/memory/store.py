@@ -1,7 +1,7 @@
-"""One relay's view of an outbox in memory. Every method is one step that nobody can interrupt.
+"""One relay's access to an outbox in memory. Every method is one atomic step.
 
-What a network adds is told from outside: the outbox's ``latency`` is awaited before and after each step, and an outbox
-that is ``away`` makes all of them fail. The layout of a subscription can't be changed here.
+Network effects are simulated: the outbox's ``latency`` is awaited before and after each step, and all steps fail while
+the outbox is unavailable (``away``). Repartitioning is not supported.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Answer = TypeVar("Answer")
 
 
 class MemoryStore:
-    """One relay's view of an outbox in memory."""
+    """One relay's access to an outbox in memory."""
 
     def __init__(self, outbox: MemoryOutbox, me: RelayIdentity, settings: StoreSettings | None = None) -> None:
         self._outbox = outbox
@@ -69,7 +69,7 @@ class MemoryStore:
     # -- beginning and end -------------------------------------------------------------------------------------------
 
     async def declare(self, subscriptions: Sequence[Declared], *, may_lay_out: bool = True) -> dict[int, Subscription]:
-        """Make the subscriptions known."""
+        """Create or update the subscriptions, and serve them."""
         return await self._step(partial(self._declare, subscriptions))
 
     def _declare(self, subscriptions: Sequence[Declared]) -> dict[int, Subscription]:
@@ -97,7 +97,7 @@ class MemoryStore:
         self._serves -= {number}
 
     async def join(self) -> None:
-        """Introduce this relay to the others."""
+        """Register this relay."""
         await self._step(self._join)
 
     def _join(self) -> None:
@@ -111,7 +111,7 @@ class MemoryStore:
         self._outbox.relays[self._me.id] = relay
 
     async def rest(self) -> None:
-        """Nothing is owned."""
+        """Disable wake-ups. Called when this relay owns no partition."""
         await self.awake()
 
     async def close(self, *, leave: bool) -> None:
@@ -222,7 +222,7 @@ class MemoryStore:
         return TickResult(frozenset(lost), tuple(opened), tuple(advanced), tuple(overflowing))
 
     def _standing(self, leases: Sequence[Lease], done: str, lost: set[CursorKey]) -> tuple[Lease, ...]:
-        """Those that are closed at ``done`` and ours; the others are lost."""
+        """Return the leases that hold and whose cursors are closed at ``done``; add the others to ``lost``."""
         members = tuple(lease for lease in leases if lease.key not in lost and self._at_tip(lease, done))
         lost.update(lease.key for lease in leases if lease not in members)
         return members
@@ -272,7 +272,7 @@ class MemoryStore:
     # -- parked events -----------------------------------------------------------------------------------------------
 
     def _set_aside(self, settlement: Settlement) -> None:
-        """In the order that matters: what leaves, what failed again, what comes; then who is the head now."""
+        """Apply dead letters and removals, then repeated failures, then newly parked events, then recompute heads."""
         outbox, here, now = self._outbox, settlement.lease.key, self._outbox.now()
         for death in settlement.dead:
             outbox.dead.append(DeadRow(here, death.event, death.sequence, death.attempts, death.failure))
@@ -372,6 +372,6 @@ def _size(rows: Iterable[Row]) -> int:
 
 
 def _within(parked: Sequence[Parked], max_bytes: int) -> list[Parked]:
-    """The first, and those behind it that fit into so many bytes with it."""
+    """Return the first event and those after it, as long as all fit into ``max_bytes``."""
     sizes = accumulate(event_bytes(each.event) for each in parked)
     return [each for n, (each, size) in enumerate(zip(parked, sizes, strict=True)) if n == 0 or size <= max_bytes]
