@@ -5,8 +5,8 @@ file per step, never changed once released. A run is one transaction under a loc
 may start at once, and a relay that dies during a run leaves nothing behind.
 
 A run first checks without a lock whether steps are pending. If none are, it takes no lock and writes at most missing
-time partitions, so that relays can reconnect while another process migrates or holds the lock. The wait for the lock is short and repeated, so
-that a waiting relay can report the holder and can be stopped.
+time partitions, so that relays can reconnect while another process migrates or holds the lock. The wait for the lock is
+short and repeated, so that a waiting relay can report the holder and can be stopped.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class MemoryOutbox:
         if not keep:
             self.rows = [row for row in self.rows if row.xid != xid]
 
-    # -- what stores need --------------------------------------------------------------------------------------------
+    # -- stores ------------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
         return Snapshot(self._next_xid, frozenset(self._open))
@@ -160,7 +160,7 @@ class MemoryOutbox:
             if row.cursor == key and row.next_attempt_at is None and not row.blocked:
                 row.next_attempt_at = self.now()
 
-    # -- people ------------------------------------------------------------------------------------------------------
+    # -- commands ----------------------------------------------------------------------------------------------------
 
     def pause(self, number: int, paused: bool) -> None:
         found = self.subscriptions[number]
