@@ -62,7 +62,7 @@ _HIDDEN_ROWS = (
 
 
 def explain(error: psycopg.Error) -> MailboatError:
-    """Translate a psycopg error into a Mailboat error that names the remedy."""
+    """Translate a psycopg error into a Mailboat error that names the remedy, if one is known."""
     message = primary_message(error)
     match error:
         case psycopg.errors.UndefinedTable() | psycopg.errors.UndefinedColumn() | psycopg.errors.InvalidSchemaName():

@@ -1,6 +1,6 @@
 """The policy of a pull subscription, which `mailboat.pull` reads from the database.
 
-The whole manifest is stored there, so that consumers in any language need only a database connection.
+The row holds all settings of the manifest, so that consumers in any language need only a database connection.
 """
 
 from __future__ import annotations

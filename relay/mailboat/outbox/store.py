@@ -305,7 +305,7 @@ class OutboxStore(Protocol):
         ...
 
     def withdraw(self, number: int) -> None:
-        """Stop serving a subscription. This relay must own none of its partitions."""
+        """Stop serving a subscription. This relay must deliver none of its partitions any longer."""
         ...
 
     async def rung(self, timeout: float) -> bool:
