@@ -1,14 +1,15 @@
-"""The pump: moves events from an outbox to a sink. It knows no vendor and no SQL, only the two protocols.
+"""The pump: moves events from an outbox to a sink. It depends on the store and sink protocols, not on vendors or SQL.
 
-The life of an event at the tip of the log:
+The path of an event at the head of the log:
 
-1. The `keeper` ticks: the store opens a window and hands out its events, routed to partitions.
-2. The partition's `pump` takes a batch: what belongs to a parked key is set aside, the rest is encoded and handed to
-   the sink; the next batch is taken while the sink still answers for the last one.
-3. The answers are judged (`verdicts`): delivered, refused (its key is parked, or it is dead), or to be tried again.
-4. A settlement goes to the keeper, which writes all partitions' progress in its next tick, and looks for new events
-   in the same transaction.
+1. The `keeper` runs a tick: the store opens a window and returns its events, routed to partitions.
+2. The pump of the `partition` takes a batch, sets aside the events of parked keys, and encodes and publishes the rest.
+   The next batch is taken while the previous one is in flight.
+3. The results are evaluated (`verdicts`): delivered, refused (the key is parked, or the event becomes a dead letter),
+   or pending for another attempt.
+4. The settlement goes to the keeper. The next tick commits the progress of all partitions and polls for new events in
+   the same transaction.
 
-A window too large for one read is walked by a `reader`, which feeds all partitions that share it. `ownership` decides
-who moves what, `rhythm` when to look again, `retry` when to try again: pure functions all three.
+If a window is too large for one read, a `reader` reads it in chunks for all partitions that share it. Three modules are
+pure functions: `ownership` (which relay moves which partition), `rhythm` (when to poll) and `retry` (when to retry).
 """

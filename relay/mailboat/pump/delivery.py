@@ -1,7 +1,7 @@
-"""Sending what did not go smoothly: round after round until every event has a fate.
+"""Delivery of failed batches and parked events, in rounds until every event has a fate.
 
-Used for batches in which something failed, and for parked events. Order within a key is kept by sending in order and by
-putting aside what stands behind a refused event; an outage costs nobody an attempt.
+Order within a key is kept by sending in order and by setting aside the events behind a refused one. An outage costs no
+event an attempt (G4).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mailboat.pump.verdicts import Fate, Item, judge, set_aside
 
 
 class Troubles(Protocol):
-    """Where a courier notes what went wrong, for people to see."""
+    """Errors recorded by a courier for the status."""
 
     last_error: str | None
     away: str | None
@@ -30,7 +30,7 @@ class Troubles(Protocol):
 
 
 class Courier:
-    """Sends the events of one partition until their fate is known."""
+    """Sender for the failed and parked events of one partition."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Courier:
         stopping: Callable[[], bool],
         in_hand: Callable[[bool], Awaitable[None]],
     ) -> None:
-        """``in_hand`` is told before events are sent, and when the sink turned out to be unavailable."""
+        """``in_hand`` is called with True before events are sent and with False if the sink is unavailable."""
         self._stream = stream
         self._series = Series(partition, stream.generation)
         self._troubles = troubles
@@ -53,12 +53,12 @@ class Courier:
         self._flowing.set()
 
     def hurry(self) -> None:
-        """Wait for nothing any more."""
+        """End all waits immediately, because the pump is stopping."""
         self._hurry.set()
         self._flowing.set()
 
     def pause(self, paused: bool) -> None:
-        """Begin no further round, or do so again."""
+        """Stop or resume starting rounds."""
         if paused and not self._hurry.is_set():
             self._flowing.clear()
         else:
@@ -77,10 +77,10 @@ class Courier:
         one_by_one: bool = False,
         patient: bool,
     ) -> SinkUnavailable | None:
-        """Until nothing is pending. ``patient`` waits for a sink that is away; otherwise that is the answer.
+        """Send until no item is pending. If the sink is unavailable: wait if ``patient``, else return the reason.
 
-        ``away`` and ``one_by_one`` say how the last round ended. Ends early, with items pending, only when it should
-        stop, or is paused and not patient: people may change what is parked meanwhile.
+        ``away`` and ``one_by_one`` are the result of the previous round. The method returns early, with items pending,
+        only if the pump is stopping, or if paused and not ``patient``: people may change parked events during a pause.
         """
         outage = Outage(OUTAGE_BACKOFF)
         while pending := [item for item in items if item.fate is Fate.PENDING]:
@@ -98,7 +98,7 @@ class Courier:
                 return away
             batch = self._batch(pending, one_by_one)
             messages, exhausted = self._encode(batch)
-            if any(item.fate is Fate.REFUSED for item in batch):  # here: nothing behind them may go first
+            if any(item.fate is Fate.REFUSED for item in batch):  # before sending: no later event of the key may pass
                 set_aside(items, parked, ordered=self._stream.settings.ordered)
                 continue
             if not messages:
@@ -131,7 +131,7 @@ class Courier:
         for item in pending[:limit]:
             key = item.event.key
             if careful and key is not None and key in keys:
-                continue  # a later round's: at most one of a key on the way
+                continue  # left for a later round: at most one event per key in flight
             room -= event_bytes(item.event)
             if room < 0 and batch:
                 break
@@ -141,7 +141,7 @@ class Courier:
         return batch
 
     def _encode(self, batch: Sequence[Item]) -> tuple[list[Outgoing], SinkUnavailable | None]:
-        """The messages of those that are not refused; up to the one at which memory ran out, if it did."""
+        """Encode the items and mark refused ones. If memory runs out, return the messages so far and the reason."""
         messages: list[Outgoing] = []
         for item in batch:
             try:
@@ -159,7 +159,7 @@ class Courier:
         return messages, None
 
     def encode(self, item: Item) -> Outgoing:
-        """The item's message, which says how often it was tried."""
+        """Encode an item with its attempt number."""
         partition, generation = self.series_of(item)
         return self._stream.encoder.encode(
             item.event,
@@ -171,11 +171,11 @@ class Courier:
         )
 
     def series_of(self, item: Item) -> Series:
-        """What the item's sequence is a number of."""
+        """Return the series that the item's sequence number belongs to."""
         return item.series or self._series
 
     async def lease_holds(self) -> bool:
-        """Waits until the lease covers a whole delivery; False when told to stop before."""
+        """Wait until the lease covers a whole delivery. Return False if the pump is stopped first."""
         while self._lease_left() <= self._stream.settings.timeout:
             if self.stopping():
                 return False

@@ -1,11 +1,11 @@
-"""The keeper: writes down everybody's progress, and looks for new events, in one transaction per tick.
+"""The keeper: commits the progress of all partitions and polls for new events, in one transaction per tick.
 
-Pumps hand it settlements. Plain progress inside a window can wait a little and is merged; what closes a window or
-must not be lost is written at the next tick, which comes at once. The same tick looks for new events for every cursor
-that is closed by then, grouped by what they have done, so that all subscriptions at the tip are read for once.
+Pumps submit settlements. Plain progress inside a window is merged and may be delayed. A settlement that closes a window
+or must be durable triggers a tick immediately. The same tick polls for new events for every cursor that is closed by
+then. Cursors are grouped by their ``done`` snapshot, so one read serves all subscriptions at the head of the log.
 
-A group for which there is more than one read holds steps aside until its window has been measured, which may take
-minutes; a tick then opens it.
+If a group has more events than one read holds, ticks skip the group until its window is measured. Measuring may take
+minutes. A later tick then opens the window.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ from mailboat.pump.rhythm import Rhythm, WakeSettings, pause
 from mailboat.pump.stream import Clock
 
 LANDING = 0.004
-"""Seconds that a tick waits for what the last one brought to land: then one look serves all that landed, where else it
-would come a moment too early, and each partition would be looked at apart from the others, every other time."""
+"""Delay in seconds before the next tick while batches from the previous tick are unacknowledged. One poll then serves
+all partitions; without the delay, partitions poll separately on alternate ticks."""
 SETTLE_WITHIN = 0.1
-"""Seconds that plain progress may wait to be written together."""
+"""Longest delay of plain progress in seconds, so that several settlements share one write."""
 TURN_OVER = 5.0
-"""Seconds after which a sleeping keeper turns over, so that its sleep can be told from its death."""
+"""Seconds after which an idle keeper updates ``stirred_at``, which distinguishes an idle keeper from a hung one."""
 
 
 @dataclass(slots=True)
 class _Entry:
-    """A cursor in the keeper's book."""
+    """A cursor that the keeper polls and commits for."""
 
     lease: Lease
     done: str | None
-    """What it has settled, when closed; None while a window is open."""
+    """Snapshot up to which a closed cursor is settled; None while a window is open."""
     paused: bool = False
     cautious: bool = False
-    """A relay died before its window was opened: the next one is measured before it is read."""
+    """A relay died before the window was opened, so the next window is measured before it is read."""
     measuring: bool = False
-    """Its next window is being measured."""
+    """The cursor's next window is being measured."""
 
     @property
     def looks(self) -> bool:
-        """Whether a tick looks for new events for it."""
+        """Whether a tick polls for new events of this cursor."""
         return self.done is not None and not self.paused and not self.measuring
 
 
 Handover = Callable[[Opened], None]
-"""Takes a window that was just opened."""
+"""Passes a newly opened window to the pumps."""
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
-"""Starts a task whose failure somebody hears of."""
+"""Starts a task whose failure is reported."""
 
 
 class Keeper:
@@ -84,21 +84,21 @@ class Keeper:
         self._ticking = asyncio.Lock()
         self._last_tick = 0.0
         self._in_the_air: set[CursorKey] = set()
-        """Whose windows, of those that the last tick opened, have not landed yet."""
+        """Cursors whose window was opened by the last tick and is not settled yet."""
         self._surveys: dict[TipGroup, asyncio.Task[None]] = {}
         self._measured: list[Measured] = []
         self.stirred_at = clock()
-        """When it was last seen to be alive."""
+        """Time of the last sign of life, for the liveness check."""
 
-    # -- the book ----------------------------------------------------------------------------------------------------
+    # -- cursors -----------------------------------------------------------------------------------------------------
 
     def enter(self, lease: Lease, done: str | None, *, paused: bool, cautious: bool = False) -> None:
-        """A cursor that was claimed; ``done`` is None while its window is open."""
+        """Add a claimed cursor; ``done`` is None while its window is open."""
         self._book[lease.key] = _Entry(lease, done, paused, cautious)
         self.ring()
 
     def strike(self, key: CursorKey) -> None:
-        """A cursor that is not ours any more."""
+        """Remove a cursor that this relay no longer owns."""
         self._book.pop(key, None)
         self._pending.pop(key, None)
         self._in_the_air.discard(key)
@@ -107,19 +107,19 @@ class Keeper:
                 survey.cancel()
 
     def pause(self, key: CursorKey, paused: bool) -> None:
-        """Open no new windows for it, or do so again."""
+        """Stop or resume opening windows for a cursor."""
         entry = self._book.get(key)
         if entry is not None and entry.paused != paused:
             entry.paused = paused
             self.ring()
 
     def at_tip(self, key: CursorKey) -> bool:
-        """Whether everything that was there at the last look is settled."""
+        """Return whether all events found by the last poll are settled."""
         entry = self._book.get(key)
         return entry is not None and entry.looks
 
     def settle(self, settlement: Settlement) -> asyncio.Future[None]:
-        """Note progress. The future is done once it is committed; plain progress need not be waited for."""
+        """Queue progress and return a future that completes at the commit. Plain progress need not be awaited."""
         key = settlement.lease.key
         self._pending[key] = merged(self._pending.get(key), settlement)
         if settlement.closes:
@@ -132,19 +132,19 @@ class Keeper:
         return committed
 
     def poll_by(self, wake: WakeSettings) -> None:
-        """Look for events by other settings from now on."""
+        """Replace the poll settings."""
         self._rhythm = Rhythm(wake)
         self._stir.set()
 
     def ring(self) -> None:
-        """Somebody rang, or something changed: look at once."""
+        """Poll immediately, after a wake-up (NOTIFY) or a change of the cursors."""
         self._rhythm = self._rhythm.found()
         self._stir.set()
 
     # -- the task ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Ticks until cancelled."""
+        """Run ticks until cancelled."""
         while True:
             await self._until_needed()
             if self._book or self._waiting:
@@ -155,12 +155,12 @@ class Keeper:
             self.stirred_at = self._clock()
 
     async def settled(self) -> None:
-        """Waits until all progress noted so far is committed."""
+        """Wait until all progress queued so far is committed."""
         if self._waiting:
             self._urgent = True
             self._stir.set()
             await asyncio.wait(set(self._waiting))
-        async with self._ticking:  # what a tick has taken up already is not waiting any more, and not written yet
+        async with self._ticking:  # a running tick has emptied ``_waiting`` and may not have committed yet
             pass
 
     async def _until_needed(self) -> None:
@@ -180,7 +180,7 @@ class Keeper:
             self.stirred_at = self._clock()
 
     def _due(self, began: float) -> float:
-        """When the next tick should come, as far as can be told now."""
+        """Return the time of the next tick under the current state."""
         if self._in_the_air:
             began += LANDING
         if self._urgent:
@@ -219,7 +219,7 @@ class Keeper:
         await self._find_rhythm(result, looked=bool(tips))
 
     def _tips(self, settlements: list[Settlement]) -> list[TipGroup]:
-        """Closed cursors, those that the same tick closes included, by what they have done."""
+        """Group the closed cursors by ``done``, including the cursors that this tick closes."""
         closing = {s.lease.key: s.upto for s in settlements if s.closes}
         groups: dict[str, list[_Entry]] = defaultdict(list)
         for key, entry in self._book.items():
@@ -232,7 +232,7 @@ class Keeper:
         ]
 
     def _record(self, settlements: list[Settlement], result: TickResult, spoke_for: set[Lease]) -> None:
-        """What the tick did. A cursor that was let go meanwhile, and maybe claimed anew, is another one by now."""
+        """Apply the result of a tick. Skip cursors released meanwhile; a cursor claimed again has another lease."""
         for settlement in settlements:
             if settlement.closes and (entry := self._entry(settlement.lease)) is not None:
                 entry.done = settlement.upto
@@ -244,7 +244,7 @@ class Keeper:
             for lease in opened.members:
                 if (entry := self._entry(lease)) is not None:
                     entry.done, entry.cautious = None, False
-                    if opened.events is not None:  # a large window takes its time
+                    if opened.events is not None:  # do not delay ticks for a large window
                         self._in_the_air.add(lease.key)
             self._passing(Point.WINDOW_OPENED)
             self._handover(opened)
@@ -266,13 +266,13 @@ class Keeper:
             del self._surveys[group]
         if window is not None:
             self._measured.append(Measured(window, group.members))
-        else:  # nobody is where it was: the next look will tell whose they are
+        else:  # all cursors of the group moved: the next tick reports the lost leases
             self._note_measuring(group.members, False)
         self._urgent = True
         self._stir.set()
 
     def _take_measured(self) -> list[Measured]:
-        """Windows to open now. Whoever was paused meanwhile will look anew when it goes on."""
+        """Return the measured windows to open. A cursor paused meanwhile is left out and polls again when resumed."""
         measured, self._measured = self._measured, []
         for each in measured:
             paused = [lease for lease in each.members if (entry := self._entry(lease)) is not None and entry.paused]
@@ -294,7 +294,7 @@ class Keeper:
 
     async def _find_rhythm(self, result: TickResult, *, looked: bool) -> None:
         now = self._clock()
-        if not result.quiet or not looked:  # where nobody waits for events nobody has to be told of them
+        if not result.quiet or not looked:  # if no cursor polls for events, no wake-up is needed
             self._rhythm = self._rhythm.found()
             if self._bell_is_out:
                 await self._store.awake()
@@ -305,16 +305,16 @@ class Keeper:
         if rhythm.should_sleep(now):
             await self._store.sleep()
             rhythm, self._bell_is_out = rhythm.slept(), True
-            self._urgent = True  # one more look, for those who wrote before the doorbell hung out
+            self._urgent = True  # poll once more for events committed before writers were asked to notify
         elif rhythm.asleep:
             rhythm = rhythm.polled_in_vain(await self._store.undecided_writers())
-            if self._rhythm is not before:  # somebody rang meanwhile, and is not to wait for the next poll
+            if self._rhythm is not before:  # a wake-up arrived during the query: keep the immediate poll
                 return
         self._rhythm = rhythm
 
 
 def merged(first: Settlement | None, second: Settlement) -> Settlement:
-    """Two settlements of one cursor as one. Both speak of the same window, or one only of parked events."""
+    """Merge two settlements of one cursor. Both concern the same window, or one concerns parked events only."""
     if first is None or first.lease != second.lease:
         return second
     windowed = second if second.upto is not None else first
@@ -332,6 +332,6 @@ def merged(first: Settlement | None, second: Settlement) -> Settlement:
 
 
 def _retrieved(future: asyncio.Future[None]) -> None:
-    """Nobody may wait for it any more; its error has been raised where it happened."""
+    """Mark the error as retrieved: the future may have no waiter, and the tick has raised the error already."""
     if not future.cancelled():
         future.exception()

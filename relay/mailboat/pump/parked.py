@@ -1,7 +1,7 @@
-"""The parked keys of one partition: who is parked and for how long, retries, and the end of it.
+"""The parked keys of one partition: parking, retries and dead letters.
 
-What is parked lives in the store; here is only the set of its keys, so that the pump lets nothing pass them, and the
-time of the next attempt. A key leaves the set when its queue in the store is empty.
+The store holds the parked events. This module caches the set of their keys, so that the pump sends no later event of
+such a key, and the time of the next attempt. A key leaves the set when its queue in the store is empty.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ log = logging.getLogger(__name__)
 
 RETRIES_AT_ONCE = 200
 RECOUNT_EVERY = 5.0
-"""Seconds between looks whether a parking lot that was full still is."""
+"""Seconds between recounts while the limit of parked events is reached."""
 MOMENT = 0.001
-"""Seconds that are slept at least: a shorter sleep may end before the time that it was meant for."""
+"""Shortest wait in seconds: a shorter sleep may end before the intended time."""
 
 RELAY_DIED = "RelayDied"
-"""The reason given to an event with which in hand several relays died."""
+"""Failure reason of an event that was in flight when several relays crashed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What becomes of an event that was refused: it is dead, or it is parked in one of these ways."""
+    """Decision about a refused event: dead letter, or parked for retry, as blocked, or as pending dead letter
+    (``doomed``)."""
 
     attempts: int
     failure: Failure
@@ -43,12 +44,12 @@ class Outcome:
 
     @property
     def blocked(self) -> bool:
-        """Until a person decides."""
+        """Whether the event stays parked until a person decides."""
         return self.retry_in is None and not self.dead
 
 
 class ParkedKeys:
-    """Parks, retries, buries."""
+    """Parking, retries and dead-lettering for one partition."""
 
     def __init__(
         self,
@@ -69,19 +70,19 @@ class ParkedKeys:
         self._due_at: float | None = None
         self._outage = Outage(OUTAGE_BACKOFF)
         self._prepaid: set[int] = set()
-        """Suspects whose next attempt is counted already: the sink was away when it was to be made."""
+        """Crash suspects whose next attempt is already counted: the sink was unavailable when the attempt was due."""
         self._not_before = 0.0
         self._counted_at = 0.0
         self._told_full = False
 
     @property
     def full(self) -> bool:
-        """Whether so much is parked that nothing new should be taken."""
+        """Whether the limit of parked events is reached, so that the pump takes no new events."""
         return self.count >= self._stream.settings.max_parked
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing new is taken, for people to see."""
+        """Message for the status if the pump takes no new events, else None."""
         if not self.full:
             return None
         return (
@@ -90,7 +91,7 @@ class ParkedKeys:
         )
 
     async def load(self) -> None:
-        """What earlier owners parked. It is arranged anew: they may have been told to keep another order."""
+        """Load the keys parked by previous owners and rearrange them: the previous ordering setting may differ."""
         if keys := await self._count():
             ordered = self._stream.settings.ordered
             await self._settle(Settlement(self._lease, None, ordered=ordered, arrange=frozenset(keys)))
@@ -98,7 +99,7 @@ class ParkedKeys:
             self.nudge()
 
     async def _count(self) -> set[str]:
-        """People replay and drop parked events too: the store knows what is there, and of which keys."""
+        """Reload keys and count from the store, since people also replay and drop parked events."""
         keys, self.count = await self._store.parked_keys(self._lease)
         self.keys = set(keys) if self._stream.settings.ordered else set()
         self._counted_at = self._stream.clock()
@@ -108,16 +109,16 @@ class ParkedKeys:
         return keys
 
     def nudge(self) -> None:
-        """Look now whether anything is due."""
+        """Check for due events at the next opportunity."""
         self._due_at = self._stream.clock()
 
     def due(self) -> bool:
-        """Whether it is time to look."""
+        """Return whether a check for due events is due."""
         return self.seconds_until_due() == 0.0
 
     def seconds_until_due(self) -> float | None:
-        """How long the pump may sleep."""
-        # A full lot may have nothing that is ever due, and only a person who makes room: look whether somebody did.
+        """Return how long the pump may wait; None if there is nothing to wait for."""
+        # At the limit no event may ever become due, and only a person can make room. So recount periodically.
         times = [self._counted_at + RECOUNT_EVERY] if self.full else []
         if self._due_at is not None:
             times.append(self._due_at)
@@ -129,7 +130,7 @@ class ParkedKeys:
     # -- parking -----------------------------------------------------------------------------------------------------
 
     async def dispose(self, items: Sequence[Item]) -> tuple[list[Park], list[Dead]]:
-        """What becomes of the refused of a run and of those behind them. Their keys count as parked from now on."""
+        """Decide about the refused events of a run and the events behind them. Their keys are parked from now on."""
         parks: list[Park] = []
         dead: list[Dead] = []
         headless: set[str] = set()
@@ -144,7 +145,7 @@ class ParkedKeys:
                     continue
                 parks.append(outcome)
             elif item.fate is Fate.ASIDE:
-                # Behind an event that is dead by now there is no head to wait for: the first one becomes it.
+                # If the head became a dead letter, the first event behind it becomes the head.
                 retry_in = 0.0 if key in headless else None
                 headless.discard(key or "")
                 parks.append(Park(item.event, item.sequence, retry_in=retry_in))
@@ -172,7 +173,7 @@ class ParkedKeys:
         )
 
     async def _outcome(self, item: Item) -> Outcome:
-        """Of one more refusal."""
+        """Decide about an event after one more refusal."""
         refusal = item.refusal
         assert refusal is not None
         policy, attempts = self._stream.settings.policy, item.attempts + 1
@@ -182,7 +183,7 @@ class ParkedKeys:
         return Outcome(attempts, failure, policy.backoff.delay(attempts, self._stream.random))
 
     async def _end(self, item: Item, attempts: int, failure: Failure) -> Outcome:
-        """Of an event that gets no further attempt."""
+        """Decide about an event that gets no further attempt."""
         policy = self._stream.settings.policy
         if not policy.dead_letters:
             return Outcome(attempts, failure)
@@ -197,7 +198,7 @@ class ParkedKeys:
         )
         if await self._announcer.told(notice):
             return Outcome(attempts, failure, dead=True)
-        # Who stops leaves it to its heir, who need not wait.
+        # If this relay is stopping, the next owner retries without delay.
         return Outcome(attempts, failure, 0.0 if self._courier.stopping() else policy.backoff.ceiling, doomed=True)
 
     def _wake_in(self, seconds: float | None) -> None:
@@ -208,7 +209,7 @@ class ParkedKeys:
     # -- retrying ----------------------------------------------------------------------------------------------------
 
     async def retry(self) -> None:
-        """Tries the heads whose time has come, then what waits behind those that made it."""
+        """Retry the due heads, then send the events queued behind the heads that were settled."""
         settings = self._stream.settings
         heads, next_in = await self._store.due(self._lease, RETRIES_AT_ONCE, settings.batch_bytes)
         self._due_at = None
@@ -239,7 +240,7 @@ class ParkedKeys:
         await self._count()
 
     async def _count_suspects(self, heads: Sequence[Parked]) -> None:
-        """An event that may kill the relay is counted before it is tried, or it would never be given up on."""
+        """Count the attempt of a crash suspect beforehand: a crash would leave it uncounted, and retries endless."""
         backoff = self._stream.settings.policy.backoff
         counted = tuple(
             Repark(head.ordinal, head.attempts + 1, backoff.delay(head.attempts + 1, self._stream.random), None)
@@ -250,18 +251,18 @@ class ParkedKeys:
             await self._settle(Settlement(self._lease, None, ordered=self._stream.settings.ordered, repark=counted))
 
     def _used(self, head: Parked) -> int:
-        """How many attempts it has had: an outage costs nobody one, not even a suspect that was counted beforehand."""
+        """Return the attempts used. An outage costs none, even for a crash suspect whose attempt is already counted."""
         return head.attempts - (head.ordinal in self._prepaid)
 
     async def _drain(self, key: str) -> None:
-        """Sends what waits behind a head that is gone, in order, until the queue is empty or fails again."""
+        """Send the events behind a settled head, in order, until the queue is empty or an event fails."""
         settings = self._stream.settings
         while True:
             queue = await self._store.queue(self._lease, key, settings.batch_size, settings.batch_bytes)
             if not queue:
                 self.keys.discard(key)
                 return
-            # What has a fate or a suspicion of its own is not sent along: it becomes the head, and is seen to as such.
+            # A blocked event, pending dead letter or crash suspect ends the batch: it is handled once it is the head.
             special = (n for n, parked in enumerate(queue) if parked.blocked or parked.doomed or parked.suspect)
             items = [_item(parked) for parked in queue[: next(special, len(queue))]]
             await self._courier.deliver(items, (), patient=False)
@@ -271,7 +272,7 @@ class ParkedKeys:
                 return
 
     async def _settle_parked(self, items: Sequence[Item], hopeless: Sequence[Parked]) -> list[Item]:
-        """Writes down how parked events fared; returns those that are gone from the parking lot."""
+        """Commit the results of parked events and return the items that are no longer parked."""
         gone = [item for item in items if item.fate is Fate.DELIVERED]
         unpark = tuple(_ordinal(item) for item in gone)
         outcomes = [(item, await self._outcome(item)) for item in items if item.fate is Fate.REFUSED]

@@ -1,10 +1,10 @@
-"""The pump of one partition: takes batches, hands them over, judges the answers, settles.
+"""The pump of one partition: takes batches, publishes them, evaluates the results and settles.
 
-On the smooth path an event costs no object of its own: batches are lists, and a batch without failures settles with one
-position. Only when something fails do its events become ``Item``s with a fate each (`verdicts`).
+On the success path no object is allocated per event: batches are lists, and a batch without failures settles with one
+position. Only after a failure do the events become ``Item``s with a fate each (`verdicts`).
 
-One task runs a pump, so nothing here needs a lock: while it retries parked events it takes no new ones, and a key's
-events can't overtake each other between the two.
+One task runs a pump, so no lock is needed. While the pump retries parked events, it takes no new events. Therefore new
+events of a key never overtake parked ones.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ from mailboat.pump.verdicts import Fate, Item, judge, set_aside, settled_prefix
 from mailboat.sinks.protocol import ALL_DELIVERED, Failures
 
 CAUTIOUS_AFTER = 3
-"""Deaths at one position after which events are tried one at a time; one more, and the first of them is to blame."""
+"""Crash count at one position from which events are sent one at a time. After one more crash, the first event is
+refused as the cause."""
 
 WATCHED_BATCHES = 20
-"""After a death each batch is settled before the next is sent, for so many batches: that is about what may have been
-delivered and not been settled when the relay died. So a second death is at the very batch that kills, and only that one
-has to be tried one at a time."""
+"""Number of batches after a crash that are each settled before the next is sent. About as many may have been delivered
+but not settled at the crash. A second crash then happens at the batch that causes it, and only that batch has to be
+sent one event at a time."""
 
 
 @dataclass(slots=True)
 class Stretch:
-    """Events of a window that wait in the pump's inbox."""
+    """A chunk of a window in the pump's inbox."""
 
     window: Window
     events: Sequence[Event]
@@ -51,7 +52,7 @@ class Stretch:
 
 @dataclass(slots=True)
 class Flight:
-    """A batch on its way."""
+    """A batch in flight."""
 
     window: Window
     events: list[Event]
@@ -62,7 +63,7 @@ class Flight:
     sequence: int
     closes: bool
     refused: Item | None = None
-    """The event at which the batch was cut because it can't be sent at all: it is settled before anything behind it."""
+    """Event that can't be sent at all. The batch ends there, and the event is settled before any later event."""
 
     @property
     def landed(self) -> bool:
@@ -71,17 +72,17 @@ class Flight:
 
 @dataclass(slots=True)
 class PumpCounters:
-    """What a pump has done, for status and metrics."""
+    """Counters and errors of a pump, for status and metrics."""
 
     delivered: int = 0
     refused: int = 0
     last_error: str | None = None
     away: str | None = None
-    """Why the sink is away, while it is."""
+    """Reason while the sink is unavailable."""
 
 
 class PartitionPump:
-    """Moves one partition of one subscription, as long as its lease holds."""
+    """Delivery of one partition of one subscription, as long as the lease is valid."""
 
     def __init__(
         self,
@@ -112,40 +113,40 @@ class PartitionPump:
         self._stopping = False
         self._paused = False
         self._in_hand = True
-        """Whether the store takes events to be in hand."""
+        """Whether the store regards events of this partition as in flight."""
         self._courier = Courier(
             stream, cursor.lease.key.partition, self.counters, lease_left, lambda: self._stopping, self._note_hands
         )
         self.parked = ParkedKeys(self.lease, stream, store, settle, self._courier)
 
-    # -- what the keeper and the readers see -------------------------------------------------------------------------
+    # -- interface for keeper and readers ----------------------------------------------------------------------------
 
     @property
     def has_room(self) -> bool:
-        """Whether it can be offered more."""
+        """Whether the inbox accepts more events."""
         return self._room.is_set()
 
     @property
     def starving(self) -> bool:
-        """Whether it has nothing at all to do."""
+        """Whether the inbox is empty and no batch is in flight."""
         return not self._inbox and not self._flights
 
     @property
     def pending(self) -> int:
-        """Events that are here and not settled."""
+        """Number of events in the inbox or in flight, not yet settled."""
         return self._queued + sum(len(flight.events) for flight in self._flights)
 
     @property
     def deaths(self) -> int:
-        """How many relays died where it is: while it is watched, little is read for it at once."""
+        """Crash count at the current position, 0 once enough batches succeeded. Above 0, reads are kept small."""
         return self._resumed if self._watched_for > 0 else 0
 
     async def room(self) -> None:
-        """Waits until it can be offered more."""
+        """Wait until the inbox accepts more events."""
         await self._room.wait()
 
     def offer(self, window: Window, events: Sequence[Event], reached: int, last: bool) -> None:
-        """The next events of its window. What it has seen before (others of the window were behind) is dropped."""
+        """Append the next events of the window. Drop events seen before, read again for slower partitions."""
         if events and events[0].id <= self.read_upto:
             events = [event for event in events if event.id > self.read_upto]
         self.read_upto = 0 if last else max(reached, self.read_upto)
@@ -165,22 +166,22 @@ class PartitionPump:
             self._room.clear()
 
     def nudge(self) -> None:
-        """There may be parked events to retry."""
+        """Check for parked events that are due."""
         self.parked.nudge()
         self._work.set()
 
     def wake(self) -> None:
-        """Something changed (the lease was renewed, the sink is open): see whether there is something to do."""
+        """Check for work after a change, such as a renewed lease or an opened sink."""
         self._work.set()
 
     def pause(self, paused: bool) -> None:
-        """Hand over nothing more, or do so again."""
+        """Stop or resume publishing."""
         self._paused = paused
         self._courier.pause(paused)
         self._work.set()
 
     def stop(self) -> None:
-        """Finish the batch in hand, settle, and end."""
+        """Finish the batches in flight, settle them and end the task."""
         self._stopping = True
         self._courier.hurry()
         self._work.set()
@@ -188,7 +189,7 @@ class PartitionPump:
     # -- the task ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until stopped, or the lease is lost."""
+        """Run until stopped. If the lease is lost, the session cancels the task."""
         try:
             await self.parked.load()
             while not self._stopping:
@@ -209,16 +210,17 @@ class PartitionPump:
             while self._flights:
                 await self._land()
         finally:
-            # Whoever cancels a pump may hand its partition on: nothing of it may still be on its way by then.
+            # After a cancellation another relay may claim the partition, so no batch may remain in flight.
             answers = [flight.answer for flight in self._flights if flight.answer is not None]
             for answer in answers:
                 answer.cancel()
             await asyncio.gather(*answers, return_exceptions=True)
 
     async def _note_hands(self, in_hand: bool) -> None:
-        """Has the store know whether an event may be to blame if this relay dies now.
+        """Store whether events are in flight, which decides whether a crash of this relay counts against an event.
 
-        While a sink is unavailable relays may be restarted any number of times: that must not cost an event its life.
+        While a sink is unavailable, relays may restart any number of times. Such restarts must not make an event a
+        dead letter.
         """
         if in_hand != self._in_hand:
             self._in_hand = in_hand
@@ -249,7 +251,7 @@ class PartitionPump:
             or not self.stream.sink.traits.stops_behind_failure
             or len(self._flights) >= self.stream.settings.flights
             or any(flight.refused for flight in self._flights)
-            or any(flight.landed for flight in self._flights)  # judge what is known before more is sent behind it
+            or any(flight.landed for flight in self._flights)  # evaluate available results before sending more
         ):
             return False
         return self._lease_left() > self.stream.settings.timeout
@@ -263,11 +265,11 @@ class PartitionPump:
         self._flights.append(flight)
 
     def _take(self) -> tuple[Flight, list[Outgoing]]:
-        """A batch from the inbox: encoded, with what belongs to parked keys set aside."""
+        """Take a batch from the inbox, encode it and set aside the events of parked keys."""
         stretch, parked = self._inbox[0], self.parked.keys
         events, start = stretch.events, stretch.taken
         chosen = choose(events, start, self._limits(), parked, stretch.bytes)
-        first = self._sequence + 1 - start  # an event's sequence number is its index away from here
+        first = self._sequence + 1 - start  # sequence number of an event = first + its index
         sent = [events[index] for index in chosen.sent]
         sequences = [first + index for index in chosen.sent]
         messages, obstacle = self._encode(sent, sequences)
@@ -278,7 +280,7 @@ class PartitionPump:
                 refused = Item(events[bad], first + bad, Fate.REFUSED, obstacle)
                 end = bad + 1
             elif messages:
-                end = bad  # what there was memory for goes first
+                end = bad  # out of memory: send the events encoded so far
             else:
                 answer = asyncio.ensure_future(_unsent(obstacle))
                 made, end = 1, bad + 1
@@ -310,7 +312,7 @@ class PartitionPump:
     def _encode(
         self, events: list[Event], sequences: list[int]
     ) -> tuple[list[Outgoing], EventRefused | SinkUnavailable | None]:
-        """Their messages, up to the first event that can't be sent, and why: its fault, or a lack of memory."""
+        """Encode events up to the first that can't be sent; also return the reason (refused, or out of memory)."""
         stream, messages = self.stream, list[Outgoing]()
         refusal = stream.sink.refusal
         try:
@@ -329,7 +331,7 @@ class PartitionPump:
         return messages, None
 
     async def _land(self) -> None:
-        """Judges the first flight's answers and settles it; with any failure, all flights are sorted out together."""
+        """Evaluate the results of the first flight and settle it. After any failure, resolve all flights together."""
         flight = self._flights[0]
         failures = await flight.answer if flight.answer is not None else ALL_DELIVERED
         self.stream.passing(Point.ANSWERED)
@@ -356,13 +358,13 @@ class PartitionPump:
             await committed
 
     def _survived(self, events: int) -> None:
-        """So many events did not kill this relay."""
+        """Count events that were delivered without a crash, and relax the precautions."""
         self._deaths = 0
         self._one_by_one_for = max(0, self._one_by_one_for - events)
         self._watched_for = max(0, self._watched_for - events)
 
     async def _sort_out(self) -> None:
-        """Something failed: give every event on the way a fate, in order, then settle all of it."""
+        """Resolve the fate of every event in flight after a failure, in order, then settle all of them."""
         flights = list(self._flights)
         items: list[Item] = []
         away: SinkUnavailable | None = None
@@ -398,9 +400,9 @@ class PartitionPump:
                 )
             )
         if not whole:
-            self._stopping = True  # only an end of the pump interrupts a patient delivery
+            self._stopping = True  # a patient delivery ends early only if the pump is stopped
 
 
 async def _unsent(reason: SinkUnavailable) -> Failures:
-    """The answer for an event that was not handed over."""
+    """Return the result for an event that was not published."""
     return {0: reason}
