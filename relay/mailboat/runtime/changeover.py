@@ -1,8 +1,8 @@
-"""Taking up a new configuration in a running session, one subscription at a time.
+"""Configuration change in a running session, one subscription at a time.
 
-What has not changed goes on without a pause. What has changed, or is gone, finishes what it has in hand, which takes as
-long as its sink takes to answer (``Timings.drain_within`` at most), and nobody but itself waits for that. It is
-declared and admitted anew once it has left.
+Unchanged subscriptions continue without a pause. A changed or deleted subscription first finishes its batches in
+flight, which takes until its sink answers (at most ``Timings.drain_within``) and delays no other subscription. After
+the withdrawal, a changed subscription is declared and admitted again.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ NewStream = Callable[[StreamParts, Subscription], Stream]
 
 
 class Changeover:
-    """Which subscriptions a session delivers, and which are on their way out."""
+    """The subscriptions that a session delivers and those being withdrawn."""
 
     def __init__(self, store: PostgresStore, session: Session, lineup: Lineup, new_stream: NewStream) -> None:
         self.left = asyncio.Event()
-        """Set when a subscription has left. What is wanted of it then can be taken up."""
+        """Set when a subscription was withdrawn. Its new configuration can then be applied."""
         self._store = store
         self._session = session
         self._new_stream = new_stream
@@ -40,16 +40,19 @@ class Changeover:
 
     @property
     def leaving(self) -> frozenset[str]:
-        """Subscriptions that finish what they have in hand."""
+        """Subscriptions that are finishing their batches in flight."""
         return frozenset(self._leaving)
 
     @property
     def under_way(self) -> bool:
-        """Whether a subscription is leaving, or has left and was not declared anew yet."""
+        """Whether a subscription is being withdrawn, or was withdrawn and is not declared again yet."""
         return bool(self._leaving) or self.left.is_set()
 
     def dismiss(self, lineup: Lineup, courtesy: Callable[[Declared], Awaitable[None]]) -> None:
-        """Begin to withdraw what can't go on as it is. ``courtesy`` is awaited where partitions change."""
+        """Start to withdraw the subscriptions that can't continue unchanged.
+
+        If a subscription stays but its partitions are not kept, ``courtesy`` is awaited so that other relays can finish.
+        """
         for number, stream in list(self._session.streams.items()):
             wanted, present = lineup.parts.get(stream.name), self._delivered_by[stream.name]
             if stream.name in self._leaving or (wanted is not None and wanted.continues(present)):
@@ -69,7 +72,7 @@ class Changeover:
         self.left.set()
 
     async def declare(self, lineup: Lineup, edition: Edition, *, may_lay_out: bool) -> None:
-        """Declare what goes on, and admit what is new or has left and is wanted again."""
+        """Declare all subscriptions not being withdrawn; admit those that are new or withdrawn and still wanted."""
         present = [parts for name, parts in lineup.parts.items() if name not in self._leaving]
         declared = [Declared.of(parts.resource) for parts in present]
         found = await self._store.declare(declared, may_lay_out=may_lay_out, edition=edition)
@@ -80,7 +83,7 @@ class Changeover:
                 self._session.admit(subscription, self._new_stream(parts, subscription))
 
     def stop(self) -> None:
-        """Admit nothing any more. What is leaving the session finishes with it."""
+        """Stop admitting subscriptions. The session completes the pending releases when it ends."""
         for leave in self._leaving.values():
             leave.cancel()
 
@@ -89,7 +92,7 @@ class Changeover:
 
 
 async def close_all(sinks: Iterable[Sink]) -> None:
-    """A sink that can't even be closed, as a third party's may not, keeps nobody from going on."""
+    """Close sinks. Log an error of a (third-party) sink and continue with the others."""
     for sink in sinks:
         try:
             await sink.close()

@@ -1,12 +1,12 @@
-"""A relay: the loop around its sessions, and what it tells about itself.
+"""A relay: the loop around its sessions, and its status.
 
-It starts with nothing but its configuration, and keeps trying whatever is away: a database that is not there yet, one
-that goes, a schema somebody still has to migrate. Only a manifest that can never work ends it (``ConfigError``), and
-not even that where the configuration is *followed*: then somebody can mend it without a restart.
+A relay starts with its configuration only and retries as long as a dependency is unavailable: a database that is not up
+yet or goes down, a schema that is not migrated yet. Only an invalid manifest ends the relay (``ConfigError``). If the
+configuration is *followed*, an invalid manifest does not end it either, because it can be corrected without a restart.
 
-One connection carries one session. A new configuration or a changed secret is taken up while it runs (`changeover`):
-only the subscriptions that changed finish their batches and begin anew. Where the way to the database changed, the
-session ends in good order and another connection follows.
+One connection carries one session. A new configuration or a changed secret is applied while the session runs
+(`changeover`): only the changed subscriptions finish their batches and restart. If the connection settings changed, the
+session ends in an orderly way and the relay reconnects.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ log = logging.getLogger(__name__)
 
 _RECONNECT = Backoff(initial=0.2, factor=2, ceiling=10.0, jitter=0.2)
 _LONG_ENOUGH = 5.0
-"""Seconds of connection after which the next outage is a new one, and the back-off begins anew."""
+"""Seconds of connection after which the next outage restarts the back-off."""
 _COURTESY = 10.0
-"""Seconds for which other relays, which get the same configuration, may finish before partitions are laid out anew."""
+"""Seconds for which repartitioning waits until other relays, which get the same configuration, have finished."""
 _LOOK_AGAIN = 0.05
 _FAREWELL_EVERY = 1.0
 
 
 class Relay:
-    """One OutboxRelay and its subscriptions, moved by this process."""
+    """One OutboxRelay and its subscriptions in this process."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Relay:
         random: Random | None = None,
         passing: Passing = unheard,
     ) -> None:
-        """``follows``: the configuration may change and be mended while it runs, so nothing in it ends the relay."""
+        """``follows``: the configuration may change at run time, so an invalid one does not end the relay."""
         self.name = full_name(resource)
         self._config = Configuration(resource, tuple(subscriptions), version)
         self._next: Configuration | None = None
@@ -86,14 +86,14 @@ class Relay:
         self._limits = limits or ReadLimits()
         self._totals = Totals()
         self._stir = asyncio.Event()
-        """There is news for the session, or for who waits for the next one; or it is time to stop."""
+        """Set on a change of configuration or secrets, and on stop. Also ends the wait before the next session."""
         self._connection: Connection | None = None
         self._session: Session | None = None
         self._serving = False
-        """Whether the session runs: between one and the next it is the last one that is told about."""
+        """Whether the session runs. Between sessions the status describes the previous one."""
         self._store: PostgresStore | None = None
         self._unused: list[Sink] = []
-        """Sinks that only what is leaving the session still uses."""
+        """Sinks used only by subscriptions that are being withdrawn."""
         self._janitor: Janitor | None = None
         self._retention_clock = RetentionClock()
         self._state = RelayState.CONNECTING
@@ -102,23 +102,23 @@ class Relay:
         self._schema = Schema(self.name, self._waits)
         self._was_connected = False
         self._may_lay_out = True
-        """Only who brings news changes the number of partitions (see ``declaring``)."""
+        """Whether this relay may repartition: only with a configuration not declared yet (see ``declaring``)."""
         self._rates = Rates()
 
-    # -- news --------------------------------------------------------------------------------------------------------
+    # -- configuration changes ---------------------------------------------------------------------------------------
 
     def reconfigure(self, config: Configuration) -> None:
-        """Another configuration for the same OutboxRelay: taken up as soon as the batches in hand are settled."""
+        """Apply another configuration of the same OutboxRelay once the batches in flight are settled."""
         if self._next is None and _effect(config) == _effect(self._config):
-            self._config = config  # it says something new about pods, and nothing about events
+            self._config = config  # the change concerns pods only, not delivery
             return
         self._next = config
         self._stir.set()
 
     def refresh(self) -> None:
-        """Secrets may have changed: those in use are taken up anew."""
+        """Reload secrets in use if they changed."""
         if self._session is None:
-            self._stir.set()  # try again now: perhaps it was the password
+            self._stir.set()  # reconnect now: a wrong password may be the cause of the outage
         elif self._wanted_connection() != self._connection or needs_secrets_anew(self._lineup, self._secrets):
             log.info("A secret has changed.", extra={"relay": self.name})
             self._stir.set()
@@ -128,7 +128,7 @@ class Relay:
         return self._next or self._config
 
     def _take_up(self, stop: asyncio.Event) -> list[Sink]:
-        """What is wanted by now becomes what is. Returns the sinks that are not needed for it any more."""
+        """Make the pending configuration the current one and return the sinks that are no longer used."""
         if not stop.is_set():
             self._stir.clear()
         before = self._lineup
@@ -139,10 +139,10 @@ class Relay:
             self._lineup = line_up_again(self._config.subscriptions, self._secrets, before)
         return before.replaced_by(self._lineup)
 
-    # -- life --------------------------------------------------------------------------------------------------------
+    # -- life cycle --------------------------------------------------------------------------------------------------
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until told to stop; then finish what is in hand, settle, release."""
+        """Run until ``stop`` is set; then finish the batches in flight, settle and release."""
         outage = Outage(_RECONNECT)
         sampling = asyncio.ensure_future(self._sample_rates())
         stopping = asyncio.ensure_future(self._stir_on(stop))
@@ -181,14 +181,14 @@ class Relay:
         self._message, self._reason = str(error), reason_for(error)
 
     async def _connected(self, stop: asyncio.Event) -> None:
-        """One connection, and the session on it."""
+        """Run one connection and its session."""
         wanted = self._wanted_connection()
         read_url = database_url(self._config.relay, self._secrets)
 
         def url() -> str:
             try:
                 return read_url()
-            except ConfigError:  # the secret vanished: what is there goes on with what it has
+            except ConfigError:  # the secret was removed: continue with the known URL
                 return wanted.url
 
         schema = self._schema
@@ -214,7 +214,7 @@ class Relay:
             await asyncio.wait({upkeep}, timeout=_LONG_ENOUGH)
 
     async def _serve(self, store: PostgresStore, stop: asyncio.Event) -> None:
-        """One session, from its declaration to its end."""
+        """Declare the subscriptions, join, and run one session."""
         timings = self._timings(self._config)
         subscriptions = await unless(stop, self._declare(store))
         streams = {
@@ -253,7 +253,7 @@ class Relay:
         stop: asyncio.Event,
         ends: asyncio.Event,
     ) -> None:
-        """Whatever is wanted anew while a session runs; ends the session where that takes another connection."""
+        """Apply configuration changes to a running session. If a change needs another connection, end the session."""
         farewell = asyncio.ensure_future(self._say_farewell(store, changeover.leaving))
         try:
             while True:
@@ -266,7 +266,7 @@ class Relay:
                 farewell.cancel()
                 changeover.left.clear()
                 self._unused += self._take_up(stop)
-                for leases in (store, session):  # a lease must outlast the longest delivery
+                for leases in (store, session):  # a lease must outlast the longest delivery timeout
                     leases.extend_leases(self._timings(self._config).lease_ttl)
                 changeover.dismiss(self._lineup, lambda each: self._let_others_finish(store, [each]))
                 await changeover.declare(self._lineup, self._edition, may_lay_out=self._may_lay_out)
@@ -302,7 +302,10 @@ class Relay:
         return subscriptions
 
     async def _let_others_finish(self, store: PostgresStore, declared: Sequence[Declared]) -> None:
-        """They get the same news, and let go. What they have on its way would come twice if it were taken from them."""
+        """Wait until other relays, which get the same configuration, released their partitions.
+
+        Repartitioning earlier would redeliver their in-flight batches.
+        """
         deadline = self._clock() + _COURTESY
         while self._clock() < deadline:
             if not await store.in_other_hands(declared, self._edition):
@@ -310,7 +313,7 @@ class Relay:
             await asyncio.sleep(_LOOK_AGAIN)
 
     async def _say_farewell(self, store: PostgresStore, leaving: frozenset[str]) -> None:
-        """Deleted subscriptions are forgotten, once no relay with an older configuration moves them any more."""
+        """Retire deleted subscriptions once no relay with an older configuration delivers them."""
         named, edition = {full_name(each) for each in self._config.subscriptions}, self._edition
         try:
             while True:
@@ -320,11 +323,14 @@ class Relay:
                 if not farewell.awaited:
                     return
                 await asyncio.sleep(_FAREWELL_EVERY)
-        except MailboatError as error:  # whoever works on this connection notices too, and begins again
+        except MailboatError as error:  # the session on the same connection fails too and is restarted
             log.debug("Deleted subscriptions were not forgotten: %s", error)
 
     def _wanted_connection(self) -> Connection:
-        """Raises ``ConfigError`` where there is no URL, unless there is a connection: what is there goes on."""
+        """Return the connection that the wanted configuration needs.
+
+        If there is no URL, keep the URL of the open connection. Raise ``ConfigError`` if there is no connection.
+        """
         config = self._wanted
         try:
             url = database_url(config.relay, self._secrets)()
@@ -338,7 +344,7 @@ class Relay:
         if self._own_timings is not None:
             return self._own_timings
         longest = max((each.spec.delivery.timeout.seconds for each in config.subscriptions), default=30.0)
-        # A lease must outlast a whole delivery, with room for a few heartbeats that come late.
+        # A lease must outlast a whole delivery, with a margin for a few late heartbeats.
         return Timings(lease_ttl=longest + 30.0)
 
     def _waits(self, why: str) -> None:
@@ -351,7 +357,7 @@ class Relay:
         return WakeSettings(wake.poll_interval.seconds, wake.idle_after, wake.max_idle_interval.seconds)
 
     async def assign(self, name: str, generation: int, owners: dict[int, str]) -> bool:
-        """An assignment from outside for one subscription. False if a newer one is known already."""
+        """Store an external assignment for one subscription. Return False if a newer one is already stored."""
         session, store = self._session, self._store
         if session is None or store is None:
             raise DatabaseUnavailable("not connected to the database, where assignments are kept: try again")
@@ -359,13 +365,13 @@ class Relay:
         if not numbers:
             raise LookupError(name)
         if session.streams[numbers[0]].pulled:
-            return True  # its partitions belong to consumers, which may hold their cursors for long
+            return True  # the partitions belong to consumers, which may hold their cursors for a long time
         return await store.assign(numbers[0], generation, owners)
 
-    # -- what it tells -----------------------------------------------------------------------------------------------
+    # -- status ------------------------------------------------------------------------------------------------------
 
     def status(self) -> RelayStatus:
-        """What is known now; asks nobody."""
+        """Return the status from memory, without any query."""
         session = self._session
         janitor = self._janitor
         return RelayStatus(
@@ -402,19 +408,19 @@ class Relay:
 
 
 def _effect(config: Configuration) -> object:
-    """The part of a configuration that a running relay can feel."""
+    """Return the part of a configuration that affects a running relay."""
     spec = config.relay.spec
     subscriptions = [(full_name(each), each.metadata.uid, each.spec) for each in config.subscriptions]
     return config.relay.metadata.uid, spec.database, spec.outbox, spec.wake, subscriptions
 
 
 def _trouble(janitor: Janitor | None) -> str:
-    """What a relay that runs should still be asked about: without upkeep, writers run out of partitions."""
+    """Return the error of the outbox maintenance, without which writers run out of time partitions."""
     return f"Upkeep of the outbox failed: {janitor.upkeep.error}" if janitor and janitor.upkeep.error else ""
 
 
 async def _either(*events: asyncio.Event) -> None:
-    """Until one of them is set."""
+    """Wait until one of the events is set."""
     waits = [asyncio.ensure_future(event.wait()) for event in events]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -1,13 +1,13 @@
-"""One connected period of a relay: from joining the others to letting go in good order, or to the loss of the database.
+"""One connected period of a relay: from registration to an orderly release, or to the loss of the database.
 
-Subscriptions come and go while it runs (``admit``, ``withdraw``), each in its own time.
+Subscriptions are added and removed independently while a session runs (``admit``, ``withdraw``).
 
-Everything in memory belongs to the session. When the database goes away or another server answers, the session ends
-with ``DatabaseUnavailable``, all of it is dropped, and the relay begins a new one: nothing that was known before can
-be trusted.
+The session owns all state in memory. If the database becomes unavailable or another server answers, the session ends
+with ``DatabaseUnavailable`` and its state is discarded, because none of it can be trusted. The relay then starts a new
+session.
 
-Its tasks: the *watch* (heartbeats, rings, ownership), the *keeper* (ticks), one per *pump*, one per *reader*, one per
-*sink* that is not open yet, and the *probe* (lag). They share one event loop and no locks.
+Tasks: the *watch* (heartbeats, wake-ups, ownership), the *keeper* (ticks), one per *pump*, one per *reader*, one per
+*sink* that is not open yet, and the *probe* (lag). They share one event loop and need no locks.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """The relay's own clockwork, in seconds."""
+    """Intervals and limits of a relay, in seconds."""
 
     beat_every: float = 1.0
     lease_ttl: float = 60.0
     overdue_after: float = 3.0
-    """Silence after which a relay whose liveness lock is free counts as dead."""
+    """Age of the last heartbeat after which a relay whose liveness lock is free counts as dead."""
     grace: float = 10.0
-    """How long a partition may be without an owner before anybody takes it, whatever the assignment says."""
+    """Time without an owner after which any relay claims a partition, regardless of the assignment."""
     probe_every: float = 2.0
     deadline: float = 30.0
-    """After which a database that does not answer counts as away."""
+    """Time after which a database that does not answer counts as unavailable."""
     drain_within: float = 20.0
-    """How long an orderly stop waits for answers that are still out."""
+    """Time that an orderly stop waits for batches in flight."""
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class _Owned:
 
 @dataclass(slots=True)
 class Totals:
-    """Counts of pumps that have ended, by subscription, so that totals only ever grow."""
+    """Counts of ended pumps per subscription, so that totals never decrease."""
 
     delivered: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     refused: dict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -68,7 +68,7 @@ class Totals:
 
 
 class Session:
-    """A relay while it is connected."""
+    """State and tasks of a connected relay."""
 
     def __init__(
         self,
@@ -87,11 +87,11 @@ class Session:
         self.roster: Roster | None = None
         self.backlogs: dict[int, Backlog] = {}
         self.lag_errors: dict[int, str] = {}
-        """Subscriptions whose lag could not be asked for: what is in ``backlogs`` is from before."""
+        """Subscriptions whose last lag query failed; their entry in ``backlogs`` is older."""
         self.keeper = Keeper(store, wake, clock, self._hand_over, self._lost, self.spawn, passing)
         self.owned: dict[CursorKey, _Owned] = {}
         self.reported: frozenset[int] = frozenset()
-        """Pull subscriptions whose lag this relay reports. One relay does, for all partitions."""
+        """Pull subscriptions whose lag this relay reports. One relay reports all partitions of a subscription."""
         self._store = store
         self._me = me
         self._timings = timings
@@ -101,7 +101,7 @@ class Session:
         self._readers: set[WindowReader] = set()
         self._leaving: set[CursorKey] = set()
         self._farewells: dict[asyncio.Task[None], int] = {}
-        """Partitions on their way out, each task with its subscription."""
+        """Tasks that release partitions, with the subscription of each."""
         self._lease_ttl = timings.lease_ttl
         self._lease_until = 0.0
         self._unheld_since: dict[CursorKey, float] = {}
@@ -112,7 +112,10 @@ class Session:
         self._group: asyncio.TaskGroup
 
     async def run(self, stop: asyncio.Event, *beside: Coroutine[Any, Any, None]) -> None:
-        """Until told to stop, or the database is lost. What is ``beside`` ends with it, and ends it by an error."""
+        """Run until ``stop`` is set or the database is lost.
+
+        The coroutines in ``beside`` are cancelled with the session. An error of one of them ends the session.
+        """
         try:
             async with asyncio.TaskGroup() as self._group:
                 watch = self._group.create_task(self._watch())
@@ -120,9 +123,9 @@ class Session:
                 for stream in self.streams.values():
                     self._open(stream)
                 await stop.wait()
-                watch.cancel()  # or it would claim again what is let go; the lease outlasts the good-bye
+                watch.cancel()  # it would claim released partitions again; the leases outlast the shutdown
                 self._let_go(list(self.owned))
-                await self._gone()  # what is leaving needs the keeper
+                await self._gone()  # releasing partitions needs the keeper
                 for task in (*background, *self._opening.values()):
                     task.cancel()
         except BaseExceptionGroup as errors:
@@ -131,16 +134,17 @@ class Session:
     # -- subscriptions -----------------------------------------------------------------------------------------------
 
     def admit(self, subscription: Subscription, stream: Stream) -> None:
-        """Deliver one more subscription. The store serves it already."""
+        """Start to deliver a subscription that is already declared in the store."""
         self.streams[subscription.number] = stream
         self.subscriptions[subscription.number] = subscription
         self._admitted_at = self._clock()
         self._open(stream)
 
     async def withdraw(self, number: int, *, keep: bool) -> None:
-        """Deliver a subscription no longer: finish what is in hand, settle, and release its partitions.
+        """Stop delivering a subscription: finish the batches in flight, settle, and release its partitions.
 
-        ``keep``: they stay with this relay, which admits the subscription again at once. Others go on meanwhile.
+        ``keep``: do not release the partitions, because this relay admits the subscription again immediately. Other
+        subscriptions are not interrupted.
         """
         self._withdrawing.add(number)
         self.reported -= {number}
@@ -155,7 +159,7 @@ class Session:
         self._store.withdraw(number)
 
     def extend_leases(self, ttl: float) -> None:
-        """Count on leases of so many seconds from the next heartbeat on, if longer. The store was told before."""
+        """Use a longer lease duration from the next heartbeat on. The store must be updated first."""
         self._lease_ttl = max(self._lease_ttl, ttl)
 
     def _open(self, stream: Stream) -> None:
@@ -168,14 +172,14 @@ class Session:
             began, ttl = self._clock(), self._lease_ttl
             roster = await self._store.beat()
             self._lease_until = began + ttl
-            if began > self._admitted_at:  # what was asked before says nothing about a subscription that came since
+            if began > self._admitted_at:  # an earlier query does not include a subscription admitted since
                 await self._follow(roster)
             while (left := began + self._timings.beat_every - self._clock()) > 0:
                 if await self._store.rung(left):
                     self.keeper.ring()
 
     async def _follow(self, roster: Roster) -> None:
-        """Does what the roster asks of this relay."""
+        """Claim and release partitions according to the roster."""
         self.roster = roster
         now = self._clock()
         self._notice_changes(roster.subscriptions)
@@ -260,7 +264,7 @@ class Session:
         return self._lease_until - self._clock()
 
     def _let_go(self, keys: Iterable[CursorKey], *, keep: bool = False) -> None:
-        """Each subscription in its own time: a sink that does not answer must not hold up what others could move on."""
+        """Release partitions with one task per subscription, so that a hanging sink does not delay other releases."""
         together: dict[int, list[CursorKey]] = defaultdict(list)
         for key in keys:
             together[key.subscription].append(key)
@@ -270,12 +274,12 @@ class Session:
             farewell.add_done_callback(self._farewells.pop)
 
     async def _gone(self, number: int | None = None) -> None:
-        """Waits until what is leaving is gone: of one subscription, or all."""
+        """Wait until pending releases are complete, of one subscription or of all."""
         while going := [task for task, its in self._farewells.items() if number in (None, its)]:
             await asyncio.wait(going)
 
     async def _let_go_together(self, keys: Iterable[CursorKey], keep: bool) -> None:
-        """Finishes the batches in hand, settles, releases."""
+        """Finish the batches in flight, settle and release."""
         leaving = {key: self.owned[key] for key in keys if key in self.owned and key not in self._leaving}
         if not leaving:
             return
@@ -299,7 +303,7 @@ class Session:
         self._passing(Point.RELEASED)
 
     def _lost(self, key: CursorKey) -> None:
-        """Another relay has it: stop at once, change nothing."""
+        """Stop the pump of a partition that another relay owns, without settling (G5)."""
         owned = self.owned.get(key)
         if owned is not None:
             log.warning("A partition was taken over by another relay.", extra={"partition": key.partition})
@@ -325,7 +329,7 @@ class Session:
             pump.offer(opened.window, events, events[-1].id, last=True)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run it as a part of the session, which ends with its error."""
+        """Run a coroutine as a task of the session. If it fails, the session ends with its error."""
         return self._group.create_task(work)
 
     def _read(self, reader: WindowReader) -> None:
@@ -346,7 +350,7 @@ class Session:
             try:
                 await stream.sink.open()
                 stream.ready, stream.trouble = True, None
-            except Exception as error:  # what is not ``SinkUnavailable`` must not take the other subscriptions along
+            except Exception as error:  # an unexpected error of a sink must not end the other subscriptions
                 reason = error if isinstance(error, SinkUnavailable) else away(stream, error)
                 if stream.trouble is None:
                     log.warning("The sink can't be reached: %s", reason, extra={"subscription": stream.name})
@@ -357,7 +361,7 @@ class Session:
                 owned.pump.nudge()
 
     async def _probe(self) -> None:
-        """Asks the store for lag: soon where something is pending, seldom where nothing is."""
+        """Query the lag of each subscription, less often if the subscription is idle."""
         while True:
             await asyncio.sleep(self._timings.probe_every)
             for number in {key.subscription for key in self.owned} | self.reported:
@@ -368,7 +372,7 @@ class Session:
                 try:
                     self.backlogs[number] = await self._store.backlog(number)
                     self.lag_errors.pop(number, None)
-                except MailboatError as error:  # whether the database is away, others notice: delivery needs no lag
+                except MailboatError as error:  # delivery needs no lag; other tasks detect a database outage
                     if number not in self.lag_errors and (known := self.subscriptions.get(number)) is not None:
                         about = {"subscription": known.name}
                         log.warning("Lag is not known for now: %s", error, extra=about)
@@ -376,7 +380,7 @@ class Session:
                 self._probed_at[number] = self._clock()
 
     def at_rest(self, number: int) -> bool:
-        """Whether all that this relay owns of a subscription is settled up to the last look."""
+        """Return whether all events of this relay's partitions found by the last poll are settled."""
         return all(
             self.keeper.at_tip(key) and owned.pump.pending == 0
             for key, owned in self.owned.items()
@@ -385,17 +389,17 @@ class Session:
 
 
 def reporter(roster: Roster, number: int) -> str | None:
-    """The relay that reports the lag of a pull subscription: the first by id of those that serve it."""
+    """Return the relay that reports the lag of a pull subscription: the lowest id of the relays that serve it."""
     return min((peer.id for peer in roster.peers if peer.alive and number in peer.serves), default=None)
 
 
 def _most_telling(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """One error for the loop around: one of ours if there is any. The others are logged, or nobody would see them."""
+    """Choose the error for the caller, a ``MailboatError`` if there is one. Log the others."""
     found = list(_each(errors))
     chosen = next((error for error in found if isinstance(error, MailboatError)), found[0])
     told = {repr(chosen)}
     for error in found:
-        if repr(error) not in told:  # many tasks notice the same thing
+        if repr(error) not in told:  # several tasks may fail for the same reason
             told.add(repr(error))
             ours = isinstance(error, MailboatError)
             what = error if ours else type(error).__name__
