@@ -1,8 +1,8 @@
-"""Telling the dead-letter topic about events that are given up on, before they are dead.
+"""Publication of dead letters to the dead-letter topic.
 
-An event is dead only once its notice arrived (or was refused for good): until then it stays parked, doomed, and its key
-waits. What must not wait is everything else. So one notice that gets no definite answer stands for all of the
-subscription, in all of its partitions: until the topic may be asked again, nobody asks it.
+An event becomes a dead letter only once its notice is acknowledged or definitely refused. Until then the event stays
+parked as pending dead letter (``doomed``), and its key waits. Other keys must not wait. So after one notice without a
+definite result, no partition of the subscription publishes to the topic until the back-off has passed.
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Announcer:
-    """Announces the dead of one partition."""
+    """Publisher of the dead letters of one partition."""
 
     stream: Stream
     courier: Courier
 
     async def told(self, notice: DeathNotice) -> bool:
-        """Tells the topic, if there is one. False: it was out of reach, so the event is not dead yet."""
+        """Publish a notice if a topic is configured. Return False if the event must stay parked for now.
+
+        This is the case if the topic is unavailable or in back-off, if the pump is stopping, or if memory ran out.
+        """
         stream = self.stream
         if stream.announce is None:
             return True
         try:
             message = stream.announce(notice)
             refused = stream.refusal(message)
-        except Exception as error:  # nobody could give the event up otherwise, and every relay would die of it
+        except Exception as error:  # otherwise the event could never be dead-lettered, and every relay would crash
             if is_exhaustion(error):
                 self._is_away(exhausted())
                 return False
@@ -55,7 +58,7 @@ class Announcer:
             self._is_there()
             refused = answer
         if refused is not None:
-            # What is too large for one topic often is for the other. Its key must not wait for that to change.
+            # An event too large for one topic is often too large for the other. Its key must not wait for a change.
             log.warning(
                 "Event %s is dead, and the dead-letter topic refused it; `mailboat dlq show` has it: %s",
                 notice.event.event_id,

@@ -1,6 +1,6 @@
-"""Which of the waiting events make the next batch: as many as fit, in order, without those whose key is parked.
+"""Selection of the next batch: as many queued events as fit, in order, without events of parked keys.
 
-Almost always that is simply the next so many of them, found without looking at each.
+Usually the batch is a plain slice of the queue, found without a check of each event.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ _payload, _headers, _tags = (itemgetter(Event._fields.index(name)) for name in (
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How large a batch may be."""
+    """Size limits of a batch."""
 
     messages: int
     bytes: int
-    """Of whole events. A single event may have more."""
+    """Total size of the events. A single event may be larger."""
     one_per_key: bool
     """At most one event of a key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A batch, as indexes of the waiting events."""
+    """A batch as indexes of the queued events."""
 
     sent: Sequence[int]
     aside: Sequence[int]
-    """Of parked keys, up to ``end``: they wait behind what their key waits for."""
+    """Events of parked keys before ``end``: they are parked behind the head of their key."""
     end: int
-    """Up to which (excluded) all are in the batch or aside."""
+    """Exclusive end: every event before it is in the batch or set aside."""
 
 
 def total_bytes(events: Sequence[Event]) -> int:
-    """How much some events come to, as ``event_bytes`` counts; without a call for each."""
+    """Return the sum of ``event_bytes`` over the events, without a call per event."""
     return (
         sum(map(len, filter(None, map(_payload, events))))
         + sum(map(len, filter(None, map(_headers, events))))
@@ -46,9 +46,9 @@ def total_bytes(events: Sequence[Event]) -> int:
 
 
 def choose(events: Sequence[Event], start: int, limits: Limits, parked: Collection[str], bytes: int) -> Chosen:
-    """The next batch, from ``start`` on. It is never empty unless all that is left is aside.
+    """Return the next batch from ``start`` on. It is empty only if all remaining events are set aside.
 
-    ``bytes``: what all of the events come to. Mostly they fit into one batch, and need not be measured again.
+    ``bytes``: total size of ``events``. If all of them fit into one batch, the slice is not measured again.
     """
     if not parked and not limits.one_per_key:
         end = min(start + limits.messages, len(events))

@@ -1,10 +1,10 @@
-"""Handing messages over to a sink that may not keep its contract, as a third party's may not.
+"""Publishing to a sink that may violate its contract, such as a third-party sink.
 
-A sink answers, and does so in time. One that raises instead, or says nothing at all, must neither end the relay nor
-stop its partition in silence: it counts as away, which costs no event an attempt and which people are told of.
+A sink must return results within the timeout. If it raises or does not return, the relay must not end and the partition
+must not stop unnoticed. The sink then counts as unavailable, which costs no event an attempt and is reported.
 
-A call that takes too long is cancelled, which purges what it has not sent, and nothing is sent again before it has
-ended. So what it held may arrive twice, as after any answer that got lost, and in order.
+A call that exceeds the timeout is cancelled, which purges its unsent messages. Nothing is sent again before the call
+has ended. So its messages may arrive twice, as after any lost acknowledgement, but in order (G9).
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from mailboat.sinks.protocol import Failures
 log = logging.getLogger(__name__)
 
 SLACK = 10.0
-"""Seconds beyond the delivery timeout after which a sink will not answer any more. A lease outlasts that."""
+"""Seconds beyond the delivery timeout after which a call is cancelled. A lease lasts longer."""
 
 
 def hand_over(stream: Stream, messages: Sequence[Outgoing]) -> asyncio.Task[Failures]:
-    """The sink's answers. Calls of a sink count in the order in which they are made, so this one is made at once."""
+    """Publish messages and return a task for the results. ``publish`` is called at once, to keep the call order."""
     answers: Coroutine[Any, Any, Failures]
     try:
         answers = stream.sink.publish(messages)
     except Exception as error:
         answers = _raising(error)
     task = asyncio.ensure_future(_answered(stream, answers, len(messages)))
-    task.add_done_callback(lambda _: answers.close())  # it may have been cancelled before it began
+    task.add_done_callback(lambda _: answers.close())  # the task may be cancelled before its first step
     return task
 
 
@@ -49,7 +49,7 @@ async def _answered(stream: Stream, answers: Coroutine[Any, Any, Failures], coun
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        reason = away(stream, error)  # something inside of the sink was cancelled, and not this call
+        reason = away(stream, error)  # a task inside the sink was cancelled, not this call
     except SinkUnavailable as error:
         reason = error
     except TimeoutError as error:
@@ -71,10 +71,10 @@ def _no_answer(stream: Stream) -> SinkUnavailable:
 
 
 def away(stream: Stream, error: BaseException) -> SinkUnavailable:
-    """What an error that a sink should have kept to itself means. Its traceback is logged the first time."""
+    """Convert an unexpected error of a sink to ``SinkUnavailable``. Log its traceback the first time."""
     fault = f"{type(error).__name__}: {error}"
     if fault != stream.fault:
         log.error("The sink failed in a way that it should not.", extra={"subscription": stream.name}, exc_info=error)
     stream.fault = fault
-    # Its text stays in the log: nobody knows what is in it.
+    # The text of the error stays in the log, because it may contain anything.
     return SinkUnavailable(f"the sink failed: {type(error).__name__}; the relay's log says where")

@@ -1,9 +1,9 @@
-"""Who moves what: each relay decides for itself, from what all of them see.
+"""Distribution of partitions: each relay decides for itself from the shared roster.
 
-Every relay computes the same target from the same roster (`mailboat_spec.assignment.balance`) and acts only on its own
-part of it: it lets go of what should be another's, and takes what should be its own once nobody holds it. An assignment
-from outside goes first, as long as the relay it names is alive. What nobody holds for longer than the grace time is
-taken by whoever sees it, so that a disagreement or a missing operator never stops delivery.
+Every relay computes the same target owners from the same roster (`mailboat_spec.assignment.balance`) and acts only on
+its own part: it releases partitions that belong to another relay, and claims its own once they have no owner. An
+external assignment takes precedence while the assigned relay is alive. If a partition has no owner for longer than the
+grace time, any relay claims it. So neither a disagreement nor a missing operator stops delivery.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from mailboat_spec.assignment import balance
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """What a relay should do about its partitions now."""
+    """Partitions that a relay should claim and release now."""
 
     claim: frozenset[CursorKey]
     release: frozenset[CursorKey]
 
 
 def targets(roster: Roster) -> dict[CursorKey, str]:
-    """Who should move what, as far as anybody alive serves it."""
+    """Return the target owner of each partition that a living relay serves."""
     alive = {peer.id: peer.serves for peer in roster.peers if peer.alive}
     wanted: dict[CursorKey, str] = {}
     shared: dict[frozenset[str], list[CursorKey]] = defaultdict(list)
@@ -44,14 +44,14 @@ def targets(roster: Roster) -> dict[CursorKey, str]:
 def decide(
     me: str, roster: Roster, held: Set[CursorKey], unheld_since: Mapping[CursorKey, float], now: float, grace: float
 ) -> Moves:
-    """Claims and releases for this relay. ``unheld_since``: when each cursor was first seen without a living owner."""
+    """Return claims and releases of this relay. ``unheld_since``: first time a cursor was seen without living owner."""
     wanted = targets(roster)
     alive = {peer.id for peer in roster.peers if peer.alive}
     free = {holding.key for holding in roster.holdings if holding.owner is None or holding.owner not in alive}
     served = next((peer.serves for peer in roster.peers if peer.id == me), frozenset())
     claim = {key for key in free if wanted.get(key) == me}
     claim |= {key for key, since in unheld_since.items() if key in free and now - since > grace}
-    # Held by an earlier session of ours: nobody else may take it, not even who should, so it is taken to be let go.
+    # Owned by an earlier session of this relay: no other relay can claim it, so claim it here to release it if needed.
     claim |= {holding.key for holding in roster.holdings if holding.owner == me}
     release = {key for key in held if wanted.get(key, me) != me}
     return Moves(frozenset(key for key in claim if key.subscription in served) - held, frozenset(release))

@@ -1,7 +1,7 @@
-"""The named points of the pump's cycle.
+"""Named points of the delivery cycle.
 
-A relay announces each as it passes it. In production nobody listens; tests wait for a point instead of sleeping, and
-kill the process at every one of them to show that nothing is lost.
+A relay reports each point as it passes. Production ignores the reports. Tests wait for a point instead of sleeping, and
+kill the process at every point to prove that no event is lost.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import Enum
 
 
 class Point(Enum):
-    """Where in its cycle a relay is."""
+    """A point in the delivery cycle."""
 
     CLAIMED = "claimed"
     WINDOW_OPENED = "window-opened"
@@ -30,4 +30,4 @@ Passing = Callable[[Point], None]
 
 
 def unheard(point: Point) -> None:
-    """Nobody listens."""
+    """Ignore the point."""

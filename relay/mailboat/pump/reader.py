@@ -1,8 +1,8 @@
-"""Readers walk large windows (and reopened ones) and feed the partitions that share them.
+"""Readers of large and reopened windows, for all partitions that share one.
 
-One statement reads for all members at once. A member that can't keep up (a slow or failing sink, a paused
-subscription) is left behind with a reader of its own as soon as another one starves because of it, so nobody slows
-anybody else down. They meet again at the tip.
+One statement reads for all members. A member may fall behind because of a slow or failing sink or a pause. As soon as
+another member starves because of it, the slow member gets a separate reader, so it delays no other partition. The
+members share reads again at the head of the log.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from mailboat.pump.partition import PartitionPump
 from mailboat.pump.points import Passing, Point, unheard
 
 PATIENCE = 0.2
-"""Seconds for which a starving member waits for the slowest one."""
+"""Seconds that a starving member waits for the slowest one."""
 
 
 class WindowReader:
-    """Reads one window for some partitions, from a position on."""
+    """Reader of one window for some partitions, from a position on."""
 
     def __init__(
         self,
@@ -37,11 +37,11 @@ class WindowReader:
         self._after = min((pump.read_upto for pump in members.values()), default=0)
 
     def leave(self, key: CursorKey) -> None:
-        """A partition that is not ours any more."""
+        """Remove a partition that this relay no longer owns."""
         self.members.pop(key, None)
 
     async def run(self) -> None:
-        """To the end of the window, or until nobody is left."""
+        """Read to the end of the window, or until no member is left."""
         while self.members:
             await self._until_room()
             if not self.members:

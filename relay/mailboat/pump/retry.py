@@ -1,4 +1,4 @@
-"""When to try again: back-off as values, success resets it."""
+"""Retry policy and back-off as immutable values; a success resets the back-off."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from random import Random
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Exponential, with a ceiling, and jitter so that many failures of one moment do not return in one moment."""
+    """Exponential back-off with a ceiling. Jitter spreads the retries of simultaneous failures."""
 
     initial: float
     factor: float
@@ -16,8 +16,8 @@ class Backoff:
     jitter: float
 
     def delay(self, failures: int, random: Random) -> float:
-        """Seconds to wait after so many failures in a row (at least one)."""
-        # The exponent is bounded first: factor ** 10_000 does not fit into a float.
+        """Return the seconds to wait after this number of consecutive failures (at least one)."""
+        # Bound the exponent first: factor ** 10_000 does not fit into a float.
         steps = min(failures - 1, 64)
         plain = min(self.initial * self.factor**steps, self.ceiling)
         return plain * (1 + self.jitter * random.uniform(-1, 1))
@@ -25,21 +25,21 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How often an event is tried, and what happens to it then."""
+    """Attempt limit, back-off, and treatment of exhausted events."""
 
     max_attempts: int
     backoff: Backoff
     dead_letters: bool
-    """False: an event that used up its attempts blocks its key until a person decides."""
+    """If False, an event without attempts left blocks its key until a person decides."""
 
     def exhausted(self, attempts: int, retryable: bool) -> bool:
-        """Whether an event that failed so often gets no further attempt."""
+        """Return whether an event with this number of attempts gets no further one."""
         return not retryable or attempts >= self.max_attempts
 
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A sink that is away: how long to leave it alone. ``failures`` is 0 while it is there."""
+    """Back-off while a sink is unavailable. ``failures`` is 0 while the sink is available."""
 
     backoff: Backoff
     failures: int = 0
@@ -55,6 +55,6 @@ class Outage:
 
 
 OUTAGE_BACKOFF = Backoff(initial=0.25, factor=2, ceiling=5.0, jitter=0.2)
-"""A sink that is away is asked again soon: it costs no event an attempt, and people wait for it to come back."""
+"""Short, because a retry of an unavailable sink costs no event an attempt and recovery should be noticed soon."""
 DEAD_TOPIC_BACKOFF = Backoff(initial=1.0, factor=2, ceiling=60.0, jitter=0.2)
-"""A dead-letter topic is asked seldom while it is away: to ask may take a delivery's time, and healthy keys wait."""
+"""Long, because a try on an unavailable dead-letter topic may take the delivery timeout while healthy keys wait."""

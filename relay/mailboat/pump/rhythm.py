@@ -1,11 +1,11 @@
-"""When to look at the outbox again: polling is the truth, a ring only shortens the wait.
+"""Poll interval of the outbox. Polling finds every event; a wake-up (NOTIFY) only shortens the wait.
 
-    busy      something was found just now: look again at once (the last tick's duration sets the pace)
-    lingering nothing was found for a moment: look every few milliseconds, writers are not asked to ring
-    asleep    nothing for longer: the doorbell hangs out, and the poll interval grows from ``poll`` to ``longest``
+    busy      the last poll found events: poll again at once (the duration of the last tick sets the pace)
+    lingering no events for a moment: poll every few milliseconds, writers do not notify
+    idle      no events for longer (``asleep``): writers notify, and the interval grows from ``poll`` to ``longest``
 
-The interval does not grow while a transaction that was open when the doorbell was hung out still is: its writer may
-have looked before, and only a poll will find its events.
+The interval does not grow while a transaction is open that began before notifications were requested. Its writer may
+have checked for the request before, so only a poll finds its events.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 LINGER = 0.05
-"""Seconds without an event before the relay goes to sleep."""
+"""Seconds without an event before the relay becomes idle."""
 LINGER_POLL = 0.004
-"""Seconds between looks meanwhile: it bounds latency under a steady trickle, at the price of cheap empty reads."""
+"""Poll interval before that, in seconds: bounds latency under a low steady load, at the price of cheap empty reads."""
 SHORT = 0.003
 SHARE = 0.5
-"""Pause after a tick, as a share of what it took beyond ``SHORT`` seconds: many cursors make ticks rarer, not the
-database busier."""
+"""Pause after a tick, as a share of its duration beyond ``SHORT`` seconds: many cursors make ticks less frequent
+instead of the database busier."""
 LONGEST_PAUSE = 0.2
 
 
@@ -34,7 +34,7 @@ class WakeSettings:
 
 @dataclass(frozen=True, slots=True)
 class Rhythm:
-    """How quiet it has been."""
+    """State of the poll interval."""
 
     settings: WakeSettings
     quiet_since: float | None = None
@@ -42,27 +42,27 @@ class Rhythm:
     empty_polls: int = 0
 
     def found(self) -> Rhythm:
-        """There were events."""
+        """Return the state after a poll that found events."""
         return Rhythm(self.settings)
 
     def quiet(self, now: float) -> Rhythm:
-        """There were none."""
+        """Return the state after a poll that found no events."""
         return replace(self, quiet_since=now if self.quiet_since is None else self.quiet_since)
 
     def should_sleep(self, now: float) -> bool:
-        """Whether it is time to hang out the doorbell."""
+        """Return whether to become idle and request notifications."""
         return not self.asleep and self.quiet_since is not None and now - self.quiet_since >= LINGER
 
     def slept(self) -> Rhythm:
-        """The doorbell hangs out."""
+        """Return the state after notifications were requested."""
         return replace(self, asleep=True, empty_polls=0)
 
     def polled_in_vain(self, undecided_writers: bool) -> Rhythm:
-        """A poll while asleep found nothing."""
+        """Return the state after an empty poll while idle."""
         return self if undecided_writers else replace(self, empty_polls=self.empty_polls + 1)
 
     def wait(self, last_tick: float) -> float:
-        """Seconds until the next look, if nobody rings and nothing is to be settled."""
+        """Return the seconds until the next poll, if there is no wake-up and no settlement."""
         if self.quiet_since is None:
             return pause(last_tick)
         if not self.asleep:
@@ -72,5 +72,5 @@ class Rhythm:
 
 
 def pause(last_tick: float) -> float:
-    """The least time between two ticks."""
+    """Return the minimum time between two ticks."""
     return min(max(last_tick - SHORT, 0.0) * SHARE, LONGEST_PAUSE)

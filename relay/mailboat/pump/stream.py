@@ -1,4 +1,4 @@
-"""One subscription as its pumps see it: policy, sink and encoder, shared by all of its partitions in this relay."""
+"""One subscription in delivery: policy, sink and encoder, shared by its partitions in this relay."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Clock = Callable[[], float]
 
 
 class Encoder(Protocol):
-    """Makes a sink's message of an event. Raises ``EventRefused`` for an event that can't be one."""
+    """Converts events to messages of a sink. Raises ``EventRefused`` for an event that can't be encoded."""
 
     def encode(
         self, event: Event, *, sequence: int, partition: int, generation: int, attempt: int, replay: bool = False
@@ -32,7 +32,7 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeathNotice:
-    """What the dead-letter topic is told about an event."""
+    """Content of a message to the dead-letter topic."""
 
     event: Event
     sequence: int
@@ -46,25 +46,25 @@ class DeathNotice:
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """How a subscription is delivered."""
+    """Delivery settings of a subscription."""
 
     batch_size: int
     timeout: float
     policy: Policy
     batch_bytes: int = 4 * 1024 * 1024
-    """Bytes of events in a batch, and waiting in front of a partition: large events must not fill the memory."""
+    """Limit for the bytes of a batch and of a partition's inbox, so that large events do not exhaust memory."""
     ordered: bool = True
-    """Whether the events of a key keep their order; if not, a failed event holds up nobody."""
+    """Whether the events of a key keep their order. If not, a failed event delays no other event."""
     flights: int = 2
-    """Batches of one partition that may be on the way at once, on a sink that keeps order among them."""
+    """Maximum of batches in flight per partition, on a sink that keeps order among them."""
     max_parked: int = 10_000
-    """Parked events of one partition above which it takes nothing new: a destination that refuses everything must
-    not copy the whole outbox into the parking lot."""
+    """Number of parked events at which a partition takes no new events. Otherwise a destination that refuses everything
+    would copy the whole outbox into the table of parked events."""
 
 
 @dataclass(slots=True)
 class DeadTopic:
-    """Whether the dead-letter topic takes notices, as far as any partition has found out."""
+    """Availability of the dead-letter topic, shared by all partitions."""
 
     trouble: str | None = None
     outage: Outage = field(default_factory=lambda: Outage(DEAD_TOPIC_BACKOFF))
@@ -82,20 +82,20 @@ class Stream:
     encoder: Encoder
     settings: StreamSettings
     announce: Callable[[DeathNotice], Outgoing] | None
-    """Makes the message for the dead-letter topic; None: dead letters are kept in the table only."""
+    """Builds the message for the dead-letter topic. If None, dead letters are stored in the table only."""
     dead_topic: DeadTopic = field(default_factory=DeadTopic)
     ready: bool = False
-    """Whether the sink is open: before, nothing is handed over."""
+    """Whether the sink is open. Nothing is published before."""
     trouble: str | None = None
-    """Why it is not."""
+    """Reason why the sink is not open."""
     fault: str | None = None
-    """What the sink did last that no sink should do; None once it answers properly."""
+    """Last contract violation of the sink; None once a call succeeds."""
     pulled: bool = False
-    """Its partitions belong to consumers, who take the events; relays report its lag."""
+    """The partitions belong to pull consumers; relays only report the lag."""
     clock: Clock = time.monotonic
     random: Random = field(default_factory=Random)
     passing: Passing = unheard
 
     def refusal(self, message: Outgoing) -> EventRefused | None:
-        """Why the sink would refuse this message, as far as can be told here."""
+        """Return the reason if the sink would refuse this message, as far as that is decidable locally."""
         return self.sink.refusal(message)

@@ -1,8 +1,8 @@
-"""Errors that nobody planned for: of an encoder, or of a sink that raises where it should answer.
+"""Unexpected errors of an encoder, or of a sink that raises instead of returning results.
 
-None of them may end a relay: it has other events and other subscriptions, and would meet the same error when it is
-started again. What fails while a message is made is that event's fault, since it would fail the same way again. Only a
-lack of memory is not: that is the relay's trouble, and costs no event an attempt.
+No such error may end a relay: the relay has other events and subscriptions, and would hit the same error after a
+restart. An error while a message is encoded counts against the event, since it would occur again. The exception is a
+lack of memory, which is a problem of the relay and costs no event an attempt.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from mailboat.events import Event
 log = logging.getLogger(__name__)
 
 CANT_ENCODE = "CantEncode"
-"""The reason given to an event of which no message can be made, and nobody foresaw why."""
+"""Failure reason of an event whose encoding failed unexpectedly."""
 
 
 class Unexpected(Exception):
-    """Stands for another error where a traceback is logged: says its class, and not its text, which may hold an event's
-    payload."""
+    """Replacement for another error in a logged traceback. It carries the class name but not the text, which may
+    contain an event's payload."""
 
 
 def is_exhaustion(error: Exception) -> bool:
-    """Whether the relay ran out of memory: with more of it, or fewer events at once, the same would succeed."""
+    """Return whether the relay ran out of memory. With more memory or fewer events the same call would succeed."""
     return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
 
 
 def exhausted() -> SinkUnavailable:
-    """Nothing can be sent for now, whatever the destination."""
+    """Return the error for a lack of memory, which affects every destination."""
     return SinkUnavailable(
         "the relay has too little memory to make the next message: raise its memory limit; it tries again by itself"
     )
 
 
 def cant_encode(event: Event, error: Exception, subscription: str) -> EventRefused | SinkUnavailable:
-    """Why no message was made of the event. If the event is given up for it, log where it happened."""
+    """Return the reason why an event can't be encoded. If the event is refused for it, log the traceback."""
     if is_exhaustion(error):
         return exhausted()
     tell_where(f"No message can be made of event {event.event_id}, so it is given up", error, subscription)
@@ -49,7 +49,7 @@ def cant_encode(event: Event, error: Exception, subscription: str) -> EventRefus
 
 
 def tell_where(what: str, error: Exception, subscription: str) -> None:
-    """Logs what happened, with a traceback that has no payload in it."""
+    """Log an error with a traceback that contains no payload."""
     stand_in = Unexpected(type(error).__name__)
     log.error(
         "%s. This should not happen: please report it.",

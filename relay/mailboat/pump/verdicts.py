@@ -1,8 +1,7 @@
-"""What a sink's answers mean for the events of a run: the decision at the heart of order and attempts.
+"""Evaluation of a sink's results, which decides about order and attempts.
 
-A run is what was handed over and not yet settled, in order. After every round of answers each of its items is
-delivered, refused, set aside behind a refused one of its key, or still to be sent; the rules are here and nowhere
-else.
+A run is the ordered list of events that were published and not yet settled. After every round each item is delivered,
+refused, set aside behind a refused event of its key, or pending. Only this module defines these rules.
 """
 
 from __future__ import annotations
@@ -17,45 +16,45 @@ from mailboat.outbox.store import Series
 
 
 class Fate(Enum):
-    """What is known about an item."""
+    """Result of an item so far."""
 
     PENDING = "pending"
     DELIVERED = "delivered"
     REFUSED = "refused"
     ASIDE = "aside"
-    """It waits behind a refused event of its key, or its key was parked before."""
+    """Waits behind a refused event of its key, or the key was already parked."""
 
 
 @dataclass(slots=True)
 class Item:
-    """One event of a run that did not go smoothly."""
+    """One event of a run with a failure."""
 
     event: Event
     sequence: int
     fate: Fate = Fate.PENDING
     refusal: EventRefused | None = None
     attempts: int = 0
-    """Attempts that were counted before this one."""
+    """Attempts counted before the current one."""
     replay: bool = False
     ordinal: int | None = None
-    """Its row in the parking lot, if it comes from there."""
+    """Row of the parked event, if the item was parked."""
     series: Series | None = None
-    """What its sequence is a number of; None: it was just taken, so that of its partition."""
+    """Series of the sequence number. None means the current series of the partition, since the event is new."""
     first_failed_at: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """How to go on with what is still pending."""
+    """Instruction for the items that are still pending."""
 
     away: SinkUnavailable | None
-    """The sink is away: wait, then send all of it again."""
+    """Set if the sink is unavailable: wait, then send all pending items again."""
     one_by_one: bool
-    """Somebody among them was refused and the sink can't say who: a batch of one gives a definite answer."""
+    """Some item was refused and the sink can't identify it: send single items, which get a definite result."""
 
 
 def judge(items: Sequence[Item], failures: Mapping[int, DeliveryError]) -> Round:
-    """Gives every item of one answered batch its fate."""
+    """Set the fate of every item of one batch from the sink's results."""
     away: SinkUnavailable | None = None
     refused = False
     for index, item in enumerate(items):
@@ -68,14 +67,14 @@ def judge(items: Sequence[Item], failures: Mapping[int, DeliveryError]) -> Round
             case SinkUnavailable() as reason:
                 away = away or reason
             case unclear if len(items) == 1:
-                # A sink must be definite about a batch of one. One that is not may not be asked in a tight loop.
+                # A sink must return a definite result for a batch of one. If it does not, back off: no tight loop.
                 away = SinkUnavailable(f"the sink gave no definite answer: {unclear}")
     undecided = any(item.fate is Fate.PENDING for item in items)
     return Round(away, one_by_one=undecided and away is None and not refused)
 
 
 def set_aside(items: Iterable[Item], parked: Collection[str], *, ordered: bool = True) -> None:
-    """Puts what stands behind a refused event of its key aside. Asking again changes nothing."""
+    """Set aside the items behind a refused event of their key. Idempotent."""
     if not ordered:
         return
     failed: set[str] = set()
@@ -85,14 +84,14 @@ def set_aside(items: Iterable[Item], parked: Collection[str], *, ordered: bool =
             continue
         if item.fate is Fate.REFUSED:
             if key in failed:
-                item.fate, item.refusal = Fate.ASIDE, None  # only the first of a key was to blame for sure
+                item.fate, item.refusal = Fate.ASIDE, None  # only the first refusal of a key is certain
             failed.add(key)
         elif item.fate is Fate.PENDING and (key in failed or key in parked):
             item.fate = Fate.ASIDE
 
 
 def settled_prefix(items: Sequence[Item]) -> int:
-    """How many items at the beginning have a fate: progress may be written down up to there."""
+    """Return the number of leading items that have a fate. Progress may be committed up to there."""
     for index, item in enumerate(items):
         if item.fate is Fate.PENDING:
             return index

@@ -51,7 +51,7 @@ class Changeover:
     def dismiss(self, lineup: Lineup, courtesy: Callable[[Declared], Awaitable[None]]) -> None:
         """Start to withdraw the subscriptions that can't continue unchanged.
 
-        If a subscription stays but its partitions are not kept, ``courtesy`` is awaited so that other relays can finish.
+        If a subscription stays but not its partitions, ``courtesy`` is awaited so that other relays can finish.
         """
         for number, stream in list(self._session.streams.items()):
             wanted, present = lineup.parts.get(stream.name), self._delivered_by[stream.name]
