@@ -1,4 +1,4 @@
-"""A relay as a process: puts store, sinks and pumps together, connects, reconnects, reports.
+"""The relay process: combines store, sinks and pumps, connects, reconnects and reports.
 
-`relay.py` is the loop around connected periods, `session.py` one such period, `status.py` what people get to see.
+`relay.py` is the loop around connected periods, `session.py` one such period, `status.py` the reported status.
 """

@@ -1,7 +1,7 @@
-"""What comes before a session: a schema to work with, and an ear for whoever says that there is to be no session.
+"""Preparation of a session: schema migration or verification, interruptible by a stop.
 
-Before it, a relay may have to wait for others: for a migration that another relay or a person has begun, for a server
-that does not answer. It says what it waits for, and is told to stop like anybody else.
+A relay may have to wait for a migration started by another relay or a person, or for a server that does not answer.
+It reports the reason of the wait, and a stop request ends the wait.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ T = TypeVar("T")
 
 
 class ToldToStop(Exception):
-    """Before there was a session that could end in good order."""
+    """Stop was requested before a session existed that could be ended in an orderly way."""
 
 
 async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, T], in_the_middle: Callable[[], bool] = bool) -> T:
-    """The answer of ``work``, which is cut short by ``stop`` unless it is in the middle of something."""
+    """Return the result of ``work``. If ``stop`` is set, cancel ``work`` unless ``in_the_middle`` returns True."""
     task = asyncio.ensure_future(work)
     stopping = asyncio.ensure_future(stop.wait())
     try:
@@ -41,13 +41,13 @@ async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, T], in_the_middl
         return task.result()
     finally:
         stopping.cancel()
-        if not task.done():  # we are cancelled ourselves, and leave nothing behind
+        if not task.done():  # the caller was cancelled: leave no task behind
             task.cancel()
             await asyncio.wait({task})
 
 
 class Schema:
-    """The schema of one relay's outbox: migrated, or looked at where others look after it."""
+    """The schema of one relay's outbox: migrated, or only verified if the relay does not manage it."""
 
     def __init__(self, relay: str, tell: Callable[[str], None]) -> None:
         self.ready = False
@@ -56,11 +56,11 @@ class Schema:
         self._migrating = False
 
     def in_the_middle(self) -> bool:
-        """Migrations are being applied. To cut them would only mean that the next relay begins them anew."""
+        """Return whether migrations are being applied. If cancelled, the next relay would have to start them again."""
         return self._migrating
 
     async def prepare(self, url: UrlProvider, spec: OutboxRelaySpec, deadline: float) -> None:
-        """Raises ``SchemaMismatch`` where a person is needed."""
+        """Migrate or verify the schema. Raise ``SchemaMismatch`` if a person has to act."""
         link = await Link.open(url, "schema", deadline=deadline, pooler=spec.database.pooler)
         try:
             if spec.outbox.manage_schema:

@@ -1,8 +1,8 @@
-"""Manifests from files: the very YAML that ``kubectl apply`` takes.
+"""Manifests from files, in the same YAML that ``kubectl apply`` takes.
 
-Owns reading and its limits; what a manifest may say is the business of ``mailboat_spec``. Everything that is wrong is
-said at once, with file, line or field, and remedy. A manifest may come from anybody who can write one, so nothing in
-it may cost more than it is long: sizes are bounded, aliases that multiply are refused, and so is deep nesting.
+This module owns reading and its limits; ``mailboat_spec`` validates the content. All problems are reported together,
+with file, line or field, and remedy. Manifests are untrusted input, so the cost of reading one must stay proportional
+to its length: sizes are bounded, and multiplying aliases and deep nesting are refused.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ from mailboat_spec import (
 from mailboat_spec.packing import unpack
 
 LARGEST_FILE: Final = 1024 * 1024
-"""Bytes. A manifest has a few thousand of them, and a ConfigMap holds no more. The operator compresses what is larger
-(``mailboat_spec.packing``), in JSON: YAML of that size would take minutes to parse."""
+"""In bytes. A manifest has a few thousand, and a ConfigMap holds no more than this. The operator compresses larger
+configurations (``mailboat_spec.packing``) as JSON, since YAML of that size would take minutes to parse."""
 
 _SUFFIXES: Final = (".yaml", ".yml", ".json")
 _MOST_NODES: Final = 100_000
-"""Values in one document, counted as if every alias were written out."""
+"""Maximum number of values in one document, with every alias expanded."""
 _MOST_MARKS: Final = 400_000
-"""Commas and brackets in JSON: eight thousand subscriptions have fewer, and each may cost a hundred bytes of memory."""
+"""Maximum number of commas and brackets in JSON. Each may cost a hundred bytes of memory; eight thousand subscriptions
+have fewer."""
 _SINKS_TO_COME: Final = ("http", "redis", "postgres")
 
 
 Documents = list[tuple[str, object]]
-"""Each with a label that says where it is from."""
+"""Parsed documents, each with a label that names its origin."""
 
 
 def load(paths: Sequence[Path]) -> Manifests:
-    """The resources in all files, and in all manifests of all folders. Raises ``ConfigError`` with all problems."""
+    """Load the resources of all files and folders. Raise ``ConfigError`` with all problems."""
     manifests = checked(documents_in(paths), ", ".join(str(path) for path in paths))
     resources: list[OutboxRelay | EventSubscription] = [*manifests.relays, *manifests.subscriptions]
     if problems := [problem for resource in resources for problem in not_in_this_release(resource)]:
@@ -53,17 +54,17 @@ def load(paths: Sequence[Path]) -> Manifests:
 
 
 def documents_in(paths: Sequence[Path]) -> Documents:
-    """What files and folders hold, parsed and not checked."""
+    """Parse the documents of files and folders without validation."""
     return [document for path in paths for file in _files(path) for document in _documents(file)]
 
 
 def documents_of(body: bytes, source: str) -> Documents:
-    """What a request holds: YAML or JSON, compressed or not."""
+    """Parse the documents of a request body: YAML or JSON, compressed or not."""
     return list(_labelled(_yaml(source, _decoded(source, body)), source))
 
 
 def checked(documents: Documents, source: str) -> Manifests:
-    """Raises ``ConfigError`` with all problems, also where there is nothing to work on."""
+    """Validate documents. Raise ``ConfigError`` with all problems, or if there is no OutboxRelay."""
     try:
         manifests = read_documents(documents)
     except SpecError as error:
@@ -74,7 +75,7 @@ def checked(documents: Documents, source: str) -> Manifests:
 
 
 def is_missing(path: Path) -> bool:
-    """Whether nothing is there. What may not be looked at is there: reading it says what is wrong with it."""
+    """Return whether the path does not exist. An unreadable path counts as existing; reading it reports the error."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -148,11 +149,11 @@ def _json(source: str, text: str) -> object:
 def _yaml(source: str, text: str) -> list[object]:
     if len(text) > LARGEST_FILE:
         return [_json(source, text)]
-    if text.startswith("{"):  # JSON is YAML too, and read a hundred times as fast
+    if text.startswith("{"):  # JSON is valid YAML, and the JSON parser is a hundred times faster
         try:
             return [json.loads(text)]
         except (json.JSONDecodeError, RecursionError):
-            pass  # YAML's own way to write it, or wrong: then it says where
+            pass  # YAML flow style, or invalid: the YAML parser reports the place
     try:
         return list(_parsed(source, text))
     except yaml.MarkedYAMLError as error:
@@ -161,12 +162,12 @@ def _yaml(source: str, text: str) -> list[object]:
         raise ConfigError(f"{source}: not YAML: {' '.join(str(error).split())}.") from error
     except RecursionError:
         raise ConfigError(f"{source} is nested too deeply: that is no manifest.") from None
-    except ValueError as error:  # a date that does not exist, for one
+    except ValueError as error:  # for example a date that does not exist
         raise ConfigError(f"{source}: a value can't be read: {error}. Put it in quotes.") from error
 
 
 def _parsed(source: str, text: str) -> Iterator[object]:
-    loader = yaml.SafeLoader(text)  # not the one in C: deep nesting crashes it, and with it the process
+    loader = yaml.SafeLoader(text)  # not the C loader: deep nesting crashes it and the process
     try:
         while loader.check_node():
             node = loader.get_node()
@@ -190,7 +191,7 @@ def _at(mark: Any) -> str:
 
 
 def _refuse_traps(source: str, root: yaml.Node) -> None:
-    """Two fields of one name, of which one would silently win; and aliases that grow beyond all bounds."""
+    """Refuse duplicate fields, of which one would silently win, and aliases that expand beyond the limit."""
     sizes: dict[int, int | None] = {}
 
     def size(node: yaml.Node) -> int:
@@ -229,7 +230,10 @@ def _children(source: str, node: yaml.Node) -> Iterator[yaml.Node]:
 
 
 def not_in_this_release(resource: OutboxRelay | EventSubscription) -> Iterator[Problem]:
-    """What the resources can say already and this release can't do yet. Better refused than passed over."""
+    """Return a problem for each field that the schema allows but this release does not implement.
+
+    Refusing such a field is better than ignoring it.
+    """
     source = f"{resource.kind} {full_name(resource)}"
     for field, message in _missing_features(resource):
         yield Problem(source, field, f"{message} in this release")

@@ -1,4 +1,4 @@
-"""What a connection to the database is made for. Where any of it changes, another one is needed."""
+"""The settings of a database connection. If any of them changes, the relay reconnects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mailboat_spec import OutboxRelaySpec, Retention
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Compared by value: a configuration that wants the same one keeps it."""
+    """Connection settings, compared by value: a configuration with equal settings keeps the connection."""
 
     settings: StoreSettings
     retention: Retention

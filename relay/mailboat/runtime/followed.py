@@ -1,8 +1,8 @@
-"""A configuration that changes while a relay runs: from a file that is swapped, or pushed over HTTP.
+"""Configuration changes while a relay runs, from a replaced file or pushed over HTTP.
 
-Both ways lead through ``Followed.offer``, which keeps three promises: what is wrong is refused as a whole and the
-configuration in use goes on; what is older than the one in use is passed over; what says the same changes nothing. So
-it does not matter in which order, how often and by which way a configuration arrives.
+Both use ``Followed._offer``, which keeps three invariants. An invalid configuration is refused as a whole, and the
+current one stays in use. A configuration older than the current one is ignored. An equal one changes nothing. So the
+order, number and channel of arrivals do not matter.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ log = logging.getLogger(__name__)
 
 
 class OlderConfig(ConfigError):
-    """A newer configuration is in use."""
+    """The offered configuration is older than the current one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """What a relay is to do: one OutboxRelay and its subscriptions."""
+    """Configuration of a relay: one OutboxRelay and its subscriptions."""
 
     relay: OutboxRelay
     subscriptions: tuple[EventSubscription, ...]
     version: int | None = None
-    """Rises with every change; None where nobody counts."""
+    """Config version, increased with every change; None if changes are not counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigReport:
-    """What ``/status`` says about the configuration."""
+    """The configuration part of ``/status``."""
 
     version: int | None = None
     error: str | None = None
-    """Why the last one that was offered is not in use."""
+    """Reason why the last offered configuration was refused."""
 
 
 class Followed:
-    """The configuration in use, and what was wrong with the last one that is not."""
+    """The current configuration, and the error of the last refused one."""
 
     def __init__(self, take: Callable[[Configuration], None]) -> None:
         self.current: Configuration | None = None
@@ -59,12 +59,12 @@ class Followed:
         return ConfigReport(self.current.version if self.current else None, self.error)
 
     async def push(self, body: bytes) -> int | None:
-        """A configuration from a request. Raises ``OlderConfig`` and ``ConfigError``, both with the reason."""
+        """Apply a configuration from a request. Raise ``OlderConfig`` or ``ConfigError`` with the reason."""
         source = "the request's body"
         return await self._offer(lambda: documents_of(body, source), source)
 
     async def follow(self, paths: Sequence[Path], *, every: float = LOOK_EVERY) -> None:
-        """Until cancelled. Files may be missing for now; what is wrong is told once."""
+        """Follow files until cancelled. Files may be missing at first. Each error is logged once per change."""
 
         async def changed() -> None:
             source = ", ".join(str(path) for path in paths)
@@ -83,12 +83,12 @@ class Followed:
     async def _offer(self, read: Callable[[], Documents], source: str) -> int | None:
         async with self._offering:
             try:
-                # On a thread of its own: a thousand lines of YAML take their time, and events flow meanwhile.
+                # In a thread: a thousand lines of YAML take long to parse, and delivery must continue.
                 offered = await asyncio.to_thread(lambda: configuration(checked(read(), source)))
                 if self.current is not None:
                     compare(offered, self.current)
             except OlderConfig:
-                raise  # it is not wrong, only late
+                raise  # outdated, but not an error
             except ConfigError as error:
                 self.error = str(error)
                 raise
@@ -101,7 +101,7 @@ class Followed:
 
 
 def configuration(manifests: Manifests) -> Configuration:
-    """Manifests that one relay can follow. Raises ``ConfigError``."""
+    """Convert manifests to the configuration of one relay. Raise ``ConfigError`` if that is not possible."""
     if len(manifests.relays) > 1:
         names = ", ".join(full_name(relay) for relay in manifests.relays)
         raise ConfigError(f"a configuration that is followed has one OutboxRelay, and this one has several: {names}.")
@@ -112,7 +112,7 @@ def configuration(manifests: Manifests) -> Configuration:
 
 
 def compare(offered: Configuration, current: Configuration) -> None:
-    """Raises ``OlderConfig``, or ``ConfigError`` where both can't be of one relay's life."""
+    """Raise ``OlderConfig`` for an older version, or ``ConfigError`` for another OutboxRelay."""
     ours, theirs = full_name(current.relay), full_name(offered.relay)
     if ours != theirs:
         raise ConfigError(f"this relay serves OutboxRelay {ours}, not {theirs}: start another one for it.")

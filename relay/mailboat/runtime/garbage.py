@@ -1,7 +1,7 @@
-"""The cycle collector, told what a relay is like.
+"""Settings of the cycle collector for a relay.
 
-A relay makes a hundred thousand tuples a second that live for milliseconds and hold no cycles. With the interpreter's
-defaults the collector looks at all of them again and again, which cost nearly half of the processor time per event.
+A relay allocates a hundred thousand tuples per second that live for milliseconds and contain no cycles. With the
+interpreter's defaults the collector scans all of them repeatedly, which cost nearly half of the CPU time per event.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import gc
 
 _YOUNG = 50_000
-"""Allocations between looks at the youngest objects: about one batch of every partition."""
+"""Allocations between scans of the youngest generation: about one batch of every partition."""
 
 
 def settle_collector() -> None:
-    """Once, when everything that lives as long as the process has been imported."""
+    """Configure the collector. Call once, after all long-lived modules are imported."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG, 20, 100)

@@ -1,7 +1,7 @@
-"""Keeps the outbox in order: time partitions made ahead, old ones dropped once everybody is past them.
+"""Maintenance of the outbox: create time partitions ahead, drop old ones once all subscriptions have passed them.
 
-Any relay may do it, and it takes a connection only while it does. A failure here never stops delivery: it is logged,
-and shown in the status.
+Any relay may run it. The connection is open only during a round. A failure never stops delivery; it is logged and
+reported in the status.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ EVERY = 3600.0
 """Seconds between rounds."""
 AFTER_TROUBLE = 60.0
 _WITHIN = 600.0
-"""Seconds after which a round that came to no end is given up: the server may have gone deaf in the middle of it."""
+"""Seconds after which a round is cancelled, because the server may have stopped answering."""
 _CLOCKS_DIFFER_BY = timedelta(hours=1)
-"""What is worth a person's attention."""
+"""Clock difference from which the status reports it."""
 
 
 @dataclass(slots=True)
 class Upkeep:
-    """What the last round found."""
+    """Result of the last maintenance round."""
 
     days_ahead: float | None = None
     blocked: str | None = None
     error: str | None = None
-    """Why the last round came to no end; None when it did."""
+    """Reason why the last round failed; None if it succeeded."""
 
 
 class RetentionClock:
-    """The time by which partitions are old: no clock that jumps forward makes the day that is being written to old.
+    """Clock for retention: a clock that jumps forward must not expire the time partition that is being written to.
 
-    It is the earliest of the database's clock, this machine's clock, and what this process read from them before, plus
-    the time that has passed since. A clock that was behind, and is right by now, makes retention late for as long as
-    the process lives: events are kept longer, and nothing else.
+    The time is the earliest of the database's clock, this machine's clock, and earlier readings of both plus the time
+    elapsed since. If a clock was slow and is corrected, retention stays late until the process ends. The only effect is
+    that events are kept longer.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class RetentionClock:
         self._wall = wall
         self._monotonic = monotonic
         self._started: datetime | None = None
-        """What time it was when the monotonic clock was at zero."""
+        """Time at which the monotonic clock was zero."""
 
     def now(self, server: datetime) -> datetime:
-        """The time, where the database says that it is ``server``."""
+        """Return the retention time, given the database's time ``server``."""
         passed = timedelta(seconds=self._monotonic())
         started = min(server, self._wall()) - passed
         self._started = started if self._started is None else min(self._started, started)
@@ -67,7 +67,7 @@ class RetentionClock:
 
 
 class Janitor:
-    """The upkeep of one outbox."""
+    """Maintenance task of one outbox."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Janitor:
         pooler: Pooler,
         clock: RetentionClock | None = None,
     ) -> None:
-        """``clock``: one that lives longer than this janitor, which may end with a connection."""
+        """``clock`` must outlive this janitor, which may end with a connection."""
         self.upkeep = Upkeep()
         self._url = url
         self._layout = layout
@@ -87,7 +87,7 @@ class Janitor:
         self._clock = clock or RetentionClock()
 
     async def run(self) -> None:
-        """Rounds until cancelled."""
+        """Run maintenance rounds until cancelled."""
         while True:
             try:
                 async with explained(None, _WITHIN):
@@ -103,7 +103,7 @@ class Janitor:
     async def _round(self) -> None:
         link = await Link.open(self._url, "janitor", pooler=self._pooler)
         try:
-            # Asked before anything is tried: what is left counts most where no more can be made.
+            # Query this first: the remaining days matter most if creating time partitions fails.
             self.upkeep.days_ahead = await days_ahead(link.connection, self._layout.table)
             await self._supply(link)
             server = await server_time(link.connection)
@@ -115,7 +115,7 @@ class Janitor:
                 log.error("Undelivered events were dropped by the retention limit.", extra={"lost": str(lost)})
             if report.dropped:
                 log.info("Old partitions dropped.", extra={**self._about, "partitions": list(report.dropped)})
-                await self._supply(link)  # whatever was taken away, writers have somewhere to go
+                await self._supply(link)  # after a drop, make sure that writers have a time partition
         finally:
             await link.close()
 
@@ -133,7 +133,7 @@ def _ahead(server: datetime, now: datetime) -> list[str]:
 
 
 def limits(retention: Retention, now: datetime) -> tuple[datetime, HardLimit | None]:
-    """``spec.outbox.retention`` as points in time."""
+    """Convert ``spec.outbox.retention`` to points in time."""
     after = now - timedelta(seconds=retention.after.seconds)
     if retention.policy is RetentionPolicy.HOLD:
         return after, None

@@ -1,7 +1,7 @@
-"""The subscriptions of a relay, built: those that can run, and those that can't, with the reason.
+"""The subscription set of a relay: subscriptions built to run, and failed ones with the reason.
 
-A relay that follows its configuration is made of one lineup after the other. What has not changed keeps its sink, and
-with it the connections to its destination; a subscription that can't be built keeps nobody else from running.
+A relay that follows its configuration builds one set after another. An unchanged subscription keeps its sink and thus
+the connections to the destination. A subscription that can't be built does not affect the others.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class CantRun:
 
 @dataclass(frozen=True, slots=True)
 class Lineup:
-    """All subscriptions by name, each in one of the two."""
+    """Subscription set by name. Each subscription is either in ``parts`` or in ``failed``."""
 
     parts: Mapping[str, StreamParts] = field(default_factory=dict)
     failed: Mapping[str, CantRun] = field(default_factory=dict)
 
     def replaced_by(self, after: Lineup) -> list[Sink]:
-        """The sinks that ``after`` does not use any more."""
+        """Return the sinks that ``after`` no longer uses."""
         return [parts.sink for parts in self.parts.values() if not after.uses(parts.sink)]
 
     def uses(self, sink: Sink) -> bool:
@@ -46,12 +46,12 @@ class Lineup:
 
 
 def line_up(subscriptions: Iterable[EventSubscription], secrets: Secrets) -> Lineup:
-    """All of them, or ``ConfigError``: for a relay whose manifests somebody can mend before he starts it again."""
+    """Build all subscriptions or raise ``ConfigError``: for a relay whose manifests are fixed before a restart."""
     return Lineup({full_name(each): build(each, secrets) for each in subscriptions})
 
 
 def line_up_again(subscriptions: Iterable[EventSubscription], secrets: Secrets, before: Lineup) -> Lineup:
-    """What can be built; the rest as failed."""
+    """Build the subscriptions and report those that can't be built as failed."""
     parts: dict[str, StreamParts] = {}
     failed: dict[str, CantRun] = {}
     for resource in subscriptions:
@@ -60,7 +60,7 @@ def line_up_again(subscriptions: Iterable[EventSubscription], secrets: Secrets, 
             parts[name] = _build(resource, secrets, before.parts.get(name))
         except ConfigError as error:
             failed[name] = CantRun(resource, str(error), reason_for(error))
-        except Exception as error:  # a third party's sink must not take the others with it
+        except Exception as error:  # an error of a third-party sink must not affect the others
             log.exception("A sink could not be built.", extra={"subscription": name})
             message = f"{name}: its sink could not be built: {type(error).__name__}; see the log"
             failed[name] = CantRun(resource, message, Reason.SINK_NOT_SUPPORTED)
@@ -76,9 +76,9 @@ def _build(resource: EventSubscription, secrets: Secrets, before: StreamParts | 
 
 
 def needs_secrets_anew(lineup: Lineup, secrets: Secrets) -> bool:
-    """Whether secrets have changed so that something should be built anew, or may be built at last.
+    """Return whether a subscription must be rebuilt for a changed secret, or a failed one may succeed now.
 
-    A secret that vanished is no reason: what runs goes on with what it has.
+    A removed secret is no reason to rebuild: a running subscription continues with the values it has.
     """
     if lineup.failed:
         return True

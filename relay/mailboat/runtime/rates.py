@@ -1,4 +1,4 @@
-"""How many events a second: from a running count, over the last seconds."""
+"""Events per second over the last seconds, from running counts."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ _OVER = 10.0
 
 
 class Rates:
-    """The rate of each of several counts, by name."""
+    """Rates of several counts by name."""
 
     def __init__(self) -> None:
         self._samples: defaultdict[str, deque[tuple[float, int]]] = defaultdict(deque)
 
     def note(self, name: str, now: float, count: int) -> None:
-        """How far a count has come by now. To be told about once a second."""
+        """Record a sample of a count. Call about once per second."""
         samples = self._samples[name]
         samples.append((now, count))
         while samples[0][0] < now - _OVER:
             samples.popleft()
 
     def forget_all_but(self, names: set[str]) -> None:
-        """Nobody asks for the others any more."""
+        """Remove the samples of all other names."""
         for name in self._samples.keys() - names:
             del self._samples[name]
 

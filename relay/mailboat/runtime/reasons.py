@@ -1,6 +1,6 @@
-"""Why something does not run, in one word for programs: the reason that a condition in Kubernetes gets.
+"""Machine-readable reasons of errors, used as reason of Kubernetes conditions.
 
-The sentence for people is the error's own message.
+The human-readable text is the message of the error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mailboat.errors import (
 )
 from mailboat_spec import Reason
 
-# The first that fits: what is more special stands before what is more general.
+# The first match wins, so subclasses come before their base class.
 _REASONS: Final[tuple[tuple[type[MailboatError], Reason], ...]] = (
     (SecretMissing, Reason.SECRET_NOT_FOUND),
     (NoSuchSink, Reason.SINK_NOT_SUPPORTED),
@@ -32,5 +32,5 @@ _REASONS: Final[tuple[tuple[type[MailboatError], Reason], ...]] = (
 
 
 def reason_for(error: MailboatError) -> Reason:
-    """The word for an error that keeps a relay or a subscription from running."""
+    """Return the reason for an error that keeps a relay or a subscription from running."""
     return next((reason for kind, reason in _REASONS if isinstance(error, kind)), Reason.DATABASE_UNREACHABLE)

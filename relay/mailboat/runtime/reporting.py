@@ -1,4 +1,4 @@
-"""From a session to what is told about its subscriptions. Reads what is known, asks nobody, changes nothing."""
+"""Status of subscriptions from the state of a session. Reads memory only: no queries, no changes."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from mailboat.runtime.status import PartitionStatus, SubscriptionStatus
 from mailboat_spec import EventSubscription, full_name
 
 STALLED_AFTER = 90.0
-"""Seconds of stillness after which only a restart helps. Whatever the keeper waits for ends sooner: its own sleep after
-``TURN_OVER``, an answer of the database with the deadline of a statement."""
+"""Seconds without progress of the keeper after which only a restart helps. Every wait of the keeper ends sooner: idle
+waits after ``TURN_OVER``, database queries with the statement deadline."""
 
 
 def stalled(session: Session | None, now: float) -> bool:
-    """Whether a session that should run stands still."""
+    """Return whether a running session makes no progress."""
     return session is not None and now - session.keeper.stirred_at > STALLED_AFTER
 
 
 def delivered(name: str, session: Session | None, totals: Totals) -> int:
-    """Since the process started, by pumps that have ended and by those that run."""
+    """Return the events delivered since the process started, by ended and running pumps."""
     live = (owned.pump for owned in session.owned.values() if owned.pump.stream.name == name) if session else ()
     return totals.delivered[name] + sum(pump.counters.delivered for pump in live)
 
 
 def failed_status(failed: CantRun, totals: Totals) -> SubscriptionStatus:
-    """A subscription that could not be built."""
+    """Return the status of a subscription that could not be built."""
     name = full_name(failed.resource)
     return SubscriptionStatus(
         name=name,
@@ -52,7 +52,7 @@ def failed_status(failed: CantRun, totals: Totals) -> SubscriptionStatus:
 def subscription_status(
     resource: EventSubscription, session: Session | None, totals: Totals, rate: float
 ) -> SubscriptionStatus:
-    """A subscription, as far as this relay moves it."""
+    """Return the status of a subscription, limited to the partitions that this relay owns or reports."""
     name = full_name(resource)
     number = next((n for n, s in session.streams.items() if s.name == name), None) if session else None
     pumps = (
@@ -113,7 +113,7 @@ def subscription_status(
 
 
 def _pulled_partitions(partitions: int, backlog: Backlog | None) -> list[PartitionStatus]:
-    """All partitions of a pull subscription, with what waits in each for a consumer."""
+    """Return the status of all partitions of a pull subscription, with the events pending for consumers."""
     known = backlog or Backlog({}, {}, 0, 0)
     lags = [known.partitions.get(partition, Lag(0, None)) for partition in range(partitions)]
     return [

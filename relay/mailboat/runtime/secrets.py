@@ -1,7 +1,7 @@
-"""Where secrets come from: files as Kubernetes mounts them, or the environment. Never a manifest, and never into a log.
+"""Secrets from files as Kubernetes mounts them, or from the environment; never from a manifest, never in a log.
 
-A secret is asked for anew whenever it is needed, and nothing is kept, so that a rotated password is in use from the
-next connection on. Errors say where was looked, and never what was found.
+A secret is read each time it is needed and never cached, so the next connection uses a rotated password. Errors name
+the places searched, never the values found.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ DIRECTORY_VARIABLE: Final = "MAILBOAT_SECRETS_DIR"
 VARIABLE_PREFIX: Final = "MAILBOAT_SECRET"
 
 _LARGEST: Final = 1024 * 1024
-"""Bytes; Kubernetes allows no larger Secret either."""
+"""In bytes; Kubernetes has the same limit for a Secret."""
 
 
 class Secrets(Protocol):
-    """Gives out secrets by the names that manifests use for them."""
+    """Access to secrets by the names used in manifests."""
 
     def read(self, name: str, key: str) -> str:
-        """One value. Raises ``ConfigError`` that says where it was looked for."""
+        """Return one value. Raise ``ConfigError`` with the places searched."""
         ...
 
     def all(self, name: str) -> dict[str, str]:
-        """Every key of a secret. Raises ``ConfigError`` when there is none of it."""
+        """Return all keys of a secret. Raise ``ConfigError`` if there are none."""
         ...
 
 
 class Place(Protocol):
-    """Somewhere secrets may be. Answers None for what is not there; raises for what is there and can't be used."""
+    """A source of secrets. Returns None for a missing secret; raises for an unusable one."""
 
     def find(self, name: str, key: str) -> str | None: ...
 
     def find_all(self, name: str) -> dict[str, str] | None: ...
 
     def where(self, name: str, key: str | None) -> str:
-        """For messages: where exactly it looks."""
+        """Return the exact place searched, for messages."""
         ...
 
 
 class SecretPlaces:
-    """``Secrets`` from several places; the first one that has it wins."""
+    """``Secrets`` from several places; the first place that has the secret wins."""
 
     def __init__(self, *places: Place) -> None:
         self._places = places
@@ -74,7 +74,7 @@ class SecretPlaces:
         return " and ".join(place.where(name, key) for place in self._places)
 
     def _there(self, path: str) -> str:
-        """Where it may be put: also where nobody looked, since no folder was named."""
+        """Return where to put the secret, including a secrets folder if none was configured and searched."""
         return "one of them" if len(self._places) > 1 else f"it, or into {path} of a folder that --secrets-dir names"
 
 
@@ -96,19 +96,19 @@ class SecretFolder:
             raise ConfigError(f"{path} is not text in UTF-8. Write the secret's value into it as plain text.") from None
         except OSError as error:
             raise ConfigError(f"{path} can't be read: {error.strerror}. Check what it is, and its rights.") from error
-        return text.removesuffix("\n").removesuffix("\r")  # what an editor or echo leaves behind is not part of it
+        return text.removesuffix("\n").removesuffix("\r")  # added by an editor or echo, not part of the value
 
     def find_all(self, name: str) -> dict[str, str] | None:
         folder = self._path(name)
         try:
-            # Kubernetes keeps links of its own beside the keys, all of them beginning with two dots.
+            # Kubernetes keeps internal links beside the keys; their names begin with two dots.
             keys = sorted(file.name for file in folder.iterdir() if file.is_file() and not file.name.startswith(".."))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise ConfigError(f"{folder} can't be read: {error.strerror}. Check its rights.") from error
         found = {key: self.find(name, key) for key in keys}
-        # An optional Secret that is not there is mounted as an empty folder.
+        # A missing optional Secret is mounted as an empty folder.
         return {key: value for key, value in found.items() if value is not None} or None
 
     def where(self, name: str, key: str | None) -> str:
@@ -124,7 +124,7 @@ class SecretFolder:
 
 
 class SecretVariables:
-    """``MAILBOAT_SECRET_<NAME>_<KEY>``, in capitals, with ``_`` for what a variable's name can't hold."""
+    """``MAILBOAT_SECRET_<NAME>_<KEY>``, in capitals, with ``_`` for characters not allowed in a variable name."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
@@ -133,7 +133,7 @@ class SecretVariables:
         return self._environment.get(_variable(name, key))
 
     def find_all(self, name: str) -> dict[str, str] | None:
-        """The keys come out in small letters with dots (``sasl.password``): how they were spelled is not known here."""
+        """Return keys in lower case with dots (``sasl.password``), since variables lose the original spelling."""
         prefix = _variable(name, "")
         found = {
             variable.removeprefix(prefix).lower().replace("_", "."): value
@@ -151,19 +151,19 @@ def _variable(name: str, key: str) -> str:
 
 
 def secrets_folder(directory: Path | None, environment: Mapping[str, str]) -> Path | None:
-    """The folder of secrets, if one is named by argument or environment."""
+    """Return the secrets folder if the argument or the environment names one."""
     return directory or (Path(named) if (named := environment.get(DIRECTORY_VARIABLE)) else None)
 
 
 def find_secrets(directory: Path | None, environment: Mapping[str, str]) -> Secrets:
-    """The usual places: the folder, if there is one, then the environment."""
+    """Return the default places: the folder, if there is one, then the environment."""
     folder = secrets_folder(directory, environment)
     places: Sequence[Place] = [SecretFolder(folder)] if folder is not None else []
     return SecretPlaces(*places, SecretVariables(environment))
 
 
 def database_url(relay: OutboxRelay, secrets: Secrets) -> Callable[[], str]:
-    """How to get the URL of a relay's database, asked anew for every connection."""
+    """Return a function that reads the URL of a relay's database; it is called for every connection."""
     database = relay.spec.database
 
     def url() -> str:
@@ -175,7 +175,7 @@ def database_url(relay: OutboxRelay, secrets: Secrets) -> Callable[[], str]:
             found = secrets.read(reference.name, reference.key).strip()
         except ConfigError as error:
             raise type(error)(f"OutboxRelay {full_name(relay)}: spec.database.urlSecretRef: {error}") from error
-        if not found:  # libpq would take it for "the server of this machine"
+        if not found:  # libpq would connect to the local server
             raise ConfigError(
                 f"OutboxRelay {full_name(relay)}: spec.database.urlSecretRef: key {reference.key} of secret"
                 f" {reference.name} is empty. Write the database's URL into it:"

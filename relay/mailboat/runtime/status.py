@@ -1,6 +1,6 @@
-"""What a relay says about itself: values for ``/status``, the metrics, the CLI and the operator.
+"""Status of a relay: values for ``/status``, the metrics, the CLI and the operator.
 
-Plain frozen dataclasses; ``as_json`` is the wire format (camelCase, seconds as numbers). Nothing in here is secret.
+Plain frozen dataclasses; ``as_json`` returns the wire format (camelCase, seconds as numbers). No value is secret.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 
 
 class RelayState(StrEnum):
-    """Where a relay is in its life."""
+    """Life-cycle state of a relay."""
 
     CONNECTING = "Connecting"
     RUNNING = "Running"
     FAILED = "Failed"
-    """It needs a person: the message says what to do. It goes on trying."""
+    """A person has to act as described in the message. The relay keeps retrying."""
     STOPPING = "Stopping"
 
 
@@ -27,7 +27,7 @@ class PartitionStatus:
     partition: int
     lag: int
     lag_bounded: bool
-    """There are at least that many; counting stopped there."""
+    """Counting stopped at the bound, so ``lag`` is a lower bound."""
     oldest_age: float | None
     parked: int
     published: int
@@ -36,34 +36,34 @@ class PartitionStatus:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionStatus:
-    """One subscription, as far as this relay moves it."""
+    """One subscription, limited to the partitions that this relay owns or reports."""
 
     name: str
     sink: str
     state: str
-    """Running or Paused; Failed where this relay could not even begin, for the reason in ``last_error``."""
+    """Running or Paused; Failed if this relay could not build the subscription (reason in ``last_error``)."""
     partitions: int
-    """Of the subscription as a whole; ``owned`` lists this relay's."""
+    """Number of partitions of the whole subscription; ``owned`` lists this relay's."""
     lag: int
     lag_bounded: bool
     oldest_age: float | None
     parked: int
     dead: int
-    """Of the whole subscription, not replayed yet."""
+    """Dead letters of the whole subscription that are not replayed yet."""
     published: int
-    """Since this process started, as are ``refused``."""
+    """Count since the process started, as is ``refused``."""
     refused: int
     rate: float
     """Events per second, over the last seconds."""
     sink_reachable: bool
     last_error: str | None
     reason: str
-    """Failed only: one word for programs, of ``mailboat_spec.Reason``."""
+    """If Failed, a machine-readable ``mailboat_spec.Reason``; else empty."""
     blocked: int
-    """Keys that stand still behind an event that used up its attempts (``onExhausted: Block``)."""
+    """Keys blocked by an event without attempts left (``onExhausted: Block``)."""
     owned: tuple[PartitionStatus, ...]
     owners: dict[int, str | None]
-    """Partition -> relay, as last seen in the store."""
+    """Partition -> relay, as last read from the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,23 +76,23 @@ class RelayStatus:
     """The id of this relay."""
     state: RelayState
     message: str
-    """What keeps it from running, and what to do; while it runs, why the upkeep of its outbox failed, if it did."""
+    """Reason why the relay does not run, and the remedy. While it runs, the error of the outbox maintenance, if any."""
     reason: str
-    """Why it does not run, in one word for programs, of ``mailboat_spec.Reason``; empty while it does."""
+    """Machine-readable ``mailboat_spec.Reason`` why the relay does not run; empty while it runs."""
     database_reachable: bool
     schema_ready: bool
     outbox: str
     partitions_ahead_days: float | None
-    """How far ahead the outbox has time partitions; below 7 somebody should look."""
+    """Days for which the outbox has time partitions ahead; below 7 needs attention."""
     retention_blocked: str | None
     peers: tuple[str, ...]
     subscriptions: tuple[SubscriptionStatus, ...]
     stalled: bool
-    """The relay's own loop stands still: the only reason for /livez to fail."""
+    """The relay's loop makes no progress: the only reason for /livez to fail."""
 
 
 def as_json(value: Any) -> Any:
-    """A status as JSON-ready values."""
+    """Convert a status to JSON-ready values."""
     if is_dataclass(value) and not isinstance(value, type):
         return {_camel(field.name): as_json(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, tuple | list):

@@ -1,6 +1,6 @@
-"""From an EventSubscription to what its pumps need: sink, encoder, policy.
+"""Sink, encoder and policy of an EventSubscription, as its pumps need them.
 
-These live as long as the relay: a database that comes and goes does not reconnect the sinks.
+They live as long as the relay, so a database outage does not reconnect the sinks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Now = Callable[[], datetime]
 
 @dataclass(frozen=True, slots=True)
 class StreamParts:
-    """What lasts of a subscription, whatever happens to the database."""
+    """Parts of a subscription that outlive database connections."""
 
     resource: EventSubscription
     sink: Sink
@@ -42,17 +42,17 @@ class StreamParts:
 
     @property
     def pulled(self) -> bool:
-        """Whether consumers take its events, and its partitions are theirs."""
+        """Whether the subscription is a pull subscription, whose partitions belong to consumers."""
         return self.resource.spec.sink.pull is not None
 
     def continues(self, before: StreamParts) -> bool:
-        """Whether a subscription that ``before`` delivers can go on as it is. A pause is no reason to stop it."""
+        """Return whether the delivery started with ``before`` can continue unchanged. A pause does not interrupt it."""
         mine, its = self.resource, before.resource
         same_spec = mine.spec == its.spec.model_copy(update={"state": mine.spec.state})
         return same_spec and mine.metadata.uid == its.metadata.uid and self.sink is before.sink
 
     def stream(self, subscription: Subscription, clock: Clock, random: Random, passing: Passing) -> Stream:
-        """The parts, for one connected period."""
+        """Create the stream for one connected period."""
         return Stream(
             subscription.number,
             self.name,
@@ -74,18 +74,21 @@ def build(
     before: StreamParts | None = None,
     now: Now = lambda: datetime.now(UTC),
 ) -> StreamParts:
-    """Raises ``ConfigError`` where the manifest asks for what can't be had. ``before``: its sink is kept if it fits."""
+    """Build the parts of a subscription. If sink and context are unchanged, keep the sink of ``before``.
+
+    Raise ``ConfigError`` if the manifest can't be satisfied.
+    """
     spec = resource.spec
     try:
         context = sink_context(resource, secrets)
     except ConfigError:
         if before is None or before.resource.spec.sink != spec.sink:
             raise
-        # Its secret vanished: what runs goes on with what it has.
+        # The secret was removed: continue with the previous values.
         context = SinkContext(before.context.subscription, spec.delivery.timeout.seconds, before.context.secrets)
     fits = before is not None and (before.resource.spec.sink, before.context) == (spec.sink, context)
     sink = before.sink if before is not None and fits else build_sink(spec.sink, context)
-    # The source of an event is the outbox it was written to, whichever subscription carries it.
+    # The source of an event is the outbox it was written to, independent of the subscription.
     outbox = f"mailboat/{resource.metadata.namespace}/{spec.relay_ref.name}"
     encoder = Encoder(spec.format, source=outbox, header_prefix=sink.traits.header_prefix)
     settings = StreamSettings(
@@ -98,13 +101,13 @@ def build(
 
 
 def sink_context(resource: EventSubscription, secrets: Secrets) -> SinkContext:
-    """What the sink is given beside its own part of the manifest. Raises ``ConfigError`` without its secret."""
+    """Return the context of the sink: name, timeout and secrets. Raise ``ConfigError`` if a secret is missing."""
     timeout = resource.spec.delivery.timeout.seconds
     return SinkContext(full_name(resource), timeout, _sink_secrets(resource, secrets))
 
 
 def policy(spec: EventSubscriptionSpec) -> Policy:
-    """``spec.delivery`` as the pump's policy."""
+    """Convert ``spec.delivery`` to the pump's policy."""
     delivery, backoff = spec.delivery, spec.delivery.backoff
     return Policy(
         spec.max_attempts,

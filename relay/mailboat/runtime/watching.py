@@ -1,8 +1,8 @@
-"""Watching files by looking at them every second: the way that works on every volume Kubernetes knows.
+"""Detection of file changes by polling every second, which works on every Kubernetes volume type.
 
 A mounted Secret or ConfigMap changes as a whole: kubelet writes a new folder beside the old one and swaps the link
-``..data``. Whoever follows links sees the file's inode and times change at once. The versions of secrets are told to
-whoever asks, their content never.
+``..data``. Through the links, inode and times of the files change at once. Versions of secrets may be reported, their
+content never.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from pathlib import Path
 from typing import Final
 
 LOOK_EVERY: Final = 1.0
-"""Seconds."""
+"""Poll interval in seconds."""
 _SWAPPED: Final = "..data"
 
 
 def version_of(path: Path) -> tuple[int, int, int]:
-    """What changes when the file does. The inode, too: one that is put in its place may have the same time and size.
+    """Return a value that changes with the file. It includes the inode: a replacement may have equal time and size.
 
-    Raises ``OSError`` where there is none.
+    Raise ``OSError`` if there is no file.
     """
-    stat = path.stat()  # follows links: in a pod the file is one
+    stat = path.stat()  # follows links: in a pod the file is a link
     return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 def fingerprint(paths: Sequence[Path]) -> object:
-    """What changes when one of the files, or a file of one of the folders, does."""
+    """Return a value that changes with any of the files, or any file of the folders."""
     return tuple(sorted(_fingerprints(paths)))
 
 
@@ -37,13 +37,13 @@ def _fingerprints(paths: Sequence[Path]) -> list[tuple[str, int, int, int]]:
     for path in paths:
         try:
             if path.is_dir():
-                # kubelet's own mark of a version: a secret may change and have the same files again.
+                # The link that kubelet swaps per version: a changed secret may have identical files.
                 found += _fingerprints_of_link(path / _SWAPPED)
                 found += _fingerprints([each for each in path.iterdir() if not each.name.startswith("..")])
                 continue
             found.append((str(path), *version_of(path)))
         except OSError:
-            continue  # as good as not there; gone the next time, or readable
+            continue  # treat as missing; the next poll finds it removed or readable
     return found
 
 
@@ -62,7 +62,7 @@ async def watch(
     seen: object = None,
     every: float = LOOK_EVERY,
 ) -> None:
-    """Calls back when the files are not as ``seen`` any more, and again at each further change. Until cancelled."""
+    """Call ``changed`` when the files differ from ``seen``, and at each further change, until cancelled."""
     while True:
         now = await asyncio.to_thread(fingerprint, paths)  # a volume may hang
         if now != seen:
@@ -72,7 +72,7 @@ async def watch(
 
 
 def secret_versions(folder: Path | None) -> dict[str, str]:
-    """By secret: which version of it lies there. The name of kubelet's folder, else the time of the newest file."""
+    """Return the mounted version of each secret: the name of kubelet's folder, else the time of the newest file."""
     versions: dict[str, str] = {}
     try:
         secrets = sorted(each for each in folder.iterdir() if not each.name.startswith(".")) if folder else []
