@@ -28,7 +28,7 @@ from mailboat_spec import (
 from mailboat_spec.packing import unpack
 
 LARGEST_FILE: Final = 1024 * 1024
-"""In bytes. A manifest has a few thousand, and a ConfigMap holds no more than this. The operator compresses larger
+"""In bytes. A manifest has a few thousand, and a ConfigMap holds at most this many. The operator compresses larger
 configurations (``mailboat_spec.packing``) as JSON, since YAML of that size would take minutes to parse."""
 
 _SUFFIXES: Final = (".yaml", ".yml", ".json")

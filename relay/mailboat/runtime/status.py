@@ -60,7 +60,7 @@ class SubscriptionStatus:
     reason: str
     """If Failed, a machine-readable ``mailboat_spec.Reason``; else empty."""
     blocked: int
-    """Keys blocked by an event without attempts left (``onExhausted: Block``)."""
+    """Events without attempts left, which block their keys (``onExhausted: Block``)."""
     owned: tuple[PartitionStatus, ...]
     owners: dict[int, str | None]
     """Partition -> relay, as last read from the store."""
