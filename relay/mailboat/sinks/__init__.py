@@ -1,1 +1,1 @@
-"""Destinations. One place per vendor; each fulfils ``protocol.py`` and passes the one suite in ``tests/sinks``."""
+"""Sinks, one module or package per vendor. Each implements ``protocol.py`` and passes the suite in ``tests/sinks``."""

@@ -1,12 +1,12 @@
-"""Which keys must wait: something of theirs failed, and calls that were made by then have not returned yet.
+"""Blocked keys: keys with a failed message, while calls created before the failure was returned are still running.
 
-A pump that overlaps batches learns of a failure only when the call that met it returns. Until then it may hand over
-later messages of the same key, in calls that are on the way already or that it makes in good faith. A sink that
-promises ``Traits.stops_behind_failure`` answers ``Undecided`` for those. This is the book it keeps.
+A pump that overlaps batches receives a failure only when the failed call returns. Until then it may hand over later
+messages of the same key, in calls that are already running or that it starts before it receives the failure. A sink
+with ``Traits.stops_behind_failure`` returns ``Undecided`` for those messages. This module tracks them.
 
-A key is stopped by every call in which a message of it failed or was answered ``Undecided``, until that call returns.
-It stays blocked for every other call that was made before then. Calls that are made later, and other keys, and so other
-partitions, are not touched.
+A call stops a key if one of its messages of that key failed or was ``Undecided``, until the call returns. The key stays
+blocked for every other call that was created before then. Later calls, other keys and therefore other partitions are
+not affected.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from weakref import WeakSet
 
 
 class KeyStops:
-    """The stopped keys of one sink. Used from its event loop only."""
+    """Stopped keys of one sink. Used from its event loop only."""
 
     def __init__(self) -> None:
         self._holds: dict[str, int] = {}
         self._waiting: WeakSet[CallHold] = WeakSet()
 
     def call(self) -> CallHold:
-        """To be made when ``publish`` is called (not when its coroutine first runs), and entered around all of it."""
+        """Return the hold of one call. Create it when ``publish`` is called, not when its coroutine first runs, and
+        enter it around the whole call."""
         return CallHold(self._holds, self._waiting)
 
 
 class CallHold:
-    """What one call must not send, and what it keeps others from sending until it has returned."""
+    """Keys that one call must not send, and keys that it blocks for other calls until it has returned."""
 
     def __init__(self, holds: dict[str, int], waiting: WeakSet[CallHold]) -> None:
         self._holds = holds
@@ -37,18 +38,18 @@ class CallHold:
         self._returned = False
         self._stopped: set[str] = set()
         self.blocked: set[str | None] = set()
-        """Keys that this call must not send, once it has begun. The very object may be kept for cheap look-ups."""
+        """Keys that this call must not send, valid after ``begin``. Updated in place, so callers may keep the set."""
         waiting.add(self)
 
     def begin(self) -> None:
-        """The call's turn has come. What is stopped now, or was at any time since the call was made, is blocked."""
+        """Begin to send. Keys that are stopped now, or were at any time since the call was created, are blocked."""
         self._waiting.discard(self)
         self.blocked.update(self._holds)
 
     def stop(self, key: str | None) -> None:
-        """A message of this key did not arrive. A message without a key has nothing behind it.
+        """Record that a message of this key did not arrive. A message without a key blocks nothing.
 
-        Does nothing once the call has returned: one that was cancelled may get its answers later.
+        No effect after the call has returned: a cancelled call may receive its results later.
         """
         if key is not None and key not in self._stopped and not self._returned:
             self._stopped.add(key)
@@ -56,7 +57,7 @@ class CallHold:
             self.blocked.add(key)
 
     def is_sole(self, key: str | None) -> bool:
-        """Whether no other call stops this key."""
+        """Return whether no other call stops this key."""
         return key is None or self._holds.get(key, 0) <= (key in self._stopped)
 
     def __enter__(self) -> Self:

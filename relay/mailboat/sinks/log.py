@@ -1,7 +1,7 @@
-"""JSON lines on standard output or at the end of a file: to try things out, and to pipe events into other programs.
+"""The log sink: JSON lines to standard output or appended to a file, for trials and for pipes into other programs.
 
-Lines are written by a thread, since a reader of the pipe may be slow and the event loop must not be; in pieces that a
-pipe takes without blocking, so that a time-out or a cancellation stops between two pieces and nothing is written later.
+A thread writes the lines, since a slow reader of the pipe must not block the event loop. It writes pieces that a pipe
+accepts without blocking, so that a timeout or cancellation stops between two pieces and nothing is written later.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from mailboat.sinks.protocol import ALL_DELIVERED, Failures, SinkContext, Traits
 from mailboat.sinks.threads import in_a_thread
 
 _STDOUT: Final = 1
-_PIPE_PIECE: Final = select.PIPE_BUF  # a pipe that is ready takes this much without blocking
+_PIPE_PIECE: Final = select.PIPE_BUF  # a pipe that is ready accepts this much without blocking
 _FILE_PIECE: Final = 1024 * 1024
 _LOOK_AGAIN: Final = 50  # milliseconds
 
 
 class LogSink:
-    """One line per message: id, key, headers, and the value as text, or in base64 where it is not UTF-8."""
+    """Writes one line per message: id, key, headers, and the value as text, or in base64 if it is not UTF-8."""
 
     traits = Traits(header_prefix="ce_", stops_behind_failure=True)
 
@@ -48,7 +48,7 @@ class LogSink:
 
     @classmethod
     def build(cls, config: Any, context: SinkContext) -> Self:
-        """From ``mailboat_spec.LogSink``."""
+        """Build the sink from ``mailboat_spec.LogSink``."""
         path = None if config.path is None else Path(config.path)
         return cls(path, delivery_timeout=context.delivery_timeout)
 
@@ -102,7 +102,7 @@ class LogSink:
                 self._descriptor = None
 
     async def _write(self, batch: Sequence[Outgoing], deadline: float) -> tuple[int, SinkUnavailable | None]:
-        """How many lines were written whole, and what kept the others."""
+        """Write the batch and return the number of complete lines, and the error that prevented the others."""
         descriptor = self._descriptor
         if self._closed or descriptor is None:
             return 0, SinkUnavailable("the sink is not open")
@@ -113,8 +113,8 @@ class LogSink:
             sent, error = await asyncio.shield(writing)
         except asyncio.CancelledError:
             gave_up.set()
-            while not writing.done():  # soon: between two pieces
-                # Cancelled again, it waits all the same: the next call must not write while the thread still does.
+            while not writing.done():  # the thread stops before its next piece
+                # Wait even if cancelled again: the next call must not write while the thread is still writing.
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait([writing])
             raise
@@ -131,14 +131,14 @@ class LogSink:
     def _write_pieces(
         self, descriptor: int, data: bytes, deadline: float, gave_up: threading.Event
     ) -> tuple[int, SinkUnavailable | None]:
-        """Runs in a thread. How many bytes were written, and what kept the rest."""
+        """Return the number of bytes written, and the error that prevented the rest. Runs in a thread."""
         view, sent = memoryview(data), 0
         piece = _FILE_PIECE if stat.S_ISREG(os.fstat(descriptor).st_mode) else _PIPE_PIECE
         ready = select.poll()
         ready.register(descriptor, select.POLLOUT)
         try:
             if self._torn:
-                os.write(descriptor, b"\n")  # the half line that the last failure left must not swallow the next one
+                os.write(descriptor, b"\n")  # ends the partial line of the last failure, so that the next one is intact
                 self._torn = False
             while sent < len(view):
                 if gave_up.is_set() or time.monotonic() >= deadline:

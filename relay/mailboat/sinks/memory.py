@@ -1,7 +1,7 @@
-"""A destination in memory, for tests: of Mailboat, and of anything built on it.
+"""The memory sink, for tests of Mailboat and of applications.
 
-It keeps what arrives and can be told to misbehave: to be away, to refuse what a predicate picks, to hold its answers
-back. It keeps the whole contract of ``protocol.py`` while it does so, and passes the same suite as the real ones.
+It stores arrived messages and can simulate faults: be unavailable, refuse the messages that a predicate selects, or
+delay its results. It fulfils the whole contract of ``protocol.py`` meanwhile and passes the same suite as other sinks.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ Predicate = Callable[[Outgoing], bool]
 
 
 class MemorySink:
-    """``arrived`` holds every message in the order in which they came."""
+    """Stores every message in ``arrived``, in order of arrival."""
 
     def __init__(self, *, traits: Traits = DEFAULT_TRAITS, delivery_timeout: float = 30.0) -> None:
         self.traits = traits
         self.arrived: list[Outgoing] = []
         self.publishes = 0
-        """How many batches were handed over, whatever became of them."""
+        """Number of batches handed over, successful or not."""
         self.max_value_bytes: int | None = None
-        """Above this ``refusal`` refuses."""
+        """Size above which ``refusal`` refuses a value."""
         self._delivery_timeout = delivery_timeout
         self._away: str | None = None
         self._refuses: Predicate | None = None
@@ -42,29 +42,29 @@ class MemorySink:
 
     @classmethod
     def build(cls, config: Any, context: SinkContext) -> Self:
-        """``config`` may hold ``max_value_bytes``."""
+        """Build the sink. ``config`` may contain ``max_value_bytes``."""
         sink = cls(delivery_timeout=context.delivery_timeout)
         if isinstance(config, Mapping):
             sink.max_value_bytes = config.get("max_value_bytes")
         return sink
 
-    # ---- what a test tells it --------------------------------------------------------------------------------------
+    # ---- controls for tests ----------------------------------------------------------------------------------------
 
     def go_away(self, why: str = "told to be away") -> None:
-        """Answer ``SinkUnavailable`` until :meth:`come_back`."""
+        """Return ``SinkUnavailable`` until :meth:`come_back`."""
         self._away = why
 
     def come_back(self) -> None:
         self._away = None
 
     def refuse(self, predicate: Predicate | None, *, tells_which: bool = True) -> None:
-        """Refuse what the predicate picks; None: nothing. With ``tells_which=False`` one refused message fails the
-        whole batch and only a batch of one gets a definite answer, as on Kafka."""
+        """Refuse messages that the predicate selects; None refuses none. With ``tells_which=False`` one refused message
+        fails the whole batch, and only a batch of one gets a definite result, as on Kafka."""
         self._refuses = predicate
         self._tells_which = tells_which
 
     def hold_answers(self) -> None:
-        """Take nothing and answer nothing until :meth:`let_go` (or the delivery timeout)."""
+        """Accept no message and return no result until :meth:`let_go` or the delivery timeout."""
         self._flowing.clear()
 
     def let_go(self) -> None:

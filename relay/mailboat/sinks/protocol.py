@@ -1,28 +1,29 @@
-"""What a destination must be able to do, and what it must say about itself.
+"""The sink protocol: the interface of a destination and the traits that a sink declares.
 
-A sink takes a batch of encoded messages and answers per message. It owns its vendor's client and keeps that vendor's
-exceptions inside. It never decides about retries, attempts or dead letters: the pump does.
+A sink publishes a batch of encoded messages and returns a result per message. It owns the vendor's client and never
+leaks that vendor's exceptions. Retries, attempts and dead letters are decided by the pump, never by the sink.
 
-The contract, which ``tests/sinks`` holds every sink to:
+The contract, which ``tests/sinks`` checks for every sink:
 
-- ``publish`` returns once the fate of every message of the batch is known, at the latest after ``delivery timeout``.
-  What is still in the client's own queue by then is purged, so that it can't arrive later behind the pump's back.
-- The answer is a mapping from the index in the batch to the reason why that message did not arrive. An empty mapping
-  means that all of them did.
-- ``SinkUnavailable`` costs nobody an attempt. ``EventRefused`` is definite: it is this very message that was refused.
-  A sink that only knows that somebody in the batch was refused answers ``Undecided`` for all that did not arrive; the
-  pump then tries them one at a time, and for a batch of one the sink must be definite: a message that is refused is
-  told so, whatever else is on the way. (A batch of one may still be ``Undecided`` behind another call's failure.)
+- ``publish`` returns once the result of every message of the batch is known, at the latest after the delivery timeout.
+  Messages still in the client's queue by then are purged, so that none arrives after its result was returned.
+- The result maps the index in the batch to the reason why that message did not arrive. An empty mapping means that all
+  messages arrived.
+- ``SinkUnavailable`` costs no attempt. ``EventRefused`` is definite: exactly this message was refused. If the sink
+  cannot identify the refused message of a batch, it returns ``Undecided`` for all that did not arrive. The pump then
+  retries them one at a time. For a batch of one the sink must be definite: a refused message gets ``EventRefused``,
+  regardless of other messages in flight. (A batch of one may still be ``Undecided`` behind another call's failure.)
 - ``Traits.stops_behind_failure``: once a message of a key failed, no later message of that key that was already
-  handed over arrives either (they come back ``Undecided``), across overlapping ``publish`` calls too, until every
-  call that held a message of that key by then has returned. So look at the answers that are there before you hand over
-  more. The pump overlaps batches only on such a sink; on others it has at most one message per key on the way.
-- Cancelling ``publish`` purges what has not been sent yet. Where the vendor's client can purge only everything, other
-  calls on the way may come back ``Undecided``, and those of other sinks that share the client ``SinkUnavailable``.
-- A sink that raises nevertheless counts as away, as does one whose ``publish`` is not back ten seconds after the
-  delivery timeout: that call is cancelled, and once it has ended, what was in it is sent again.
-- ``refusal`` decides without the network what can be decided so (size, characters, count). The pump asks before it
-  hands over any message of the batch, so that a message is never sent ahead of its refused sibling.
+  handed over arrives either (the result is ``Undecided``). This holds across overlapping ``publish`` calls, until every
+  call that held a message of that key at that time has returned. The caller must therefore process available results
+  before the next ``publish``. The pump overlaps batches only on such a sink; on others it has at most one message per
+  key in flight.
+- Cancelling ``publish`` purges unsent messages. If the vendor's client can only purge its whole queue, other calls in
+  flight may return ``Undecided``, and calls of other sinks that share the client ``SinkUnavailable``.
+- A sink that raises counts as unavailable. So does a sink whose ``publish`` has not returned ten seconds after the
+  delivery timeout: the call is cancelled, and after it has ended its messages are sent again.
+- ``refusal`` decides everything that needs no network (size, characters, count). The pump calls it before it hands over
+  any message of the batch, so that no message is sent ahead of a refused one.
 """
 
 from __future__ import annotations
@@ -35,57 +36,57 @@ from mailboat.errors import DeliveryError, EventRefused
 from mailboat.events import Outgoing
 
 Failures = Mapping[int, DeliveryError]
-"""Why which message of a batch did not arrive; empty when all did."""
+"""Error by index in the batch, for each message that did not arrive; empty if all arrived."""
 
 ALL_DELIVERED: Failures = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What a sink says about itself before it is opened."""
+    """Properties of a sink that are known before it is opened."""
 
     header_prefix: str
-    """How CloudEvents attributes are spelled there: ``ce_`` on Kafka, ``ce-`` elsewhere."""
+    """Prefix of CloudEvents attributes: ``ce_`` on Kafka, ``ce-`` elsewhere."""
     stops_behind_failure: bool
-    """Whether a failed message keeps later ones of its key from arriving (see the module's contract)."""
+    """True if a failed message prevents later messages of its key from arriving (see the module's contract)."""
     max_batch_messages: int = 10_000
     max_batch_bytes: int = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class SinkContext:
-    """What a relay gives to every sink it builds."""
+    """Values that the relay passes to every sink it builds."""
 
     subscription: str
-    """``namespace/name``, for client ids and messages."""
+    """``namespace/name``, for client ids and error messages."""
     delivery_timeout: float
-    """Seconds after which the fate of a message must be known."""
+    """Seconds after which the result of a message must be known."""
     secrets: Mapping[str, str]
-    """The content of the Secret the sink refers to (``configSecretRef``), by key. Never printed."""
+    """Content of the Secret that the sink references (``configSecretRef``), by key. Never printed."""
 
 
 class Sink(Protocol):
-    """One destination of one subscription, shared by all its partitions that a relay owns."""
+    """One destination of one subscription, shared by all partitions of the subscription that the relay owns."""
 
     traits: Traits
 
     @classmethod
     def build(cls, config: Any, context: SinkContext) -> Self:
-        """From the sink's own model (``mailboat_spec``) or, for a third party's, its mapping. Must not connect."""
+        """Build the sink from its ``mailboat_spec`` model or, for a third-party sink, its mapping. Must not connect."""
         ...
 
     async def open(self) -> None:
-        """Connect as far as the vendor's client needs it. Raises ``SinkUnavailable``; may be called again then."""
+        """Connect as far as the vendor's client needs it. Raises ``SinkUnavailable``; the caller may then retry."""
         ...
 
     def refusal(self, message: Outgoing) -> EventRefused | None:
-        """Why this message can never be taken, as far as can be told without the network."""
+        """Return why this message can never be accepted, as far as that needs no network; otherwise None."""
         ...
 
     async def publish(self, batch: Sequence[Outgoing]) -> Failures:
-        """Hand over in order, wait for every answer. Never raises ``DeliveryError``: failures are the answer."""
+        """Publish in order and return all failures. Never raises ``DeliveryError``."""
         ...
 
     async def close(self) -> None:
-        """Purge what was not sent, let go of all connections and threads. Safe to call twice."""
+        """Purge unsent messages and release all connections and threads. Safe to call twice."""
         ...

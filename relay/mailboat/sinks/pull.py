@@ -1,6 +1,6 @@
-"""The sink of pull subscriptions: nothing is published, since consumers take the events out of the database themselves.
+"""The sink of pull subscriptions: publishes nothing, since consumers pull the events from the database.
 
-A relay keeps it in place of a destination, declares the subscription and reports its lag.
+The relay uses it as a placeholder, declares the subscription and reports its lag.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from mailboat.sinks.protocol import Failures, SinkContext, Traits
 
 
 class PullSink:
-    """Stands where a destination would be. ``publish`` is never called: relays own no partition of these."""
+    """Placeholder for a destination. ``publish`` is never called: relays own no partition of pull subscriptions."""
 
     traits = Traits(header_prefix="ce_", stops_behind_failure=True)
 
     @classmethod
     def build(cls, config: Any, context: SinkContext) -> Self:
-        """From ``mailboat_spec.PullSink``, which has no settings."""
+        """Build the sink from ``mailboat_spec.PullSink``, which has no settings."""
         return cls()
 
     async def open(self) -> None:
-        """There is nothing to connect to."""
+        """Do nothing: there is no connection."""
 
     def refusal(self, message: Outgoing) -> EventRefused | None:
         return None
@@ -33,4 +33,4 @@ class PullSink:
         raise NotImplementedError("a relay delivers nothing of a pull subscription")
 
     async def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: there is no connection."""

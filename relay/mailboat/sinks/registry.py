@@ -1,7 +1,7 @@
-"""From a manifest's ``spec.sink`` to a sink: by entry points of the group ``mailboat.sinks``.
+"""Lookup of the sink for a manifest's ``spec.sink``, by entry points of the group ``mailboat.sinks``.
 
-Mailboat's own sinks are found the same way as those of third parties, so that a sink whose client is not installed is
-told apart from one that does not exist, and nobody's client is imported unless it is used.
+Mailboat's own sinks are found the same way as third-party sinks. A sink whose client is not installed is thus
+distinguished from an unknown sink, and a vendor's client is imported only if it is used.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from mailboat_spec import Sink as SinkSpec
 
 GROUP: Final = "mailboat.sinks"
 _EXTRAS: Final = {"kafka": "confluent_kafka", "pubsub": "google"}
-"""Sinks of ours whose client is an extra, and the module that tells whether it is installed."""
+"""Mailboat's sinks whose client is an extra, with the module whose absence means that it is not installed."""
 
 
 def build_sink(spec: SinkSpec, context: SinkContext) -> Sink:
-    """Does not connect. Raises ``ConfigError``, which says what to do; ``NoSuchSink`` where nobody offers it."""
+    """Build a sink without connecting. Raises ``ConfigError`` with a remedy, or ``NoSuchSink`` if no package has it."""
     kind, where = spec.kind, f"{context.subscription}: spec.sink"
     chosen: Any = spec.chosen
     if isinstance(chosen, CustomSink):

@@ -1,10 +1,10 @@
-"""Threads for calls that block: one per call, and never those of asyncio's own pool.
+"""Threads for blocking calls: one per call, never from asyncio's default pool.
 
-That pool has a handful of threads for the whole process, and among those who wait for one is whoever looks up the
-database's address. Twenty destinations that are away, each asked for ten seconds at a time, would stop them all.
+That pool has a handful of threads for the whole process, and the DNS lookup of the database's address needs one of
+them. Twenty unavailable destinations, each with a call of ten seconds, would occupy the whole pool.
 
-A sink has one such call on its way at most, so there are never more threads than sinks. They are daemons: nothing that
-hangs in a vendor's client keeps a relay from ending.
+A sink has at most one such call in flight, so there are never more threads than sinks. They are daemon threads: a call
+that hangs in a vendor's client does not prevent the relay from exiting.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ T = TypeVar("T")
 
 
 def in_a_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
-    """What ``work`` returns or raises. It goes on if the future is cancelled; nobody hears of its end then."""
+    """Run ``work`` in a thread and return its future. If the future is cancelled, ``work`` runs on and its result is
+    dropped."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
     done.add_done_callback(_heard)
@@ -31,7 +32,7 @@ def in_a_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
             end = partial(_fail, done, error)
         try:
             loop.call_soon_threadsafe(end)
-        except RuntimeError:  # the loop is closed: nobody waits any more
+        except RuntimeError:  # the loop is closed: the result is not awaited any more
             return
 
     threading.Thread(target=run, name=f"mailboat-{name}", daemon=True).start()
@@ -49,6 +50,6 @@ def _fail(done: asyncio.Future[T], error: BaseException) -> None:
 
 
 def _heard(done: asyncio.Future[T]) -> None:
-    """An error that nobody waits for any more is not worth a line in the log."""
+    """Mark an error as retrieved, so that asyncio does not log it if no task awaits it any more."""
     if not done.cancelled():
         done.exception()

@@ -1,12 +1,12 @@
-"""What all sinks with the same connection settings share: questions about topics, and producers.
+"""Metadata requests and producers, shared by all sinks with the same connection settings.
 
-A producer has threads, connections to the brokers and buffers, so 100 subscriptions to one cluster use one. All
-settings of librdkafka belong to a producer (its Python client offers no others): sinks whose settings differ in
-anything, secrets included, share nothing. No producer is shared by sinks whose topics take messages of different sizes,
-since ``message.max.bytes`` bounds a whole Kafka batch, nor by those with different delivery time-outs: a time-out
-purges the messages of all, and the most impatient sink would set the time for the others.
+A producer has threads, broker connections and buffers, so 100 subscriptions to one cluster use one producer. All
+librdkafka settings belong to a producer (the Python client has no others), so sinks whose settings differ in any value,
+secrets included, share nothing. Sinks whose topics have different maximum message sizes share no producer, because
+``message.max.bytes`` bounds a whole Kafka batch. Sinks with different delivery timeouts share none either: a timeout
+purges the messages of all sinks, so the shortest timeout would apply to all.
 
-Everything belongs to one event loop, and lives as long as a sink refers to it.
+Every object belongs to one event loop and lives as long as a sink references it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _clusters: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[Fing
 
 
 def cluster_of(client: Mapping[str, Any], logger: logging.Logger) -> Cluster:
-    """The one of the running event loop that has these settings."""
+    """Return the cluster of the running event loop with these settings; create it if needed."""
     clusters = _clusters.setdefault(asyncio.get_running_loop(), WeakValueDictionary())
     fingerprint = Fingerprint(client.items())
     if (found := clusters.get(fingerprint)) is None:
@@ -39,19 +39,19 @@ def cluster_of(client: Mapping[str, Any], logger: logging.Logger) -> Cluster:
 
 
 class Cluster:
-    """Brokers, as clients with one set of settings see them."""
+    """One Kafka cluster, accessed with one set of client settings."""
 
     def __init__(self, client: Mapping[str, Any], logger: logging.Logger) -> None:
         self._client = client
         self._logger = logger
         self._producers: WeakValueDictionary[tuple[int, float], SharedProducer] = WeakValueDictionary()
         self._waiting: dict[str, float] = {}
-        """Topics to ask for next, each with the seconds to wait for an answer."""
+        """Topics of the next metadata request, each with its timeout in seconds."""
         self._answers: dict[str, asyncio.Future[TopicFacts]] = {}
         self._asking = False
 
     def producer(self, max_message_bytes: int | None, delivery_timeout: float) -> SharedProducer:
-        """The one for topics that take messages of this size, and sinks that wait so many seconds for an answer."""
+        """Return the producer for topics with this maximum message size and sinks with this delivery timeout."""
         settings = producer_settings(self._client, max_message_bytes=max_message_bytes)
         key = (settings["message.max.bytes"], delivery_timeout)
         if (found := self._producers.get(key)) is None:
@@ -59,9 +59,10 @@ class Cluster:
         return found
 
     def describe(self, topic: str, timeout: float) -> asyncio.Future[TopicFacts]:
-        """What the brokers say about a topic. Questions that come together, or meanwhile, are asked by one client.
+        """Request the metadata of a topic. Concurrent requests are combined and use one client.
 
-        Raises what ``describe_topics`` does, and ``SinkUnavailable``. Cancelling the wait must not cancel the future.
+        The future raises the errors of ``describe_topics``, and ``SinkUnavailable``. A caller that is cancelled must
+        not cancel the future.
         """
         answer = self._answers.get(topic)
         if answer is None:
@@ -85,17 +86,17 @@ class Cluster:
                 answer.set_result(said)
             else:
                 answer.set_exception(said)
-                answer.exception()  # nobody may be waiting any more
+                answer.exception()  # marks it as retrieved: the waiting caller may have been cancelled
         self._asking = bool(self._waiting)
         if self._asking:
             self._ask()
 
 
 class SharedProducer:
-    """One session after the other, shared by sinks whose producers have the same settings.
+    """Consecutive sessions, shared by sinks whose producers have the same settings.
 
-    A sink that was at fault for the end of a session has a session of its own until it has behaved for a while: what
-    fails once often fails again, and each failure costs the others a new session.
+    A sink that caused the end of a session uses a separate session until it has not failed for a while: a sink that
+    failed once often fails again, and each failure costs the other sinks a new session.
     """
 
     def __init__(self, settings: Settings, logger: logging.Logger) -> None:
@@ -104,7 +105,7 @@ class SharedProducer:
         self._session: Session | None = None
 
     def join(self, topic: str, *, apart: bool) -> Lane:
-        """A lane in the current session, or in a new one. Raises ``NOT_ACCEPTED``."""
+        """Return a lane in the current session or in a new one. Raises ``NOT_ACCEPTED``."""
         if apart:
             return self._new_session().lane(topic)
         before = self._session
@@ -116,7 +117,7 @@ class SharedProducer:
         return session.lane(topic)
 
     def suits(self, lane: Lane, *, apart: bool) -> bool:
-        """Whether a sink can go on with its lane."""
+        """Return whether a sink can keep using its lane."""
         session = lane.session
         ours = session.settings is self._settings
         return ours and session.takes_calls and apart == (session is not self._session)

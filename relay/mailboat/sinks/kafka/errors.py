@@ -1,4 +1,4 @@
-"""What librdkafka's errors mean: is a message at fault, or is the destination away, and what should a person do."""
+"""Mapping of librdkafka errors: message refused or destination unavailable, with the remedy for the operator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REFUSING: Final = frozenset(
         KafkaError.POLICY_VIOLATION,
     }
 )
-"""The broker read the message and will not have it. Some other message of its Kafka batch may be the one at fault."""
+"""The broker read the Kafka batch and refused it. The cause may be another message of the same batch."""
 
 _DIFFERENT_RECORD: Final = -138  # RD_KAFKA_RESP_ERR__INVALID_DIFFERENT_RECORD: another record of the batch was refused
 COLLATERAL: Final = frozenset(
@@ -33,7 +33,7 @@ COLLATERAL: Final = frozenset(
         _DIFFERENT_RECORD,
     }
 )
-"""Says nothing about this message: it was behind, or in one batch with, one that failed."""
+"""Not about this message: it was queued behind a failed message or in one batch with it."""
 
 _TOPIC_MISSING: Final = frozenset(
     {KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART}
@@ -45,16 +45,16 @@ NETWORK: Final = frozenset(
     {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE, KafkaError._TIMED_OUT}
 )
 _CONNECTION: Final = NETWORK | _LOGIN_FAILED | {KafkaError._SSL, KafkaError.CLUSTER_AUTHORIZATION_FAILED}
-"""Says nothing about a topic: all that is sent over the same connections fails alike."""
+"""Not about a topic: everything sent over the same connections fails alike."""
 
 
 class RefusedTogether(Undecided):
-    """The broker refused the Kafka batch that this message was in. Sent alone, it would get an answer of its own."""
+    """The broker refused the Kafka batch with this message. Sent alone, the message gets a definite result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One delivery report that is not good, as far as it matters here."""
+    """One delivery report with an error, reduced to the fields used here."""
 
     code: int
     name: str
@@ -66,22 +66,22 @@ class Report:
     def of(cls, error: KafkaError, topic: str, partition: int) -> Report:
         code, text = error.code(), error.str()
         if code == KafkaError._TRANSPORT and "SSL routines" in text:
-            code = KafkaError._SSL  # librdkafka calls what OpenSSL refused sometimes this and sometimes that
+            code = KafkaError._SSL  # librdkafka reports OpenSSL errors under either code
         return cls(code, error.name(), text, topic, partition)
 
 
 def refused(report: Report) -> EventRefused:
-    """The answer for a message that the broker refused, it and no other."""
+    """Return the error for a message that is certainly the refused one."""
     too_large = report.code in (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG_SIZE)
     return EventRefused(
         f"topic {report.topic} refused it: {report.text} ({report.name})",
         reason="TooLarge" if too_large else "Refused",
-        retryable=not too_large,  # a policy may be changed while the event waits; its size stays
+        retryable=not too_large,  # a policy may change while the event waits; its size does not
     )
 
 
 def unavailable(report: Report, bootstrap: str) -> SinkUnavailable:
-    """What happened and what to do about it."""
+    """Return an error that states the cause and the remedy."""
     code, where = report.code, f"Kafka at {bootstrap}"
     topic = f"topic {report.topic}" if report.topic else "the topic"
     if code in _TOPIC_MISSING:
@@ -116,10 +116,10 @@ def missing_topic(topic: str, bootstrap: str) -> SinkUnavailable:
 
 
 def more_telling(before: Report | None, now: Report) -> Report | None:
-    """Of two complaints of a client the one to keep: one that names a cause, as a refused login does; else the later.
+    """Return the client error to keep of two: the one that names a cause, such as a refused login; else the later one.
 
-    A broker that refuses somebody also hangs up, and the client may complain about that afterwards. That all brokers
-    are down says nothing that no answer would not say.
+    A broker that refuses a login also closes the connection, which the client may report afterwards. "All brokers down"
+    adds nothing to a timeout.
     """
     if now.code == KafkaError._ALL_BROKERS_DOWN:
         return before
@@ -128,7 +128,7 @@ def more_telling(before: Report | None, now: Report) -> Report | None:
 
 
 def no_answer(bootstrap: str, seconds: float, complaint: Report | None) -> SinkUnavailable:
-    """Time is up. What the client complained about is the best hint there is."""
+    """Return the error for a timeout. The last client error, if any, is the best available cause."""
     if complaint is not None and complaint.code not in NETWORK:
         return unavailable(complaint, bootstrap)
     hint = "" if complaint is None else f" ({complaint.text})"
@@ -139,27 +139,27 @@ def no_answer(bootstrap: str, seconds: float, complaint: Report | None) -> SinkU
 
 
 def is_about_a_topic(reports: Iterable[Report]) -> bool:
-    """Whether these reports name a fault of a topic or of a message, not of the connection."""
+    """Return whether a report names a fault of a topic or a message, not of the connection."""
     return any(report.code not in COLLATERAL and report.code not in _CONNECTION for report in reports)
 
 
 class Verdicts:
-    """What each message of a session that failed is told, once every report of it is in."""
+    """Results for the messages of a failed session, computed once all its delivery reports have arrived."""
 
     def __init__(self, reports: Sequence[Report], fatal: Report | None, bootstrap: str) -> None:
-        """``fatal`` is what the client said about itself, ``reports`` what it said about the messages of all sinks."""
+        """``fatal`` is the client's fatal error, ``reports`` are the delivery reports of all sinks."""
         self._bootstrap = bootstrap
         self._refused = Counter((report.topic, report.partition) for report in reports if report.code in REFUSING)
         self._told_apart = {(report.topic, report.partition) for report in reports if report.code == _DIFFERENT_RECORD}
         self._together = RefusedTogether("the broker refused the Kafka batch that it was in")
         causes = [report for report in reports if report.code in _CONNECTION]
         self.common = next((report for report in (fatal, *causes) if report and report.code not in COLLATERAL), None)
-        """What is wrong for all sinks alike."""
+        """Cause that affects all sinks alike."""
 
     def others(self, own: Sequence[Report], otherwise: DeliveryError) -> DeliveryError:
-        """For all messages of a sink that are not at fault as far as is known, those never handed over included.
+        """Return the error for a sink's messages that are not known to be at fault, including those never handed over.
 
-        ``own`` are the reports on the sink's messages, ``otherwise`` is the answer where no report explains the end.
+        ``own`` are the reports on the sink's messages. ``otherwise`` is the result if no report explains the end.
         """
         if any(report.code in REFUSING for report in own):
             return Undecided("a message that was on the way with it was refused")
@@ -167,11 +167,11 @@ class Verdicts:
         return otherwise if cause is None else unavailable(cause, self._bootstrap)
 
     def on(self, report: Report, others: DeliveryError) -> DeliveryError:
-        """For the message of this report."""
+        """Return the error for the message of this report."""
         if report.code not in REFUSING:
             return others
         place = (report.topic, report.partition)
-        # The broker refuses whole batches, and a batch is of one partition: alone in it means at fault.
+        # The broker refuses whole batches, and a batch has one partition: the only message of a batch is at fault.
         if self._refused[place] == 1 or place in self._told_apart:
             return refused(report)
         return self._together

@@ -1,6 +1,6 @@
 """One sink's part of a session: its topic, its calls, its share of the producer's queue.
 
-Order matters within a lane only: its calls are handed over one after the other, those of different lanes independently.
+Order is kept within a lane only: a lane hands over its calls one after the other, independently of other lanes.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from mailboat.sinks.key_stops import CallHold
 if TYPE_CHECKING:
     from mailboat.sinks.kafka.session import Session
 
-_SLICE: Final = 1_000  # messages handed over before the event loop gets its turn
+_SLICE: Final = 1_000  # messages handed over before control returns to the event loop
 _FULL_QUEUE_PAUSE: Final = 0.005
 
 
 class Call:
-    """One ``publish`` on its way through a session."""
+    """One ``publish`` call in a session."""
 
     __slots__ = (
         "answered",
@@ -51,17 +51,17 @@ class Call:
         self.failures: dict[int, DeliveryError] = {}
         self.done = asyncio.Event()
         self.unsent = 0
-        """From this index on nothing was handed over."""
+        """Index of the first message that was not handed over."""
         self.handed = 0
-        """Messages that librdkafka has taken, and their payload's bytes."""
+        """Number of messages that librdkafka accepted; ``bytes`` is the size of their payloads."""
         self.bytes = 0
         self.expected = -1
-        """How many reports will come; -1 while messages are still being handed over."""
+        """Number of delivery reports to expect; -1 while messages are still being handed over."""
         self.answered = 0
         self.errors: dict[int, Report] = {}
 
     def report(self, index: int, error: KafkaError | None, message: Any) -> None:
-        """Called by librdkafka, inside of a poll, once per message."""
+        """Record a delivery report. librdkafka calls this inside ``poll``, once per message."""
         if error is not None:
             self.errors[index] = Report.of(error, message.topic(), message.partition())
             self.lane.session.report_failure()
@@ -70,7 +70,7 @@ class Call:
             self.lane.session.report_answered(self)
 
     def report_first(self, key: str, index: int, error: KafkaError | None, message: Any) -> None:
-        """The same for the first message of a key on a topic that is not warm."""
+        """Record a delivery report of the first message of a key on a topic with cold partitions."""
         if error is None:
             self.lane.warmth.accepted(key, message.partition())
             self.lane.session.stir()
@@ -82,22 +82,22 @@ class Call:
 
 
 class Lane:
-    """One sink's part of a session. Calls are handed over one after the other."""
+    """One sink's part of a session. Hands over calls one after the other."""
 
     def __init__(self, session: Session, topic: str, warmth: Warmth) -> None:
         self.session = session
         self.warmth = warmth
         self.at_fault = False
-        """Whether a failure on this lane, and not the connection, ended the session."""
+        """True if a failure on this lane, not of the connection, ended the session."""
         self.calls: set[Call] = set()
         self.bytes = 0
-        """Payload of the calls on the way."""
+        """Payload bytes of the calls in flight."""
         self.answered_at = 0.0
-        """When a call last went well."""
+        """Time of the last successful call."""
         self.reason: DeliveryError | None = None
-        """The answer for messages of this lane that no report explains."""
+        """Result for messages of this lane that no report explains."""
         self.objection: Report | None = None
-        """Why librdkafka would not take a message of this lane, if it was not about the message."""
+        """Why librdkafka did not accept a message of this lane, if the message is not the cause."""
         self._topic = topic
 
     def begin(self, batch: Sequence[Outgoing], hold: CallHold) -> Call:
@@ -107,7 +107,7 @@ class Lane:
         return call
 
     async def hand_over(self, call: Call, *, alone: bool = False) -> None:
-        """In order, and not at the same time as another call. Returns early when the session stops."""
+        """Hand over the call's messages in order. Calls must not overlap. Returns early if the session stops."""
         blocked = set() if alone else call.hold.blocked
         session = self.session
         try:
@@ -126,7 +126,7 @@ class Lane:
                 session.settle(call)
 
     def _may_queue(self) -> bool:
-        """A lane never has more in the queue than is free, so that others always find room."""
+        """Return whether the lane may queue more: never more than is free, so that other lanes always find room."""
         messages, max_messages, size, max_size = self.session.queue
         if 2 * messages < max_messages and 2 * size < max_size:
             return True
@@ -134,7 +134,7 @@ class Lane:
         return own == 0 or (own < max_messages - messages and self.bytes < max_size - size)
 
     def _produce(self, call: Call, end: int, blocked: set[str | None]) -> None:
-        """Up to ``end``, or to where there is no going on just now."""
+        """Produce messages up to ``end``, or until a full queue, a key's pending first message or an error stops it."""
         session, warmth = self.session, self.warmth
         if session.failed:
             return
@@ -157,7 +157,7 @@ class Lane:
                     warmth.first.add(first)
                     on_delivery = partial(call.report_first, first, index)
             try:
-                # By position, as names cost a microsecond: partition (any), callback, its alias, timestamp (now).
+                # Positional, since keyword arguments cost 1 µs: partition (any), callback, its alias, timestamp (now).
                 produce(topic, value, key, -1, on_delivery, None, 0, headers)
             except BufferError:
                 self._forget_first(first)
@@ -188,24 +188,24 @@ class Lane:
             self.warmth.first.discard(key)
 
     async def _room(self) -> None:
-        """Wait until it makes sense to go on: a key's first message was answered for, or the queue may have room."""
+        """Wait until a key's first message was acknowledged, or the queue may have room."""
         if self.warmth.first and not self.session.stopped:
             await self.session.stirred()
         else:
             await asyncio.sleep(_FULL_QUEUE_PAUSE)
 
     def reports(self) -> list[Report]:
-        """All bad news of this lane."""
+        """Return all error reports of this lane."""
         found = [report for call in self.calls for report in call.errors.values()]
         return [*found, self.objection] if self.objection is not None else found
 
     async def idle(self) -> None:
-        """Returns once no call of this lane is on the way."""
+        """Wait until no call of this lane is in flight."""
         while self.calls:
             await self.session.stirred()
 
     def withdraw(self, call: Call, reason: DeliveryError) -> bool:
-        """Answer a call that was not handed over to its end. False if anything of it is on the way."""
+        """Finish a call that was not handed over completely. Returns False if any of its messages is in flight."""
         if self.session.stopped or call.errors or not call.answered_for:
             return False
         for index in range(call.unsent, len(call.batch)):
@@ -215,7 +215,7 @@ class Lane:
         return True
 
     def time_out(self, call: Call, reason: DeliveryError) -> None:
-        """End the session: the time of a call is up. If others got answers meanwhile, the fault is with this lane."""
+        """End the session after a call timed out. If calls of other lanes succeeded meanwhile, this lane is at fault."""
         if self.session.answered_others(self, since=call.began):
             self.at_fault = True
         elif not self.session.stopped:
@@ -223,21 +223,21 @@ class Lane:
         self.stop(reason)
 
     def stop(self, reason: DeliveryError, *, in_flight: bool = True) -> None:
-        """End the session. ``reason`` is the answer for messages of this lane that no report explains.
+        """End the session. ``reason`` is the result for messages of this lane that no report explains.
 
-        Without ``in_flight`` what is on the wire already may still be answered for.
+        Without ``in_flight``, messages already on the wire are not purged and may still be acknowledged.
         """
         if not self.session.stopped:
             self.reason = reason
         self.session.stop(in_flight=in_flight)
 
     def leave(self) -> None:
-        """The sink will not use this lane any more. No call of it is on the way."""
+        """Remove this lane from the session. No call of the lane may be in flight."""
         self.session.leave(self)
 
 
 def _local_refusal(error: Exception, topic: str) -> EventRefused | None:
-    """What librdkafka says about one message before it takes it; None: it is not about the message."""
+    """Return why librdkafka rejected one message locally; None if the message is not the cause."""
     if not isinstance(error, KafkaException):
         return EventRefused(f"its key or headers can't be sent: {error}", reason="InvalidText", retryable=False)
     if error.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:

@@ -1,17 +1,17 @@
 """One librdkafka producer, from its first message to its first failure, and the sinks that share it.
 
-librdkafka keeps order among what is in flight, but only as long as nothing fails. So a session ends with the first
-message that does not arrive, for whatever reason: everything that is still on the way is purged, every call that has
-messages in it gets its answer, and the next message goes to a new session.
+librdkafka keeps the order of messages in flight only as long as none fails. So a session ends with the first message
+that does not arrive, for any reason: all messages still in flight are purged, every call with messages in the session
+gets its results, and the next message goes to a new session.
 
-*Sharing.* Each sink that uses a session has a lane in it. librdkafka can purge only everything: if one lane fails, the
-calls of the others are answered ``SinkUnavailable``, which costs no attempt, and are sent again in the next session.
-``Lane.at_fault`` says which lane caused the end; its sink then leaves the others alone (see ``cluster``).
+*Sharing.* Each sink that uses a session has a lane in it. librdkafka can only purge its whole queue. If one lane fails,
+calls of the other lanes return ``SinkUnavailable``, which costs no attempt, and are sent again in the next session.
+``Lane.at_fault`` marks the lane that caused the end; its sink then uses a separate session (see ``cluster``).
 
-*Polling.* librdkafka delivers its reports to the caller of ``poll``, one callback per message, and each takes the
-interpreter's lock for itself. A thread that polls would compete with the event loop for that lock twenty thousand
-times a second; so the loop polls, by a timer that is quick while answers are due and slow otherwise. Everything here
-runs on the event loop; only the end of a producer, which may block, has a thread.
+*Polling.* librdkafka passes its reports to the caller of ``poll``, one callback per message, and each callback acquires
+the GIL separately. A polling thread would compete with the event loop for the GIL twenty thousand times a second. So
+the loop polls by a timer, which is fast while reports are due and slow otherwise. Everything here runs on the event
+loop; only the destruction of a producer, which may block, runs in a thread.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from mailboat.sinks.kafka.errors import Report, Verdicts, is_about_a_topic, more
 from mailboat.sinks.kafka.lane import Call, Lane
 from mailboat.sinks.kafka.warmth import Warmth
 
-_QUICK: Final = 0.0005  # seconds between polls while answers are due; the loop rounds it up to its next millisecond
-_SLOW: Final = 0.2  # while none are: the client may have something to complain about
-_PATIENCE: Final = 0.1  # of the time that answers have been due: a slow broker is not asked a thousand times a second
+_QUICK: Final = 0.0005  # seconds between polls while reports are due; the loop rounds it up to its next millisecond
+_SLOW: Final = 0.2  # seconds between polls while none are due: the client may still report connection errors
+_PATIENCE: Final = 0.1  # poll interval as a fraction of the wait so far: avoids 1,000 polls a second on a slow broker
 _UNLIMITED: Final = 2**31
 _MAX_AGE: Final = 6 * 3600.0
-"""Brokers forget a producer that is silent for a day, and with it the sequence numbers that order rests on."""
+"""Brokers expire a producer that was idle for a day, and with it the sequence numbers that order depends on."""
 
 
 class Session:
-    """Takes calls until the first failure: then it is ``stopped``, and ``drained`` once every call has its answer."""
+    """Accepts calls until the first failure. Then it is ``stopped``, and ``drained`` once every call has a result."""
 
     def __init__(self, settings: Mapping[str, Any], *, logger: logging.Logger) -> None:
         self._loop = asyncio.get_running_loop()
@@ -46,12 +46,12 @@ class Session:
         self.settings = settings
         self.stopped = False
         self.failed = False
-        """Something did not arrive: hand over no more."""
+        """A message did not arrive: hand over no more messages."""
         self.drained = asyncio.Event()
         self.complaint: Report | None = None
-        """What the client said about its connections since a call last went well."""
+        """Connection error that the client reported since the last successful call."""
         self.bytes = 0
-        """Payload of the calls on the way, of all lanes."""
+        """Payload bytes of the calls in flight, of all lanes."""
         self._bootstrap: str = settings["bootstrap.servers"]
         self._max_messages = int(settings["queue.buffering.max.messages"]) or _UNLIMITED
         self._max_bytes = int(settings["queue.buffering.max.kbytes"]) * 1024
@@ -60,7 +60,7 @@ class Session:
         self._topics: dict[str, Warmth] = {}
         self._fatal: Report | None = None
         self.reason: DeliveryError | None = None
-        """The answer for messages of any lane that no report explains."""
+        """Result for messages of any lane that no report explains."""
         self._stirred = asyncio.Event()
         self._superseded = False
         self._retired = False
@@ -70,13 +70,13 @@ class Session:
         self._timer = self._loop.call_later(_SLOW, self._listen)
 
     def lane(self, topic: str) -> Lane:
-        """A new user of this session."""
+        """Return a new lane of this session."""
         lane = Lane(self, topic, self._topics.setdefault(topic, Warmth()))
         self._lanes.add(lane)
         return lane
 
     def leave(self, lane: Lane) -> None:
-        """The last user takes the producer along."""
+        """Remove a lane. If it was the last one, retire the producer."""
         self._lanes.discard(lane)
         if not self._lanes and not self.stopped:
             self.retire()
@@ -90,11 +90,11 @@ class Session:
 
     @property
     def queue(self) -> tuple[int, int, int, int]:
-        """Messages and bytes on the way, each with its limit."""
+        """Messages and bytes in flight, each followed by its limit."""
         return len(self.producer), self._max_messages, self.bytes, self._max_bytes
 
     def settle(self, call: Call) -> None:
-        """All reports of a call are in. Good news goes out at once, bad news when all of it is known."""
+        """Handle a call whose reports have all arrived. Success is returned at once, failures after all reports."""
         if call not in self.calls:
             return
         if not call.errors and call.unsent == len(call.batch):
@@ -105,7 +105,7 @@ class Session:
             self._drain()
 
     def finish(self, call: Call) -> None:
-        """The call has its answer, and the session goes on."""
+        """Return a call's result without ending the session."""
         lane = call.lane
         lane.calls.discard(call)
         self.calls.discard(call)
@@ -117,7 +117,7 @@ class Session:
             self.retire()
 
     def supersede(self) -> None:
-        """Calls go to another session from now on: end with the last call on the way."""
+        """Retire after the last call in flight. New calls go to another session."""
         self._superseded = True
         if not self.calls and not self.stopped:
             self.retire()
@@ -125,7 +125,7 @@ class Session:
     # ---- the end ---------------------------------------------------------------------------------------------------
 
     def stop(self, *, in_flight: bool = True) -> None:
-        """Send nothing more, and answer every call once librdkafka has reported on all of its messages."""
+        """Send no more messages. Each call gets its results once librdkafka has reported on all its messages."""
         if self._retired:
             return
         self.stopped = True
@@ -157,28 +157,28 @@ class Session:
         self.retire()
 
     def _otherwise(self, verdicts: Verdicts) -> DeliveryError:
-        """The answer for lanes that neither a report nor their sink explains."""
+        """Return the result for lanes without an error report and without a reason from their sink."""
         if verdicts.common or any(lane.at_fault or lane.reason for lane in self._lanes):
             return SinkUnavailable(
                 f"the producer for Kafka at {self._bootstrap} was replaced because another subscription that shares it "
                 "failed or was stopped; the message is sent again"
             )
-        # No message is known to be at fault. Apart, and then one at a time, it will be found.
+        # No message is known to be at fault. Separate sessions, then batches of one, will identify it.
         for lane in self._lanes:
             lane.at_fault = bool(lane.calls)
         return Undecided("the producer was stopped")
 
     def retire(self) -> None:
-        """Let the producer go. Nothing may be on the way."""
+        """Release the producer. No message may be in flight."""
         self.stopped = True
         self.drained.set()
-        self.stir()  # ``stop`` did so as well, but reports may have come since
+        self.stir()  # ``stop`` did so as well, but reports may have arrived since
         if self._retired:
             return
         self._retired = True
         self._timer.cancel()
         last, self.producer = [self.producer], None
-        # Dropping the last reference closes its connections, and waits for them.
+        # Dropping the last reference closes the connections and blocks until they are closed.
         self._ending = threading.Thread(target=last.clear, name="mailboat-kafka-end", daemon=True)
         self._ending.start()
 
@@ -187,14 +187,14 @@ class Session:
         return self._ending is not None and not self._ending.is_alive()
 
     def join(self, timeout: float) -> None:
-        """Blocks until the producer's threads and connections are gone, if it is retired."""
+        """Block until the threads and connections of a retired producer are gone."""
         if self._ending is not None:
             self._ending.join(timeout)
 
     # ---- polling ---------------------------------------------------------------------------------------------------
 
     def expect(self) -> None:
-        """Answers are due from now on."""
+        """Poll fast from now on, since reports are due."""
         self._heard_at = self._loop.time()
         if not self._retired and self._timer.when() > self._heard_at + _QUICK:
             self._timer.cancel()
@@ -207,14 +207,14 @@ class Session:
         try:
             if self.producer.poll(0):
                 self._heard_at = now
-        except KafkaException as error:  # how a fatal error is told
+        except KafkaException as error:  # ``poll`` raises fatal errors
             self._soon(self._end, Report.of(error.args[0], "", -1))
         finally:
             pause = min(max(_QUICK, (now - self._heard_at) * _PATIENCE), _SLOW) if self.calls else _SLOW
             self._timer = self._loop.call_later(pause, self._listen)
 
     def _soon(self, callback: Callable[..., object], *arguments: object) -> None:
-        """Not inside of a poll: what follows from a report may purge, or end the producer."""
+        """Run a callback outside ``poll``, since the reaction to a report may purge or end the producer."""
         self._loop.call_soon(callback, *arguments)
 
     def _complain(self, error: KafkaError) -> None:
@@ -238,6 +238,6 @@ class Session:
         self._stirred.set()
 
     async def stirred(self) -> None:
-        """Returns when a call was answered, a first message was accepted, or the session ended."""
+        """Wait until a call is finished, a first message is accepted, or the session ends."""
         self._stirred.clear()
         await self._stirred.wait()

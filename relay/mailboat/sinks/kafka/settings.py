@@ -1,8 +1,8 @@
-"""What librdkafka is told: defaults, the user's own settings and secrets, and what nobody may change.
+"""librdkafka settings: defaults, the user's settings and secrets, and fixed values.
 
-The guarantees of a subscription (order per key, nothing acknowledged that is not replicated, nothing sent after its
-answer was given) rest on some settings. Setting those is refused instead of overridden in silence, and so is whatever
-would run commands or read files: ``mailboat_spec.kafka_settings`` lists what may be set.
+The guarantees of a subscription (order per key, no acknowledgement before replication, nothing sent after its result
+was returned) depend on some settings. Setting those is refused instead of silently overridden. Settings that run
+commands or read files are refused as well. ``mailboat_spec.kafka_settings`` lists the allowed settings.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ Settings = dict[str, Any]
 GUARANTEES: Final[Mapping[str, Any]] = {
     "enable.idempotence": True,
     "acks": "all",
-    # A failed batch ends the producer, so that nothing behind it is sent (see session.py for the hole in it).
+    # A failed batch ends the producer, so that nothing behind it is sent (see warmth.py for the exception).
     "enable.gapless.guarantee": True,
     # The broker's check of sequence numbers keeps order among these.
     "max.in.flight.requests.per.connection": 5,
-    # Never: librdkafka would drop one message and still send the next of its key. The sink keeps the time itself.
+    # No timeout: librdkafka would drop one message and still send the next of its key. The sink keeps the deadline.
     "message.timeout.ms": 0,
 }
 DEFAULTS: Final[Mapping[str, Any]] = {
     "partitioner": "murmur2_random",  # the same partition as a Java producer
     "linger.ms": 0,
     "allow.auto.create.topics": False,
-    # How long a topic that nobody knows is waited for. It may have been created a moment ago.
+    # How long to wait for an unknown topic, which may have just been created.
     "topic.metadata.propagation.max.ms": 5_000,
     "queue.buffering.max.messages": 100_000,
     "queue.buffering.max.kbytes": 256 * 1024,
@@ -41,17 +41,17 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "enable.metrics.push": False,
 }
 MAX_REQUEST_BYTES: Final = 100_000_000
-"""A little below the brokers' socket.request.max.bytes: above it they hang up, and nobody learns why."""
+"""A little below the brokers' socket.request.max.bytes. Above it a broker closes the connection without an error."""
 
 
 def client_settings(bootstrap: Iterable[str], config: Mapping[str, str], context: SinkContext) -> Settings:
-    """What any client of this sink needs: where to, how to log in, the user's settings. Raises ``ConfigError``."""
+    """Return the settings of any client of this sink: addresses, login, user's settings. Raises ``ConfigError``."""
     for origin, names in (("spec.sink.kafka.config", config), ("the Secret of configSecretRef", context.secrets)):
         for name in names:
             if (why := kafka_settings.objection(name)) is not None:
                 raise ConfigError(f"{context.subscription}: {origin}: {name} {why}")
     return {
-        "client.id": "mailboat",  # not the subscription's name: those with the same settings share a producer
+        "client.id": "mailboat",  # not the subscription's name: sinks with the same settings share a producer
         **config,
         **context.secrets,
         "bootstrap.servers": ",".join(bootstrap),
@@ -59,10 +59,10 @@ def client_settings(bootstrap: Iterable[str], config: Mapping[str, str], context
 
 
 def producer_settings(client: Mapping[str, Any], *, max_message_bytes: int | None) -> Settings:
-    """For the producer itself. A batch never grows above what the topic takes, since it would be refused as a whole.
+    """Return the settings of the producer. A batch never exceeds the topic's limit: it would be refused as a whole.
 
-    What the topic takes may not be known (None): what the client itself refuses is given up at once, so it refuses only
-    what no broker takes, or what the user said.
+    If the topic's limit is unknown (None), the client refuses only messages that no broker accepts or that exceed the
+    user's own limit, because a message that the client refuses is given up at once.
     """
     topic_takes = max_message_bytes or MAX_REQUEST_BYTES
     limit = min(topic_takes, int(client.get("message.max.bytes", topic_takes)))
@@ -70,7 +70,7 @@ def producer_settings(client: Mapping[str, Any], *, max_message_bytes: int | Non
 
 
 def check_settings(client: Mapping[str, Any], context: SinkContext) -> None:
-    """Let librdkafka itself judge the settings, without a broker. Raises ``ConfigError``, never with a secret in it."""
+    """Check the settings with librdkafka, without a broker. Raises ``ConfigError``, which never contains a secret."""
     settings = producer_settings(client, max_message_bytes=None)
     del settings["bootstrap.servers"]
     try:
@@ -84,7 +84,7 @@ def check_settings(client: Mapping[str, Any], context: SinkContext) -> None:
 
 
 def objection(error: Exception, secrets: Iterable[str]) -> str:
-    """What librdkafka has against its settings, without the secrets among them."""
+    """Return librdkafka's error about its settings, with secrets masked."""
     cause = error.args[0] if error.args else error
     text = cause.str() if hasattr(cause, "str") else str(cause)
     for secret in sorted(filter(None, secrets), key=len, reverse=True):

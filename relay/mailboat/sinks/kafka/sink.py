@@ -1,10 +1,11 @@
-"""The Kafka sink: one topic, in one session after the other, shared by all partitions of a subscription.
+"""The Kafka sink: one topic, over consecutive sessions, shared by all partitions of a subscription.
 
-Its sessions are those of all sinks with the same settings (``cluster``). After a failure of its own a sink has sessions
-of its own for a while, so that it ends none that others use; so has a message whose refusal must be definite.
+Sinks with the same settings share sessions (``cluster``). After a failure that it caused, a sink uses separate sessions
+for a while, so that it does not end shared ones. A message whose refusal must be definite is sent in a separate session
+as well.
 
-Messages for another topic, which are dead letters, have a sink of their own inside of this one: a dead-letter topic
-that is missing must not end the session that everything else is on.
+Messages for another topic (dead letters) use a nested sink: a missing dead-letter topic must not end the session of all
+other messages.
 """
 
 from __future__ import annotations
@@ -32,22 +33,22 @@ from mailboat.sinks.threads import in_a_thread
 _OPEN_TIMEOUT: Final = 10.0
 _REFRESH: Final = 300.0
 _DOUBTFUL: Final = 10.0
-"""Seconds after which what is known of the topic is not enough to give up an event for good."""
+"""Seconds after which the cached topic limit is too old to give up an event for good."""
 _DOUBTFUL_FOR_REPLAY: Final = 1.0
-"""For one that somebody brings back, who may have raised the limit just before."""
+"""The same for a replayed event: the limit may have been raised just before the replay."""
 _APART: Final = 600.0
-"""Seconds after a failure of its own during which a sink shares no session."""
+"""Seconds during which a sink shares no session after a failure that it caused."""
 _BATCH_OVERHEAD: Final = 128
 _HEADER_OVERHEAD: Final = 10
-"""What Kafka's record format adds to the bytes of a message, and to each header, at most."""
+"""Upper bounds of the bytes that Kafka's record format adds to a message and to each header."""
 _JOIN_TIMEOUT: Final = 5.0
 _NO_NEWS: Final = (
-    "enable.gapless.guarantee is experimental",  # known, and tried
-    "FAIL [",  # a connection, at every attempt of every client; the sink says once that it is away, and why
-    "unable to satisfy gap-less guarantee",  # how a session ends when a message is refused; the answer says so
-    "not found in cache",  # a partition without a leader just now, once per partition and refresh
+    "enable.gapless.guarantee is experimental",  # known, and tested
+    "FAIL [",  # logged per connection attempt of every client; the sink reports the cause once
+    "unable to satisfy gap-less guarantee",  # a session ends this way if a message is refused; the result says so
+    "not found in cache",  # a partition without a leader, logged once per partition and refresh
 )
-"""What librdkafka logs and nobody needs to read."""
+"""Log messages of librdkafka that are dropped."""
 
 
 _topic_of: Final = attrgetter("topic")
@@ -63,7 +64,7 @@ logger.addFilter(_is_news)
 
 
 class KafkaSink:
-    """Idempotent, acknowledged by all replicas in sync, the same partition per key as a Java producer."""
+    """Idempotent producer with acks=all; chooses the same partition per key as a Java producer."""
 
     traits = Traits(header_prefix="ce_", stops_behind_failure=True)
 
@@ -76,24 +77,24 @@ class KafkaSink:
         secrets: Sequence[str] = (),
         opens_by_itself: bool = False,
     ) -> None:
-        """``secrets``: those of the client's settings that must not be in any message."""
+        """``secrets``: values of the client settings that must not appear in any error message."""
         self._topic = topic
         self._secrets = secrets
         self._opens_by_itself = opens_by_itself
         self._others: dict[str, KafkaSink] = {}
-        """Sinks for other topics, made and opened when the first message is for them."""
+        """Sinks for other topics, created and opened with their first message."""
         self._client = client
         self._bootstrap: str = client["bootstrap.servers"]
         self._delivery_timeout = delivery_timeout
         self._facts: TopicFacts | None = None
         self._asked_at = self._told_at = 0.0
-        """When the brokers were last asked about the topic, and when they last said how large a message may be."""
+        """Time of the last metadata request, and of the last one that returned the maximum message size."""
         self._refreshing: asyncio.Task[None] | None = None
         self._cluster: Cluster | None = None
         self._producer: SharedProducer | None = None
         self._lane: Lane | None = None
         self._apart: asyncio.TimerHandle | None = None
-        """Runs while this sink shares no session."""
+        """Timer that is set while this sink shares no session."""
         self._retired: set[Session] = set()
         self._turn = asyncio.Lock()
         self._stops = KeyStops()
@@ -101,7 +102,7 @@ class KafkaSink:
 
     @classmethod
     def build(cls, config: Any, context: SinkContext) -> Self:
-        """From ``mailboat_spec.KafkaSink``. Raises ``ConfigError`` for settings that can't be used."""
+        """Build the sink from ``mailboat_spec.KafkaSink``. Raises ``ConfigError`` for unusable settings."""
         client = client_settings(config.bootstrap_servers, config.config, context)
         check_settings(client, context)
         secrets = tuple(context.secrets.values())
@@ -109,16 +110,16 @@ class KafkaSink:
 
     async def open(self) -> None:
         self._closed = False
-        if self._facts is None:  # every session of a relay opens its sinks, also those that have been open all the time
+        if self._facts is None:  # every session of a relay opens its sinks, including those that are already open
             self._learn(await self._describe())
         async with self._turn:
-            await self._ready_lane()  # the client needs half a second to log in as a producer
+            await self._ready_lane()  # a new producer needs half a second to log in
 
     def refusal(self, message: Outgoing) -> EventRefused | None:
         facts = self._facts
         _, key, value, headers, other_topic = message
         if facts is None or other_topic is not None:
-            return None  # what a dead-letter topic takes is not known here; the broker says
+            return None  # the limit of a dead-letter topic is not known here; the broker decides
         if key is None and facts.compacted:
             return EventRefused(
                 f"topic {self._topic} is compacted and takes no message without a key; emit the event with a key, "
@@ -128,12 +129,12 @@ class KafkaSink:
             )
         size = len(value or b"") + len(key or "")
         if facts.max_message_bytes is None or size <= facts.max_message_bytes // 2:
-            return None  # headers may still be too much: librdkafka counts them, and a session refuses before it sends
+            return None  # headers may still exceed the limit: librdkafka counts them and refuses before it sends
         size += len((key or "").encode(errors="replace")) - len(key or "") + _BATCH_OVERHEAD
         size += sum(len(name.encode()) + len(text.encode()) + _HEADER_OVERHEAD for name, text in headers.items())
         if size <= facts.max_message_bytes:
             return None
-        # The limit may have been raised since it was asked for: it is asked for anew before the event is given up.
+        # The limit may have been raised since the last metadata request: repeat the request before giving up the event.
         return EventRefused(
             f"the message has {size} bytes, topic {self._topic} takes {facts.max_message_bytes}; "
             "raise max.message.bytes of the topic, or emit smaller events",
@@ -147,7 +148,7 @@ class KafkaSink:
         return self._publish(batch, self._stops.call())
 
     async def _publish_by_topic(self, batch: Sequence[Outgoing]) -> Failures:
-        """Topic by topic, as long as all arrives: order per key counts across topics as well."""
+        """Publish topic by topic and stop at the first failure: order per key holds across topics as well."""
         failures: dict[int, DeliveryError] = {}
         for topic, run in groupby(enumerate(batch), key=lambda numbered: numbered[1].topic):
             indexes, messages = zip(*run, strict=True)
@@ -180,7 +181,7 @@ class KafkaSink:
         with hold:
             failures = await self._deliver(batch, hold, deadline)
             if len(batch) == 1 and isinstance(failures.get(0), RefusedTogether) and hold.is_sole(batch[0].key):
-                # Others were in the same Kafka batch. A batch of one gets a definite answer: once more, by itself.
+                # The Kafka batch had other messages. A batch of one needs a definite result: send it again, alone.
                 failures = await self._deliver(batch, hold, deadline, alone=True)
             return failures
 
@@ -230,7 +231,7 @@ class KafkaSink:
         except asyncio.CancelledError:
             if call is not None and not call.done.is_set() and not call.lane.withdraw(call, Undecided("cancelled")):
                 call.lane.stop(Undecided("another delivery of this sink was cancelled"), in_flight=False)
-                # What is on the wire may be answered for. Without an answer it must not hold up the next session.
+                # Messages on the wire may still be acknowledged. If they are not, they must not delay the next session.
                 asyncio.get_running_loop().call_at(deadline, call.lane.session.stop)
             self._none_of(batch, hold, Undecided("cancelled"))
             raise
@@ -239,7 +240,7 @@ class KafkaSink:
         return call.failures or ALL_DELIVERED
 
     async def _ready_lane(self, *, alone: bool = False) -> Lane:
-        """The current lane, or a new one once the last one has given all its answers. ``alone``: nothing is in it."""
+        """Return the current lane, or a new one after the last one has drained. ``alone``: wait for an empty lane."""
         if self._closed:
             raise SinkUnavailable("the sink is closed")
         if self._facts is None:
@@ -260,7 +261,7 @@ class KafkaSink:
                 await lane.idle()
             else:
                 break
-        if self._closed or self._producer is None or self._facts is None:  # meanwhile: nobody would close a new lane
+        if self._closed or self._producer is None or self._facts is None:  # closed meanwhile: a new lane would leak
             raise SinkUnavailable("the sink is closed")
         if lane is None:
             try:
@@ -274,13 +275,13 @@ class KafkaSink:
         return self._producer is not None and self._producer.suits(lane, apart=self._apart is not None)
 
     def _leave(self, lane: Lane) -> None:
-        """No call is on the way in it."""
+        """Leave a lane without calls in flight."""
         self._lane = None
         lane.leave()
         self._retired = {session for session in (*self._retired, lane.session) if session.stopped and not session.gone}
 
     def _stay_apart(self) -> None:
-        """Share no session for a while."""
+        """Stop sharing sessions for ``_APART`` seconds."""
         if self._apart is not None:
             self._apart.cancel()
         self._apart = asyncio.get_running_loop().call_later(_APART, self._share_again)
@@ -289,7 +290,7 @@ class KafkaSink:
         self._apart = None
         lane = self._lane
         if lane is not None and not lane.calls and not self._suits(lane) and not self._turn.locked():
-            self._leave(lane)  # or its producer would be kept until the next message
+            self._leave(lane)  # otherwise its producer would be kept until the next message
 
     def _brokers(self) -> Cluster:
         if self._cluster is None:
@@ -304,19 +305,19 @@ class KafkaSink:
             raise self._not_accepted(error) from None
 
     def _not_accepted(self, error: Exception) -> SinkUnavailable:
-        """The settings were fine when the sink was built, so something else is missing."""
+        """Return the error for a client that can't be created. The settings were valid when the sink was built."""
         return SinkUnavailable(
             f"no client for Kafka at {self._bootstrap} can be made: {objection(error, self._secrets)}; has the relay "
             "enough memory, threads and file descriptors?"
         )
 
     def _doubtful(self, after: float) -> bool:
-        """Whether the limit may be another by now. Then it is asked for anew; no answer ends no doubt."""
+        """Return whether the cached limit may be outdated, and request it again. Without a result it stays outdated."""
         self._ask_anew(after)
         return asyncio.get_running_loop().time() - self._told_at > after
 
     def _ask_anew(self, after: float) -> None:
-        """Begins to ask what the topic takes if the last time is that long ago."""
+        """Start a metadata request if the last one is more than ``after`` seconds ago."""
         if asyncio.get_running_loop().time() - self._asked_at <= after:
             return
         if self._refreshing is None or self._refreshing.done():
@@ -326,7 +327,7 @@ class KafkaSink:
         try:
             self._learn(await self._describe())
         except SinkUnavailable:
-            self._asked_at = asyncio.get_running_loop().time()  # whoever publishes will say so
+            self._asked_at = asyncio.get_running_loop().time()  # the next ``publish`` reports the failure
 
     def _learn(self, facts: TopicFacts) -> None:
         self._asked_at = asyncio.get_running_loop().time()

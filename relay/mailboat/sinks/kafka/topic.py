@@ -1,4 +1,4 @@
-"""What the brokers say about topics, asked when a sink opens and every few minutes after."""
+"""Topic metadata from the brokers, requested when a sink opens and every few minutes after."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from mailboat.errors import SinkUnavailable
 from mailboat.sinks.kafka.errors import Report, missing_topic, more_telling, no_answer, unavailable
 
 NOT_ACCEPTED: Final = (KafkaException, ValueError, TypeError)
-"""What a client raises when it is made with settings that it can't use: a file that they name may be gone by now."""
+"""Errors of a client constructor whose settings are unusable, for example because a referenced file was deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
     partitions: int
     max_message_bytes: int | None = None
-    """None: nobody could say, or the client may not ask. Then the brokers decide, message by message."""
+    """None if the request failed or is not allowed. Then the brokers decide per message."""
     compacted: bool = False
-    """Takes no message without a key."""
+    """True if the topic accepts no message without a key."""
 
     def since(self, before: TopicFacts | None) -> TopicFacts:
-        """These facts, where they leave the limits open with those that were known before."""
+        """Return these facts; if the limits are unknown, with the limits of ``before``."""
         if before is None or self.max_message_bytes is not None:
             return self
         return replace(before, partitions=self.partitions)
@@ -34,11 +34,11 @@ class TopicFacts:
 def describe_topics(
     client: Mapping[str, Any], topics: Sequence[str], *, timeout: float
 ) -> dict[str, TopicFacts | SinkUnavailable]:
-    """Blocks. ``SinkUnavailable`` is also the answer for a topic that does not exist.
+    """Return the facts of each topic, or ``SinkUnavailable``, also for a missing topic. Blocks.
 
-    What the client has against its settings (``NOT_ACCEPTED``) is raised as it is: it may hold a secret. All other
-    errors are returned: a traceback that holds the client's frame would keep its threads and connections alive for as
-    long as somebody remembers the error.
+    Errors about the client's settings (``NOT_ACCEPTED``) are raised unchanged and may contain a secret. All others are
+    returned: a traceback that references the client's frame would keep its threads and connections alive for as long as
+    the error is referenced.
     """
     bootstrap: str = client["bootstrap.servers"]
     complaint: Report | None = None
@@ -61,7 +61,7 @@ def describe_topics(
         try:
             found = admin.list_topics(topic, timeout=timeout).topics[topic]
         except KafkaException:
-            admin.poll(0)  # hear its complaints: they say more than "timed out"
+            admin.poll(0)  # runs ``error_cb``, whose error names more than "timed out"
             return dict.fromkeys(topics, no_answer(bootstrap, timeout, complaint))
         if found.error is not None:
             answers[topic] = unavailable(Report.of(found.error, topic, -1), bootstrap)
@@ -88,5 +88,5 @@ def _with_limits(admin: AdminClient, partitions: Mapping[str, int], timeout: flo
                 compacted="compact" in (entries["cleanup.policy"].value or ""),
             )
         except (KafkaException, TimeoutError, KeyError, ValueError, TypeError):
-            continue  # a client that may write need not be allowed to ask
+            continue  # a client with Write permission need not have DescribeConfigs
     return facts

@@ -1,9 +1,9 @@
 """Google Cloud Pub/Sub, over its gRPC interface. The only place that imports ``google`` and ``grpc``.
 
-``limits``      what Google takes in a message and in a request
-``connection``  where the service is, who we are there, and the one call that is made
-``errors``      what its status codes mean
-``sink``        the sink: one request on the way per key
+``limits``      Google's limits for a message and a request
+``connection``  endpoint, credentials, and the two gRPC calls
+``errors``      mapping of gRPC status codes to delivery errors
+``sink``        the sink: one request in flight per key
 """
 
 from mailboat.sinks.pubsub.sink import PubSubSink

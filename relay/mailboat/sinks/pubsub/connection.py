@@ -1,8 +1,8 @@
-"""Where the service is, who we are there, and the two calls that are made.
+"""Endpoint and credentials of Pub/Sub, and the two gRPC calls.
 
-Google's publisher client batches, threads and retries by itself and can't say which message a failure was about; with
-ordering keys it is also slow (560 messages/s where this does 10,000, 4,000 messages over 400 keys against Google's own
-fake). So the sink speaks gRPC directly, with Google's messages and credentials.
+Google's publisher client has its own batches, threads and retries and does not report which message failed. With
+ordering keys it is also slow: 560 messages/s where this module reaches 10,000 (4,000 messages over 400 keys against
+Google's own fake). So the sink uses gRPC directly, with Google's message types and credentials.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OPTIONS: Final = (
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 )
-# The plain protobuf classes: the wrappers that the types module exports cost more than the request itself.
+# Plain protobuf classes, because the wrappers exported by the types module cost more than the request itself.
 _Message: Final = PubsubMessage.pb()
 _PublishRequest: Final = PublishRequest.pb()
 _PublishResponse: Final = PublishResponse.pb()
@@ -42,16 +42,16 @@ _Topic: Final = Topic.pb()
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """A host and how to trust it. Anything but Google's own hosts is an emulator: no TLS, and no credentials sent."""
+    """A host and its security. Any host other than Google's, without a key, is an emulator: no TLS, no credentials."""
 
     host: str
     plain: bool
     key_file: Mapping[str, Any] | None = None
-    """A service account's key; None: the credentials of the environment."""
+    """Key of a service account; None to use the credentials of the environment."""
 
     @classmethod
     def choose(cls, endpoint: str | None, emulator: str | None, key_file: str | None, where: str) -> Self:
-        """From the manifest's endpoint, PUBSUB_EMULATOR_HOST and the content of the Secret."""
+        """Choose from the manifest's endpoint, PUBSUB_EMULATOR_HOST and the content of the Secret."""
         host = endpoint or emulator or _GLOBAL_HOST
         plain = key_file is None and not host.rpartition(":")[0].endswith(".googleapis.com")
         if key_file is None:
@@ -66,7 +66,7 @@ class Destination:
 
 
 class Connection:
-    """A channel to one topic. Belongs to the event loop it was made on."""
+    """A gRPC channel for one topic. Belongs to the event loop on which it was created."""
 
     def __init__(self, channel: grpc.aio.Channel, topic: str) -> None:
         self._channel = channel
@@ -85,7 +85,7 @@ class Connection:
 
     @classmethod
     async def open(cls, destination: Destination, topic: str) -> Self:
-        """Raises ``SinkUnavailable`` when there are no credentials. Does not connect yet."""
+        """Create the channel; it connects later. Raises ``SinkUnavailable`` if there are no credentials."""
         if destination.plain:
             return cls(grpc.aio.insecure_channel(destination.host, options=_OPTIONS), topic)
         try:
@@ -101,7 +101,7 @@ class Connection:
         return cls(channel, topic)
 
     async def publish(self, messages: Iterable[Outgoing], ordering_key: str, *, timeout: float, topic: str) -> None:
-        """One request, all or nothing. Raises ``grpc.aio.AioRpcError``."""
+        """Send one request, which succeeds or fails as a whole. Raises ``grpc.aio.AioRpcError``."""
         request = _PublishRequest(
             topic=topic,
             messages=[
@@ -113,7 +113,7 @@ class Connection:
         await self._publish(request, timeout=timeout, metadata=metadata)
 
     async def look_up_topic(self, *, timeout: float) -> None:
-        """Raises ``grpc.aio.AioRpcError``."""
+        """Check that the topic exists. Raises ``grpc.aio.AioRpcError``."""
         await self._get_topic(_GetTopicRequest(topic=self._topic), timeout=timeout, metadata=self._metadata)
 
     async def close(self) -> None:

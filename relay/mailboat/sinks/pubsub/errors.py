@@ -1,4 +1,4 @@
-"""What the service's status codes mean: is a message at fault, or is the destination away, and what should one do."""
+"""Mapping of gRPC status codes: message refused or destination unavailable, with the remedy for the operator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import grpc
 from mailboat.errors import EventRefused, SinkUnavailable
 
 REFUSING: Final = frozenset({grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RANGE})
-"""The request was read and will not be taken. A request fails as a whole, whichever of its messages is at fault."""
+"""The service read the request and refused it. A request fails as a whole, whichever of its messages is at fault."""
 
 
 def refused(error: grpc.aio.AioRpcError) -> EventRefused:
@@ -33,7 +33,7 @@ def unavailable(error: grpc.aio.AioRpcError, topic: str, host: str, seconds: flo
         )
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return SinkUnavailable(f"{where} says that a quota is used up: {details}; raise it, or wait")
-    if code is grpc.StatusCode.FAILED_PRECONDITION:  # about project and topic, whatever the message
+    if code is grpc.StatusCode.FAILED_PRECONDITION:  # about project and topic, not about the message
         return SinkUnavailable(
             f"{where} takes nothing for {topic} as things are: {details}; check the project's billing, the key that "
             "the topic is encrypted with, and whether its storage policy allows the region of this relay"

@@ -1,4 +1,4 @@
-"""Google's limits, as named constants, and what follows from them. Pure."""
+"""Google's limits as constants, and the pure functions that apply them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mailboat.events import Outgoing
 
 MAX_REQUEST_BYTES: Final = 10_000_000
 GOOD_REQUEST_BYTES: Final = 4_000_000
-"""Where requests are cut. Larger ones gain nothing, and gRPC servers (Google's fake is one) take 4 MiB by default."""
+"""Size at which requests are split. Larger ones gain nothing, and gRPC servers (also Google's fake) default to 4 MiB."""
 MAX_REQUEST_MESSAGES: Final = 1_000
 MAX_ATTRIBUTES: Final = 100
 MAX_ATTRIBUTE_NAME_BYTES: Final = 256
@@ -18,13 +18,13 @@ MAX_ATTRIBUTE_VALUE_BYTES: Final = 1024
 MAX_ORDERING_KEY_BYTES: Final = 1024
 _RESERVED_PREFIX: Final = "goog"
 
-_REQUEST_OVERHEAD: Final = 1024  # the topic's name, and the frame
+_REQUEST_OVERHEAD: Final = 1024  # topic name and framing
 _MESSAGE_OVERHEAD: Final = 64
 _ATTRIBUTE_OVERHEAD: Final = 16
 
 
 def refusal(message: Outgoing) -> EventRefused | None:
-    """Why Google would never take this message."""
+    """Return why Pub/Sub can never accept this message; None if it can."""
     if message.key is not None and _size(message.key) > MAX_ORDERING_KEY_BYTES:
         return _refused(f"its key has more than {MAX_ORDERING_KEY_BYTES} bytes", "KeyTooLong")
     if len(message.headers) > MAX_ATTRIBUTES:
@@ -45,7 +45,7 @@ def refusal(message: Outgoing) -> EventRefused | None:
 
 
 def request_bytes(message: Outgoing) -> int:
-    """What a message adds to a request, at most."""
+    """Return an upper bound of the bytes that a message adds to a request."""
     size = _MESSAGE_OVERHEAD + len(message.value or b"") + _size(message.key or "")
     for name, value in message.headers.items():
         size += _ATTRIBUTE_OVERHEAD + _size(name) + _size(value)
@@ -53,7 +53,7 @@ def request_bytes(message: Outgoing) -> int:
 
 
 def requests(batch: Sequence[Outgoing], indexes: Sequence[int]) -> Iterator[list[int]]:
-    """Cut messages of one key into requests that Google takes, in order."""
+    """Split messages of one key into requests within the limits, in order."""
     request: list[int] = []
     size = _REQUEST_OVERHEAD
     for index in indexes:

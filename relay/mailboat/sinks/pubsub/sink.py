@@ -1,8 +1,8 @@
-"""The Pub/Sub sink: requests of many keys side by side, of one key one after the other.
+"""The Pub/Sub sink: requests of different keys run concurrently, requests of one key one after the other.
 
-Pub/Sub keeps the order in which it received messages of one ordering key, and a request may hold messages of one key
-only. With a single request per key on the way, across overlapping calls too, a failure stops what is behind it: the
-next request of the key looks whether the one before it arrived, and is not sent if it didn't.
+Pub/Sub keeps the order in which it received messages of one ordering key, and a request may contain messages of one key
+only. With at most one request per key in flight, across overlapping calls too, a failure stops later messages of its
+key: the next request is sent only if the previous one arrived.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _REQUESTS_ON_THE_WAY: Final = 64
 
 
 class PubSubSink:
-    """Ordering key = the event's key."""
+    """Sink for one Pub/Sub topic. The ordering key is the event's key."""
 
     traits = Traits(header_prefix="ce-", stops_behind_failure=True)
 
@@ -41,14 +41,14 @@ class PubSubSink:
         self._suspect = False
         self._calls: set[_Call] = set()
         self._tails: dict[str, asyncio.Future[bool]] = {}
-        """Of each key: whether the last request so far arrived."""
+        """By key, whether the most recently queued call's requests arrived."""
         self._free = asyncio.Semaphore(_REQUESTS_ON_THE_WAY)
         self._stops = KeyStops()
         self._closed = False
 
     @classmethod
     def build(cls, config: Any, context: SinkContext) -> Self:
-        """From ``mailboat_spec.PubSubSink``. PUBSUB_EMULATOR_HOST counts where the manifest names no endpoint."""
+        """Build the sink from ``mailboat_spec.PubSubSink``. Without an endpoint, PUBSUB_EMULATOR_HOST applies."""
         reference, key_file = config.credentials_secret_ref, None
         if reference is not None:
             key_file = context.secrets.get(reference.key)
@@ -69,7 +69,7 @@ class PubSubSink:
         try:
             await self._connection.look_up_topic(timeout=timeout)
         except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.PERMISSION_DENIED:  # who may publish need not be allowed to look
+            if error.code() is not grpc.StatusCode.PERMISSION_DENIED:  # a publisher need not have topics.get permission
                 raise unavailable(error, self._topic, self._destination.host, timeout) from error
 
     def refusal(self, message: Outgoing) -> EventRefused | None:
@@ -96,7 +96,7 @@ class PubSubSink:
             finally:
                 self._calls.discard(call)
                 for key, turn in turns.items():
-                    self._end(key, turn, arrived=False)  # does nothing to those that have ended
+                    self._end(key, turn, arrived=False)  # no effect on turns that have ended
         return call.failures or ALL_DELIVERED
 
     async def close(self) -> None:
@@ -105,10 +105,10 @@ class PubSubSink:
         if connection is not None:
             await connection.close()
 
-    # ---- one key after the other -----------------------------------------------------------------------------------
+    # ---- order per key ---------------------------------------------------------------------------------------------
 
     def _queue_up(self, key: str) -> _Turn:
-        """Before anything is awaited, so that calls queue in the order in which they were made."""
+        """Queue a call for a key. Runs before the first await, so that calls queue in the order of their creation."""
         turn = _Turn(self._tails.get(key), asyncio.get_running_loop().create_future())
         self._tails[key] = turn.arrived
         return turn
@@ -130,7 +130,7 @@ class PubSubSink:
         self._end(key, turn, arrived=arrives)
 
     async def _send(self, call: _Call, request: Sequence[int], key: str) -> bool:
-        """One request: all of it arrives or none."""
+        """Send one request and return whether it arrived. A request succeeds or fails as a whole."""
         async with self._free:
             error = await self._answer([call.batch[index] for index in request], key, call.deadline)
         if error is not None:
@@ -155,13 +155,13 @@ class PubSubSink:
                 return Undecided(f"Pub/Sub refused the request that it was in: {error.details()}")
             self._suspect = self._suspect or error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             return unavailable(error, path, self._destination.host, self._delivery_timeout)
-        except grpc.aio.UsageError:  # the channel was closed before it
+        except grpc.aio.UsageError:  # the channel was closed before the call
             return SinkUnavailable("its connection was closed")
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            return SinkUnavailable("its connection was closed")  # how a closed channel ends its calls
+            return SinkUnavailable("its connection was closed")  # a closed channel cancels its calls
         except (ValueError, TypeError, UnicodeError) as error:
             return EventRefused(f"its key or headers can't be sent: {error}", reason="InvalidText", retryable=False)
         return None
@@ -169,13 +169,13 @@ class PubSubSink:
     # ---- the connection --------------------------------------------------------------------------------------------
 
     async def _renew_suspect_connection(self, call: _Call) -> None:
-        """A connection on which nobody answered may be dead without knowing. Replaced when nobody else is on it."""
+        """Replace the connection after a timeout, if no other call uses it: the peer may be gone without a reset."""
         if self._suspect and self._calls == {call}:
             self._suspect = False
             try:
                 fresh = await Connection.open(self._destination, self._topic)
             except SinkUnavailable:
-                self._suspect = True  # no credentials just now: the old one must do
+                self._suspect = True  # no credentials at the moment: keep the old connection
                 return
             stale, self._connection = self._connection, fresh
             if stale is not None:
@@ -186,14 +186,14 @@ class PubSubSink:
 
 
 class _Turn(NamedTuple):
-    """A call's place in the queue of one key."""
+    """Position of a call in the queue of one key."""
 
     before: asyncio.Future[bool] | None
     arrived: asyncio.Future[bool]
 
 
 class _Call:
-    """One ``publish``: its batch, cut into what may go side by side, and what did not arrive of it."""
+    """One ``publish`` call: its batch, split by key for concurrent requests, and its failures."""
 
     def __init__(self, batch: Sequence[Outgoing], hold: CallHold, deadline: float) -> None:
         self.batch = batch
@@ -201,12 +201,12 @@ class _Call:
         self.failures: dict[int, DeliveryError] = {}
         self.keyed: dict[str, list[int]] = {}
         self.keyless: dict[str | None, list[int]] = {}
-        """By topic."""
+        """Indexes of messages without a key, by topic."""
         self.hold = hold
         for index, message in enumerate(batch):
             if message.key:
                 self.keyed.setdefault(message.key, []).append(index)
-            else:  # no key, or an empty one, which Pub/Sub takes for none
+            else:  # no key, or an empty one, which Pub/Sub treats as none
                 self.keyless.setdefault(message.topic, []).append(index)
 
     def fail(self, indexes: Sequence[int], error: DeliveryError) -> None:
