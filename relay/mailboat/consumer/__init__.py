@@ -15,13 +15,13 @@ Layers, from the top:
 | ``kit`` | ``Consumer``: registration, configuration, life cycle |
 | ``pull_source`` | the engine for pull subscriptions: workers, wake-up, reconnects |
 | ``transactions`` | one worker's connection: psycopg and SQLAlchemy, synchronous and asynchronous |
-| ``dispatch`` | which handlers run for a batch, with which arguments; knows no source |
-| ``handlers``, ``payloads`` | a registered function and how its arguments are made |
-| ``outcomes``, ``received`` | what a handler may say, and what it gets |
+| ``dispatch`` | which handlers run for a batch, with which arguments; independent of the source |
+| ``handlers``, ``payloads`` | a registered function, and where its arguments come from |
+| ``outcomes``, ``received`` | exceptions that a handler may raise, and the event that it receives |
 
-A worker of the pull engine: *idle* (waits for a notification or the next poll) → *pulled* (a transaction is open, its
-partition is locked) → *handling* → *committed*; or → *rolled back* → *refused* (in a transaction of its own). A source
-for brokers replaces ``pull_source`` and ``transactions`` and uses the rest as it is.
+States of a worker of the pull engine: *idle* (waits for a notification or the next poll) → *pulled* (a transaction is
+open, its partition is locked) → *handling* → *committed*; or → *rolled back* → *refused* (in a separate transaction). A
+source for brokers replaces ``pull_source`` and ``transactions`` and uses the other modules unchanged.
 """
 
 from mailboat.consumer.kit import Consumer

@@ -1,7 +1,7 @@
-"""Runs the handlers of a batch. Knows events, handlers and outcomes, and no source.
+"""Dispatcher: runs the handlers of a batch. Depends on events, handlers and outcomes, not on a source.
 
-A batch is what a source wants to be handled together: one event, or all events of one transaction. All handlers of an
-event run, or none counts: an error in one of them is the event's error.
+A batch contains the events that a source handles together: one event, or all events of one transaction. An event is
+handled only if all its handlers succeed: an error in one handler is the event's error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mailboat_spec import NoHandler
 
 
 class Scope(Protocol):
-    """Where handlers run: the transaction that they are given, and the thread for those that are not async."""
+    """Execution scope of handlers: the transaction passed to them, and the thread of synchronous handlers."""
 
     def transaction(self, kind: TransactionKind) -> Any: ...
 
@@ -28,7 +28,7 @@ class Scope(Protocol):
 
 
 class NotHandled(Exception):
-    """An event of a batch was not handled. ``event`` is None where it is not known which one is to blame."""
+    """An event of a batch was not handled. ``event`` is None if the failed event is unknown."""
 
     def __init__(self, event: Event | None, refusal: Refusal) -> None:
         super().__init__(refusal.reason)
@@ -38,7 +38,7 @@ class NotHandled(Exception):
 
 @dataclass(slots=True)
 class Counts:
-    """Since the process started."""
+    """Counters since the process started."""
 
     handled: int = 0
     ignored: int = 0
@@ -62,7 +62,7 @@ class Dispatcher:
         self._by_type.clear()
 
     def transaction_kind(self) -> TransactionKind | None:
-        """What the handlers want as their transaction; sessions and connections of one vendor go together."""
+        """Return the transaction kind of the handlers. Sessions and connections of one vendor can be combined."""
         kinds = {each.transaction_kind for each in self.handlers if each.transaction_kind is not None}
         if len({(kind.vendor, kind.is_async) for kind in kinds}) > 1:
             wanted = ", ".join(sorted(kind.value for kind in kinds))
@@ -80,20 +80,21 @@ class Dispatcher:
         return found
 
     async def handle(self, batch: Sequence[Event], scope: Scope) -> None:
-        """Run everything for the batch, in order. Raises ``NotHandled``; what was done until then must be undone."""
+        """Run all handlers for the batch, in order. If it raises ``NotHandled``, the caller must roll back."""
         calls = [call for event in batch for call in self._calls(event)]
         if any(each.is_batch for each in self.handlers):
             calls += [call for group in self._groups(batch) for call in self._batch_calls(group)]
         if any(call.handler.is_async for call in calls):
             ignored = sum([await self._await(call, scope) for call in calls])
-        else:  # one change of threads for all of them
+        else:  # one thread switch for all calls
             ignored = await scope.in_thread(lambda: sum(self._run(call, scope) for call in calls))
         self.counts.handled += len(batch)
         self.counts.ignored += ignored
         self.counts.redelivered += sum(1 for event in batch if event.redeliveries or event.attempt > 1)
 
     def _calls(self, event: Event) -> list[_Call]:
-        """Decodes before anything runs: an event that can't be decoded must not cost its neighbours their work."""
+        """Return the handler calls of an event. Decodes before any handler runs, so that no work is rolled back because
+        another event can't be decoded."""
         found = self.handlers_for(event.type)
         if not found and self.no_handler is NoHandler.DEAD_LETTER:
             raise NotHandled(event, refusal_for(HasNoHandler(f"no handler is registered for type {event.type}")))
@@ -107,7 +108,8 @@ class Dispatcher:
             raise NotHandled(event, refusal_for(error)) from error
 
     def _batch_calls(self, group: Sequence[Event]) -> list[_Call]:
-        """If a batch handler fails, a group is to blame as a whole, and of other events nobody knows which one."""
+        """Return the batch handler calls of a group. If one fails, the group fails as a whole; without a group, the
+        failed event is unknown unless there is only one."""
         calls = []
         for each in self.handlers:
             matching = [event for event in group if each.is_batch and each.pattern.matches(event.type)]
@@ -118,11 +120,11 @@ class Dispatcher:
 
     @staticmethod
     def _groups(batch: Sequence[Event]) -> list[list[Event]]:
-        """Whole groups; events without one are together, since the source did not keep them apart."""
+        """Split a batch into groups. Consecutive events without a group form one list, as the source delivered them."""
         return [list(group) for _, group in groupby(batch, key=lambda event: event.group)]
 
     async def _await(self, call: _Call, scope: Scope) -> int:
-        """1 if the handler said Ignore."""
+        """Run one call and return 1 if the handler raised ``Ignore``, else 0."""
         if not call.handler.is_async:
             ignored: int = await scope.in_thread(lambda: self._run(call, scope))
             return ignored
@@ -152,7 +154,7 @@ class Dispatcher:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A handler with what it is called with."""
+    """A handler and its arguments. ``blamed`` is the event to refuse if the handler fails."""
 
     handler: Handler
     events: Event | Sequence[Event]

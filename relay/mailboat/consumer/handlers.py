@@ -1,8 +1,8 @@
-"""A registered function: for which types it runs, and where each of its arguments comes from.
+"""A registered function: the event types it handles, and the source of each argument.
 
-Arguments are found by their annotations, so all of them are optional: ``Event`` (of a batch handler: ``list[Event]``),
-the open transaction (``psycopg.Connection``, SQLAlchemy's ``Session`` and their like), and one other type, which the
-payload is decoded to.
+Arguments are matched by annotation, so all of them are optional: ``Event`` (in a batch handler ``list[Event]``), the
+open transaction (``psycopg.Connection``, SQLAlchemy's ``Session`` and similar), and one other type, to which the
+payload is decoded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mailboat_spec import Pattern
 
 
 class TransactionKind(Enum):
-    """What a handler is given as the open transaction."""
+    """Type of the open transaction that is passed to a handler."""
 
     PSYCOPG = "psycopg.Connection"
     PSYCOPG_ASYNC = "psycopg.AsyncConnection"
@@ -51,20 +51,20 @@ class Handler:
     is_async: bool
     is_batch: bool
     event: str | None
-    """Name of the parameter that gets the event, or the list of them; None: there is none. So for the next two."""
+    """Name of the parameter for the event or the list of events; None without one. Likewise for the next two fields."""
     transaction: str | None
     payload: str | None
     transaction_kind: TransactionKind | None
     decode: Decode | None
 
     def arguments(self, event: Event | Sequence[Event], payload: Any, transaction: Any) -> dict[str, Any]:
-        """What to call the function with."""
+        """Return the keyword arguments for the function."""
         values = ((self.event, event), (self.payload, payload), (self.transaction, transaction))
         return {name: value for name, value in values if name is not None}
 
 
 def handler(pattern: str, function: Callable[..., Any], *, batch: bool = False) -> Handler:
-    """Raises ``ConfigError`` where an argument can't be told apart from another, or can't be made."""
+    """Inspect a function and return its handler. Raises ``ConfigError`` if an argument is ambiguous or unsupported."""
     name = f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"
     found: dict[str, str] = {}
     kind: TransactionKind | None = None
@@ -98,7 +98,7 @@ def handler(pattern: str, function: Callable[..., Any], *, batch: bool = False) 
 
 
 def _target(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function itself; of an object, its ``__call__``."""
+    """Return the function itself or, for a callable object, its ``__call__``."""
     if inspect.isfunction(function) or inspect.ismethod(function):
         return function
     called: Callable[..., Any] = type(function).__call__.__get__(function)
@@ -122,7 +122,7 @@ def _annotations(name: str, target: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _transaction(annotation: Any) -> TransactionKind | None:
-    """By the class's name and package, so that nobody's driver is imported here."""
+    """Return the transaction kind by class name and package, so that no driver is imported here."""
     for cls in getattr(get_origin(annotation) or annotation, "__mro__", ()):
         kind = _TRANSACTIONS.get((cls.__module__.partition(".")[0], cls.__name__))
         if kind is not None:

@@ -1,4 +1,4 @@
-"""``Consumer``: handlers are registered with it, and it runs them."""
+"""``Consumer``: registers handlers and runs them."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ log = logging.getLogger(__name__)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 MANIFESTS = "MAILBOAT_MANIFESTS"
-"""Environment variable with the path of the manifests, where the program does not say."""
+"""Environment variable with the path of the manifests, used if the program sets none."""
 
 
 class Consumer:
     """The handlers of one subscription, and the process that runs them.
 
-    ``manifests``: files or folders with the EventSubscription and its OutboxRelay, or the environment variable
-    ``MAILBOAT_MANIFESTS``. Without them ``url`` (or ``engine``, of SQLAlchemy) says where the database is, and ``spec``
-    what the subscription is, in the words of the manifest; without ``spec`` somebody else must have declared it.
+    ``manifests``: files or folders with the EventSubscription and its OutboxRelay; the default is the environment
+    variable ``MAILBOAT_MANIFESTS``. Without manifests, ``url`` (or ``engine`` of SQLAlchemy) is the database, and
+    ``spec`` the subscription's spec as in a manifest. Without ``spec``, the subscription must already be declared.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class Consumer:
         pace: Pace | None = None,
         passing: Passing = unheard,
     ) -> None:
-        """``concurrency``: transactions at the same time, each of another partition and on a connection of its own.
-        ``listen``: address of /livez, /readyz, /status and /metrics, for example ``:8080``; None: none of them."""
+        """``concurrency``: number of concurrent transactions, each with its own partition and connection.
+        ``listen``: address of /livez, /readyz, /status and /metrics, for example ``:8080``; None disables them."""
         self.name = name
         self.dispatcher = Dispatcher(name)
         self.instance = instance or f"{socket.gethostname()}-{secrets.token_hex(3)}"
@@ -78,7 +78,7 @@ class Consumer:
         listen: str | None = None,
         concurrency: int | None = None,
     ) -> None:
-        """Override what the program said; what is None stays."""
+        """Override settings of the constructor. None keeps the current value."""
         self._manifests = manifests or self._manifests
         self._secrets_dir = secrets_dir or self._secrets_dir
         self._listen = listen or self._listen
@@ -99,7 +99,7 @@ class Consumer:
     def batch(
         self, *patterns: str, group_by: str | Sequence[str] | None = None, size: int | None = None
     ) -> Callable[[Function], Function]:
-        """Run the function for lists of events, whole groups with ``group_by``. One transaction for all of them."""
+        """Run the function for lists of events in one transaction. With ``group_by`` each list is a whole group."""
         if group_by is not None:
             wanted = (group_by,) if isinstance(group_by, str) else tuple(group_by)
             if self._group_by not in (None, wanted):
@@ -117,11 +117,11 @@ class Consumer:
     # -- life --------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Handle events until SIGTERM or SIGINT; then batches in hand are finished. A second signal ends it at once."""
+        """Handle events until SIGTERM or SIGINT, then finish batches in flight. A second signal exits at once."""
         asyncio.run(self.run_until_signalled())
 
     async def run_until_signalled(self) -> None:
-        """``run`` as a coroutine."""
+        """Coroutine version of ``run``."""
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -136,7 +136,7 @@ class Consumer:
         await self.serve(stop)
 
     async def serve(self, stop: asyncio.Event | None = None) -> None:
-        """The same inside an event loop that runs already, FastAPI's for example. Ends with ``stop``, or cancelled."""
+        """Handle events in a running event loop, such as FastAPI's, until ``stop`` is set or the task is cancelled."""
         stop = stop or asyncio.Event()
         kind = self.dispatcher.transaction_kind()
         settings = await asyncio.to_thread(self._settings)
@@ -208,7 +208,7 @@ class Consumer:
         return settings
 
     async def _declare(self, settings: ConsumerSettings) -> None:
-        """The first consumer declares the subscription, if it may; whoever may not needs it to be there."""
+        """Declare the subscription. Without the privilege, the subscription must already exist."""
         if settings.resource is None:
             return
         import psycopg
@@ -225,7 +225,7 @@ class Consumer:
             await link.close()
 
     async def _known(self, settings: ConsumerSettings) -> dict[str, Any]:
-        """What the database says of the subscription."""
+        """Return the subscription's settings from the database."""
         import psycopg
 
         from mailboat.consumer.transactions import told
@@ -256,7 +256,7 @@ class Consumer:
             )
 
     def _find_engine(self, kind: TransactionKind | None, url: str | None) -> tuple[Any, bool]:
-        """SQLAlchemy's engine, and whether it was made here."""
+        """Return SQLAlchemy's engine, and whether it was created here."""
         if kind is None or kind.vendor != "sqlalchemy":
             return None, False
         if self._engine is not None:
@@ -272,7 +272,10 @@ class Consumer:
 
 
 def _janitor(settings: ConsumerSettings, known: Mapping[str, Any]) -> Any:
-    """Retention, where the manifests say what it is and this user may drop partitions: there may be no relay."""
+    """Return the retention task, since there may be no relay.
+
+    Does nothing without an OutboxRelay manifest, or if the user is not in the role that owns the schema.
+    """
     from mailboat.runtime.janitor import Janitor
 
     relay = settings.relay
@@ -284,7 +287,7 @@ def _janitor(settings: ConsumerSettings, known: Mapping[str, Any]) -> Any:
 
 class _Nothing:
     async def run(self) -> None:
-        """There is nothing to look after."""
+        """Do nothing: this consumer does not run retention."""
 
 
 def _opener(
@@ -301,7 +304,7 @@ def _opener(
 
 
 def _libpq_url(url: str | None) -> str:
-    """SQLAlchemy writes the driver into the scheme; libpq does not know those."""
+    """Return the URL without SQLAlchemy's driver suffix of the scheme, which libpq does not accept."""
     scheme, separator, rest = (url or "").partition("://")
     return f"{scheme.partition('+')[0]}{separator}{rest}"
 

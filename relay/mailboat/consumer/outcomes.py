@@ -1,4 +1,4 @@
-"""What a handler may say about an event, and what that means for the event."""
+"""Outcomes of a handler: the exceptions it may raise, and their consequence for the event."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from datetime import timedelta
 from typing import Final
 
 LONGEST_ERROR: Final = 8 * 1024
-"""Characters of a traceback that are kept with a refusal."""
+"""Maximum characters of a traceback stored with a refusal."""
 
 
 class Ignore(Exception):
-    """Raised by a handler: nothing to do. The event counts as handled."""
+    """Raised by a handler that has nothing to do. The event counts as handled."""
 
 
 class Refuse(Exception):
-    """Raised by a handler: this event can never be handled. It becomes a dead letter at once."""
+    """Raised by a handler if the event can never be handled. The event becomes a dead letter at once."""
 
 
 class RetryLater(Exception):
-    """Raised by a handler: not now. No attempt is counted; the event, and its key behind it, wait so long."""
+    """Raised by a handler to retry later, at no attempt. The event and later events of its key wait for the delay."""
 
     def __init__(self, reason: str = "", *, seconds: float = 0, minutes: float = 0, hours: float = 0) -> None:
         super().__init__(reason)
@@ -28,7 +28,7 @@ class RetryLater(Exception):
 
 
 class CannotDecode(Exception):
-    """The payload is not what the handler's annotation says."""
+    """The payload does not match the handler's annotation."""
 
 
 class HasNoHandler(Exception):
@@ -37,24 +37,24 @@ class HasNoHandler(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What is to happen to an event that was not handled. Any source can carry it out."""
+    """Consequence for an event that was not handled, independent of the source."""
 
     reason: str
     error: str
     final: bool = False
     """No further attempt."""
     counted: bool = True
-    """Whether it costs an attempt."""
+    """True if the refusal costs an attempt."""
     retry_in: timedelta | None = None
-    """Instead of the subscription's back-off."""
+    """Delay that replaces the subscription's back-off."""
 
 
 GIVEN_BACK: Final = Refusal("GivenBack", "", counted=False)
-"""The consumer could not go on, through no fault of the event."""
+"""The event was returned because the consumer could not continue; the event is not the cause."""
 
 
 def refusal_for(error: BaseException) -> Refusal:
-    """The consequence of what a handler raised (``Ignore`` has none: it is not a failure)."""
+    """Return the refusal for a handler's exception. ``Ignore`` is not a failure and has none."""
     match error:
         case RetryLater():
             return Refusal("RetryLater", str(error), counted=False, retry_in=error.delay)
@@ -69,6 +69,6 @@ def refusal_for(error: BaseException) -> Refusal:
 
 
 def bounded_traceback(error: BaseException) -> str:
-    """The traceback, its end first in importance: where it is too long the beginning is left out."""
+    """Return the traceback. If it is too long, the beginning is cut, since the end is more useful."""
     text = "".join(traceback.format_exception(error)).rstrip()
     return text if len(text) <= LONGEST_ERROR else "...\n" + text[-LONGEST_ERROR:]

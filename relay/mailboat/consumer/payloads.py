@@ -1,4 +1,4 @@
-"""From bytes to what a handler's annotation asks for: pydantic models, dataclasses, dict, str, bytes, anything JSON."""
+"""Decoders from payload bytes to a handler's annotation: pydantic models, dataclasses, dict, str, bytes, any JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Decode = Callable[[Event], Any]
 
 
 def decoder(annotation: Any) -> Decode:
-    """How to make such a value of an event's payload. Raises whatever pydantic says of a type that it can't handle."""
+    """Return the decoder for an annotation. Raises pydantic's error for a type that pydantic does not support."""
     accepts_none = annotation is Any or NoneType in _alternatives(annotation)
     wanted = [each for each in _alternatives(annotation) if each is not NoneType]
     plain = wanted[0] if len(wanted) == 1 else None
@@ -53,6 +53,6 @@ def _text(payload: bytes) -> str:
 
 
 def _in_short(error: ValidationError) -> str:
-    """Fields and complaints, without the values: those may be anybody's data."""
+    """Return fields and errors without the values, which may be personal data."""
     found = (f"{'.'.join(map(str, each['loc'])) or 'payload'}: {each['msg']}" for each in error.errors()[:10])
     return f"{error.title}: {'; '.join(found)}"

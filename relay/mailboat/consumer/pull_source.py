@@ -1,7 +1,7 @@
 """The engine for pull subscriptions: workers that pull, run handlers and commit, one transaction after the other.
 
-A worker never counts an attempt for what is not the event's fault: a lost connection, a deadlock and a shutdown give
-the events back. A database that is away is waited for.
+A worker counts no attempt if the event is not the cause: after a lost connection, a deadlock or a shutdown the events
+are returned to the subscription. If the database is unavailable, workers reconnect with back-off.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _RECONNECT: Final = Backoff(initial=0.2, factor=2, ceiling=10.0, jitter=0.2)
 
 
 _NOT_NOW: Final = frozenset({"57014", "55P03"})
-"""A statement or lock time-out: the pull is tried again."""
+"""SQLSTATEs of a statement or lock timeout: the pull is retried."""
 
 
 class ConsumerPoint(Enum):
-    """Where in its cycle a worker is. In production nobody listens; tests kill the process at each of them."""
+    """Point in a worker's cycle. Unused in production; tests kill the process at each point."""
 
     PULLED = "pulled"
     HANDLED = "handled"
@@ -45,24 +45,24 @@ Passing = Callable[[ConsumerPoint], None]
 
 
 def unheard(point: ConsumerPoint) -> None:
-    """Nobody listens."""
+    """Ignore the point (default outside tests)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds between polls that find nothing."""
+    """Seconds between polls that return no events."""
 
     first: float = 0.25
     longest: float = 2.0
-    """Without notifications. With them a poll is only there for what gets lost."""
+    """Maximum without notifications. With notifications, polls only cover lost ones (``longest_notified``)."""
     longest_notified: float = 30.0
     drain_within: float = 20.0
-    """How long a shutdown waits for handlers; then their transactions are rolled back."""
+    """How long a shutdown waits for handlers before their transactions are rolled back."""
 
 
 @dataclass(slots=True)
 class WakeUp:
-    """Wakes idle workers. ``notified``: whether writers' notifications arrive here."""
+    """Wakes idle workers. ``notified``: True while notifications of writers arrive."""
 
     event: asyncio.Event = field(default_factory=asyncio.Event)
     notified: bool = False
@@ -94,10 +94,10 @@ class PullSource:
         self._random = random or Random()
         self.connected = 0
         self.trouble: str | None = None
-        """Why the last connection was lost; None once one is there again."""
+        """Why the last connection was lost; None after a reconnect."""
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until told to stop; then batches in hand are finished, or given back after ``drain_within``."""
+        """Run workers until ``stop`` is set. Then finish batches in flight, or return them after ``drain_within``."""
         tasks = {asyncio.create_task(self._work(stop), name=f"worker {number}") for number in range(self._workers)}
         stopping = asyncio.create_task(stop.wait())
         try:
@@ -136,7 +136,7 @@ class PullSource:
                     failures = 0
                 except ConfigError:
                     raise
-                except Exception as error:  # whatever the driver calls it
+                except Exception as error:  # drivers have different exception classes
                     if session is not None and not session.is_lost():
                         raise
                     failures += 1
@@ -158,7 +158,8 @@ class PullSource:
                 await _quietly(session.close())
 
     async def _turn(self, session: Session, unfinished: list[UUID]) -> bool:
-        """One transaction; False: there was nothing to do. ``unfinished``: what a lost connection left undecided."""
+        """Run one transaction and return False if it had no events. ``unfinished``: events that a lost connection left
+        undecided."""
         try:
             batch = await session.pull()
         except Exception as error:
@@ -192,9 +193,9 @@ class PullSource:
     async def _refuse(
         self, session: Session, batch: list[Event], failure: NotHandled, error: Exception | None = None
     ) -> None:
-        """Undo the batch and say what is to happen to the event that is to blame.
+        """Roll back the batch and refuse the failed event.
 
-        If nobody knows which one is, the rollback alone makes the database hand them out one at a time.
+        If the failed event is unknown, only roll back: the database then returns the events one at a time.
         """
         await session.rollback()
         self._passing(ConsumerPoint.ROLLED_BACK)
@@ -221,7 +222,7 @@ class PullSource:
         self._passing(ConsumerPoint.REFUSED)
 
     async def _rest(self, stop: asyncio.Event, seconds: float) -> bool:
-        """True if something woke the worker before its time."""
+        """Wait up to ``seconds`` and return True if the worker was woken earlier."""
         self._wake.event.clear()
         if stop.is_set():
             return False

@@ -1,4 +1,4 @@
-"""An event as a handler gets it."""
+"""The event that a handler receives."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from uuid import UUID
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One event, and how often it was tried."""
+    """One event and its number of attempts."""
 
     id: UUID
     type: str
     key: str | None = None
     payload: bytes | None = None
-    """None: a tombstone."""
+    """None for a tombstone."""
     content_type: str = "application/json"
     headers: Mapping[str, str] = field(default_factory=dict)
     tags: tuple[str, ...] = ()
@@ -27,16 +27,16 @@ class Event:
     traceparent: str | None = None
     created_at: datetime
     attempt: int = 1
-    """1: the first."""
+    """Number of this attempt, starting at 1."""
     redeliveries: int = 0
-    """Earlier deliveries that neither ended well nor were refused: their consumer died, or lost its connection."""
+    """Earlier deliveries that were neither committed nor refused: the consumer died or lost its connection."""
     replay: bool = False
-    """A dead letter that a person replayed."""
+    """True for a replayed dead letter."""
     position: int = 0
     partition: int = 0
     group: str | None = None
-    """Of ``delivery.groupBy``; None: it belongs to no group."""
+    """Group by ``delivery.groupBy``; None if the event belongs to no group."""
 
     def json(self) -> Any:
-        """The payload, parsed as JSON."""
+        """Return the payload, parsed as JSON."""
         return None if self.payload is None else json.loads(self.payload)

@@ -1,4 +1,4 @@
-"""Where a consumer's configuration comes from: its manifest, its arguments, or the database alone."""
+"""Configuration of a consumer, from its manifest, its arguments, or the database alone."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ Paths = str | Path | Sequence[str | Path]
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSettings:
-    """A consumer's subscription as far as it is known before the database is asked."""
+    """Settings of a consumer's subscription before the database is queried."""
 
     subscription: str
     """namespace/name."""
     url: str | None
     resource: EventSubscription | None
-    """None: the database has what was declared by somebody else."""
+    """None if the subscription is already declared in the database."""
     layout: Layout
     relay: OutboxRelay | None = None
-    """Of the manifests: what its outbox's retention is."""
+    """OutboxRelay of the manifests, which has the retention of the outbox."""
 
 
 def from_arguments(name: str, url: str | None, spec: Mapping[str, Any] | None, outbox: str | None) -> ConsumerSettings:
-    """``spec``: fields of an EventSubscription's spec; its sink and relayRef need not be written."""
+    """Return settings from arguments. ``spec`` has the fields of an EventSubscription's spec; sink and relayRef are
+    optional."""
     layout = Layout() if outbox is None else Layout(outbox)
     if spec is None:
         return ConsumerSettings(qualified(name), url, None, layout)
@@ -55,7 +56,7 @@ def from_arguments(name: str, url: str | None, spec: Mapping[str, Any] | None, o
 
 
 def from_manifests(name: str, manifests: Paths, url: str | None, secrets_dir: Path | None = None) -> ConsumerSettings:
-    """The EventSubscription of that name (with or without its namespace) and its OutboxRelay's database."""
+    """Return settings from the EventSubscription of this name, with or without namespace, and its OutboxRelay."""
     from mailboat.runtime.config import load
     from mailboat.runtime.secrets import database_url, find_secrets
 
@@ -82,7 +83,7 @@ def from_manifests(name: str, manifests: Paths, url: str | None, secrets_dir: Pa
 
 
 def qualified(name: str) -> str:
-    """``namespace/name``; without a namespace it is ``default``, as for manifests."""
+    """Return ``namespace/name``. The default namespace is ``default``, as in manifests."""
     return name if "/" in name else f"default/{name}"
 
 

@@ -1,4 +1,4 @@
-"""What a consumer process says about itself: /livez, /readyz, /status and /metrics, like a relay's."""
+"""Status of a consumer process: /livez, /readyz, /status and /metrics, as on a relay."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mailboat.http.server import HttpServer, parse_address
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Reads what is known; asks nobody."""
+    """Builds the status from values in memory, without queries."""
 
     subscription: str
     instance: str

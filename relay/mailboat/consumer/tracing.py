@@ -1,4 +1,4 @@
-"""One OpenTelemetry span per handler call, linked to the spans that emitted the events. Nothing without the package."""
+"""One OpenTelemetry span per handler call, linked to the spans that emitted the events. Optional dependency."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _NOTHING: Final[AbstractContextManager[Any]] = nullcontext()
 
 
 def handling(consumer: str, handler: str, events: Event | Sequence[Event]) -> AbstractContextManager[Any]:
-    """A span around a handler call. Its links are the events' trace contexts."""
+    """Return a span around a handler call, with the events' trace contexts as links."""
     api = _api()
     if api is None or isinstance(provider := api.get_tracer_provider(), api.ProxyTracerProvider):
-        return _NOTHING  # no SDK is set up: a span would be made for nobody
+        return _NOTHING  # no SDK is configured: the span would not be exported
     batch = [events] if isinstance(events, Event) else list(events)
     links = [link for event in batch if (link := _link(api, event.traceparent)) is not None]
     attributes = {
@@ -45,7 +45,7 @@ def _api() -> Any:
 
 
 def _link(api: Any, traceparent: str | None) -> Any:
-    """From a W3C trace context, which emit has checked."""
+    """Return a link for a W3C trace context, which ``emit`` has validated."""
     if traceparent is None:
         return None
     _, trace_id, span_id, flags = traceparent.split("-")[:4]

@@ -1,7 +1,7 @@
-"""One worker's connection: it pulls, and handlers write, in one and the same transaction.
+"""One worker's connection. The pull and the writes of handlers share one transaction.
 
-Four families, by what the handlers ask for: psycopg and SQLAlchemy, synchronous and asynchronous. A synchronous
-connection lives in a thread of its own, where the handlers run as well.
+Four implementations, chosen by the annotations of the handlers: psycopg and SQLAlchemy, synchronous and asynchronous. A
+synchronous connection has a dedicated thread, in which the handlers run as well.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _REFUSE: Final = (
 
 
 class Session(Scope, Protocol):
-    """What a worker of the pull engine needs of a connection."""
+    """Interface of a worker's connection in the pull engine."""
 
     async def pull(self) -> list[Event]:
-        """Begin a transaction and take the next events in it."""
+        """Begin a transaction and pull the next events in it."""
         ...
 
     async def commit(self) -> None: ...
@@ -42,18 +42,18 @@ class Session(Scope, Protocol):
     async def rollback(self) -> None: ...
 
     async def refuse(self, event_id: UUID, refusal: Refusal) -> str:
-        """In a transaction of its own; returns what became of the event."""
+        """Refuse an event in a separate transaction and return the outcome for the event."""
         ...
 
     def is_lost(self) -> bool:
-        """Whether the connection is gone, so that nothing of its transaction remains."""
+        """Return whether the connection is lost, and its transaction with it."""
         ...
 
     async def close(self) -> None: ...
 
 
 class Wanted:
-    """What is pulled: the subscription, at most so many events, in which outbox (None: the only one that has it)."""
+    """Arguments of a pull: subscription, maximum events, outbox (None: the only one with this subscription)."""
 
     def __init__(self, subscription: str, size: int | None, outbox: str | None) -> None:
         self.pull = (subscription, size, outbox)
@@ -75,7 +75,7 @@ class Wanted:
 
 
 def sqlstate(error: BaseException | None) -> str:
-    """Of a driver's error, or of one that it caused; empty if there is none."""
+    """Return the SQLSTATE of a driver's error or of its causes; empty if there is none."""
     while error is not None:
         original = getattr(error, "orig", None) or error
         code = getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)
@@ -86,7 +86,7 @@ def sqlstate(error: BaseException | None) -> str:
 
 
 def told(error: BaseException) -> str:
-    """A driver's error in the server's own words, with its hint, without the statement."""
+    """Return the server's error message with its hint, without the statement."""
     diagnostics = getattr(getattr(error, "orig", None) or error, "diag", None)
     message = getattr(diagnostics, "message_primary", None) or str(error).strip().partition("\n")[0]
     hint = getattr(diagnostics, "message_hint", None)
@@ -94,7 +94,7 @@ def told(error: BaseException) -> str:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the database asks to try the transaction again: a serialization failure, a deadlock."""
+    """Return whether the transaction can be retried, as after a serialization failure or a deadlock."""
     return sqlstate(error).startswith("40")
 
 
@@ -132,7 +132,7 @@ _SETTINGS: Final[dict[str, Any]] = {"application_name": "mailboat consumer", "co
 
 
 class PsycopgAsync:
-    """psycopg's AsyncConnection. Nothing is prepared: a pooler may lie between."""
+    """psycopg's AsyncConnection. Prepared statements are disabled because of possible poolers."""
 
     def __init__(self, connection: Any, wanted: Wanted) -> None:
         self._connection = connection
@@ -175,7 +175,7 @@ class PsycopgAsync:
 
 
 class _InThread:
-    """A synchronous connection in a thread of its own."""
+    """A synchronous connection in a dedicated thread."""
 
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
@@ -239,7 +239,7 @@ class Psycopg(_InThread):
 
 
 class SqlAlchemy(_InThread):
-    """SQLAlchemy's Connection, and a Session on it for handlers that want one."""
+    """SQLAlchemy's Connection, and a Session on it for handlers that require one."""
 
     _connection: Any
     _session: Any = None
@@ -312,7 +312,7 @@ class SqlAlchemy(_InThread):
 
 
 class SqlAlchemyAsync:
-    """SQLAlchemy's AsyncConnection, and an AsyncSession on it for handlers that want one."""
+    """SQLAlchemy's AsyncConnection, and an AsyncSession on it for handlers that require one."""
 
     def __init__(self, connection: Any, wanted: Wanted) -> None:
         self._connection = connection

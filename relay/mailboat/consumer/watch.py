@@ -1,4 +1,4 @@
-"""A consumer process's second connection: notifications, heartbeats, lag, and time partitions ahead."""
+"""The second connection of a consumer process: notifications, heartbeats, lag, and creation of time partitions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TEND_EVERY: Final = 3600.0
 
 @dataclass(slots=True)
 class Lag:
-    """As last asked for."""
+    """Lag from the last query."""
 
     pending: int = 0
     bounded: bool = False
@@ -31,7 +31,7 @@ class Lag:
 
 
 class Watch:
-    """Keeps trying: handlers go on without it, by polling."""
+    """Reconnects until cancelled. Without this connection the workers continue by polling."""
 
     def __init__(
         self, url: str, subscription: str, instance: str, wake: WakeUp, *, beat_every: float = _BEAT_EVERY
@@ -74,7 +74,7 @@ class Watch:
                     "select mailboat.beat(%s, %s, make_interval(secs => %s))",
                     [self._subscription, self._instance, _IDLE_FOR],
                 )
-                # A pooler takes LISTEN and delivers nothing: only a notification of our own shows whether they arrive.
+                # A pooler may accept LISTEN and deliver nothing. Receiving our own notification proves delivery.
                 await connection.execute("select pg_notify('mailboat', %s)", [self._instance])
                 cursor = await connection.execute("select * from mailboat.pull_lag(%s)", [self._subscription])
                 row = await cursor.fetchone()
