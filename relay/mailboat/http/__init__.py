@@ -1,5 +1,5 @@
-"""The relay's HTTP side: health, status, metrics, assignments; and the client that reads another relay's status.
+"""The relay's HTTP server for health, status, metrics and assignments; and the client that reads a relay's status.
 
-It reports what the runtime says about itself (`mailboat.runtime.status`) and decides nothing. The only package that
-imports aiohttp.
+It reports the runtime's status (`mailboat.runtime.status`) and makes no decisions. The only package that imports
+aiohttp.
 """

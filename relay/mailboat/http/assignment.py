@@ -1,8 +1,9 @@
-"""An assignment from outside: which relay should move which partition. One shape for the HTTP call and for the file.
+"""An external assignment of partitions to relays. The HTTP call and the file have the same format.
 
     {"generation": 7, "subscriptions": {"shop/orders-to-kafka": {"0": "relay-a", "1": "relay-b"}}}
 
-Generations rise; an older one than a relay knows is refused, so that a message that was late can't undo a newer one.
+Generations increase. A relay refuses a generation older than its current one, so that a delayed request can't revert a
+newer assignment.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from mailboat.errors import ConfigError
 from mailboat_spec.packing import unpack
 
 LARGEST: Final = 1024 * 1024
-"""Bytes of a body: room for twenty thousand partitions, or for a hundred thousand that are compressed."""
+"""Maximum bytes of a body: enough for 20,000 partitions, or 100,000 compressed."""
 
 Assign = Callable[[str, int, dict[int, str]], Awaitable[bool]]
-"""Follows an assignment for one subscription: name, generation, owners by partition. False: a newer one is known.
-Raises ``LookupError`` for a subscription that is not served here."""
+"""Apply the assignment of one subscription: name, generation, owners by partition. Returns False if a newer generation
+is in use. Raises ``LookupError`` for a subscription that this relay does not serve."""
 
 
 class Assignment(BaseModel):
-    """Who should move what."""
+    """Desired owner per partition and subscription."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -44,7 +45,7 @@ class Assignment(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of an assignment, by subscription."""
+    """Result of an assignment: subscriptions by outcome."""
 
     accepted: list[str] = field(default_factory=list)
     stale: list[str] = field(default_factory=list)
@@ -56,7 +57,7 @@ class Outcome:
 
 
 def parse(content: bytes, source: str) -> Assignment:
-    """Read an assignment, compressed or not. Raises ``ConfigError`` that names the source and the field."""
+    """Parse an assignment, compressed or not. Raises ``ConfigError`` that names the source and the field."""
     try:
         document = json.loads(unpack(content))
     except (ValueError, RecursionError) as error:
@@ -73,7 +74,7 @@ def parse(content: bytes, source: str) -> Assignment:
 
 
 async def follow(assignment: Assignment, assign: Assign) -> Outcome:
-    """Hand every subscription's part on. One that is refused does not keep the others from being followed."""
+    """Apply the assignment of every subscription. A refused one does not affect the others."""
     outcome = Outcome()
     for name, owners in assignment.subscriptions.items():
         try:

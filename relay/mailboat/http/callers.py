@@ -1,6 +1,7 @@
-"""Who may tell this relay what to do: the operator by its signature, or whoever holds the control token.
+"""Authentication of control calls: the operator's signature, or the control token.
 
-A relay that was given neither takes no orders. Both are read anew for every call, since both are rotated.
+A relay without keys and without a token refuses all control calls. Every call uses the current content of both files,
+because both are rotated.
 """
 
 from __future__ import annotations
@@ -20,30 +21,30 @@ from mailboat.errors import ConfigError
 log = logging.getLogger(__name__)
 
 _READ_WITHIN = 10.0
-"""Seconds for a body."""
+"""Seconds within which a body must arrive."""
 _MISSING = "The token is missing or wrong: send Authorization: Bearer <token>."
 
 
 class Unsigned(Exception):
-    """The call is not one that this relay should follow. The message says why, and never repeats the token."""
+    """The call has no valid signature for this relay. The message gives the reason and never contains the token."""
 
 
 class Signatures(Protocol):
-    """Tells the operator's calls to this very relay from all others."""
+    """Verifies that a call was signed by the operator for this relay."""
 
     def check(self, token: str, method: str, path: str) -> str:
-        """The digest that the body must have. Raises ``Unsigned``; ``ConfigError`` where no key can be read."""
+        """Return the required digest of the body. Raises ``Unsigned``, or ``ConfigError`` if no key can be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Callers:
-    """The ways to be let in."""
+    """Accepted credentials of control calls."""
 
     token_file: Path | None = None
     signed: Signatures | None = None
 
     async def body_of(self, request: web.Request) -> bytes:
-        """What an allowed caller sent. Raises the answer for everybody else, before reading on where it can."""
+        """Return the body of an authenticated call. For others, raise the HTTP error, if possible before reading."""
         if self.token_file is None and self.signed is None:
             raise web.HTTPForbidden(
                 text="Orders are not taken here: start the relay with --control-token-file or --control-keys.\n"
@@ -72,7 +73,7 @@ class Callers:
 
 
 async def _read(request: web.Request) -> bytes:
-    """The body. Raises the answer 413 beyond the application's limit, and 408 if it takes too long."""
+    """Return the body. Raises HTTP 413 beyond the application's limit, and 408 if the body takes too long."""
     if (request.content_length or 0) > request.client_max_size:
         raise web.HTTPRequestEntityTooLarge(request.client_max_size, request.content_length or 0)
     try:
@@ -83,7 +84,7 @@ async def _read(request: web.Request) -> bytes:
 
 
 def check_body(digest: str, body: bytes) -> None:
-    """Raises ``Unsigned`` for a body that is not the one that was signed."""
+    """Raise ``Unsigned`` if the body is not the signed one."""
     if not hmac.compare_digest(hashlib.sha256(body).hexdigest().encode(), digest.encode()):
         raise Unsigned("it was signed for another body (sha256)")
 

@@ -1,4 +1,4 @@
-"""Reads the status of relays over HTTP, for ``mailboat status``."""
+"""HTTP client that reads the status of relays, for ``mailboat status``."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _NO_ADDRESS = "that is no address: write http://host:port"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one relay said, or why it said nothing."""
+    """Status of one relay process, or the error of the request."""
 
     url: str
     relays: tuple[dict[str, Any], ...] = ()
     error: str | None = None
     config_error: str | None = None
-    """Why it does not use the last configuration that it was offered."""
+    """Why the relay rejected its latest configuration."""
 
 
 async def ask(urls: Sequence[str], *, timeout: float = 3.0) -> list[Answer]:
-    """The status of every relay, asked side by side, in the order of the URLs. One that is away is an answer too."""
+    """Request the status of all relays concurrently. Returns one answer per URL, in order, also for failed requests."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout)) as session:
         return list(await asyncio.gather(*(_ask(session, url) for url in urls)))
 

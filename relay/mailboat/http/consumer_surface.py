@@ -1,4 +1,4 @@
-"""The HTTP answers of a consumer process: the paths of a relay, about handlers."""
+"""HTTP endpoints of a consumer process, with the same paths as a relay."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mailboat.runtime.status import as_json
 
 @dataclass(frozen=True, slots=True)
 class ConsumerStatus:
-    """One consumer process. Lag, parked and dead are of the whole subscription."""
+    """Status of one consumer process. Lag, parked and dead cover the whole subscription."""
 
     name: str
     instance: str
@@ -53,7 +53,7 @@ _COUNTERS: Final = (
 
 
 class ConsumerSurface:
-    """The answers, without a socket."""
+    """The endpoints, without a socket."""
 
     def __init__(self, status: Callable[[], ConsumerStatus]) -> None:
         self._status = status
@@ -72,7 +72,7 @@ class ConsumerSurface:
         return application
 
     async def _livez(self, _: web.Request) -> web.Response:
-        """An answer is all it takes: the event loop runs."""
+        """Return ok: a response proves that the event loop runs."""
         return web.Response(text="ok\n")
 
     async def _readyz(self, _: web.Request) -> web.Response:

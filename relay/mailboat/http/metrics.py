@@ -1,8 +1,8 @@
-"""What Prometheus gets to see: the relay's status, turned into samples when somebody asks.
+"""Prometheus metrics: the relay's status, converted to samples at each scrape.
 
 Labels are resources (``relay``, ``subscription``), of which a manifest has a handful; never keys, event types or
-errors, of which there may be any number. A relay reports what it owns itself: sum over relays for a subscription's
-lag. Only ``mailboat_dead_letters`` is of the whole subscription: take the maximum.
+errors, which are unbounded. A relay reports only the partitions it owns: sum over relays for a subscription's lag. Only
+``mailboat_dead_letters`` covers the whole subscription: use the maximum.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _COUNTERS: tuple[tuple[str, str, Callable[[SubscriptionStatus], float]], ...] = 
 
 
 class StatusCollector(Collector):
-    """Asks the relays at every scrape; keeps nothing."""
+    """Reads the status of the relays at every scrape; keeps no state."""
 
     def __init__(self, statuses: Statuses) -> None:
         self._statuses = statuses
 
     def describe(self) -> Iterable[Metric]:
-        return ()  # nothing to ask at registration: the relays have not started yet
+        return ()  # no samples at registration: the relays have not started yet
 
     def collect(self) -> Iterator[Metric]:
         statuses = self._statuses()
@@ -98,7 +98,7 @@ def _relay_metrics(statuses: Sequence[RelayStatus]) -> Iterator[Metric]:
 
 
 class Metrics:
-    """A registry of its own, so that several relays in one process (and tests) don't meet in the global one."""
+    """A separate registry, so that several relays in one process (and tests) do not share the global one."""
 
     def __init__(self, statuses: Statuses) -> None:
         self._registry = CollectorRegistry()
@@ -107,6 +107,6 @@ class Metrics:
             collector(registry=self._registry)
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """The samples and their content type, in the format that the scraper asks for."""
+        """Return the samples and their content type, in the format of the Accept header."""
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type

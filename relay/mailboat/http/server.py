@@ -1,13 +1,14 @@
 """The relay's HTTP server: /livez, /readyz, /status, /metrics, PUT /assignment and PUT /config.
 
-What health means here, since people will restart relays by it:
+Meaning of the probes, on which restarts and rollouts depend:
 
-- ``/livez`` fails only when a relay's own loop stands still. A destination or a database that is away is no reason to
-  restart: it would cure nothing, and throw away what is known.
-- ``/readyz`` fails until there is a configuration and every relay was connected once, and while it stops. Not later,
-  whatever goes away: nothing routes traffic to a relay, and a rollout must not hang on a broker's bad day.
+- ``/livez`` fails only if a relay's own loop is stalled. An unavailable sink or database is no reason to restart: a
+  restart would not help and would discard state.
+- ``/readyz`` fails until there is a configuration and every relay was connected once, and during shutdown. It does not
+  fail if a sink or database becomes unavailable later: no traffic is routed to a relay, and a broker outage must not
+  block a rollout.
 
-Anybody in the cluster may reach the port: connections, headers, bodies and the time for them are bounded.
+The port is reachable for the whole cluster, so connections, headers, bodies and their durations are bounded.
 """
 
 from __future__ import annotations
@@ -32,29 +33,29 @@ from mailboat_spec.listener import listen
 log = logging.getLogger(__name__)
 
 Configure = Callable[[bytes], Awaitable[int | None]]
-"""Takes a configuration and says its version. Raises ``ConfigError``; ``OlderConfig`` where a newer one is in use."""
+"""Apply a configuration and return its version. Raises ``ConfigError``, or ``OlderConfig`` if a newer one is in use."""
 
 _CLOSE_WITHIN = 2.0
-"""Seconds that an answer under way gets when the server stops."""
+"""Seconds for running responses to finish when the server stops."""
 _CONNECTIONS = 64
-"""Open at a time; probes, scrapes and the operator need a handful."""
+"""Maximum open connections; probes, scrapes and the operator need a handful."""
 _KEPT_OPEN = 75
-"""Seconds for which a connection without a request is kept. Headers must be in within that time."""
+"""Seconds for which a connection without a request stays open. Headers must arrive within that time."""
 _LINGER = 2.0
-"""Seconds for which the rest of a refused body is read and dropped, so that the client sees the answer."""
+"""Seconds for which the rest of a refused body is read and dropped, so that the client receives the response."""
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What ``/status`` says beside the relays."""
+    """Content of ``/status`` besides the relays."""
 
     config: ConfigReport = field(default_factory=ConfigReport)
     secrets: Mapping[str, str] = field(default_factory=dict)
-    """By secret: the version of it that is in use."""
+    """Version in use, by secret."""
 
 
 class Surface:
-    """The answers: what the server says, without a socket."""
+    """The endpoints, without a socket."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class Surface:
         told: Callable[[], Told] = Told,
         configure: Configure | None = None,
     ) -> None:
-        """``configure`` takes a configuration that is pushed; None: it is not followed, and no call changes it."""
+        """``configure`` applies a pushed configuration. If it is None, calls can't change the configuration."""
         self._statuses = statuses
         self._assign = assign
         self._callers = callers or Callers()
@@ -150,13 +151,13 @@ def _text(text: str, status: int = 200) -> web.Response:
 
 
 class Answers(Protocol):
-    """What can be served: a relay's surface, or a consumer's."""
+    """Endpoints to serve: those of a relay or of a consumer."""
 
     def application(self) -> web.Application: ...
 
 
 class HttpServer:
-    """The surface on a socket. The socket is bound first, so that the relay knows its own address before it starts."""
+    """The endpoints on a socket. The socket is bound first, so that the relay has its address before it starts."""
 
     def __init__(self, listening: socket.socket) -> None:
         self._socket = listening
@@ -164,9 +165,9 @@ class HttpServer:
 
     @classmethod
     def bind(cls, host: str, port: int) -> HttpServer:
-        """Everywhere (``::``) means IPv4 as well, and IPv4 alone where there is no IPv6.
+        """Bind the address. The wildcard ``::`` includes IPv4, and means IPv4 alone if there is no IPv6.
 
-        Raises ``ConfigError`` when nobody can listen there.
+        Raises ``ConfigError`` if the address can't be bound.
         """
         try:
             return cls(listen(host, port, most=_CONNECTIONS))
@@ -178,14 +179,14 @@ class HttpServer:
 
     @property
     def address(self) -> str:
-        """``http://host:port``, with the port that was given out. A wildcard is named by this machine's own name."""
+        """``http://host:port`` with the actual port. For a wildcard address the host is this machine's host name."""
         host, port, *_ = self._socket.getsockname()
         if host in ("0.0.0.0", "::"):
             host = socket.gethostname()
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     async def start(self, surface: Answers) -> None:
-        # No access log: probes and scrapes come every few seconds.
+        # No access log: probes and scrapes arrive every few seconds.
         self._runner = web.AppRunner(
             surface.application(),
             access_log=None,
@@ -193,20 +194,20 @@ class HttpServer:
             shutdown_timeout=_CLOSE_WITHIN,
             keepalive_timeout=_KEPT_OPEN,
             lingering_time=_LINGER,
-            auto_decompress=False,  # bodies are decompressed with a bound, once their caller is known
+            auto_decompress=False,  # bodies are decompressed with a bound, after authentication
         )
         await self._runner.setup()
         await web.SockSite(self._runner, self._socket).start()
 
     async def close(self) -> None:
-        """Safe to call twice, and before it was started."""
+        """Close the server. Safe to call twice, and before ``start``."""
         if self._runner is not None:
             await self._runner.cleanup()
         self._socket.close()
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """``host:port``, ``:port`` or ``[v6]:port``. Raises ``ConfigError``."""
+    """Parse ``host:port``, ``:port`` or ``[v6]:port``. Raises ``ConfigError``."""
     host, colon, port = text.rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ConfigError(f"{json.dumps(text)} is no address to listen on: write host:port, like 127.0.0.1:8080 or :0.")

@@ -1,9 +1,9 @@
-"""Calls signed by the operator: a JWT per call, made for this relay, this path and this body, valid for a minute.
+"""Calls signed by the operator: a JWT per call, for one relay, path and body, valid for a minute.
 
-The relay holds public keys only, so nothing that lies in its pod could be used to speak to another relay. The file may
-hold several keys, the old and the new one while they are rotated, and is read anew when it changes. Only EdDSA counts:
-whoever could choose the algorithm could sign with what is public. Imported only by a relay that was given keys: what
-checks signatures takes 9 MiB, and a relay has 120 in all.
+The relay has public keys only, so no content of its pod can be used to call another relay. The file may contain several
+keys, the old and the new one during rotation, and is read again after a change. Only EdDSA is accepted: a caller that
+could choose the algorithm could sign with the public key. Imported only by a relay that has keys: the libraries take
+9 MiB of a relay's 120 MiB.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ ISSUER: Final = "mailboat-operator"
 
 _ALGORITHMS: Final = ["EdDSA"]
 _LEEWAY: Final = 30.0
-"""Seconds by which two clocks may differ."""
+"""Allowed clock skew in seconds."""
 _REQUIRED: Final = ["iss", "aud", "iat", "exp", "sub", "sha256"]
 _END: Final = "-----END PUBLIC KEY-----"
 _LARGEST: Final = 64 * 1024
 
 
 class PublicKeys:
-    """The keys in a file, as they are now."""
+    """The keys in a file, read again after each change."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -40,7 +40,7 @@ class PublicKeys:
         self._keys: tuple[Ed25519PublicKey, ...] = ()
 
     def read(self) -> tuple[Ed25519PublicKey, ...]:
-        """Raises ``ConfigError`` where there is no key to be had."""
+        """Return the current keys. Raises ``ConfigError`` if there is none."""
         try:
             version = version_of(self.file)
             if version != self._version:
@@ -53,7 +53,7 @@ class PublicKeys:
 
 
 def parse_keys(text: bytes, source: str) -> tuple[Ed25519PublicKey, ...]:
-    """Ed25519 public keys in PEM, one behind the other. Raises ``ConfigError``."""
+    """Parse concatenated Ed25519 public keys in PEM. Raises ``ConfigError``."""
     keys: list[Ed25519PublicKey] = []
     for block in text.decode("ascii", errors="replace").split(_END)[:-1]:
         try:
@@ -69,14 +69,14 @@ def parse_keys(text: bytes, source: str) -> tuple[Ed25519PublicKey, ...]:
 
 
 class SignedCalls:
-    """Tells the operator's calls to this very relay from all others."""
+    """Verifies that a call was signed by the operator for this relay."""
 
     def __init__(self, keys: PublicKeys, audience: str) -> None:
         self.keys = keys
         self._audience = audience
 
     def check(self, token: str, method: str, path: str) -> str:
-        """The digest that the body must have. Raises ``Unsigned``; ``ConfigError`` where no key can be read."""
+        """Return the required digest of the body. Raises ``Unsigned``, or ``ConfigError`` if no key can be read."""
         claims = self._claims(token)
         if claims["sub"] != f"{method} {path}":
             raise Unsigned("it was signed for another call (sub)")
@@ -97,14 +97,14 @@ class SignedCalls:
                     options={"require": _REQUIRED, "strict_aud": True},
                 )
             except jwt.InvalidSignatureError:
-                continue  # another key may fit
+                continue  # another key may match
             except jwt.InvalidTokenError as error:
                 raise Unsigned(_reason(error)) from error
         raise Unsigned("none of the operator's keys has signed it")
 
 
 def _reason(error: jwt.InvalidTokenError) -> str:
-    """In words of our own: those of the library may repeat a part of the token."""
+    """Return the reason without the library's message, which may contain a part of the token."""
     match error:
         case jwt.ExpiredSignatureError():
             return "it has expired (exp)"
