@@ -1,7 +1,7 @@
-"""The command line: ``mailboat run``, and what a person needs around it.
+"""The command line: ``mailboat run`` and the commands for administration.
 
-One module per group of commands. Commands read manifests, call async functions of the lower layers and print what they
-say; they hold no logic of their own. The only package that imports click, and one of two that import rich.
+One module per group of commands. Commands read manifests, call async functions of the lower layers and print the
+results; they contain no logic. The only package that imports click, and one of two that import rich.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 
 
 def start() -> None:
-    """What ``mailboat`` calls. Everybody who emits gets that script, but only relays get what it needs."""
+    """Entry point of the ``mailboat`` script. Installed with every emitter, but its dependencies only with relays."""
     try:
         from mailboat.cli.main import main
     except ModuleNotFoundError as missing:

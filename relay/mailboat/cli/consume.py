@@ -58,7 +58,7 @@ def consume(
 
 
 def find_consumer(target: str) -> Consumer:
-    """Raises ``ConfigError`` where there is none."""
+    """Import the consumer named by ``module:consumer``. Raises ``ConfigError`` if there is none."""
     from mailboat.consumer import Consumer
 
     module, colon, name = target.partition(":")
@@ -69,7 +69,7 @@ def find_consumer(target: str) -> Consumer:
         found = getattr(import_module(module), name, None)
     except ModuleNotFoundError as error:
         if error.name is None or not module.startswith(error.name):
-            raise  # a module that the application needs
+            raise  # a missing dependency of the application
         raise ConfigError(f"{target}: there is no module {module} here: start it in the folder that has it.") from error
     if not isinstance(found, Consumer):
         raise ConfigError(f"{target}: {module} has no mailboat.Consumer called {name}.")

@@ -1,4 +1,4 @@
-"""``mailboat dlq``: dead letters, listed, shown, replayed, cleared away."""
+"""``mailboat dlq``: list, show, replay and purge dead letters."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _no_such(id: str) -> ConfigError:
 
 
 def describe(row: Any, payload: bytes | None, content_type: str) -> str:
-    """All fields of a row, one to a line, then the payload."""
+    """Return all fields of a row, one per line, then the payload."""
     fields = {name.replace("_", " "): value for name, value in row._asdict().items() if name != "payload"}
     width = max(map(len, fields))
     lines = [f"{name:<{width}}  {_field(value)}" for name, value in fields.items()]
@@ -159,7 +159,7 @@ async def _replay(
 
 
 def _refuse_orphaned(plan: deadletters.ReplayPlan) -> None:
-    """What is left to do is done; where nothing is, that is a failure."""
+    """Report orphaned dead letters. Raise ``ConfigError`` only if there are no others to replay."""
     sentences = [
         f"{each.dead_id} {_named(each)}: its subscription was deleted, and nobody would send it. It stays: create a"
         f" subscription {each.subscription} again, and replay it then."
@@ -172,7 +172,7 @@ def _refuse_orphaned(plan: deadletters.ReplayPlan) -> None:
 
 
 def _refuse_replayed(found: Sequence[Candidate]) -> None:
-    """Only asked for by id: what was replayed before does not match otherwise."""
+    """Raise ``ConfigError`` for a replayed dead letter. Only a selection by id can match one."""
     for each in found:
         if each.replayed_at is not None and not each.waits:
             raise ConfigError(
@@ -187,7 +187,7 @@ def _named(each: Candidate) -> str:
 
 
 def paced(chosen: Sequence[Candidate], rate: float | None) -> list[tuple[Sequence[Candidate], float]]:
-    """Batches, each with the seconds to wait before it."""
+    """Return batches, each with the delay in seconds before it."""
     if not chosen:
         return []
     if rate is None:

@@ -92,7 +92,7 @@ def emit(
 
 
 def by_flags(refusal: str) -> str:
-    """A refusal that names arguments of ``mailboat.emit``, in the words of this command."""
+    """Rewrite a refusal of ``mailboat.emit`` from argument names to the options of this command."""
     argument, _, complaint = refusal.removeprefix("emit: ").partition(" ")
     field, _, name = argument.partition(".")
     flag = _FLAGS.get(field)

@@ -1,4 +1,4 @@
-"""``--assignment``: a file that says which relay moves what, watched for changes and followed like the HTTP call."""
+"""``--assignment``: a file with an assignment, watched for changes and applied like the HTTP call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger("mailboat.assignment")
 
 
 async def follow_file(path: Path, assign: Assign, *, every: float = LOOK_EVERY) -> None:
-    """Until cancelled. A file that is missing or wrong is told about once, and looked at again when it changes."""
+    """Watch the file until cancelled. A missing or invalid file is logged once and read again after a change."""
 
     async def changed() -> None:
         told = ""
@@ -25,7 +25,7 @@ async def follow_file(path: Path, assign: Assign, *, every: float = LOOK_EVERY) 
             except (ConfigError, OSError) as error:
                 log.error("The assignment file can't be used: %s", error, extra={"file": str(path)})
                 return
-            except MailboatError as error:  # the database is away: the same file, again, in a moment
+            except MailboatError as error:  # the database is unavailable: retry the same file
                 if told != str(error):
                     log.warning("The assignment waits: %s", error, extra={"file": str(path)})
                 told = str(error)

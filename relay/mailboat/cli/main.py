@@ -1,9 +1,9 @@
-"""The entry point: the group of all commands, and what an error looks like to a person.
+"""The entry point: the group of all commands, and the format of errors.
 
-Exit codes: 0 done; 1 it failed; 2 wrong usage; 3 something a person wrote is wrong (manifest, argument, secret); 4 the
-database's schema is not what it must be; 5 the database can't be reached, or lets nobody in.
+Exit codes: 0 done; 1 it failed; 2 wrong usage; 3 invalid input (manifest, argument, secret); 4 the database's schema
+does not match; 5 the database can't be reached or refuses the login.
 
-A command's module is imported when the command is wanted: importing all of them costs seconds of processor time.
+A command's module is imported only if the command is used: importing all of them costs seconds of CPU time.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ _COMMANDS: Final = {
     "parked": "parked",
     "emit": "emit",
 }
-"""Every command and the module it lives in, what is used most first."""
+"""Every command and its module, most used first."""
 
 
 def exit_code(error: MailboatError) -> int:
-    """What a script can tell an error by."""
+    """Return the exit code for an error."""
     return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), 1)
 
 
 class Commands(click.Group):
-    """Prints errors as sentences. A traceback is for those who ask for one."""
+    """Prints errors as sentences, with a traceback only for ``--debug``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)

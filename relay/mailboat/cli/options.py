@@ -1,4 +1,4 @@
-"""What commands share: where the manifests are, and the way from them to a database."""
+"""Options shared by commands, and the connection from manifests to a database."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DEADLINE = 30.0
 _HINT = "\nCheck that the server runs and can be reached from here, and the host, port, user and password of the URL."
 
 PATH = click.Path(path_type=Path, readable=False)
-"""Whoever opens it says what is wrong with it, in one way and with one exit code; click has others."""
+"""Path that click does not check. Opening it reports errors with one wording and exit code; click's differ."""
 
 manifest_option = click.option(
     "-f",
@@ -45,13 +45,13 @@ secrets_option = click.option(
 
 
 def with_manifests(command: Command) -> Command:
-    """-f and --secrets-dir."""
+    """Add -f and --secrets-dir to a command."""
     return manifest_option(secrets_option(command))
 
 
 @dataclass(frozen=True, slots=True)
 class Outbox:
-    """One OutboxRelay of the manifests, with its subscriptions and the way to its database."""
+    """One OutboxRelay of the manifests, with its subscriptions and the access to its database."""
 
     relay: OutboxRelay
     subscriptions: tuple[EventSubscription, ...]
@@ -67,12 +67,12 @@ class Outbox:
 
     @property
     def unordered(self) -> frozenset[str]:
-        """Subscriptions that keep no order."""
+        """Subscriptions without ordering."""
         return frozenset(full_name(s) for s in self.subscriptions if s.spec.ordering is Ordering.NONE)
 
     @asynccontextmanager
     async def link(self, purpose: str) -> AsyncIterator[Link]:
-        """A connection to its database, for one command. Errors name the relay, and where its URL stands."""
+        """Open a database connection for one command. Errors name the relay and the source of its URL."""
         url = database_url(self.relay, self.secrets)()
         try:
             link = await Link.open(lambda: url, purpose, deadline=_DEADLINE, pooler=self.relay.spec.database.pooler)
@@ -90,12 +90,12 @@ class Outbox:
 
 
 def outboxes(files: Sequence[Path], secrets_dir: Path | None) -> list[Outbox]:
-    """All OutboxRelays of the manifests."""
+    """Return all OutboxRelays of the manifest files."""
     return outboxes_of(load(files), find_secrets(secrets_dir, os.environ))
 
 
 def outboxes_of(manifests: Manifests, secrets: Secrets) -> list[Outbox]:
-    """Every relay with the subscriptions that refer to it."""
+    """Return every relay with the subscriptions that reference it."""
     return [
         Outbox(
             relay,
@@ -112,7 +112,7 @@ def outboxes_of(manifests: Manifests, secrets: Secrets) -> list[Outbox]:
 
 
 async def find_subscription(choices: Sequence[Outbox], name: str) -> tuple[Outbox, KnownSubscription]:
-    """The one subscription of that name (with or without its namespace), in whichever outbox it is."""
+    """Return the subscription of that name, with or without namespace, from any outbox. Raises ``ConfigError``."""
     known = await _known(choices)
     found = [(outbox, each) for outbox, each in known if _is_called(each.name, name)]
     if len(found) == 1:
@@ -123,7 +123,7 @@ async def find_subscription(choices: Sequence[Outbox], name: str) -> tuple[Outbo
 
 
 async def refuse_unknown(choices: Sequence[Outbox], name: str) -> None:
-    """Raises where neither a database nor a manifest has a subscription of that name: it is a slip of the pen."""
+    """Raise ``ConfigError`` if no database and no manifest has a subscription of that name: probably a typo."""
     if any(_is_called(full_name(each), name) for outbox in choices for each in outbox.subscriptions):
         return
     known = await _known(choices)
@@ -149,7 +149,7 @@ def _nobody_knows(name: str, known: Sequence[tuple[Outbox, KnownSubscription]]) 
 
 
 def point_in_time(text: str) -> datetime:
-    """RFC 3339 (without a zone: UTC), or how long ago it was (2h, 30m)."""
+    """Parse an RFC 3339 time (UTC without a zone), or a duration before now (2h, 30m)."""
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
@@ -162,7 +162,7 @@ def point_in_time(text: str) -> datetime:
 
 
 def seconds(text: str) -> float:
-    """A duration such as 720h."""
+    """Parse a duration such as 720h to seconds."""
     try:
         return Duration.parse(text).seconds
     except ValueError as error:
@@ -170,7 +170,7 @@ def seconds(text: str) -> float:
 
 
 def like_pattern(text: str) -> str:
-    """A shell-style pattern of event types, as SQL's LIKE takes it."""
+    """Convert a shell-style pattern of event types to an SQL LIKE pattern."""
     try:
         return Pattern(text).like()
     except ValueError as error:

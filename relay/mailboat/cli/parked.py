@@ -1,4 +1,4 @@
-"""``mailboat parked``: events that failed and wait, listed, shown, tried at once, given up on."""
+"""``mailboat parked``: list, show, retry and drop parked events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How things look on a screen: columns, ages, payloads; and nothing that an event says may steer the terminal."""
+"""Formatting for terminals: columns, ages, payloads. Content of events must never control the terminal."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ _BINARY_SHOWN: Final = 256
 
 
 def shortened(text: str, width: int) -> str:
-    """One safe line of at most so many characters."""
+    """Return one safe line of at most ``width`` characters."""
     line = safe(" ".join(text.split()))
     return line if len(line) <= width else line[: width - 3] + "..."
 
 
 def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Aligned lines, as kubectl prints them; the last column may be as long as it likes."""
+    """Return aligned lines in the style of kubectl."""
     table = [list(header), *([safe(cell) for cell in row] for row in rows)]
     widths = [max(len(row[place]) for row in table) for place in range(len(header))]
     return ["   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
 
 
 def moment(time: datetime | None) -> str:
-    """To the second, in UTC."""
+    """Format a time in UTC, to the second."""
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if time is not None else "-"
 
 
 def age(seconds: float | None) -> str:
-    """Two units at most: 4s, 3m12s, 2h5m, 3d4h."""
+    """Format a duration with at most two units: 4s, 3m12s, 2h5m, 3d4h."""
     if seconds is None:
         return "-"
     whole = max(0, round(seconds))
@@ -45,12 +45,12 @@ def age(seconds: float | None) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """``1 event``, ``3 events``."""
+    """Format a count with its noun: ``1 event``, ``3 events``."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def payload_text(payload: bytes | None, content_type: str) -> str:
-    """A payload for reading: JSON indented, other text as it is, bytes in hex. Always safe."""
+    """Format a payload: indented JSON, other text unchanged, bytes in hex. Always safe for a terminal."""
     if payload is None:
         return "(none: a tombstone)"
     try:
@@ -68,7 +68,7 @@ def payload_text(payload: bytes | None, content_type: str) -> str:
 
 
 def reindented(text: str) -> str:
-    """Valid JSON with line ends and indentation. Numbers and strings stay as they were written, digit by digit."""
+    """Return valid JSON with line breaks and indentation. Numbers and strings keep their exact spelling."""
     out: list[str] = []
     depth = 0
     tokens = _TOKENS.findall(text)

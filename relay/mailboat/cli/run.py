@@ -1,4 +1,4 @@
-"""``mailboat run``: relays for all manifests, with their HTTP side, until told to stop."""
+"""``mailboat run``: run relays for all manifests, with their HTTP server, until a signal."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def run(
         raise ConfigError(f"--control-token-file: {control_token_file} is no file. Write the token into it first.")
     if (control_keys is None) != (audience is None):
         raise click.UsageError("--control-keys and --audience go together: a signed call names the relay it is for")
-    if control_keys is not None and not follow and not control_keys.is_file():  # --follow: it may come with the others
+    if control_keys is not None and not follow and not control_keys.is_file():  # with --follow it may appear later
         raise ConfigError(f"--control-keys: {control_keys} is no file. Write the public keys into it first.")
     manifests = None if follow else load(files)
     orders = Orders(
@@ -105,26 +105,26 @@ def run(
     except MailboatError:
         raise
     except Exception:
-        log.critical("The relay failed in a way that nobody thought of.", exc_info=True)  # for those who read logs
+        log.critical("The relay failed in a way that nobody thought of.", exc_info=True)  # the CLI only prints it
         raise
     _leave()
 
 
 def _leave() -> NoReturn:
-    """Everything is settled and said: end without the exit handlers of C libraries.
+    """Exit after a completed shutdown, without the exit handlers of C libraries.
 
-    Vendors' clients have threads of their own, which may outlast a close by a moment. One that still speaks TLS while
-    OpenSSL's exit handler frees what it uses can turn a good end into a segmentation fault. A relay was seen to end in
-    one, once; that this was the way is likely, not shown.
+    Threads of vendors' clients may outlast ``close`` by a moment. If such a thread still uses TLS while OpenSSL's exit
+    handler frees its memory, a clean shutdown can end in a segmentation fault. A relay was seen to end in one, once;
+    this cause is likely, not proven.
     """
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # nobody reads it any more
+        with suppress(OSError):  # the reader may have closed the pipe
             stream.flush()
     os._exit(0)
 
 
 def _signatures(keys: Path, audience: str) -> Signatures:
-    from mailboat.http.signatures import PublicKeys, SignedCalls  # large, and needed only here
+    from mailboat.http.signatures import PublicKeys, SignedCalls  # large, needed only with --control-keys
 
     return SignedCalls(PublicKeys(keys), audience)

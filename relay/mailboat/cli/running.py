@@ -1,7 +1,7 @@
-"""The process around relays: its HTTP side, what it watches, and how it stops.
+"""The process around relays: HTTP server, watched files, and shutdown.
 
-Two kinds of life. *Fixed*: the manifests are read once, and may hold several OutboxRelays. *Following*: one
-OutboxRelay, whose configuration may come later, and change. In both, secrets are watched.
+Two modes. *Fixed*: the manifests are read once and may contain several OutboxRelays. *Following*: one OutboxRelay,
+whose configuration may arrive later and change. Secrets are watched in both modes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = logging.getLogger("mailboat.run")
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What ``mailboat run`` was told."""
+    """Options of ``mailboat run``."""
 
     files: tuple[Path, ...]
     secrets_folder: Path | None
@@ -48,13 +48,13 @@ class Orders:
 
 
 class Process:
-    """What relays of one process share."""
+    """State shared by the relays of one process."""
 
     def __init__(self, orders: Orders) -> None:
         self.orders = orders
         self.stop = asyncio.Event()
         self.relays: list[Relay] = []
-        # Before any relay reads them: one that is swapped while relays are made would be missed until its next change.
+        # Before any relay reads them: a secret replaced while relays are created would be missed until its next change.
         self._secrets_seen = fingerprint([orders.secrets_folder]) if orders.secrets_folder is not None else None
         self.secret_versions = secret_versions(orders.secrets_folder)
         self._server = HttpServer.bind(*orders.listen)
@@ -76,7 +76,7 @@ class Process:
 
     @asynccontextmanager
     async def afloat(self, config: Followed | None, *watching: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-        """The server, and what is watched, while the block lasts."""
+        """Run the HTTP server and the watchers for the duration of the block."""
         orders, assign = self.orders, assign_to(self.relays)
         configure: Configure | None = config.push if config is not None else None
         surface = Surface(
@@ -99,12 +99,12 @@ class Process:
         for work in works:
             begin(work)
         try:
-            _stop_on_signals(self.stop)  # before anybody is told that there is something to stop
+            _stop_on_signals(self.stop)  # before the process is reported as running
             await self._server.start(surface)
             names = [each.name for each in self.relays]
             log.info("Listening.", extra={"address": self._server.address, "id": orders.relay_id, "relays": names})
             if orders.secrets_folder is not None:
-                # The last thing before relays begin: news that they get before that does not count for them.
+                # Last step before relays start: a refresh before their start would have no effect.
                 begin(watch([orders.secrets_folder], self._secrets_changed, seen=self._secrets_seen))
             yield
         finally:
@@ -119,7 +119,7 @@ class Process:
         log.info("Stopped.", extra={"id": self.orders.relay_id})
 
     def _mourn(self, task: asyncio.Task[None]) -> None:
-        """A watch that failed in a way that nobody thought of: better to be started anew than to go on half blind."""
+        """Shut down if a watcher failed unexpectedly: a restart is better than a relay that misses changes."""
         if not task.cancelled() and (error := task.exception()) is not None:
             log.critical("Something that should be watched is not any more.", exc_info=error)
             self.stop.set()
@@ -131,11 +131,11 @@ class Process:
 
 
 async def run_fixed(orders: Orders, manifests: Manifests) -> None:
-    """Relays for all manifests, until told to stop."""
+    """Run relays for all manifests until a signal."""
     async with Process(orders) as process:
         served = outboxes_of(manifests, orders.secrets)
         for outbox in served:
-            # Two relays of one process may share a database, in which ids are unique.
+            # Relays of one process may share a database, in which relay ids are unique.
             relay_id = orders.relay_id if len(served) == 1 else f"{orders.relay_id}/{full_name(outbox.relay)}"
             config = Configuration(outbox.relay, outbox.subscriptions)
             process.relays.append(process.relay(config, relay_id, follows=False))
@@ -144,7 +144,7 @@ async def run_fixed(orders: Orders, manifests: Manifests) -> None:
 
 
 async def run_following(orders: Orders) -> None:
-    """One relay, as soon as there is a configuration, until told to stop."""
+    """Run one relay, from its first configuration until a signal."""
     arrived = asyncio.Event()
     async with Process(orders) as process:
 
@@ -171,7 +171,7 @@ async def _first(*events: asyncio.Event) -> None:
 
 
 def assign_to(relays: Sequence[Relay]) -> Assign:
-    """An assignment goes to the relay that has the subscription."""
+    """Return a function that passes an assignment to the relay with the subscription."""
 
     async def assign(name: str, generation: int, owners: dict[int, str]) -> bool:
         if not relays:
@@ -187,7 +187,7 @@ def assign_to(relays: Sequence[Relay]) -> Assign:
 
 
 async def _run_all(relays: Sequence[Relay], stop: asyncio.Event) -> None:
-    """Until all have stopped. One that gives up stops the others, in good order, and is the reason in the end."""
+    """Run until all relays have stopped. If one fails, stop the others gracefully and raise its error."""
 
     async def run_one(relay: Relay) -> None:
         try:

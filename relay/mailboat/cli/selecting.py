@@ -1,4 +1,4 @@
-"""Which dead letters or parked events a person means: the options, and what they say to the database."""
+"""Selection of dead letters or parked events: the options, and their translation to a database filter."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _ANY = Match(outbox="")
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The filters that were given."""
+    """Filters from the command line."""
 
     wanted: Match = _ANY
-    """In whichever outbox."""
+    """Filter without an outbox; ``match`` sets it."""
     limit: int | None = None
     all: bool = False
 
     @classmethod
     def of_id(cls, text: str) -> Selection:
-        """By the number in the list, or by the event's id."""
+        """Select by the number in the list, or by the event's id."""
         number, event_id = _id(text)
         return cls(Match("", number=number, event_id=event_id))
 
@@ -48,25 +48,25 @@ class Selection:
         return replace(self.wanted, outbox=outbox)
 
     def must_be_meant(self) -> None:
-        """Raises unless there is a filter, or --all."""
+        """Raise a usage error unless there is a filter or --all."""
         if not self.narrows and not self.all:
             raise click.UsageError("say which ones (--id, --key, --type, --error, ...), or --all")
 
     async def must_exist(self, chosen: Sequence[Outbox]) -> None:
-        """Raises where a subscription is named that nobody knows: nothing would match, and all would seem well."""
+        """Raise ``ConfigError`` for an unknown subscription, which would otherwise silently match nothing."""
         if self.wanted.subscription is not None:
             await refuse_unknown(chosen, self.wanted.subscription)
 
     @property
     def id(self) -> str:
-        """What was given as --id, for messages."""
+        """The value of --id, for messages."""
         return str(self.wanted.event_id if self.wanted.number is None else self.wanted.number)
 
 
 async def found_in(
     chosen: Sequence[Outbox], purpose: str, selection: Selection, look: Callable[[Link, Match], Awaitable[list[Found]]]
 ) -> list[Found]:
-    """What a look brings, from all outboxes."""
+    """Run a query on all outboxes and return the combined result."""
     await selection.must_exist(chosen)
     found: list[Found] = []
     for outbox in chosen:
@@ -85,7 +85,7 @@ def _id(text: str) -> tuple[int | None, str | None]:
 
 
 def with_selection(command: Callable[..., None]) -> Callable[..., None]:
-    """The filters; the command gets them as ``selection``."""
+    """Add the filter options to a command, which receives them as ``selection``."""
 
     @click.option("--subscription", metavar="NAME", help="Of this subscription (namespace/name, or the name alone).")
     @click.option("--id", "id_", metavar="ID", help="The number in the list, or the event's id.")

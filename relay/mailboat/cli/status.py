@@ -1,4 +1,4 @@
-"""``mailboat status``: subscriptions at a glance, once or live."""
+"""``mailboat status``: an overview of subscriptions, once or live."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _COLOURS = {"True": "green", "Paused": "yellow", "False": "red", "Failed": "red"
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """What there is to show."""
+    """Content of one output of ``mailboat status``."""
 
     lines: tuple[StatusLine, ...]
     remarks: tuple[str, ...]
-    """Relays that are in trouble, or did not answer."""
+    """Messages about relays with errors or without a response."""
     relays: tuple[dict[str, Any], ...]
     away: int = 0
-    """Databases that could not be asked."""
+    """Number of unavailable databases."""
 
 
 @click.command(short_help="Show subscriptions at a glance, once or live.")
@@ -104,7 +104,7 @@ async def _show(chosen: Sequence[Outbox], urls: Sequence[str], every: float | No
 
 
 async def _overview_or_trouble(chosen: Sequence[Outbox], urls: Sequence[str]) -> Overview:
-    """For a live view, which goes on when something is away."""
+    """Return the overview or, for a live view that must continue, an overview with the error."""
     try:
         return await _overview(chosen, urls)
     except DatabaseUnavailable as error:
@@ -125,7 +125,7 @@ async def _overview(chosen: Sequence[Outbox], urls: Sequence[str]) -> Overview:
     for outbox in chosen:
         try:
             own_lines, answers = await _look(outbox)
-        except DatabaseUnavailable as error:  # the others have something to say nevertheless
+        except DatabaseUnavailable as error:  # still show the other outboxes
             away.append(str(error))
             continue
         lines += own_lines
@@ -175,7 +175,7 @@ def _silence(answer: Answer) -> str:
 
 
 def as_table(overview: Overview) -> Table:
-    """For a terminal."""
+    """Format an overview for a terminal."""
     table = Table(
         box=None,
         pad_edge=False,
@@ -183,7 +183,7 @@ def as_table(overview: Overview) -> Table:
         caption_justify="left",
     )
     *narrow, error = HEADER
-    for name in narrow:  # what people copy must stay in one piece; where it gets tight, errors are folded
+    for name in narrow:  # cells that users copy must not be wrapped; in a narrow terminal only errors are folded
         table.add_column(name, justify="right" if name in _RIGHT else "left", overflow="fold", no_wrap=True)
     table.add_column(error, overflow="fold", min_width=len(error))
     for line in overview.lines:

@@ -1,7 +1,7 @@
-"""What ``mailboat status`` shows of a subscription, put together from what relays say and what the database knows.
+"""Lines of ``mailboat status``, one per subscription, merged from the status of relays and the database.
 
-The database knows progress, whoever runs; relays know rates, errors and their sinks. Pure functions: from documents and
-rows to lines.
+The database has the progress, even if no relay runs. Relays have rates, errors and the state of sinks. Pure functions
+from documents and rows to lines.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ERROR_WIDTH = 100
 
 @dataclass(frozen=True, slots=True)
 class StatusLine:
-    """One subscription. What is None is not known."""
+    """Status of one subscription. None means unknown."""
 
     name: str
     sink: str | None
@@ -39,7 +39,7 @@ class StatusLine:
 
     @property
     def ready(self) -> bool:
-        """It runs, somebody owns every partition, and its sink is there as far as anybody knows."""
+        """True if the subscription runs, every partition has an owner, and the sink is not known to be unavailable."""
         return self.state == "Running" and self.owned == self.partitions and self.sink_reachable is not False
 
     @property
@@ -47,7 +47,7 @@ class StatusLine:
         return str(self.ready) if self.state == "Running" else self.state
 
     def cells(self) -> tuple[str, ...]:
-        """In the order of the header."""
+        """Return the cells in the order of the header."""
         return (
             self.ready_text,
             self.name,
@@ -81,7 +81,7 @@ class StatusLine:
 
 
 def from_relays(relays: Iterable[Mapping[str, Any]]) -> list[StatusLine]:
-    """From ``/status`` of any number of relays: what they own added up, by subscription."""
+    """Return a line per subscription, summed over the ``/status`` documents of relays."""
     parts: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for relay in relays:
         for subscription in relay.get("subscriptions", ()):
@@ -103,21 +103,21 @@ def _added_up(name: str, parts: Sequence[Mapping[str, Any]]) -> StatusLine:
         parked=sum(part["parked"] for part in parts),
         dead=max(part["dead"] for part in parts),
         rate=sum(part["rate"] for part in parts),
-        # A relay that owns nothing of it has not tried to reach its sink, and says nothing about it.
+        # A relay without a partition of the subscription has not connected to its sink, so its value is ignored.
         sink_reachable=all(part["sinkReachable"] for part in parts if part["owned"]),
         last_error=next((part["lastError"] for part in parts if part["lastError"]), None),
     )
 
 
 def _state(states: Sequence[str]) -> str:
-    """Paused for one means paused for all. Failed only where nobody can run it: others may have what one lacks."""
+    """Combine the states of relays. Paused on one means paused. Failed only if it failed on all: others may run it."""
     if "Paused" in states:
         return "Paused"
     return "Failed" if all(state == "Failed" for state in states) else "Running"
 
 
 def from_database(known: KnownSubscription, waiting: Waiting, manifests: Iterable[EventSubscription]) -> StatusLine:
-    """What is true while no relay runs."""
+    """Return the line from the database alone, as if no relay runs."""
     sink = next((manifest.spec.sink.kind for manifest in manifests if full_name(manifest) == known.name), None)
     return StatusLine(
         name=known.name,
@@ -137,7 +137,7 @@ def from_database(known: KnownSubscription, waiting: Waiting, manifests: Iterabl
 
 
 def not_started(manifest: EventSubscription) -> StatusLine:
-    """A manifest that no relay has ever taken up."""
+    """Return the line for a manifest that no relay has ever run."""
     return StatusLine(
         name=full_name(manifest),
         sink=manifest.spec.sink.kind,
@@ -156,7 +156,7 @@ def not_started(manifest: EventSubscription) -> StatusLine:
 
 
 def enriched(line: StatusLine, told: Iterable[StatusLine]) -> StatusLine:
-    """The database's line with what only relays know."""
+    """Return the database's line with the fields that only relays report."""
     for relay in told:
         if relay.name == line.name:
             return replace(

@@ -1,4 +1,4 @@
-"""``pause``, ``resume``, ``forget``: what can be said to one subscription."""
+"""``pause``, ``resume``, ``forget``: commands for one subscription."""
 
 from __future__ import annotations
 
