@@ -1,9 +1,9 @@
-"""``make demo``: a whole day at sea in under a minute, and the proof that nothing was lost.
+"""``make demo``: delivery with failures in under a minute, and the proof that no event was lost.
 
-A real Postgres, a real broker process, an application that writes orders and events, two relays, a consumer. On the way
-a relay is killed and an event is refused. What the demo claims at the end is computed from the application's own tables
-and from what the consumer got, not from anything a relay says about itself.
+The demo runs a real Postgres, a real broker process, an application that writes orders and events, two relays and a
+consumer. Meanwhile a relay is killed and an event is refused. The result is computed from the application's own tables
+and the messages of the consumer, not from the status of a relay.
 
-`story.py` is what happens; `application.py`, `consumer.py` and `relays.py` are the cast, `scene.py` the servers,
-`screen.py` what one sees, `proof.py` the reckoning.
+`story.py` has the sequence of steps, `application.py`, `consumer.py` and `relays.py` the processes, `scene.py` the
+servers, `screen.py` the output, `proof.py` the comparison.
 """

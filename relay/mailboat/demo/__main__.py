@@ -18,7 +18,7 @@ from mailboat_harbor.missing import PartMissing, ServerFailed
 
 def main() -> int:
     options = _options()
-    for ending in (signal.SIGINT, signal.SIGTERM):  # also where a shell started us with SIGINT ignored
+    for ending in (signal.SIGINT, signal.SIGTERM):  # also if the shell started this process with SIGINT ignored
         signal.signal(ending, _interrupt)
     console = Console()
     screen: Screen = LiveScreen(console) if console.is_terminal and not options.plain else PlainScreen()

@@ -1,8 +1,7 @@
-"""The application: a shop that changes orders on several connections, and emits an event with every change.
+"""The application: a shop that changes orders on several connections and emits an event with every change.
 
-Business rows and events are written in the same transaction, which is all that an application has to do. It behaves
-badly on purpose: it changes its mind (rolls back after it has emitted), dawdles inside transactions, and keeps one
-transaction open all along.
+Business rows and events are written in the same transaction, which is all that an application has to do. It misbehaves
+on purpose: it rolls back after it has emitted, has slow transactions, and keeps one transaction open for the whole run.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ LARGE_TYPE: Final = "order.exported"
 
 
 class Shop:
-    """The application and its own book of what it committed."""
+    """The application, with counters of its commits and rollbacks."""
 
     def __init__(self, url: str, *, writers: int, per_second: float, seed: int) -> None:
         self.committed = 0
@@ -45,7 +44,7 @@ class Shop:
         self._slow: psycopg.Connection | None = None
 
     def open(self) -> None:
-        """Lay out the business tables, begin the slow transaction, start to trade."""
+        """Create the business tables, begin the slow transaction, start the writers."""
         orders.lay_out(self._url, [*(f"order-{number}" for number in range(_ORDERS)), SLOW_ORDER, LARGE_ORDER])
         self._slow = psycopg.connect(self._url)
         orders.change(self._slow, SLOW_ORDER)
@@ -53,17 +52,17 @@ class Shop:
             thread.start()
 
     def change(self, order: str, *, type: str = "order.changed", filler: int = 0) -> None:
-        """One change, committed."""
+        """Commit one change."""
         with psycopg.connect(self._url) as connection:
             orders.change(connection, order, type=type, filler=filler)
         self._count()
 
     def export(self) -> None:
-        """An event that is larger than the destination takes."""
+        """Emit an event that is larger than the destination accepts."""
         self.change(LARGE_ORDER, type=LARGE_TYPE, filler=_LARGE)
 
     def stop(self) -> None:
-        """Stop trading; commit, at last, the transaction that was open all along."""
+        """Stop the writers and commit the long-running transaction."""
         self.close()
         if self._slow is not None:
             self._slow.commit()
@@ -72,14 +71,14 @@ class Shop:
             self._count()
 
     def close(self) -> None:
-        """Stop trading. Safe to call twice."""
+        """Stop the writers. Safe to call twice."""
         self._closed.set()
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
 
     def book(self) -> dict[str, Written]:
-        """What is committed, by event id, from the application's own table."""
+        """Return the committed changes by event id, from the application's own table."""
         return orders.book(self._url)
 
     def _trade(self, random: Random) -> None:
@@ -88,7 +87,7 @@ class Shop:
                 while not self._closed.wait(random.uniform(0.5, 1.5) * self._pause):
                     self._change_some_order(connection, random)
         except Exception as error:
-            self.failure = error  # told by the story, on the main thread
+            self.failure = error  # raised by the story on the main thread
 
     def _change_some_order(self, connection: psycopg.Connection, random: Random) -> None:
         try:

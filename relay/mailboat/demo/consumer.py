@@ -1,4 +1,4 @@
-"""The consumer: an ordinary Kafka consumer that writes down what it got, in the order in which it got it."""
+"""The consumer: an ordinary Kafka consumer that records messages in the order of arrival."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _POLL: Final = 0.1
 
 
 class Inbox:
-    """Everything that arrived."""
+    """All messages that arrived."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self.arrivals: list[Arrival] = []
@@ -40,11 +40,11 @@ class Inbox:
         return len(self.arrivals) - self.distinct
 
     def has(self, key: str, *, replay: bool) -> bool:
-        """Whether a message of that key came, as a replay or as usual."""
+        """Return whether a message of that key arrived, as a replay or as a first delivery."""
         return any(arrival.key == key and arrival.replay == replay for arrival in self.arrivals[:])
 
     def close(self) -> None:
-        """Safe to call twice."""
+        """Stop the consumer. Safe to call twice."""
         if not self._closed.is_set():
             self._closed.set()
             self._thread.join()
@@ -57,7 +57,7 @@ class Inbox:
                 if message is not None and message.error() is None:
                     self._note(arrival_of(message))
         except Exception as error:
-            self.failure = error  # told by the story, on the main thread
+            self.failure = error  # raised by the story on the main thread
 
     def _note(self, arrival: Arrival) -> None:
         self.arrivals.append(arrival)
@@ -67,7 +67,7 @@ class Inbox:
 
 
 def arrival_of(message: Message) -> Arrival:
-    """What the proof needs to know of a message."""
+    """Return the fields of a message that the proof needs."""
     received = cast("list[tuple[str, bytes]]", message.headers() or [])
     headers = {name: value.decode() for name, value in received}
     data = json.loads(message.value() or b"{}")

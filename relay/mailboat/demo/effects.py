@@ -1,9 +1,9 @@
-"""A consumer without a broker, which is killed in its handler again and again; and the count of its effects.
+"""A consumer without a broker that is repeatedly killed in its handler, and the count of its effects.
 
     python -m mailboat.demo.effects URL FILE
 
-Its handler writes one row per event into ``shop.effects``, in the transaction of the pull. As long as the file is there
-the process kills itself every so often between that row and the commit, as a crash would.
+Its handler writes one row per event into ``shop.effects``, in the transaction of the pull. If the file exists at the
+start, the process kills itself at random between that row and the commit, which simulates a crash.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mailboat_harbor.processes import Child
 
 _TABLE: Final = "create table if not exists shop.effects (event_id uuid not null, consumer integer not null)"
 _DIES: Final = 0.02
-"""How likely a handler is to kill its process. The first deaths come soon, then the consumer is left in peace."""
+"""Probability that a handler kills its process. After ``_DEATHS`` crashes the consumer runs undisturbed."""
 _DEATHS: Final = 5
 
 
@@ -44,7 +44,7 @@ def consumer(url: str, *, deadly: bool) -> Consumer:
 
 
 class EffectsProcess(Child):
-    """The consumer, started again by a thread whenever it has died."""
+    """The consumer process, restarted by a thread after each crash."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self.deaths = 0
@@ -71,13 +71,13 @@ class EffectsProcess(Child):
                 self.launch()
 
     def counted(self) -> tuple[int, int]:
-        """Effects, and how many events they are of."""
+        """Return the number of effects, and the number of distinct events among them."""
         with psycopg.connect(self._url) as connection:
             row = connection.execute("select count(*), count(distinct event_id) from shop.effects").fetchone()
         return row if row is not None else (0, 0)
 
     def close(self) -> None:
-        """Safe to call twice, and before it began."""
+        """Stop the process. Safe to call twice, and before ``begin``."""
         self._closed.set()
         if self._thread.ident is not None:
             self._thread.join()

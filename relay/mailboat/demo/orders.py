@@ -1,7 +1,7 @@
-"""The business tables of a shop, and the one transaction that matters: change an order, emit, keep a record.
+"""The business tables of a shop, and its transaction: change an order, emit an event, write a record.
 
-The record lies in the application's own database and is written by the same transaction, so it tells what was committed
-whatever became of the answer to a commit. Used by the demo, and by whoever tells stories with more machines.
+The record is written to the application's database by the same transaction, so it is exact even if the response to a
+commit was lost. Used by the demo and by the end-to-end tests.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ create table if not exists shop.changes (
 
 
 class ChangedMind(Exception):
-    """The shop rolls back although it has emitted already."""
+    """Raised to roll back after the event was emitted."""
 
 
 def lay_out(url: str, orders: Iterable[str]) -> None:
-    """The tables, with these orders. Safe to run twice."""
+    """Create the tables with these orders. Safe to run twice."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(_SCHEMA)
         connection.cursor().executemany(
@@ -37,7 +37,7 @@ def lay_out(url: str, orders: Iterable[str]) -> None:
 
 
 def change(connection: psycopg.Connection, order: str, *, type: str = "order.changed", filler: int = 0) -> None:
-    """The business transaction, up to its commit. The update locks the order, which keeps its events in order."""
+    """Run the business transaction up to its commit. The update locks the order, which keeps its events in order."""
     row = connection.execute(
         "update shop.orders set version = version + 1 where id = %s returning version", (order,)
     ).fetchone()
@@ -48,7 +48,7 @@ def change(connection: psycopg.Connection, order: str, *, type: str = "order.cha
 
 
 def book(url: str) -> dict[str, Written]:
-    """What was committed, by event id."""
+    """Return the committed changes by event id."""
     with psycopg.connect(url) as connection:
         rows = connection.execute("select event_id::text, order_id, version from shop.changes").fetchall()
     return {event_id: Written(order, version) for event_id, order, version in rows}

@@ -1,4 +1,4 @@
-"""The reckoning: what the application committed against what the consumer got. Pure, so that it can be tested."""
+"""Comparison of the committed changes with the messages of the consumer. Pure, so that it can be tested."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 
 class Written(NamedTuple):
-    """A change of an order that was committed, from the application's own table."""
+    """A committed change of an order, from the application's own table."""
 
     key: str
     version: int
-    """1, 2, 3, ... per key: the application holds the order's row while it counts."""
+    """1, 2, 3, ... per key: the application locks the order's row while it increments."""
 
 
 class Arrival(NamedTuple):
@@ -22,12 +22,12 @@ class Arrival(NamedTuple):
     key: str
     version: int
     replay: bool
-    """A dead letter that was sent once more: it comes late, and says so."""
+    """True for a replayed dead letter, which arrives late and is marked as a replay."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """Counts that must be what they should."""
+    """Counts of the comparison."""
 
     written: int
     received: int
@@ -36,11 +36,11 @@ class Proof:
     lost: int
     out_of_order: int
     uncommitted: int
-    """Arrived, but never committed: rolled back, or made up."""
+    """Events that arrived but were never committed: rolled back, or not from the application."""
 
     @property
     def holds(self) -> bool:
-        """Duplicates are allowed: one relay was killed with messages on the way."""
+        """True if the proof holds. Duplicates are allowed: one relay was killed with messages in flight."""
         return self.written == self.received and not (self.lost or self.out_of_order or self.uncommitted)
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ class Proof:
 
 
 def prove(written: Mapping[str, Written], arrivals: Iterable[Arrival]) -> Proof:
-    """Compares by event id. Order counts among first arrivals of a key, replays aside."""
+    """Compare by event id. Order is checked among first arrivals of a key, without replays."""
     seen: set[str] = set()
     newest: dict[str, int] = {}
     duplicates = out_of_order = 0

@@ -1,4 +1,4 @@
-"""Relays as the demo and the benchmark run them: ``mailboat run`` in a process of its own, asked over HTTP."""
+"""Relays of the demo and the benchmark: ``mailboat run`` in a separate process, queried over HTTP."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ANSWER_WITHIN: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """What a relay says about itself just now."""
+    """Current status of a relay."""
 
     partitions: int
     owned: tuple[int, ...]
@@ -34,7 +34,7 @@ class Glance:
 
 
 class RelayProcess(Child):
-    """One relay. Not waited for when it is launched: ask with ``glance``."""
+    """One relay process. ``launch`` does not wait until it is ready: poll ``glance``."""
 
     def __init__(self, name: str, manifest: Path, folder: Path) -> None:
         self._status = f"http://127.0.0.1:{(port := free_port())}/status"
@@ -42,13 +42,13 @@ class RelayProcess(Child):
         super().__init__(name, command, log=folder / f"{name}.log", ready=lambda: True)
 
     def glance(self) -> Glance | None:
-        """None while it does not answer: not up yet, or gone."""
+        """Return the status, or None if the relay does not respond: not ready yet, or dead."""
         if not self.running:
             return None
         try:
             with urlopen(self._status, timeout=_ANSWER_WITHIN) as answer:
                 (relay,) = json.load(answer)["relays"]
-        except (URLError, OSError, HTTPException):  # the last: it died in the middle of a sentence
+        except (URLError, OSError, HTTPException):  # HTTPException: the relay died during its response
             return None
         return _glance(relay)
 

@@ -1,4 +1,4 @@
-"""The servers of the demo, and the manifest that its relays run by. All of it in one temporary folder."""
+"""The servers of the demo, and the manifest of its relays, all in one temporary folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mailboat_harbor.postgres import PostgresServer, find_postgres
 TOPIC: Final = "orders"
 PARTITIONS: Final = 8
 SMALL_LIMIT: Final = 20_000
-"""Bytes of a message that the relays send at first; one event of the demo is larger."""
+"""Maximum message bytes of the relays at first; one event of the demo is larger."""
 LARGE_LIMIT: Final = 900_000
 _TOPIC_PARTITIONS: Final = 4
 
@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 
 @dataclass(slots=True)
 class Scene:
-    """What the story plays on."""
+    """Environment of the demo: database, broker and manifest."""
 
     folder: Path
     database_url: str
@@ -43,7 +43,7 @@ class Scene:
 
 
 def set_up(stack: ExitStack, broker: str, say: Say) -> Scene:
-    """Starts the servers; the stack stops them and removes the folder."""
+    """Start the servers. The stack stops them and removes the folder."""
     folder = Path(tempfile.mkdtemp(prefix="mailboat-demo-"))
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     folder.chmod(0o755)  # the database may run as another user
@@ -75,10 +75,10 @@ def _start_broker(stack: ExitStack, broker: str, say: Say) -> str:
 
 
 def _start_mock(stack: ExitStack) -> str:
-    """A pretended cluster that lives inside a producer of this process."""
+    """Start librdkafka's mock cluster inside a producer of this process."""
     owner = Producer({"bootstrap.servers": "none:1", "test.mock.num.brokers": 1, "log_level": 0})
-    stack.callback(owner.purge)  # also what keeps it alive until then
-    metadata = owner.list_topics(TOPIC, timeout=10)  # the mock creates a topic when it is asked about
+    stack.callback(owner.purge)  # the reference also keeps the producer alive until then
+    metadata = owner.list_topics(TOPIC, timeout=10)  # the mock creates a topic on a metadata request
     (address,) = (f"{broker.host}:{broker.port}" for broker in metadata.brokers.values())
     return address
 

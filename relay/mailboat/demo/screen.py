@@ -1,4 +1,4 @@
-"""What one sees: a live screen on a terminal, plain lines with the time elsewhere. Both tell the same story."""
+"""Output of the demo: a live screen on a terminal, plain lines with the time elsewhere. Both have the same content."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PLAIN_EVERY: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One relay."""
+    """Displayed state of one relay."""
 
     name: str
     glance: Glance | None
@@ -39,7 +39,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Everything there is to see at one moment."""
+    """Displayed values at one moment."""
 
     committed: int
     rolled_back: int
@@ -57,7 +57,7 @@ class View:
 
 
 class Screen(Protocol):
-    """Takes lines of the story at any time, and views now and then."""
+    """Output that accepts lines at any time, and periodic views."""
 
     def say(self, line: str) -> None: ...
 
@@ -71,7 +71,7 @@ class Screen(Protocol):
 
 
 class PlainScreen:
-    """One line after the other."""
+    """Prints line by line."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -96,7 +96,7 @@ class PlainScreen:
 
 
 class LiveScreen:
-    """Redrawn in place; the story's lines stay on the terminal when it is over."""
+    """Redraws in place. The lines of the story stay on the terminal at the end."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -136,7 +136,7 @@ class LiveScreen:
 
 
 def summary(view: View) -> str:
-    """A view in one line."""
+    """Format a view as one line."""
     relays = ", ".join(f"{relay.name}: {relay.state}" for relay in view.relays)
     return (
         f"committed {view.committed}, rolled back {view.rolled_back}, received {view.received}"

@@ -1,4 +1,4 @@
-"""What happens: events flow, one is refused, a relay is killed, the cause is mended, and the dead letter returns."""
+"""Steps of the demo: events flow, one is refused, a relay is killed, the cause is fixed, the dead letter replayed."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _VIEW_EVERY: Final = 0.25
 
 
 class DemoFailed(Exception):
-    """Something that should have happened did not."""
+    """An expected step of the demo did not happen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """How long events flow between two incidents, and how many."""
+    """Duration between two incidents, and the load."""
 
     scene_seconds: float = 3.0
     writers: int = 4
@@ -40,7 +40,7 @@ SHORT: Final = Length(scene_seconds=0.5, writers=4, per_second=200.0)
 
 
 class Story:
-    """The cast, and the acts in which they appear."""
+    """The processes of the demo and its steps."""
 
     def __init__(self, scene: Scene, screen: Screen, length: Length, stack: ExitStack) -> None:
         self._scene = scene
@@ -56,7 +56,7 @@ class Story:
         stack.callback(self._shop.close)
 
     def play(self) -> Proof:
-        """From the first relay to the reckoning."""
+        """Run all steps, from the first relay to the proof."""
         first, second = self._begin()
         self._flow()
         self._refuse_an_event()
@@ -123,7 +123,7 @@ class Story:
         try:
             self._until(lambda: self._inbox.distinct >= len(book), "the last events")
         except DemoFailed as failure:
-            self._screen.say(str(failure))  # the proof will say how many
+            self._screen.say(str(failure))  # the proof reports the number of lost events
         self._inbox.close()
         self._until(lambda: self._effects.counted()[1] >= len(book), "the last effects")
         effects, events = self._effects.counted()
@@ -134,7 +134,7 @@ class Story:
             raise DemoFailed(f"{len(book)} events were committed, and had {effects} effects, of {events} of them")
         return prove(book, self._inbox.arrivals)
 
-    # -- stage directions --------------------------------------------------------------------------------------------
+    # -- processes and waiting ---------------------------------------------------------------------------------------
 
     def _start(self, name: str) -> RelayProcess:
         relay = RelayProcess(name, self._scene.manifest, self._scene.folder)
@@ -144,7 +144,7 @@ class Story:
         return relay
 
     def _mailboat(self, *arguments: str) -> list[str]:
-        """Output of a command, as a person would run it."""
+        """Run a command as a user would and return its output."""
         command = [*MAILBOAT, *arguments, "-f", str(self._scene.manifest)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
@@ -162,7 +162,7 @@ class Story:
             time.sleep(_POLL)
 
     def _watch(self) -> None:
-        """Show views from a thread of their own until the curtain falls."""
+        """Show views from a separate thread until the demo ends."""
         over = threading.Event()
 
         def watch() -> None:
@@ -191,7 +191,7 @@ def _owns_all(relay: RelayProcess) -> bool:
 
 
 def _shares(*relays: RelayProcess) -> bool:
-    """Whether each has its part, and together they have all."""
+    """Return whether each relay owns partitions, and all together own every partition."""
     glances: list[Glance | None] = [relay.glance() for relay in relays]
     owned = [glance.owned for glance in glances if glance is not None]
     return len(owned) == len(relays) and all(owned) and sum(map(len, owned)) == PARTITIONS

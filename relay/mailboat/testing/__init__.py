@@ -1,4 +1,4 @@
-"""Tests of applications: consumers without a database, and what a transaction has emitted.
+"""Support for tests of applications: consumers without a database, and the events that a transaction has emitted.
 
 async with bench(billing) as box:
     await box.send("order.placed", {"order": "o-1"}, key="o-1")

@@ -1,7 +1,7 @@
 """A consumer without a database: the production engine and dispatch on an outbox in memory.
 
-The rules are those of ``mailboat.pull``: effects and progress together, parked keys, attempts, dead letters. Time
-stands still: back-offs are over at once, ``RetryLater`` ends with ``advance``.
+The rules are those of ``mailboat.pull``: effects and progress in one transaction, parked keys, attempts, dead letters.
+Time does not pass: back-offs end at once, ``RetryLater`` ends with ``advance``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class DeadEvent:
 
 
 class RecordingTransaction:
-    """What handlers get as their transaction: it takes every statement, and knows what ``mailboat.emit`` wrote."""
+    """Transaction for handlers that records every statement, and the events written by ``mailboat.emit``."""
 
     def __init__(self) -> None:
         self.statements: list[tuple[str, Any]] = []
@@ -48,7 +48,7 @@ class RecordingTransaction:
         self.statements.append((str(statement), parameters))
 
     def mailboat_handle(self) -> Handle:
-        """How ``emit`` writes here (see ``mailboat.handles``)."""
+        """Return the handle through which ``emit`` writes (see ``mailboat.handles``)."""
         return Handle("format", False, self._insert)
 
     def _insert(self, statement: str, values: Sequence[Any]) -> None:
@@ -57,7 +57,7 @@ class RecordingTransaction:
 
 
 class AsyncRecordingTransaction(RecordingTransaction):
-    """The same for asynchronous handlers."""
+    """Recording transaction for asynchronous handlers."""
 
     async def execute(self, statement: Any, parameters: Any = None) -> None:  # type: ignore[override]
         super().execute(statement, parameters)
@@ -70,7 +70,7 @@ class AsyncRecordingTransaction(RecordingTransaction):
 
 
 class _Crash(BaseException):
-    """The consumer's process ends here."""
+    """Simulated crash of the consumer's process."""
 
 
 @dataclass(slots=True)
@@ -107,7 +107,7 @@ class Bench:
 
     @property
     def parked(self) -> list[Event]:
-        """Events that wait for a later time, or behind one of their key."""
+        """Events that wait for a later time, or behind an event of their key."""
         return [each.event for each in self._waiting]
 
     async def send(
@@ -136,19 +136,19 @@ class Bench:
         return event
 
     async def advance(self, *, seconds: float = 0, minutes: float = 0, hours: float = 0) -> None:
-        """Let time pass, and run what is due by then."""
+        """Advance the clock and run the consumer on the events due by then."""
         self.now += timedelta(seconds=seconds, minutes=minutes, hours=hours)
         await self.run()
 
     async def replay(self) -> None:
-        """Put all dead letters back at the heads of their keys, as ``mailboat dlq replay`` does."""
+        """Replay all dead letters at the heads of their keys, as ``mailboat dlq replay`` does."""
         dead, self.dead_letters = self.dead_letters, []
         self._waiting[:0] = [_Waiting(replace(each.event, replay=True)) for each in dead]
         await self.run()
 
     @contextmanager
     def crash(self, point: str, times: int = 1) -> Iterator[None]:
-        """When the consumer next passes the point (a value of ``ConsumerPoint``) it dies, and another one starts."""
+        """Crash and restart the consumer when it next passes the point (a value of ``ConsumerPoint``)."""
         self._crash_at, self._crashes = ConsumerPoint(point), times
         try:
             yield
@@ -178,7 +178,7 @@ class Bench:
             raise _Crash
 
     def _due(self) -> list[_Waiting]:
-        """What a pull would return: no event passes an earlier one of its key that waits."""
+        """Return the events of the next pull: no event passes an earlier waiting event of its key."""
         found: list[_Waiting] = []
         held: set[str] = set()
         for each in self._waiting:
@@ -187,13 +187,13 @@ class Bench:
                 if each.event.key is not None:
                     held.add(each.event.key)
                 continue
-            if each.attempts or each.begun:  # tried before: alone
+            if each.attempts or each.begun:  # an event with earlier attempts is delivered alone
                 return found or [each]
             found.append(each)
         return found[: self.batch_size]
 
     def _lose(self) -> None:
-        """Nothing of an open transaction remains; what was begun counts."""
+        """Discard the open transaction. Begun deliveries still count."""
         for each in self._taken:
             each.begun += 1
         if len(self._taken) == 1:
@@ -220,7 +220,7 @@ class _MemorySession:
         return self._box._open
 
     async def in_thread(self, function: Callable[[], Any]) -> Any:
-        return function()  # tests want their tracebacks and their debugger
+        return function()  # no thread, for complete tracebacks and debuggers
 
     async def pull(self) -> list[Event]:
         self._box._taken = self._box._due()
@@ -258,7 +258,7 @@ class _MemorySession:
         return False
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is no connection."""
 
 
 @asynccontextmanager
@@ -269,7 +269,7 @@ async def bench(
     max_attempts: int = 4,
     batch_size: int = 100,
 ) -> AsyncIterator[Bench]:
-    """A bench for the consumer's handlers. ``transaction`` makes what they get as their open transaction."""
+    """Create a bench for the consumer's handlers. ``transaction`` creates the open transaction passed to them."""
     kind = consumer.dispatcher.transaction_kind()
     default = AsyncRecordingTransaction if kind is not None and kind.is_async else RecordingTransaction
     dispatcher = Dispatcher(consumer.name, list(consumer.dispatcher.handlers), consumer.dispatcher.no_handler)
@@ -277,6 +277,6 @@ async def bench(
 
 
 def some_event(type: str, payload: Any = None, **fields: Any) -> Event:
-    """An event to call a handler with directly."""
+    """Create an event for a direct call of a handler."""
     content = payload if isinstance(payload, bytes) or payload is None else json.dumps(payload).encode()
     return Event(**{"id": uuid4(), "type": type, "payload": content, "created_at": datetime.now(UTC), **fields})

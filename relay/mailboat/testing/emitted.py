@@ -1,4 +1,4 @@
-"""What the caller's open transaction has emitted, for tests of producers."""
+"""Events emitted by the caller's open transaction, for tests of producers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EMITTED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class EmittedEvent:
-    """An event that was written and, in a transaction, not committed yet."""
+    """An event that was written, possibly not committed yet."""
 
     id: UUID
     type: str
@@ -37,14 +37,14 @@ class EmittedEvent:
 
 
 def of_row(row: Row) -> EmittedEvent:
-    """From what ``emit`` writes."""
+    """Convert a row written by ``emit``."""
     return EmittedEvent(
         UUID(row.event_id),
         row.event_type,
         row.key,
         row.payload,
         json.loads(row.headers) if row.headers else {},
-        tuple(json.loads(f"[{row.tags[1:-1]}]")),  # an array of Postgres whose elements are all quoted
+        tuple(json.loads(f"[{row.tags[1:-1]}]")),  # a Postgres array literal whose elements are all quoted
         row.aggregate_type,
         row.aggregate_id,
         row.content_type,
@@ -53,9 +53,9 @@ def of_row(row: Row) -> EmittedEvent:
 
 
 def emitted(connection: Any, *, outbox: str = "mailboat.outbox") -> Any:
-    """The events of the connection's open transaction, in order; of an asynchronous connection, an awaitable of them.
+    """Return the events of the open transaction, in order; for an asynchronous connection, an awaitable of them.
 
-    Takes connections of psycopg and SQLAlchemy, and SQLAlchemy's sessions. The user must be allowed to read the outbox.
+    Accepts connections of psycopg and SQLAlchemy, and SQLAlchemy's sessions. The user must have SELECT on the outbox.
     """
     statement = _EMITTED.format(outbox)
     if "sqlalchemy" in {cls.__module__.partition(".")[0] for cls in type(connection).__mro__}:
@@ -84,9 +84,9 @@ def assert_emitted(
     times: int = 1,
     outbox: str = "mailboat.outbox",
 ) -> EmittedEvent | Coroutine[Any, Any, EmittedEvent]:
-    """Fail unless the open transaction has emitted such an event, so often; returns the first one.
+    """Assert that the open transaction has emitted such an event ``times`` times, and return the first one.
 
-    What is not given is not compared. The message lists what was emitted instead.
+    Omitted arguments are not compared. The error message lists the emitted events.
     """
     wanted = {"payload": payload, "key": key, "headers": headers}
     found = emitted(connection, outbox=outbox)
