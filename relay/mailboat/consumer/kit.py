@@ -32,9 +32,10 @@ MANIFESTS = "MAILBOAT_MANIFESTS"
 class Consumer:
     """The handlers of one subscription, and the process that runs them.
 
-    ``manifests``: files or folders with the EventSubscription and its OutboxRelay; the default is the environment
-    variable ``MAILBOAT_MANIFESTS``. Without manifests, ``url`` (or ``engine`` of SQLAlchemy) is the database, and
-    ``spec`` the subscription's spec as in a manifest. Without ``spec``, the subscription must already be declared.
+    ``manifests``: files or folders with the EventSubscription and its OutboxRelay; without ``url`` and ``engine`` the
+    default is the environment variable ``MAILBOAT_MANIFESTS``. Without manifests, ``url`` (or ``engine`` of SQLAlchemy)
+    is the database, and ``spec`` the subscription's spec as in a manifest. Without ``spec``, the subscription must
+    already be declared.
     """
 
     def __init__(

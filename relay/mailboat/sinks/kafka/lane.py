@@ -215,7 +215,7 @@ class Lane:
         return True
 
     def time_out(self, call: Call, reason: DeliveryError) -> None:
-        """End the session after a call timed out. If calls of other lanes succeeded meanwhile, this lane is at fault."""
+        """End the session after a call timed out. If other lanes succeeded since it began, this lane is at fault."""
         if self.session.answered_others(self, since=call.began):
             self.at_fault = True
         elif not self.session.stopped:

@@ -10,7 +10,7 @@ from mailboat.events import Outgoing
 
 MAX_REQUEST_BYTES: Final = 10_000_000
 GOOD_REQUEST_BYTES: Final = 4_000_000
-"""Size at which requests are split. Larger ones gain nothing, and gRPC servers (also Google's fake) default to 4 MiB."""
+"""Size at which requests are split. Larger ones gain nothing; gRPC servers (also Google's fake) default to 4 MiB."""
 MAX_REQUEST_MESSAGES: Final = 1_000
 MAX_ATTRIBUTES: Final = 100
 MAX_ATTRIBUTE_NAME_BYTES: Final = 256
