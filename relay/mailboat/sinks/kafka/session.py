@@ -46,7 +46,7 @@ class Session:
         self.settings = settings
         self.stopped = False
         self.failed = False
-        """A message did not arrive: hand over no more messages."""
+        """A message did not arrive: stop handing over messages."""
         self.drained = asyncio.Event()
         self.complaint: Report | None = None
         """Connection error that the client reported since the last successful call."""
@@ -125,7 +125,7 @@ class Session:
     # ---- the end ---------------------------------------------------------------------------------------------------
 
     def stop(self, *, in_flight: bool = True) -> None:
-        """Send no more messages. Each call gets its results once librdkafka has reported on all its messages."""
+        """Stop sending. Each call gets its results once librdkafka has reported on all its messages."""
         if self._retired:
             return
         self.stopped = True
