@@ -26,6 +26,7 @@ from mailboat_harbor.ports import free_port
 from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
 from mailboat_harbor.postgres_binaries import NEWEST
 from support.databases import migrated_database
+from support.manifests import event_subscription, outbox_relay_on
 from support.wait import await_until
 
 QUICK = Pace(first=0.01, longest=0.05, longest_notified=0.05)
@@ -305,20 +306,13 @@ async def test_a_database_that_crashes_is_waited_for_and_costs_no_attempt(tmp_pa
 
 
 async def test_instances_share_the_work_and_tell_about_themselves(outbox: Database) -> None:
-    manifests = (
-        {
-            "kind": "OutboxRelay",
-            "apiVersion": "mailboat.dev/v1alpha1",
-            "metadata": {"name": "orders", "namespace": "shop"},
-            "spec": {"database": {"url": outbox.url}},
-        },
-        {
-            "kind": "EventSubscription",
-            "apiVersion": "mailboat.dev/v1alpha1",
-            "metadata": {"name": "view", "namespace": "shop"},
-            "spec": {"relayRef": {"name": "orders"}, "sink": {"pull": {}}, "delivery": {"maxAttempts": 2, **NO_WAIT}},
-        },
+    # The manifests name the outbox, so a subscription of the same name in another outbox does not matter.
+    outbox.execute("select mailboat.create_outbox('shop.returns')")
+    outbox.execute(
+        "insert into mailboat.subscriptions (outbox, name, partitions) values ('shop.returns', 'shop/view', 1)"
     )
+    delivery = {"maxAttempts": 2, **NO_WAIT}
+    manifests = (outbox_relay_on(outbox.url), event_subscription("view", {"pull": {}}, delivery=delivery))
     path = outbox.server.directory / f"{outbox.name}.yaml"
     path.write_text(yaml.safe_dump_all(manifests))
     outbox.execute(

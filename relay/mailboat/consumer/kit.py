@@ -147,7 +147,7 @@ class Consumer:
         known = await self._known(settings)
         self._check_groups(known)
         self.dispatcher.no_handler = NoHandler(known["noHandler"])
-        wanted = Wanted(settings.subscription, self._size, self._outbox)
+        wanted = Wanted(settings.subscription, self._size, settings.outbox)
         source = PullSource(
             self.dispatcher,
             _opener(kind, settings.url, engine, wanted),
@@ -161,14 +161,15 @@ class Consumer:
             await self._serve(source, settings, wake, stop)
         finally:
             upkeep.cancel()
-        if owned:
-            await _dispose(engine)
+            await asyncio.gather(upkeep, return_exceptions=True)
+            if owned:
+                await _dispose(engine)
 
     async def _serve(self, source: PullSource, settings: ConsumerSettings, wake: WakeUp, stop: asyncio.Event) -> None:
         from mailboat.consumer.status import Health
         from mailboat.consumer.watch import Watch
 
-        watch = Watch(_libpq_url(settings.url), settings.subscription, self.instance, wake)
+        watch = Watch(_libpq_url(settings.url), settings.subscription, self.instance, wake, outbox=settings.outbox)
         watching = asyncio.create_task(watch.run())
         health = Health(settings.subscription, self.instance, source, watch, self.dispatcher.counts, stop)
         server = await health.listen(self._listen) if self._listen else None
@@ -237,7 +238,7 @@ class Consumer:
                 _libpq_url(settings.url), connect_timeout=10
             ) as connection:
                 cursor = await connection.execute(
-                    "select mailboat.consumer_settings(%s, %s)", [settings.subscription, self._outbox]
+                    "select mailboat.consumer_settings(%s, %s)", [settings.subscription, settings.outbox]
                 )
                 row = await cursor.fetchone()
         except psycopg.OperationalError as error:

@@ -27,6 +27,8 @@ class ConsumerSettings:
     layout: Layout
     relay: OutboxRelay | None = None
     """OutboxRelay of the manifests, which has the retention of the outbox."""
+    outbox: str | None = None
+    """Outbox of the subscription. None if neither arguments nor manifests name it; then the database finds it."""
 
 
 def from_arguments(name: str, url: str | None, spec: Mapping[str, Any] | None, outbox: str | None) -> ConsumerSettings:
@@ -34,7 +36,7 @@ def from_arguments(name: str, url: str | None, spec: Mapping[str, Any] | None, o
     optional."""
     layout = Layout() if outbox is None else Layout(outbox)
     if spec is None:
-        return ConsumerSettings(qualified(name), url, None, layout)
+        return ConsumerSettings(qualified(name), url, None, layout, outbox=outbox)
     namespace, _, plain = qualified(name).partition("/")
     body = {
         "apiVersion": "mailboat.dev/v1alpha1",
@@ -52,7 +54,7 @@ def from_arguments(name: str, url: str | None, spec: Mapping[str, Any] | None, o
         (resource,) = read_documents([(f"Consumer({name!r})", body), ("relay", relay)]).subscriptions
     except SpecError as error:
         raise ConfigError(str(error)) from error
-    return ConsumerSettings(qualified(name), url, resource, layout)
+    return ConsumerSettings(qualified(name), url, resource, layout, outbox=outbox)
 
 
 def from_manifests(name: str, manifests: Paths, url: str | None, secrets_dir: Path | None = None) -> ConsumerSettings:
@@ -79,7 +81,7 @@ def from_manifests(name: str, manifests: Paths, url: str | None, secrets_dir: Pa
     if url is None:
         url = database_url(relay, find_secrets(secrets_dir, os.environ))()
     layout = Layout(relay.spec.outbox.table, renamed(relay.spec.outbox.columns))
-    return ConsumerSettings(full_name(resource), url, resource, layout, relay)
+    return ConsumerSettings(full_name(resource), url, resource, layout, relay, layout.table)
 
 
 def qualified(name: str) -> str:

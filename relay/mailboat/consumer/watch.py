@@ -34,10 +34,17 @@ class Watch:
     """Reconnects until cancelled. Without this connection the workers continue by polling."""
 
     def __init__(
-        self, url: str, subscription: str, instance: str, wake: WakeUp, *, beat_every: float = _BEAT_EVERY
+        self,
+        url: str,
+        subscription: str,
+        instance: str,
+        wake: WakeUp,
+        *,
+        outbox: str | None = None,
+        beat_every: float = _BEAT_EVERY,
     ) -> None:
         self._url = url
-        self._subscription = subscription
+        self._which = {"subscription": subscription, "outbox": outbox, "instance": instance, "idle_for": _IDLE_FOR}
         self._instance = instance
         self._wake = wake
         self._beat_every = beat_every
@@ -68,15 +75,20 @@ class Watch:
         try:
             while True:
                 if time.monotonic() - tended > _TEND_EVERY or not tended:
-                    await connection.execute("select mailboat.tend(%s)", [self._subscription])
+                    await connection.execute(
+                        "select mailboat.tend(%(subscription)s, outbox => %(outbox)s)", self._which
+                    )
                     tended = time.monotonic()
                 await connection.execute(
-                    "select mailboat.beat(%s, %s, make_interval(secs => %s))",
-                    [self._subscription, self._instance, _IDLE_FOR],
+                    "select mailboat.beat(%(subscription)s, %(instance)s, make_interval(secs => %(idle_for)s),"
+                    " outbox => %(outbox)s)",
+                    self._which,
                 )
                 # A pooler may accept LISTEN and deliver nothing. Receiving our own notification proves delivery.
                 await connection.execute("select pg_notify('mailboat', %s)", [self._instance])
-                cursor = await connection.execute("select * from mailboat.pull_lag(%s)", [self._subscription])
+                cursor = await connection.execute(
+                    "select * from mailboat.pull_lag(%(subscription)s, outbox => %(outbox)s)", self._which
+                )
                 row = await cursor.fetchone()
                 if row is not None:
                     self.lag = Lag(*row)
@@ -91,6 +103,8 @@ class Watch:
                 self._wake.notified = heard
         finally:
             try:
-                await connection.execute("select mailboat.leave(%s, %s)", [self._subscription, self._instance])
+                await connection.execute(
+                    "select mailboat.leave(%(subscription)s, %(instance)s, outbox => %(outbox)s)", self._which
+                )
             except psycopg.Error:
                 pass
