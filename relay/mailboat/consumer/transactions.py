@@ -17,6 +17,7 @@ from mailboat.consumer.dispatch import Scope
 from mailboat.consumer.handlers import TransactionKind
 from mailboat.consumer.outcomes import Refusal
 from mailboat.consumer.received import Event
+from mailboat_spec.secrecy import primary_message
 
 _COLUMNS: Final = (
     "event_id::text, event_type, key, payload, content_type, headers::text, tags, aggregate_type, aggregate_id,"
@@ -87,10 +88,10 @@ def sqlstate(error: BaseException | None) -> str:
 
 def told(error: BaseException) -> str:
     """Return the server's error message with its hint, without the statement."""
-    diagnostics = getattr(getattr(error, "orig", None) or error, "diag", None)
-    message = getattr(diagnostics, "message_primary", None) or str(error).strip().partition("\n")[0]
-    hint = getattr(diagnostics, "message_hint", None)
-    return f"{message}. {hint}" if hint else str(message)
+    original = getattr(error, "orig", None) or error
+    message = primary_message(original).partition("\n")[0]
+    hint = getattr(getattr(original, "diag", None), "message_hint", None)
+    return f"{message}. {hint}" if hint else message
 
 
 def is_transient(error: BaseException) -> bool:

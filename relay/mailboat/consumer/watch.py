@@ -11,6 +11,7 @@ from typing import Any, Final
 import psycopg
 
 from mailboat.consumer.pull_source import WakeUp
+from mailboat.consumer.transactions import told
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class Watch:
                 ) as connection:
                     await self._watch(connection)
             except (psycopg.Error, OSError) as error:
-                self.error = str(error).strip().partition("\n")[0]
+                self.error = told(error)
                 log.debug("The consumer's second connection was lost: %s", self.error)
             finally:
                 self._wake.notified = False
