@@ -58,6 +58,7 @@ AT_ODDS: list[Body] = [
     dead_letters_to("orders", REDIS),
     dead_letters_to("dead", HTTP),
     dead_letters_to("dead", POSTGRES),
+    dead_letters_to("dead", with_sink(pull={})),
 ]
 URLS = {
     "spec.sink.http": (HTTP, "https://u:hunter2@h/"),

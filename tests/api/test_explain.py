@@ -49,6 +49,11 @@ FIELDS:
     subscriptions must have message ordering enabled to make use of it. Default:
     none.
 
+  pull <Object>
+    Nowhere: consumers take the events out of the database with mailboat.pull,
+    in the transaction of their effects. Relays only report the lag. Written
+    pull: {}. Default: none.
+
   redis <Object>
     A stream of Redis or Valkey: one XADD per event. Not in this release.
     Default: none.

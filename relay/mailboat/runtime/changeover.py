@@ -77,7 +77,9 @@ class Changeover:
         declared = [Declared.of(parts.resource) for parts in present]
         found = await self._store.declare(declared, may_lay_out=may_lay_out, edition=edition)
         for number, subscription in found.items():
-            if number not in self._session.streams:
+            if number in self._session.streams:
+                self._session.set_paused(number, subscription.paused)  # the status reports the new configuration now
+            else:
                 parts = lineup.parts[subscription.name]
                 self._delivered_by[subscription.name] = parts
                 self._session.admit(subscription, self._new_stream(parts, subscription))

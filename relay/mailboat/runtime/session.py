@@ -17,7 +17,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mailboat.errors import LeaseLost, MailboatError, SinkUnavailable
@@ -220,15 +220,19 @@ class Session:
                 continue
             if current is None or (current.partitions, current.generation) != (known.partitions, known.generation):
                 raise LeaseLost(f"subscription {known.name} was deleted or laid out anew: beginning again")
-            if current.paused != known.paused:
-                log.info(
-                    "Subscription %s.", "paused" if current.paused else "resumed", extra={"subscription": known.name}
-                )
-                self.subscriptions[number] = current
-                for key, owned in self.owned.items():
-                    if key.subscription == number:
-                        self.keeper.pause(key, current.paused)
-                        owned.pump.pause(current.paused)
+            self.set_paused(number, current.paused)
+
+    def set_paused(self, number: int, paused: bool) -> None:
+        """Pause or resume a subscription that this session delivers."""
+        known = self.subscriptions[number]
+        if paused == known.paused:
+            return
+        log.info("Subscription %s.", "paused" if paused else "resumed", extra={"subscription": known.name})
+        self.subscriptions[number] = replace(known, paused=paused)
+        for key, owned in self.owned.items():
+            if key.subscription == number:
+                self.keeper.pause(key, paused)
+                owned.pump.pause(paused)
 
     def _adopt(self, cursors: Iterable[Cursor]) -> None:
         reopened: dict[Window, dict[CursorKey, PartitionPump]] = defaultdict(dict)
