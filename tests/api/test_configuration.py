@@ -95,10 +95,10 @@ async def test_a_config_map_that_was_made_to_burst_the_operator_is_put_back(clus
     async with operating(cluster):
         await cluster.until(CONFIG_MAP, "orders-relay", configuring("orders", "orders-to-kafka"), "the configuration")
         await cluster.patch(CONFIG_MAP, "orders-relay", bomb)
-        await cluster.until(CONFIG_MAP, "orders-relay", lambda it: "a12" not in str(it["data"]), "it to be put back")
+        await cluster.until(CONFIG_MAP, "orders-relay", lambda it: "&a12" not in str(it["data"]), "it to be put back")
     await cluster.patch(CONFIG_MAP, "orders-relay", bomb)
     async with operating(cluster):  # a new operator finds it when it starts
-        await cluster.until(CONFIG_MAP, "orders-relay", lambda it: "a12" not in str(it["data"]), "it to be put back")
+        await cluster.until(CONFIG_MAP, "orders-relay", lambda it: "&a12" not in str(it["data"]), "it to be put back")
         found = await cluster.get(CONFIG_MAP, "orders-relay")
         assert configuring("orders", "orders-to-kafka")(found)
 
