@@ -35,7 +35,8 @@ class Outcome:
 def run_stage(stage: str, check: str, folder: Path) -> Outcome:
     print(f"\n==> make {stage}", flush=True)
     report = folder / f"{stage}.xml"
-    environment = os.environ | ({"PYTEST_ADDOPTS": f"--junitxml={report}"} if stage in TEST_STAGES else {})
+    options = f"--junitxml={report} -o junit_family=legacy"  # the older format: properties of a test are kept
+    environment = os.environ | ({"PYTEST_ADDOPTS": options} if stage in TEST_STAGES else {})
     scope = ["SCOPE=all"] if check == "verify" and stage in TEST_STAGES else []
     began = time.monotonic()
     status = subprocess.run(["make", stage, *scope], env=environment, check=False).returncode
