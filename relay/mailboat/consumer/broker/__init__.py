@@ -1,0 +1,19 @@
+"""Consumers behind a broker: the engine, its sources, its claim stores and its dead letters.
+
+A source receives messages and hands them to the engine as records. The engine runs the handlers: one event of a key at
+a time, many keys at once. A claim store remembers which events are handled, so that an event that is delivered twice
+is handled once.
+
+| module | holds |
+|---|---|
+| ``protocol`` | the types between engine, source, claim store and dead letters |
+| ``engine``, ``lanes`` | lanes per key, attempts, back-off, drains |
+| ``kafka``, ``pubsub`` | the sources |
+| ``decode`` | a broker's message as an event |
+| ``dead_letters`` | an event that can't be handled as a message on the dead-letter topic |
+
+Claim stores are in ``mailboat.consumer.claims``: Redis, the Postgres inbox, memory.
+
+States of a lane: *ready* (its first event can start) → *claimed* → *handling* → *settled*; or → *parked* (failed, waits
+until it is due) → *ready*; or → *dead* (the dead letter is written, then the event is settled).
+"""
