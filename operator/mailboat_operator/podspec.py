@@ -129,10 +129,7 @@ def database_secrets(relay: OutboxRelay) -> tuple[str, ...]:
 
 def sink_secrets(subscription: EventSubscription) -> tuple[str, ...]:
     """Return the names of the Secrets that one subscription needs for delivery."""
-    references = subscription.spec.sink.chosen.secret_refs()
-    if subscription.spec.idempotency is not None:
-        references += subscription.spec.idempotency.redis.secret_refs()
-    return tuple(sorted({reference.name for reference in references}))
+    return tuple(sorted({reference.name for reference in subscription.spec.sink.chosen.secret_refs()}))
 
 
 def secrets_in(subscription: Mapping[str, Any]) -> tuple[str, ...]:

@@ -69,7 +69,8 @@ def subscription_status(facts: SubscriptionFacts, now: datetime) -> dict[str, An
         "published": facts.published,
     }
     if facts.subscription is not None:
-        status["sink"] = facts.subscription.spec.sink.kind
+        spec = facts.subscription.spec
+        status |= {"source": spec.source_name, "sink": spec.sink.kind, "partitions": spec.partitions}
     if not words.subscriptions:
         # No relay reports the subscription: keep the last known values.
         for field in ("lag", "lagDisplay", "oldestAge", "parked", "dead", "rate", "lastError", "assignments"):
