@@ -142,6 +142,12 @@ def secrets_in(subscription: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(sorted({name for name in names if isinstance(name, str)}))
 
 
+def has_source(subscription: Mapping[str, Any]) -> bool:
+    """Return whether a subscription reads a broker, also if the rest is not validated yet."""
+    spec = subscription.get("spec")
+    return isinstance(spec, Mapping) and spec.get("source") is not None and relay_of(subscription) is None
+
+
 def relay_of(subscription: Mapping[str, Any]) -> str | None:
     """Return the name of a subscription's relay, also if the rest is not validated yet."""
     spec = subscription.get("spec")
