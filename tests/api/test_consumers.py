@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from typing import Any
 
@@ -115,6 +116,31 @@ async def test_consumers_in_the_applications_pods_are_shown(cluster: Cluster) ->
         assert found["status"]["lag"] == 12
     await first.stop()
     await second.stop()
+
+
+EVS = """\
+NAME          READY   SOURCE          SINK   PARTITIONS   LAG   OLDEST   DEAD   STATUS
+billing       True    kafka/orders    pull   2            7     1m       0      Consuming
+orders-view   True    outbox/orders   pull   4            5     1m       0      Delivering
+"""
+
+
+async def test_kubectl_shows_consumers_behind_a_broker_beside_those_on_the_outbox(cluster: Cluster) -> None:
+    await cluster.create_relay()
+    await cluster.create_subscription("orders-view", sink={"pull": {}})
+    await cluster.create(SUBSCRIPTION, BILLING)
+    view = f"{cluster.namespace}/orders-view"
+    cluster.outbox.owners[view] = dict.fromkeys(range(4), f"{cluster.namespace}/orders-relay-a")
+    cluster.outbox.lag[view] = {3: 5}
+    async with operating(cluster):
+        await cluster.run_pod("orders-relay-a")
+        consumer = await run_consumer(cluster, "shop-a")
+        consumer.owns({0: 7, 1: 0})
+        for name, lag in (("orders-view", 5), ("billing", 7)):
+            await cluster.until(SUBSCRIPTION, name, lambda it, lag=lag: it["status"].get("lag") == lag, "the lag")
+        table = await asyncio.to_thread(cluster.api.kubectl, "get", "evs", "--namespace", cluster.namespace)
+        assert [line.split()[:-1] for line in table.splitlines()] == [line.split() for line in EVS.splitlines()]
+    await consumer.stop()
 
 
 async def test_a_pod_that_answers_nonsense_is_named(cluster: Cluster) -> None:
