@@ -14,7 +14,7 @@ from mailboat.consumer.received import Event
 from mailboat.errors import MailboatError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: that would double the cost of making one
 class Original:
     """The message as the broker delivered it. A dead letter contains all of it, so that a replay can restore it."""
 
@@ -31,7 +31,7 @@ class Original:
     """Kafka headers, or Pub/Sub attributes as UTF-8."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Record:
     """A message that the engine handles."""
 
@@ -41,7 +41,7 @@ class Record:
     partition: int
     """Unit of assignment and of drains: the Kafka partition; 0 for Pub/Sub."""
     handle: Any = None
-    """The source's reference to the message."""
+    """The source's reference to the message; the source sets it after decoding."""
     cannot_decode: str | None = None
     """Why the message is not an event; None if it is one."""
     replay_for: str | None = None
@@ -51,6 +51,10 @@ class Record:
     def lane(self) -> tuple[int, str] | None:
         """Records of one lane are handled one at a time, in order. None: a record without a key has no order."""
         return None if self.event.key is None else (self.partition, self.event.key)
+
+
+Decode = Callable[[Original], Record]
+"""A broker's message as a record (``decode`` module). Never fails: see ``Record.cannot_decode``."""
 
 
 class BrokerPoint(Enum):
