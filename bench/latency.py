@@ -114,5 +114,5 @@ class _Receiver:
 
 def _event_id(message: Message) -> str:
     headers = dict(message.headers() or [])
-    value = headers["event_id"]
+    value = headers["ce_id"]
     return value.decode() if isinstance(value, bytes) else str(value)

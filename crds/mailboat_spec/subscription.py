@@ -58,8 +58,10 @@ class Format(StrEnum):
     """CloudEvents 1.0, binary mode: attributes in headers, data untouched."""
     CLOUD_EVENTS_JSON = "CloudEventsJson"
     """CloudEvents 1.0, structured mode: one JSON document."""
+    OUTBOX = "Outbox"
+    """The data unchanged; headers named like the columns of the outbox."""
     RAW = "Raw"
-    """The data unchanged, without an envelope."""
+    """The data unchanged, and the event's id."""
 
 
 _NONE_OF_ANY: Final = "holds every tag of anyOf, so that nothing would match: remove one of them"
@@ -246,8 +248,8 @@ class EventSubscriptionSpec(Model):
     )
     format: Format = Field(
         default=Format.CLOUD_EVENTS,
-        description="What messages look like: CloudEvents (binary mode), CloudEventsJson (structured mode) or Raw. "
-        "Default: CloudEvents.",
+        description="What messages look like: CloudEvents (binary mode), CloudEventsJson (structured mode), Outbox "
+        "(headers named like the columns of the outbox) or Raw. Default: CloudEvents.",
     )
     schemas: Schemas | None = Field(
         default=None,

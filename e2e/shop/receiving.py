@@ -31,13 +31,15 @@ class Received(NamedTuple):
 def stamped(message: Received) -> Stamped:
     headers, data = message
     body = json.loads(data)
+    event_id = headers.get("ce_id") or headers["ce-id"]
     replay = headers.get("mailboat-replay") == "true"
+    generation, partition, sequence = map(int, headers["mailboat-sequence"].split("."))
     return Stamped(
-        Arrival(headers["event_id"], body["order"], body["version"], replay),
-        generation=int(headers["mailboat-generation"]),
-        partition=int(headers["mailboat-partition"]),
-        sequence=int(headers["mailboat-sequence"]),
-        attempt=int(headers["mailboat-attempt"]),
+        Arrival(event_id, body["order"], body["version"], replay),
+        generation=generation,
+        partition=partition,
+        sequence=sequence,
+        attempt=int(headers.get("mailboat-attempt", 1)),
         body=data,
     )
 

@@ -1,4 +1,6 @@
-"""Wire format of events: CloudEvents in binary mode, CloudEvents as one JSON document, or raw.
+"""Wire format of events: CloudEvents in binary mode, CloudEvents as one JSON document, outbox columns, or raw.
+
+Each format sends only its own headers (docs/messages.md), since headers are most of a producer's CPU time.
 
 An :class:`Encoder` is created once per subscription and encodes every event, so values common to many events are built
 in advance. Application data is passed through unchanged: headers are parsed for validation, the payload only for
@@ -24,7 +26,8 @@ Headers = dict[str, str]
 
 _STRUCTURED_TYPE: Final = "application/cloudevents+json; charset=UTF-8"
 _CLOUDEVENTS_ATTRIBUTES: Final = (
-    "id", "source", "specversion", "type", "time", "subject", "partitionkey", "datacontenttype", "traceparent",
+    "id", "source", "specversion", "type", "time", "subject", "aggregatetype", "partitionkey", "datacontenttype",
+    "traceparent",
 )  # fmt: skip
 _OWN_NAMES: Final = ("event_id", "event_type", "aggregate_type", "aggregate_id", "created_at", "content-type")
 _OWN_PREFIX: Final = "mailboat-"
@@ -55,84 +58,73 @@ class Encoder:
         self.format = Format(format)
         self.source = source
         self.header_prefix = header_prefix
-        self._binary = self.format is Format.CLOUD_EVENTS
-        self._raw = self.format is Format.RAW
-        self._id = f"{header_prefix}id"
-        self._type = f"{header_prefix}type"
-        self._time = f"{header_prefix}time"
-        self._subject = f"{header_prefix}subject"
-        self._partitionkey = f"{header_prefix}partitionkey"
-        self._traceparent = f"{header_prefix}traceparent"
         self._reserved = {*_OWN_NAMES, *(f"{header_prefix}{attribute}" for attribute in _CLOUDEVENTS_ATTRIBUTES)}
-        self._stamps: dict[tuple[int, int, int, bool], Headers] = {}
+        self._stamps: dict[tuple[int, bool], Headers] = {}
 
     def encode(
         self, event: Event, *, sequence: int, partition: int, generation: int, attempt: int, replay: bool = False
     ) -> Outgoing:
         """Encode one message. Raise ``EventRefused`` if its headers, type, time or size make that impossible."""
-        stamp = self._stamp(partition, generation, attempt, replay)
-        (message,) = self._encoded((event,), (sequence,), stamp)
+        stamp = self._stamp(attempt, replay)
+        (message,) = self._encoded((event,), (sequence,), f"{generation}.{partition}.", stamp)
         return message
 
     def encode_all(
         self, events: Iterable[Event], sequences: Iterable[int], *, partition: int, generation: int
     ) -> Iterator[Outgoing]:
         """Yield the messages of first attempts. Raise at an event for which :meth:`encode` would raise."""
-        return self._encoded(events, sequences, self._stamp(partition, generation, 1, False))
+        return self._encoded(events, sequences, f"{generation}.{partition}.", self._stamp(1, False))
 
-    def _encoded(self, events: Iterable[Event], sequences: Iterable[int], stamp: Headers) -> Iterator[Outgoing]:
+    def _encoded(
+        self, events: Iterable[Event], sequences: Iterable[int], sequence_prefix: str, stamp: Headers
+    ) -> Iterator[Outgoing]:
         # Hot path: attributes are cached in locals, events unpacked once, and assignments written out, since a call or
         # a loop over names would cost more than the assignments.
-        binary, copy_of_stamp = self._binary, stamp.copy
-        ce_id, ce_type, ce_time, ce_subject = self._id, self._type, self._time, self._subject
-        ce_partitionkey, ce_traceparent = self._partitionkey, self._traceparent
+        format, copy_of_stamp = self.format, stamp.copy
+        prefix = self.header_prefix
+        ce_id, ce_type, ce_time, ce_subject = f"{prefix}id", f"{prefix}type", f"{prefix}time", f"{prefix}subject"
+        ce_aggregatetype, ce_partitionkey = f"{prefix}aggregatetype", f"{prefix}partitionkey"
         for event, sequence in zip(events, sequences, strict=True):
             (_, event_id, type_, aggregate_type, aggregate_id, key, value, content_type, application, _, traceparent,
              created_at, _) = event  # fmt: skip
             if not type_ or created_at[-1:] != "Z":
                 _refuse_row(event)
             headers = copy_of_stamp()
-            if binary:
-                headers[ce_id] = headers["event_id"] = event_id
-                headers[ce_type] = headers["event_type"] = type_
-                headers[ce_time] = headers["created_at"] = created_at
+            headers["mailboat-sequence"] = f"{sequence_prefix}{sequence}"
+            if format is Format.CLOUD_EVENTS:
+                headers[ce_id] = event_id
+                headers[ce_type] = type_
+                headers[ce_time] = created_at
                 headers["content-type"] = content_type
                 if aggregate_id is not None:
-                    headers[ce_subject] = headers["aggregate_id"] = aggregate_id
-                else:
-                    del headers[ce_subject], headers["aggregate_id"]
+                    headers[ce_subject] = aggregate_id
                 if aggregate_type is not None:
-                    headers["aggregate_type"] = aggregate_type
-                else:
-                    del headers["aggregate_type"]
-                if key is not None:
+                    headers[ce_aggregatetype] = aggregate_type
+                if key is not None and key != aggregate_id:
                     headers[ce_partitionkey] = key
-                else:
-                    del headers[ce_partitionkey]
                 if traceparent is not None:
-                    headers[ce_traceparent] = headers["traceparent"] = traceparent
+                    headers[f"{prefix}traceparent"] = traceparent
+            elif format is Format.CLOUD_EVENTS_JSON:
+                if value is None:  # no document: the attributes are in headers
+                    headers |= self._binary_attributes(event)
+                else:
+                    value = self._document(event, value)
             else:
                 headers["event_id"] = event_id
-                if not self._raw:
-                    self._set_structured(headers, event)
-                    if value is not None:
-                        value = self._document(event, value)
-            headers["mailboat-sequence"] = str(sequence)
+                if format is Format.OUTBOX:
+                    _set_columns(headers, event)
             if application is not None:
                 headers |= self._application_headers(event, application)
             yield _new_outgoing(Outgoing, (event_id, key, value, headers, None))
 
-    def _set_structured(self, headers: Headers, event: Event) -> None:
-        headers["event_type"] = event.type
-        headers["created_at"] = event.created_at
-        if event.aggregate_id is not None:
-            headers["aggregate_id"] = event.aggregate_id
-        if event.aggregate_type is not None:
-            headers["aggregate_type"] = event.aggregate_type
-        if event.traceparent is not None:
-            headers["traceparent"] = event.traceparent
+    def _binary_attributes(self, event: Event) -> Headers:
+        attributes = self._attributes(event)
+        content_type = attributes.pop("datacontenttype")
+        return {f"{self.header_prefix}{name}": value for name, value in attributes.items()} | {
+            "content-type": content_type
+        }
 
-    def _document(self, event: Event, payload: bytes) -> bytes:
+    def _attributes(self, event: Event) -> Headers:
         attributes = {
             "specversion": "1.0",
             "id": event.event_id,
@@ -143,10 +135,16 @@ class Encoder:
         }
         if event.aggregate_id is not None:
             attributes["subject"] = event.aggregate_id
-        if event.key is not None:
+        if event.aggregate_type is not None:
+            attributes["aggregatetype"] = event.aggregate_type
+        if event.key is not None and event.key != event.aggregate_id:
             attributes["partitionkey"] = event.key
         if event.traceparent is not None:
             attributes["traceparent"] = event.traceparent
+        return attributes
+
+    def _document(self, event: Event, payload: bytes) -> bytes:
+        attributes = self._attributes(event)
         head = json.dumps(attributes, ensure_ascii=False, separators=(",", ":")).encode()
         if _is_json(event.content_type) and _holds_json(payload):
             # Spliced, not parsed and serialized again: numbers and the order of names stay as the application wrote
@@ -185,34 +183,39 @@ class Encoder:
             return event.traceparent is not None
         return name in self._reserved or name.startswith(_OWN_PREFIX)
 
-    def _stamp(self, partition: int, generation: int, attempt: int, replay: bool) -> Headers:
-        """Return the header template: all names in their final order, with the values common to many events."""
-        known = self._stamps.get((partition, generation, attempt, replay))
+    def _stamp(self, attempt: int, replay: bool) -> Headers:
+        """Return the header template: the names that every message has, in order, with their common values."""
+        known = self._stamps.get((attempt, replay))
         if known is not None:
             return known
         if len(self._stamps) >= _MAX_STAMPS:
             self._stamps.clear()
         stamp: Headers = {}
-        if self._binary:
-            stamp[f"{self.header_prefix}specversion"] = "1.0"
-            stamp[f"{self.header_prefix}source"] = self.source
-            per_event = (
-                self._id, self._type, self._time, "content-type", self._subject, self._partitionkey,
-                "event_id", "event_type", "created_at", "aggregate_id", "aggregate_type",
-            )  # fmt: skip
-            stamp |= dict.fromkeys(per_event, "")
-        elif not self._raw:
+        if self.format is Format.CLOUD_EVENTS:
+            prefix = self.header_prefix
+            stamp |= {f"{prefix}specversion": "1.0", f"{prefix}source": self.source}
+            stamp |= dict.fromkeys((f"{prefix}id", f"{prefix}type", f"{prefix}time", "content-type"), "")
+        elif self.format is Format.CLOUD_EVENTS_JSON:
             stamp["content-type"] = _STRUCTURED_TYPE
-        stamp |= {
-            "mailboat-sequence": "",
-            "mailboat-partition": str(partition),
-            "mailboat-generation": str(generation),
-            "mailboat-attempt": str(attempt),
-        }
+        stamp["mailboat-sequence"] = ""
+        if attempt > 1:
+            stamp["mailboat-attempt"] = str(attempt)
         if replay:
             stamp["mailboat-replay"] = "true"
-        self._stamps[partition, generation, attempt, replay] = stamp
+        self._stamps[attempt, replay] = stamp
         return stamp
+
+
+def _set_columns(headers: Headers, event: Event) -> None:
+    """Add the headers of format ``Outbox``, which are named like the columns of the outbox."""
+    headers["event_type"] = event.type
+    headers["created_at"] = event.created_at
+    if event.aggregate_type is not None:
+        headers["aggregate_type"] = event.aggregate_type
+    if event.aggregate_id is not None:
+        headers["aggregate_id"] = event.aggregate_id
+    if event.traceparent is not None:
+        headers["traceparent"] = event.traceparent
 
 
 def dead_letter_message(

@@ -33,10 +33,10 @@ EVENT = Event(
     headers='{"tenant":"acme"}',
     tags="{}",
     traceparent=None,
-    created_at=SHOWN["headers"]["created_at"],
+    created_at=SHOWN["headers"]["ce_time"],
     slot=0,
 )
-WHOLE = EVENT._replace(traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+WHOLE = EVENT._replace(key="customer-9", traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
 BARE = EVENT._replace(aggregate_type=None, aggregate_id=None, key=None, headers=None)
 APPLICATION = {"tenant"}
 
@@ -46,12 +46,13 @@ def encoder(format: Format, prefix: str = KafkaSink.traits.header_prefix) -> Enc
 
 
 def headers(event: Event, made_by: Encoder, *, replay: bool = False) -> set[str]:
-    message = made_by.encode(event, sequence=2, partition=4, generation=1, attempt=1, replay=replay)
+    attempt = 2 if replay else 1
+    message = made_by.encode(event, sequence=2, partition=4, generation=1, attempt=attempt, replay=replay)
     return set(message.headers)
 
 
 def documented(format: Format, *marks: str) -> set[str]:
-    column = 1 + ["CloudEvents", "CloudEventsJson", "Raw"].index(format.value)
+    column = 1 + ["CloudEvents", "CloudEventsJson", "Outbox", "Raw"].index(format.value)
     cells = [row[0] for row in rows(PAGE, "## Headers") if row[column] in marks]
     return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
 
@@ -89,7 +90,7 @@ def test_the_headers_of_a_dead_letter_are_those_that_are_listed(format: Format) 
         topic="orders.dead", subscription="shop/orders", sequence=2, partition=4, generation=1,
     )  # fmt: skip
     listed = {name for cell, _ in rows(PAGE, "## Dead letters") for name in re.findall(r"`([^`]+)`", cell)}
-    usual = headers(EVENT, encoder(Format.RAW if format is Format.RAW else Format.CLOUD_EVENTS))
+    usual = headers(EVENT, encoder(Format.CLOUD_EVENTS if format is Format.CLOUD_EVENTS_JSON else format))
     assert set(letter.headers) == listed | usual
 
 

@@ -24,7 +24,7 @@ from support.simulation import (
     Fleet,
     RunningRelay,
     always,
-    header,
+    attempt_number,
     refusing,
     settings,
     subscription,
@@ -91,7 +91,7 @@ async def test_a_sink_that_raises_is_away_and_told_once(how: str, caplog: pytest
     broken.how = None
     await fleet.all_settled()
     assert fleet.arrived("shop/broken") == events
-    assert {header(message, "mailboat-attempt") for message in broken.arrived} == {"1"}, "G4"
+    assert {attempt_number(message) for message in broken.arrived} == {1}, "G4"
     assert status_of(fleet, relay)[0]
     await fleet.stop()
 
@@ -194,7 +194,7 @@ async def test_a_relay_without_memory_blames_no_event(error: Exception) -> None:
     await asyncio.sleep(60)
     assert "too little memory" in status_of(fleet, relay)[1]
     refusing(fleet).times.update(always(events[2]))
-    fleet.sink.hungry = lambda message: header(message, "mailboat-attempt") == "2"
+    fleet.sink.hungry = lambda message: attempt_number(message) == 2
     await until(lambda: set(fleet.arrived()) == set(events) - {events[2], events[5]}, "all but one key")
     await asyncio.sleep(60)
     assert [row.attempts for row in fleet.outbox.parked.values()] == [1, 0]
@@ -207,5 +207,5 @@ async def test_a_relay_without_memory_blames_no_event(error: Exception) -> None:
         (events[2], "Refused", 2)
     ]
     assert set(fleet.arrived()) == set(events) - {events[2]}
-    assert {header(message, "mailboat-attempt") for message in fleet.sink.arrived if not message.topic} == {"1"}
+    assert {attempt_number(message) for message in fleet.sink.arrived if not message.topic} == {1}
     await fleet.stop()

@@ -14,7 +14,7 @@ from mailboat.runtime.reporting import subscription_status
 from mailboat.runtime.session import Totals
 from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.protocol import Failures
-from support.simulation import BACKOFF, DEAD_TOPIC, Fleet, always, header, refusing, settings, subscription
+from support.simulation import BACKOFF, DEAD_TOPIC, Fleet, always, refusing, sequence_number, settings, subscription
 from support.virtual_time import in_virtual_time, until
 
 BLOCK = Policy(3, BACKOFF, dead_letters=False)
@@ -246,6 +246,6 @@ async def test_replayed_dead_letters_go_out_marked_and_in_their_own_order() -> N
     fleet.outbox.replay(list(fleet.outbox.dead))
     await fleet.all_settled()
     assert fleet.arrived() == [third, first, second]
-    assert [header(m, "mailboat-replay") for m in fleet.sink.arrived[1:]] == ["true", "true"]
-    assert [header(m, "mailboat-sequence") for m in fleet.sink.arrived[1:]] == ["1", "2"]
+    assert [m.headers["mailboat-replay"] for m in fleet.sink.arrived[1:]] == ["true", "true"]
+    assert [sequence_number(m) for m in fleet.sink.arrived[1:]] == [1, 2]
     await fleet.stop()

@@ -17,7 +17,7 @@ from mailboat.outbox.store import Parked
 from mailboat.pump.retry import Policy
 from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.protocol import ALL_DELIVERED, Failures, Traits
-from support.simulation import BACKOFF, Fleet, always, header, refusing, settings, subscription
+from support.simulation import BACKOFF, Fleet, always, attempt_number, refusing, sequence_number, settings, subscription
 from support.virtual_time import in_virtual_time, until
 
 CAREFUL = Traits(header_prefix="ce_", stops_behind_failure=False)
@@ -30,8 +30,8 @@ async def test_events_arrive_in_order_with_their_numbers() -> None:
     events = [event for n in range(5) for event in fleet.write("a", f"b{n}", None)]
     await fleet.all_settled()
     assert fleet.arrived() == [event.event_id for event in events]
-    assert [int(header(m, "mailboat-sequence")) for m in fleet.sink.arrived] == list(range(1, 16))
-    assert {header(m, "mailboat-attempt") for m in fleet.sink.arrived} == {"1"}
+    assert [sequence_number(m) for m in fleet.sink.arrived] == list(range(1, 16))
+    assert {attempt_number(m) for m in fleet.sink.arrived} == {1}
     await fleet.stop()
 
 
@@ -72,9 +72,9 @@ async def test_an_event_that_is_refused_twice_arrives_at_the_third_attempt_and_b
     fleet.start()
     await fleet.all_settled()
     assert fleet.arrived() == [events[3], *events[:3]]
-    attempts = {m.event_id: header(m, "mailboat-attempt") for m in fleet.sink.arrived}
-    assert attempts == {events[0]: "3", events[1]: "1", events[2]: "1", events[3]: "1"}
-    sequences = {m.event_id: int(header(m, "mailboat-sequence")) for m in fleet.sink.arrived}
+    attempts = {m.event_id: attempt_number(m) for m in fleet.sink.arrived}
+    assert attempts == {events[0]: 3, events[1]: 1, events[2]: 1, events[3]: 1}
+    sequences = {m.event_id: sequence_number(m) for m in fleet.sink.arrived}
     assert [sequences[event_id] for event_id in events] == [1, 2, 3, 4]
     await fleet.stop()
 
@@ -151,7 +151,7 @@ async def test_an_outage_costs_no_attempt_and_delivery_goes_on_by_itself() -> No
     await until(lambda: len(fleet.arrived()) == 9, "delivery", within=10)
     await fleet.all_settled()
     assert fleet.arrived() == events
-    assert {header(m, "mailboat-attempt") for m in fleet.sink.arrived} == {"1"}
+    assert {attempt_number(m) for m in fleet.sink.arrived} == {1}
     assert not fleet.outbox.dead
     assert owned.pump.counters.away is None
     await fleet.stop()
@@ -238,7 +238,7 @@ async def test_parked_events_wait_for_an_outage_without_losing_an_attempt() -> N
     fleet.sink.come_back()
     await fleet.all_settled()
     (message,) = fleet.sink.arrived
-    assert header(message, "mailboat-attempt") == "2"
+    assert attempt_number(message) == 2
     await fleet.stop()
 
 

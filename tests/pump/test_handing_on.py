@@ -15,7 +15,7 @@ from mailboat.outbox.store import CursorKey
 from mailboat.pump.points import Point
 from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.protocol import Failures
-from support.simulation import TIMINGS, Fleet, RunningRelay, header, settings, subscription
+from support.simulation import TIMINGS, Fleet, RunningRelay, sequence_number, settings, subscription
 from support.virtual_time import in_virtual_time, until
 
 
@@ -80,7 +80,7 @@ async def test_a_killed_relay_is_taken_over_and_duplicates_carry_the_same_number
     await fleet.all_settled()
     first_arrivals = list(dict.fromkeys(fleet.arrived()))
     assert first_arrivals == events
-    numbers = {(m.event_id, header(m, "mailboat-sequence")) for m in fleet.sink.arrived}
+    numbers = {(m.event_id, sequence_number(m)) for m in fleet.sink.arrived}
     assert len(numbers) == 8
     await fleet.end()
 

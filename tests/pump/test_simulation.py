@@ -18,7 +18,8 @@ from mailboat.outbox.settings import ReadLimits
 from mailboat.pump.points import Point
 from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.protocol import Traits
-from support.simulation import Fleet, Refusals, by_event, header, settings, subscription
+from support.ledger import sequence_of
+from support.simulation import Fleet, Refusals, attempt_number, by_event, settings, subscription
 from support.virtual_time import in_virtual_time
 
 FAULTS_FOR = 20.0
@@ -121,7 +122,7 @@ def check(fleet: Fleet, history: History) -> None:
         assert all(row.attempts <= limit for row in dead.values()), "G4: more attempts than allowed"
         for message in messages:
             refused = history.refusals.given[message.event_id]
-            attempt = int(header(message, "mailboat-attempt"))
+            attempt = attempt_number(message)
             assert attempt <= min(refused + 1, limit) or message.event_id in history.suspects, "G4"
 
         sequences = Counter(committed[event_id].slot % found.subscription.partitions for event_id in wanted)
@@ -129,7 +130,7 @@ def check(fleet: Fleet, history: History) -> None:
             if at.subscription == number:
                 assert cursor.sequence == sequences[at.partition], "G5: settled twice, or not at all"
         for copies in by_event(messages).values():
-            stamps = {(header(copy, "mailboat-sequence"), header(copy, "mailboat-partition")) for copy in copies}
+            stamps = {sequence_of(copy.headers)[:2] for copy in copies}
             assert len(stamps) == 1, "G9: a duplicate with another number"
 
 

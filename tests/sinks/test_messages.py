@@ -52,19 +52,12 @@ def test_binary_mode_carries_everything_in_headers_and_the_payload_untouched() -
         "ce_type": "order.created",
         "ce_time": EVENT.created_at,
         "content-type": "application/json",
-        "event_id": EVENT.event_id,
-        "event_type": "order.created",
-        "created_at": EVENT.created_at,
-        "mailboat-sequence": "4711",
-        "mailboat-partition": "3",
-        "mailboat-generation": "2",
+        "mailboat-sequence": "2.3.4711",
         "mailboat-attempt": "5",
         "ce_subject": "o-1",
-        "aggregate_id": "o-1",
-        "aggregate_type": "order",
+        "ce_aggregatetype": "order",
         "ce_partitionkey": "customer-9",
         "ce_traceparent": TRACE,
-        "traceparent": TRACE,
         "tenant": "acme",
     }
 
@@ -72,14 +65,14 @@ def test_binary_mode_carries_everything_in_headers_and_the_payload_untouched() -
 def test_what_an_event_lacks_has_no_header() -> None:
     names = encode(BARE).headers.keys()
 
-    assert not names & {
-        "ce_subject",
-        "aggregate_id",
-        "aggregate_type",
-        "ce_partitionkey",
-        "ce_traceparent",
-        "traceparent",
-    }
+    assert not names & {"ce_subject", "ce_aggregatetype", "ce_partitionkey", "ce_traceparent"}
+
+
+def test_the_key_is_sent_as_an_attribute_only_if_it_is_not_the_subject() -> None:
+    event = EVENT._replace(key=EVENT.aggregate_id)
+
+    assert "ce_partitionkey" not in encode(event).headers
+    assert b"partitionkey" not in (encode(event, "CloudEventsJson").value or b"")
 
 
 def test_the_sink_chooses_how_attributes_are_spelled() -> None:
@@ -94,13 +87,14 @@ def test_only_a_replay_is_marked_as_one() -> None:
     assert "mailboat-replay" not in encode(EVENT).headers
 
 
-def test_stamps_of_one_batch_do_not_leak_into_the_next() -> None:
+def test_values_of_one_batch_do_not_leak_into_the_next() -> None:
     same = encoder()
     first = same.encode(EVENT, sequence=1, partition=3, generation=2, attempt=1)
     second = same.encode(EVENT, sequence=2, partition=4, generation=2, attempt=7)
 
-    assert first.headers["mailboat-partition"] == "3"
-    assert second.headers["mailboat-partition"] == "4"
+    assert first.headers["mailboat-sequence"] == "2.3.1"
+    assert "mailboat-attempt" not in first.headers, "only from the second attempt on"
+    assert second.headers["mailboat-sequence"] == "2.4.2"
     assert second.headers["mailboat-attempt"] == "7"
 
 
@@ -117,14 +111,17 @@ def test_structured_mode_inlines_json_as_the_application_wrote_it() -> None:
         "time": EVENT.created_at,
         "datacontenttype": "application/json",
         "subject": "o-1",
+        "aggregatetype": "order",
         "partitionkey": "customer-9",
         "traceparent": TRACE,
         "data": {"total": 12.5},
     }
-    headers = message.headers
-    assert headers["content-type"] == "application/cloudevents+json; charset=UTF-8"
-    assert headers["mailboat-sequence"] == "4711"
-    assert headers["tenant"] == "acme"
+    assert message.headers == {
+        "content-type": "application/cloudevents+json; charset=UTF-8",
+        "mailboat-sequence": "2.3.4711",
+        "mailboat-attempt": "5",
+        "tenant": "acme",
+    }
 
 
 @pytest.mark.parametrize(
@@ -162,17 +159,36 @@ def test_raw_adds_only_what_a_consumer_needs_to_see_gaps_and_duplicates() -> Non
     assert message.value == EVENT.payload
     assert message.headers == {
         "event_id": EVENT.event_id,
-        "mailboat-sequence": "4711",
-        "mailboat-partition": "3",
-        "mailboat-generation": "2",
+        "mailboat-sequence": "2.3.4711",
         "mailboat-attempt": "5",
         "tenant": "acme",
     }
 
 
-@pytest.mark.parametrize("format", ["CloudEvents", "CloudEventsJson", "Raw"])
-def test_a_tombstone_has_no_value_in_any_format(format: str) -> None:
-    assert encode(EVENT._replace(payload=None), format).value is None
+def test_outbox_names_its_headers_like_the_columns() -> None:
+    message = encode(EVENT, "Outbox")
+
+    assert message.value == EVENT.payload
+    assert message.headers == {
+        "event_id": EVENT.event_id,
+        "event_type": "order.created",
+        "aggregate_type": "order",
+        "aggregate_id": "o-1",
+        "created_at": EVENT.created_at,
+        "traceparent": TRACE,
+        "mailboat-sequence": "2.3.4711",
+        "mailboat-attempt": "5",
+        "tenant": "acme",
+    }
+
+
+@pytest.mark.parametrize("format", ["CloudEvents", "CloudEventsJson", "Outbox", "Raw"])
+def test_a_tombstone_has_no_value_in_any_format_and_keeps_its_id(format: str) -> None:
+    message = encode(EVENT._replace(payload=None), format)
+
+    assert message.value is None
+    assert EVENT.event_id in message.headers.values()
+    assert message.headers.get("content-type", "application/json") == "application/json"
 
 
 @pytest.mark.parametrize(
@@ -243,7 +259,7 @@ def dead(event: Event, format: str = "CloudEvents", death: Death = DEATH) -> Out
     )
 
 
-@pytest.mark.parametrize("format", ["CloudEvents", "CloudEventsJson", "Raw"])
+@pytest.mark.parametrize("format", ["CloudEvents", "CloudEventsJson", "Outbox", "Raw"])
 def test_a_dead_letter_is_the_original_and_why_it_died(format: str) -> None:
     letter = dead(EVENT, format)
 
@@ -251,7 +267,7 @@ def test_a_dead_letter_is_the_original_and_why_it_died(format: str) -> None:
     assert (letter.event_id, letter.key, letter.value) == (EVENT.event_id, EVENT.key, EVENT.payload)
     headers = letter.headers
     assert headers["tenant"] == "acme"
-    assert headers["mailboat-sequence"] == "4711"
+    assert headers["mailboat-sequence"] == "2.3.4711"
     assert {name: value for name, value in headers.items() if name.startswith("mailboat-dead-")} == {
         "mailboat-dead-reason": "TooLarge",
         "mailboat-dead-error": "the topic takes less",

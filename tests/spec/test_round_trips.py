@@ -126,7 +126,7 @@ subscription_specs = st.fixed_dictionaries(
         "partitions": st.integers(1, 256),
         "ordering": st.sampled_from(["Key", "None"]),
         "start": starts,
-        "format": st.sampled_from(["CloudEvents", "CloudEventsJson", "Raw"]),
+        "format": st.sampled_from(["CloudEvents", "CloudEventsJson", "Outbox", "Raw"]),
         "schemas": st.just({"configMapRef": {"name": "schemas"}}),
         "delivery": sometimes(
             batchSize=st.integers(1, 10_000),

@@ -611,8 +611,8 @@ SUBSCRIPTION_REFUSALS: list[Bad] = [
         "spec.format",
         "JSON",
         "spec.format",
-        "must be one of CloudEvents, CloudEventsJson, Raw",
-        'supported values: "CloudEvents", "CloudEventsJson", "Raw"',
+        "must be one of CloudEvents, CloudEventsJson, Outbox, Raw",
+        'supported values: "CloudEvents", "CloudEventsJson", "Outbox", "Raw"',
     ),
     Bad(
         "spec.schemas",

@@ -12,7 +12,7 @@ from google.pubsub_v1.services.publisher.transports import PublisherGrpcTranspor
 from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcTransport
 
 from support.background import Bystander
-from support.ledger import Arrival
+from support.ledger import Arrival, sequence_of
 from support.wait import wait_until
 
 
@@ -54,16 +54,8 @@ class Collector(Bystander):
 
     def _take(self, key: str | None, payload: bytes | None, headers: Mapping[str, str]) -> None:
         now = time.monotonic()
-        arrival = Arrival(
-            headers["event_id"],
-            key,
-            payload,
-            int(headers["mailboat-sequence"]),
-            int(headers["mailboat-partition"]),
-            int(headers["mailboat-generation"]),
-            int(headers["mailboat-attempt"]),
-            now,
-        )
+        event_id = headers.get("ce_id") or headers.get("ce-id") or headers["event_id"]
+        arrival = Arrival(event_id, key, payload, *sequence_of(headers), now)
         self.arrivals.append(arrival)
         self.ids.setdefault(arrival.event_id, now)
 

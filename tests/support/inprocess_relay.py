@@ -29,7 +29,7 @@ from mailboat.runtime.status import SubscriptionStatus
 from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.protocol import SinkContext
 from mailboat_spec import read_documents
-from support.ledger import Arrival, Written, payload
+from support.ledger import Arrival, Written, payload, sequence_of
 from support.manifests import Manifest
 from support.relay_processes import SWIFT
 from support.wait import await_until
@@ -132,11 +132,7 @@ def staged_sinks_installed(directory: Path) -> Iterator[dict[str, StagedSink]]:
 
 
 def _arrival(message: Outgoing) -> Arrival:
-    headers = message.headers
-    sequence, partition, generation, attempt = (
-        int(headers[f"mailboat-{name}"]) for name in ("sequence", "partition", "generation", "attempt")
-    )
-    return Arrival(message.event_id, message.key, message.value, sequence, partition, generation, attempt, at=0.0)
+    return Arrival(message.event_id, message.key, message.value, *sequence_of(message.headers), at=0.0)
 
 
 # ---- events -------------------------------------------------------------------------------------------------------

@@ -40,6 +40,12 @@ class Arrival(NamedTuple):
     """Monotonic seconds."""
 
 
+def sequence_of(headers: Mapping[str, str]) -> tuple[int, int, int, int]:
+    """Return sequence, partition, generation and attempt of a message."""
+    generation, partition, sequence = map(int, headers["mailboat-sequence"].split("."))
+    return sequence, partition, generation, int(headers.get("mailboat-attempt", 1))
+
+
 class Ledger:
     """Events by the fate of their transactions. Writers on many threads share it."""
 

@@ -17,7 +17,7 @@ from typing import Any, Self
 from mailboat.errors import DeliveryError, EventRefused
 from mailboat.events import Outgoing
 from mailboat.sinks.protocol import Failures, SinkContext, Traits
-from support.ledger import Arrival
+from support.ledger import Arrival, sequence_of
 
 
 class PickySink:
@@ -65,7 +65,7 @@ def _is_refused(message: Outgoing) -> bool:
     until = headers.get("refused-until")
     if until is None or message.topic is not None:
         return False
-    return until == "always" or int(headers["mailboat-attempt"]) < int(until)
+    return until == "always" or int(headers.get("mailboat-attempt", 1)) < int(until)
 
 
 def _line(message: Outgoing) -> bytes:
@@ -86,16 +86,8 @@ def arrivals(path: Path, topic: str | None = None) -> Iterator[Arrival]:
         if record["topic"] != topic:
             continue
         headers, value = record["headers"], record["value"]
-        yield Arrival(
-            headers["event_id"],
-            record["key"],
-            None if value is None else value.encode(),
-            int(headers["mailboat-sequence"]),
-            int(headers["mailboat-partition"]),
-            int(headers["mailboat-generation"]),
-            int(headers.get("mailboat-attempt", 0)),
-            0.0,
-        )
+        payload = None if value is None else value.encode()
+        yield Arrival(headers["ce_id"], record["key"], payload, *sequence_of(headers), 0.0)
 
 
 def install(directory: Path) -> None:

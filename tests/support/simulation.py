@@ -22,6 +22,7 @@ from mailboat.pump.stream import DeathNotice, Stream, StreamSettings
 from mailboat.runtime.session import Session, Timings, Totals
 from mailboat.sinks.memory import MemorySink
 from mailboat_spec import Format
+from support.ledger import sequence_of
 from support.manifests import declared
 from support.virtual_time import now, until
 
@@ -190,8 +191,12 @@ class Fleet:
         return bool(self.outbox.cursors) and closed and all((row.cursor, row.event.key) in held_up for row in parked)
 
 
-def header(message: Outgoing, name: str) -> str:
-    return message.headers[name]
+def sequence_number(message: Outgoing) -> int:
+    return sequence_of(message.headers)[0]
+
+
+def attempt_number(message: Outgoing) -> int:
+    return sequence_of(message.headers)[-1]
 
 
 def by_event(messages: Sequence[Outgoing]) -> dict[str, list[Outgoing]]:

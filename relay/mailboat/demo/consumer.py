@@ -71,4 +71,4 @@ def arrival_of(message: Message) -> Arrival:
     received = cast("list[tuple[str, bytes]]", message.headers() or [])
     headers = {name: value.decode() for name, value in received}
     data = json.loads(message.value() or b"{}")
-    return Arrival(headers["event_id"], data["order"], data["version"], headers.get("mailboat-replay") == "true")
+    return Arrival(headers["ce_id"], data["order"], data["version"], headers.get("mailboat-replay") == "true")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
+from enum import Enum
 from typing import Any, Final, Protocol
 
 from mailboat.consumer.dispatch import Scope
@@ -13,7 +14,7 @@ from mailboat.consumer.received import Event
 from mailboat.errors import MailboatError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: that would double the cost of making one
 class Original:
     """The message as the broker delivered it. A dead letter contains all of it, so that a replay can restore it."""
 
@@ -30,7 +31,7 @@ class Original:
     """Kafka headers, or Pub/Sub attributes as UTF-8."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Record:
     """A message that the engine handles."""
 
@@ -40,7 +41,7 @@ class Record:
     partition: int
     """Unit of assignment and of drains: the Kafka partition; 0 for Pub/Sub."""
     handle: Any = None
-    """The source's reference to the message."""
+    """The source's reference to the message; the source sets it after decoding."""
     cannot_decode: str | None = None
     """Why the message is not an event; None if it is one."""
     replay_for: str | None = None
@@ -52,7 +53,56 @@ class Record:
         return None if self.event.key is None else (self.partition, self.event.key)
 
 
+Decode = Callable[[Original], Record]
+"""A broker's message as a record (``decode`` module). Never fails: see ``Record.cannot_decode``."""
+
+
+class BrokerPoint(Enum):
+    """Point in the life of a record. Unused in production; tests kill the process at each point."""
+
+    RECEIVED = "received"
+    CLAIMED = "claimed"
+    HANDLED = "handled"
+    """The handlers returned or failed; nothing is marked yet."""
+    MARKED_DONE = "marked-done"
+    DEAD_LETTER_WRITTEN = "dead-letter-written"
+    MARKED_DEAD = "marked-dead"
+    COMMITTED = "committed"
+    """The source committed or acknowledged settled records. Passed by the source."""
+
+
+PassingPoint = Callable[[BrokerPoint], None]
+
+
+def ignore_point(point: BrokerPoint) -> None:
+    """Ignore the point (default outside tests)."""
+
+
 # -- sources ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """One partition that this process owns."""
+
+    lag: int | None
+    """Messages in the broker that are not committed; None if unknown."""
+    ahead: int
+    """Records received and not committable yet."""
+    oldest: datetime | None
+    """Timestamp of the first of them."""
+    paused: bool = False
+    """True while the run-ahead is at its bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceState:
+    """What a source reports to /status and /metrics."""
+
+    connected: bool = False
+    trouble: str | None = None
+    """Why the broker is unavailable; None if it is available."""
+    partitions: Mapping[int, PartitionState] = field(default_factory=dict)
 
 
 class Receiver(Protocol):
@@ -85,6 +135,9 @@ class Source(Protocol):
 
     def give_back(self, record: Record) -> None:
         """The record was not handled and will not be by this consumer. Kafka: nothing to do; Pub/Sub: nack."""
+
+    def state(self) -> SourceState:
+        """Return the state from values in memory, without a request to the broker."""
 
     async def stop(self) -> None:
         """Deliver no more, call ``revoke`` for all partitions, commit what is settled, disconnect."""

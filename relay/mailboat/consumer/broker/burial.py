@@ -1,0 +1,67 @@
+"""Dead letters on their way to the dead-letter topic.
+
+An event stays the head of its lane until its dead letter is acknowledged. While the topic is unavailable, all waiting
+dead letters are tried again together, with back-off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+from typing import Final
+
+from mailboat.consumer.broker.availability import Availability
+from mailboat.consumer.broker.lanes import Work
+from mailboat.consumer.broker.protocol import DeadLetter, DeadLetters, DeadLettersUnavailable
+
+_AT_ONCE: Final = 100
+"""Dead letters written concurrently."""
+
+
+class Burial:
+    """Writes dead letters. ``run`` is one task of the engine."""
+
+    def __init__(self, dead_letters: DeadLetters, availability: Availability, written: Callable[[Work], None]) -> None:
+        self._dead_letters = dead_letters
+        self._availability = availability
+        self._written = written
+        self._waiting: deque[tuple[Work, DeadLetter]] = deque()
+        self._wake = asyncio.Event()
+
+    def add(self, work: Work, letter: DeadLetter) -> None:
+        """Queue a dead letter. ``written`` is called after it is acknowledged."""
+        self._waiting.append((work, letter))
+        self._wake.set()
+
+    def withdraw(self) -> list[Work]:
+        """Remove dead letters that wait for another try and whose partition is gone; return their work."""
+        gone = [work for work, _ in self._waiting if work.detached]
+        self._waiting = deque(each for each in self._waiting if not each[0].detached)
+        return gone
+
+    async def run(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._waiting:
+                batch = list(islice(self._waiting, _AT_ONCE))
+                for _ in batch:
+                    self._waiting.popleft()
+                results = await asyncio.gather(*(self._write(*each) for each in batch))
+                refused = [each for each, error in zip(batch, results, strict=True) if error is not None]
+                self._waiting.extendleft(reversed(refused))
+                if refused:
+                    error = next(error for error in results if error is not None)
+                    await asyncio.sleep(self._availability.failed(str(error)))
+                else:
+                    self._availability.succeeded()
+
+    async def _write(self, work: Work, letter: DeadLetter) -> DeadLettersUnavailable | None:
+        try:
+            await self._dead_letters.write(letter)
+        except DeadLettersUnavailable as error:
+            return error
+        self._written(work)
+        return None

@@ -1,0 +1,734 @@
+"""The engine for broker sources: runs handlers, one event of a key at a time, many keys at once.
+
+Life of an event: received → ready → claimed → handling → marked done → settled. After a failure its lane is parked
+until the next attempt is due. After the last attempt the dead letter is written, marked, and the event settled.
+
+Tasks of an engine:
+
+| task | does |
+|---|---|
+| workers (``concurrency``) | run handlers; a handler that does not wait costs no task switch |
+| claimer | claims ready heads for all free workers in one call; without a claim store there is none |
+| ``Marks`` | writes results to the claim store, many in one call |
+| ``Burial`` | writes dead letters |
+| ``Watchdog`` | names a handler that blocks the event loop |
+
+The source calls ``take``, ``revoke`` and ``lose`` in the event loop. An event is settled at the source after its result
+is stored, so whatever dies, the source delivers the event again and the claim store tells whether it is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Collection, Iterable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from random import Random
+from typing import Any, Final
+
+from mailboat.consumer.broker.availability import Availability
+from mailboat.consumer.broker.burial import Burial
+from mailboat.consumer.broker.execution import Isolated, StillRunning
+from mailboat.consumer.broker.lanes import Lanes, Work
+from mailboat.consumer.broker.marks import Mark, Marks
+from mailboat.consumer.broker.protocol import (
+    CONSUMER_DIED,
+    TIMED_OUT,
+    Answer,
+    BrokerPoint,
+    Busy,
+    Claim,
+    Claimed,
+    ClaimStore,
+    ClaimsUnavailable,
+    DeadLetter,
+    DeadLetters,
+    Execution,
+    PassingPoint,
+    Record,
+    Source,
+    SourceState,
+    ignore_point,
+)
+from mailboat.consumer.broker.watchdog import Watchdog
+from mailboat.consumer.dispatch import Counts, Dispatcher, NotHandled
+from mailboat.consumer.outcomes import GIVEN_BACK, Refusal, refusal_for
+from mailboat.consumer.received import Event
+from mailboat.pump.retry import Backoff
+
+log = logging.getLogger(__name__)
+
+_FOREVER: Final = float("inf")
+_SLICE: Final = 0.005
+"""Seconds that a worker runs handlers that do not wait before it lets other tasks run."""
+_SAME_EVENT: Final = 0.1
+"""Seconds until a second copy of an event that this process handles right now is looked at again."""
+_INTERRUPTING: Final = 2.0
+"""Seconds that a cancelled handler may take to end."""
+_SHOWN: Final = 20
+"""Parked lanes listed in the state."""
+_REVOKED: Final = "revoked"
+_BACKOFF: Final = Backoff(initial=1.0, factor=2, ceiling=60.0, jitter=0.2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """Settings of an engine, from the subscription."""
+
+    consumer: str
+    """``namespace/name``."""
+    group: str | None = None
+    """Kafka consumer group, for dead letters."""
+    concurrency: int = 32
+    max_attempts: int = 4
+    backoff: Backoff = _BACKOFF
+    timeout: float | None = None
+    """Seconds that a handler may take."""
+    stop_at: int | None = None
+    """Number of consecutive dead letters that stops the subscription."""
+    handle_unclaimed: bool = False
+    """``onUnavailable: Handle``: without the claim store, handle events without remembering them."""
+
+
+@dataclass(slots=True)
+class EngineCounts:
+    """Counters since the process started, beside those of the dispatcher."""
+
+    received: int = 0
+    duplicates: int = 0
+    """Events skipped because they were done."""
+    skipped: int = 0
+    """Replayed dead letters that are addressed to another consumer."""
+    dead: int = 0
+    takeovers: int = 0
+    """Events whose earlier consumer died."""
+    overlaps: int = 0
+    """Results that came after the claim was lost: another consumer may have handled the event as well."""
+    unclaimed: int = 0
+    """Events handled without the claim store."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedLane:
+    """A lane that waits."""
+
+    partition: int
+    key: str | None
+    event_id: str
+    event_type: str
+    attempts: int
+    cause: str
+    retry_in: float | None
+    """None: until a person acts."""
+    behind: int
+    """Later events of the key."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """What /status and /metrics show of an engine."""
+
+    source: SourceState
+    counts: Counts
+    engine: EngineCounts
+    running: int
+    ready: int
+    parked: int
+    lanes: list[ParkedLane]
+    """The first parked lanes."""
+    claims_trouble: str | None
+    dead_letters_trouble: str | None
+    stopped: str | None
+    """Why the engine starts no more events (``stopAt``); None if it does."""
+    blocked_by: str | None
+    """Handler that blocks the event loop."""
+
+
+@dataclass(slots=True)
+class _Worker:
+    task: asyncio.Task[None] | None = None
+    work: Work | None = None
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class BrokerEngine:
+    """Runs the handlers of one consumer process. Implements ``Receiver``."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        source: Source,
+        claims: ClaimStore | None,
+        execution: Execution,
+        dead_letters: DeadLetters | None,
+        settings: EngineSettings,
+        *,
+        passing: PassingPoint = ignore_point,
+        random: Random | None = None,
+    ) -> None:
+        """Without ``claims``, attempts are counted in memory. Without ``dead_letters``, an event without attempts left
+        blocks its key."""
+        self._dispatcher = dispatcher
+        self._source = source
+        self._claims = claims
+        self._execution = execution
+        self._dead_letters = dead_letters
+        self._settings = settings
+        self._passing = passing
+        self._random = random or Random()
+        self.counts = EngineCounts()
+        self._lanes = Lanes()
+        self._claimed: deque[Work] = deque()
+        """Claimed and not started; without a claim store unused."""
+        self._claiming: set[Work] = set()
+        self._held: set[Work] = set()
+        """Taken from the lanes: claimed, handling, being marked or buried."""
+        self._ids: set[str] = set()
+        """Event ids that this process holds a claim of."""
+        self._running: dict[Work, tuple[_Worker, float]] = {}
+        """Handlers that run, with their deadline, oldest first."""
+        self._idle: deque[_Worker] = deque()
+        self._waking = False
+        self._claims_away = Availability("Claim store", log, settings.consumer, self._random)
+        self._dead_away = Availability("Dead-letter topic", log, settings.consumer, self._random)
+        self._marks = (
+            None
+            if claims is None
+            else Marks(claims, self._claims_away, self._marked, wait=not settings.handle_unclaimed)
+        )
+        self._burial = None if dead_letters is None else Burial(dead_letters, self._dead_away, self._buried)
+        self._claim_wake = asyncio.Event()
+        self._parked_timer: asyncio.TimerHandle | None = None
+        self._timeout_timer: asyncio.TimerHandle | None = None
+        self._let_go = asyncio.Event()
+        self._dead_in_a_row = 0
+        self._stopped: str | None = None
+        self._ending = False
+        self._watchdog = Watchdog(settings.consumer, self._current_handler)
+        self._workers: list[_Worker] = []
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Handle events until ``stop`` is set; then finish running handlers and commit."""
+        self._loop = asyncio.get_running_loop()
+        if self._claims is not None:
+            await self._until_open(self._claims.open, ClaimsUnavailable, self._claims_away, stop)
+        if self._dead_letters is not None:
+            await self._dead_letters.open()
+        self._workers = [_Worker() for _ in range(self._settings.concurrency)]
+        for number, worker in enumerate(self._workers):
+            worker.task = asyncio.create_task(self._work(worker), name=f"worker {number}")
+        roles = [self._watchdog.run()]
+        roles += [] if self._marks is None else [self._marks.run(), self._claim()]
+        roles += [] if self._burial is None else [self._burial.run()]
+        tasks = [asyncio.create_task(role) for role in roles]
+        tasks += [worker.task for worker in self._workers if worker.task is not None]
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.sleep(0)  # the watchdog starts before the first handler
+        try:
+            if not stop.is_set():
+                await self._source.start(self)
+            await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._ending = True
+            stopping.cancel()
+            await self._source.stop()
+            for task in tasks:
+                task.cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+            for timer in (self._parked_timer, self._timeout_timer):
+                if timer is not None:
+                    timer.cancel()
+            await self._execution.close()
+            if self._dead_letters is not None:
+                await self._dead_letters.close()
+            if self._claims is not None:
+                await self._claims.close()
+        for error in ended:
+            if isinstance(error, Exception):
+                raise error
+
+    async def _until_open(
+        self, opening: Any, away: type[Exception], available: Availability, stop: asyncio.Event
+    ) -> None:
+        while not stop.is_set():
+            try:
+                await opening()
+            except away as error:
+                delay = available.failed(str(error))
+                if self._settings.handle_unclaimed:
+                    return
+                try:
+                    await asyncio.wait_for(stop.wait(), delay)
+                except TimeoutError:
+                    continue
+            available.succeeded()
+            return
+
+    def state(self) -> EngineState:
+        """Return the state from values in memory."""
+        now = self._loop.time()
+        lanes: list[ParkedLane] = []
+        for work, behind in self._lanes.parked():
+            if len(lanes) == _SHOWN:
+                break
+            event = work.record.event
+            retry_in = None if work.due == _FOREVER else max(0.0, work.due - now)
+            cause = work.cause or ""
+            lanes.append(
+                ParkedLane(
+                    work.record.partition, event.key, str(event.id), event.type, work.attempt, cause, retry_in, behind
+                )
+            )
+        return EngineState(
+            source=self._source.state(),
+            counts=self._dispatcher.counts,
+            engine=self.counts,
+            running=len(self._running),
+            ready=len(self._lanes.ready) + len(self._claimed),
+            parked=self._lanes.parked_count,
+            lanes=lanes,
+            claims_trouble=self._claims_away.trouble,
+            dead_letters_trouble=self._dead_away.trouble,
+            stopped=self._stopped,
+            blocked_by=self._watchdog.blocked,
+        )
+
+    # -- the source's side -------------------------------------------------------------------------------------------
+
+    def take(self, records: Iterable[Record]) -> None:
+        self.counts.received += self._lanes.add(records)
+        self._passing(BrokerPoint.RECEIVED)
+        self._wake()
+
+    async def revoke(self, partitions: Iterable[int], within: float) -> None:
+        gone = frozenset(partitions)
+        self._forget(gone)
+        if not await self._drained(gone, within):
+            for work, (worker, _) in list(self._running.items()):
+                if work.record.partition in gone and work.interrupted is None and worker.task is not None:
+                    work.interrupted = _REVOKED
+                    worker.task.cancel()
+            await self._drained(gone, _INTERRUPTING)
+        for work in self._held:
+            work.detached = work.detached or work.record.partition in gone
+        self._withdraw_buried()
+
+    def lose(self, partitions: Iterable[int]) -> None:
+        gone = frozenset(partitions)
+        self._forget(gone)
+        for work in self._held:
+            work.detached = work.detached or work.record.partition in gone
+        self._withdraw_buried()
+
+    def _forget(self, gone: Collection[int]) -> None:
+        """Forget events that did not start, and release their claims."""
+        for work in self._lanes.forget(gone):
+            self._source.give_back(work.record)
+        kept: deque[Work] = deque()
+        for work in self._claimed:
+            if work.record.partition in gone:
+                self._give_back(work)
+            else:
+                kept.append(work)
+        self._claimed = kept
+        for work in self._claiming:
+            if work.record.partition in gone:
+                work.interrupted = _REVOKED
+
+    def _withdraw_buried(self) -> None:
+        """Stop trying to write dead letters of partitions that are gone: their next owner will."""
+        if self._burial is not None:
+            for work in self._burial.withdraw():
+                self._mark(work, Mark.FAILED, 0.0)
+
+    async def _drained(self, gone: Collection[int], within: float) -> bool:
+        """Wait until no event of these partitions is held; return False after ``within`` seconds."""
+        deadline = self._loop.time() + within
+        while any(work.record.partition in gone and not work.detached for work in self._held):
+            self._let_go.clear()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._let_go.wait()
+            except TimeoutError:
+                return False
+        return True
+
+    # -- claims ------------------------------------------------------------------------------------------------------
+
+    async def _claim(self) -> None:
+        """Claim ready heads, as many as workers are free, in one call."""
+        assert self._claims is not None
+        while True:
+            free = self._settings.concurrency - len(self._running) - len(self._claimed)
+            works = [] if self._stopped or self._ending or free <= 0 else self._next_heads(free)
+            if not works:
+                self._claim_wake.clear()
+                await self._claim_wake.wait()
+                continue
+            self._claiming.update(works)
+            try:
+                answers = await self._claims.claim([Claim(work.id, work.record.event.replay) for work in works])
+                self._claims_away.succeeded()
+            except ClaimsUnavailable as error:
+                await self._no_claims(works, self._claims_away.failed(str(error)))
+                continue
+            finally:
+                self._claiming.difference_update(works)
+            for work, answer in zip(works, answers, strict=True):
+                self._answered(work, answer)
+            self._wake_worker()
+            await asyncio.sleep(0)
+
+    def _next_heads(self, limit: int) -> list[Work]:
+        """Take ready heads that need a claim. Records for other consumers are settled, second copies parked."""
+        works: list[Work] = []
+        while len(works) < limit and self._lanes.ready:
+            work = self._lanes.ready.popleft()
+            if self._is_foreign(work):
+                continue
+            work.id = work.id or str(work.record.event.id)
+            if work.id in self._ids:
+                self._park(work, _SAME_EVENT, "SameEvent")
+                continue
+            self._ids.add(work.id)
+            self._held.add(work)
+            works.append(work)
+        return works
+
+    async def _no_claims(self, works: list[Work], delay: float) -> None:
+        """The store is unavailable: let the lanes stand, or handle the events without it."""
+        if self._settings.handle_unclaimed:
+            for work in works:
+                work.attempt += 1
+                self.counts.unclaimed += 1
+                self._claimed.append(work)
+            self._wake_worker()
+            return
+        standing = []
+        for work in works:
+            self._drop(work)
+            if work.interrupted is not None:
+                self._source.give_back(work.record)
+                self._lanes.finish(work)
+            else:
+                standing.append(work)
+        self._lanes.put_back(standing)
+        await asyncio.sleep(delay)
+
+    def _answered(self, work: Work, answer: Answer) -> None:
+        match answer:
+            case Claimed(attempt, redeliveries):
+                work.claimed = True
+                work.attempt, work.redeliveries = attempt, redeliveries
+                self.counts.takeovers += redeliveries > 0
+                if work.interrupted is not None or self._stopped:
+                    self._give_back(work)
+                else:
+                    self._claimed.append(work)
+            case Busy(seconds):
+                self._drop(work)
+                if work.interrupted is not None:
+                    self._source.give_back(work.record)
+                    self._lanes.finish(work)
+                else:
+                    self._park(work, seconds, "ClaimedByAnother" if work.cause is None else work.cause)
+            case _:
+                self.counts.duplicates += 1
+                self._settle(work)
+
+    def _is_foreign(self, work: Work) -> bool:
+        """Settle a replayed dead letter that is addressed to another consumer."""
+        addressee = work.record.replay_for
+        if addressee is None or addressee == self._settings.consumer:
+            return False
+        self.counts.skipped += 1
+        self._settle(work)
+        return True
+
+    # -- handlers ----------------------------------------------------------------------------------------------------
+
+    async def _work(self, worker: _Worker) -> None:
+        """Run handlers, one after the other."""
+        slice_end = self._loop.time() + _SLICE
+        while True:
+            work = self._next_work()
+            if work is None:
+                worker.woken.clear()
+                self._idle.append(worker)
+                await worker.woken.wait()
+                self._waking = False
+                slice_end = self._loop.time() + _SLICE
+                continue
+            self._wake_worker()
+            await self._handle(work, worker)
+            if self._loop.time() > slice_end:
+                await asyncio.sleep(0)
+                slice_end = self._loop.time() + _SLICE
+
+    def _next_work(self) -> Work | None:
+        if self._stopped or self._ending:
+            return None
+        if self._claims is not None:
+            return self._claimed.popleft() if self._claimed else None
+        while self._lanes.ready:
+            work = self._lanes.ready.popleft()
+            if not self._is_foreign(work):
+                self._held.add(work)
+                work.attempt += 1
+                return work
+        return None
+
+    async def _handle(self, work: Work, worker: _Worker) -> None:
+        """Run the handlers of one event."""
+        self._passing(BrokerPoint.CLAIMED)
+        record = work.record
+        if record.cannot_decode is not None:
+            self._failed(work, Refusal("CannotDecode", record.cannot_decode, final=True))
+            return
+        if work.attempt > self._settings.max_attempts:
+            work.attempt -= 1
+            self._failed(work, Refusal(CONSUMER_DIED, "the process died in every attempt", final=True))
+            return
+        event = record.event
+        if work.attempt != 1 or work.redeliveries:
+            event = replace(event, attempt=work.attempt, redeliveries=work.redeliveries)
+        timeout = self._settings.timeout
+        self._running[work] = (worker, _FOREVER if timeout is None else self._loop.time() + timeout)
+        if timeout is not None and self._timeout_timer is None:
+            self._timeout_timer = self._loop.call_later(timeout, self._interrupt_late)
+        worker.work = work
+        refusal: Refusal | None = None
+        cause: BaseException | None = None
+        try:
+            known = not await Isolated(self._execution.run(event, self._dispatch))
+            self.counts.duplicates += known
+        except NotHandled as failure:
+            refusal, cause = failure.refusal, failure.__cause__
+        except ClaimsUnavailable as error:
+            self._claims_away.failed(str(error))
+            refusal = replace(GIVEN_BACK, error=str(error))
+        except StillRunning:
+            raise  # the process ends; the claim expires with its lease
+        except asyncio.CancelledError:
+            if work.interrupted is None:
+                raise
+            refusal = self._interruption(work)
+        except Exception as error:
+            refusal, cause = refusal_for(error), error
+        finally:
+            del self._running[work]
+            worker.work = None
+        if work.interrupted is not None and worker.task is not None:
+            worker.task.uncancel()
+        self._passing(BrokerPoint.HANDLED)
+        if refusal is not None:
+            self._failed(work, refusal, cause)
+        else:
+            self._dead_in_a_row = 0
+            self._mark(work, Mark.DONE)
+
+    def _dispatch(self, event: Event, scope: Any) -> Awaitable[None]:
+        return self._dispatcher.handle((event,), scope)
+
+    def _interruption(self, work: Work) -> Refusal:
+        if work.interrupted == TIMED_OUT:
+            work.interrupted = None
+            return Refusal(TIMED_OUT, f"the handler took longer than {self._settings.timeout:g} s")
+        return GIVEN_BACK
+
+    def _interrupt_late(self) -> None:
+        """Cancel handlers past their deadline."""
+        self._timeout_timer = None
+        now = self._loop.time()
+        for work, (worker, deadline) in list(self._running.items()):
+            if work.interrupted is None and deadline <= now and worker.task is not None:
+                work.interrupted = TIMED_OUT
+                log.warning(
+                    "Handler timed out", extra={**self._fields(work), "handler": self._handlers_of(work.record.event)}
+                )
+                worker.task.cancel()
+        pending = [deadline for work, (_, deadline) in self._running.items() if work.interrupted is None]
+        if pending:
+            self._timeout_timer = self._loop.call_at(min(pending), self._interrupt_late)
+
+    # -- results -----------------------------------------------------------------------------------------------------
+
+    def _failed(self, work: Work, refusal: Refusal, cause: BaseException | None = None) -> None:
+        """Retry later, or give the event up."""
+        if work.interrupted == _REVOKED and refusal is GIVEN_BACK:
+            self._give_back(work)
+            return
+        if refusal.reason != GIVEN_BACK.reason:
+            self._dispatcher.counts.refused += 1
+            log.warning(
+                "Event refused: %s",
+                refusal.reason,
+                extra=self._fields(work),
+                exc_info=cause if refusal.reason == "HandlerFailed" else None,
+            )
+        work.first_failed = work.first_failed or datetime.now(UTC)
+        work.cause = refusal.reason
+        if refusal.final or (refusal.counted and work.attempt >= self._settings.max_attempts):
+            self._give_up(work, refusal)
+            return
+        if refusal.retry_in is not None:
+            retry_in = refusal.retry_in.total_seconds()
+        else:
+            retry_in = self._settings.backoff.delay(max(work.attempt, 1), self._random)
+        if not refusal.counted:
+            work.attempt -= 1
+        self._mark(work, Mark.FAILED, retry_in, counted=refusal.counted)
+
+    def _give_up(self, work: Work, refusal: Refusal) -> None:
+        """Write the dead letter, unless the engine stops: a shutdown can make handlers fail."""
+        if self._ending or self._stopped:
+            self._give_back(work)
+            return
+        if self._burial is None:
+            work.cause = f"{refusal.reason}: no attempts left"
+            self._mark(work, Mark.FAILED, _FOREVER)
+            return
+        now = datetime.now(UTC)
+        self._burial.add(
+            work,
+            DeadLetter(
+                record=work.record,
+                refusal=refusal,
+                attempts=work.attempt,
+                first_failed=work.first_failed or now,
+                failed_at=now,
+                consumer=self._settings.consumer,
+                group=self._settings.group,
+            ),
+        )
+        self._dead_in_a_row += 1
+        if self._settings.stop_at is not None and self._dead_in_a_row >= self._settings.stop_at:
+            self._stopped = (
+                f"{self._dead_in_a_row} events in a row became dead letters, the last one because of {refusal.reason}:"
+                " fix the handler and restart the consumer"
+            )
+            log.error("Consumer stopped: %s", self._stopped, extra={"consumer": self._settings.consumer})
+
+    def _buried(self, work: Work) -> None:
+        self.counts.dead += 1
+        self._passing(BrokerPoint.DEAD_LETTER_WRITTEN)
+        self._mark(work, Mark.DEAD)
+
+    def _give_back(self, work: Work) -> None:
+        work.attempt = max(0, work.attempt - 1)
+        self._mark(work, Mark.RELEASED)
+
+    def _mark(self, work: Work, mark: Mark, retry_in: float = 0.0, *, counted: bool = True) -> None:
+        """Store a result. Without a claim it takes effect at once."""
+        if work.claimed and self._marks is not None:
+            self._marks.add(work, mark, 0.0 if retry_in == _FOREVER else retry_in, counted=counted)
+        else:
+            self._marked(work, mark, True, retry_in)
+
+    def _marked(self, work: Work, mark: Mark, ours: bool, retry_in: float) -> None:
+        """The result is stored."""
+        if not ours:
+            self.counts.overlaps += 1
+            log.warning("Claim was lost while the event was handled", extra=self._fields(work))
+        match mark:
+            case Mark.DONE:
+                self._passing(BrokerPoint.MARKED_DONE)
+                self._settle(work)
+            case Mark.DEAD:
+                self._passing(BrokerPoint.MARKED_DEAD)
+                self._settle(work)
+            case Mark.RELEASED:
+                self._release(work)
+            case Mark.FAILED:
+                self._drop(work)
+                if work.detached or work.interrupted == _REVOKED:
+                    self._lanes.finish(work)
+                elif self._burial is None and work.cause is not None and work.cause.endswith("no attempts left"):
+                    self._park(work, _FOREVER, work.cause)
+                else:
+                    self._park(work, retry_in, work.cause or "")
+
+    def _release(self, work: Work) -> None:
+        self._drop(work)
+        if not work.detached:
+            self._source.give_back(work.record)
+        if (self._stopped or self._ending) and work.interrupted is None and not work.detached:
+            self._park(work, _FOREVER, work.cause or "Stopped")
+        else:
+            self._lanes.finish(work)
+
+    def _settle(self, work: Work) -> None:
+        self._drop(work)
+        if not work.detached:
+            self._source.settle(work.record)
+        self._lanes.finish(work)
+        if self._lanes.ready:
+            self._wake()
+
+    def _drop(self, work: Work) -> None:
+        """The engine no longer holds the event."""
+        self._held.discard(work)
+        if work.id:
+            self._ids.discard(work.id)
+        self._let_go.set()
+        if self._marks is not None:
+            self._claim_wake.set()
+
+    def _park(self, work: Work, seconds: float, cause: str) -> None:
+        self._lanes.park(work, self._loop.time() + seconds, cause)
+        due = self._lanes.next_due
+        assert due is not None
+        if due != _FOREVER and (self._parked_timer is None or due < self._parked_timer.when()):
+            if self._parked_timer is not None:
+                self._parked_timer.cancel()
+            self._parked_timer = self._loop.call_at(due, self._release_due)
+
+    def _release_due(self) -> None:
+        self._parked_timer = None
+        if self._lanes.release_due(self._loop.time()):
+            self._wake()
+        due = self._lanes.next_due
+        if due is not None and due != _FOREVER:
+            self._parked_timer = self._loop.call_at(due, self._release_due)
+
+    # -- wake-ups and descriptions -----------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        if self._marks is not None:
+            self._claim_wake.set()
+        else:
+            self._wake_worker()
+
+    def _wake_worker(self) -> None:
+        """Wake one idle worker if there is work; it wakes the next one. So handlers that do not wait are run by one."""
+        if self._waking or not self._idle or not (self._claimed if self._marks is not None else self._lanes.ready):
+            return
+        self._waking = True
+        self._idle.popleft().woken.set()
+
+    def _fields(self, work: Work) -> dict[str, Any]:
+        event = work.record.event
+        return {
+            "consumer": self._settings.consumer,
+            "event": str(event.id),
+            "type": event.type,
+            "attempt": work.attempt,
+            "partition": work.record.partition,
+            "offset": work.record.original.offset,
+        }
+
+    def _handlers_of(self, event: Event) -> str:
+        return ", ".join(each.name for each in self._dispatcher.handlers_for(event.type)) or "no handler"
+
+    def _current_handler(self) -> str:
+        """Return the handler that runs in the event loop. Called from the watchdog's thread."""
+        task = asyncio.current_task(self._loop)
+        for worker in self._workers:
+            if worker.task is task and (work := worker.work) is not None:
+                event = work.record.event
+                return f"{self._handlers_of(event)} (event {event.id})"
+        return "the application" if task is None else f"task {task.get_name()}"

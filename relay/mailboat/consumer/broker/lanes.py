@@ -1,0 +1,213 @@
+"""Lanes: which event may start next. Pure data structures, without time, I/O or tasks of their own.
+
+A lane holds the events of one key of one partition. Its first event (the head) is *ready*, *taken* by the engine, or
+*parked* until it is due; the events behind it wait. An event without a key has a lane of its own.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
+from datetime import datetime
+from itertools import count
+from typing import Any
+
+from mailboat.consumer.broker.protocol import Record
+
+Key = tuple[int, str]
+
+
+class Work:
+    """One record on its way through the engine."""
+
+    __slots__ = (
+        "attempt",
+        "cause",
+        "claimed",
+        "detached",
+        "due",
+        "first_failed",
+        "id",
+        "interrupted",
+        "lane",
+        "record",
+        "redeliveries",
+    )
+
+    def __init__(self, record: Record, lane: Key | None) -> None:
+        self.record = record
+        self.lane = lane
+        self.id = ""
+        """Event id as the claim store knows it; empty until the event is claimed."""
+        self.attempt = 0
+        self.redeliveries = 0
+        self.claimed = False
+        """True while the claim store holds a claim of this process."""
+        self.detached = False
+        """The partition was revoked or lost: the source is not told about the result."""
+        self.interrupted: str | None = None
+        """Why the engine cancelled the handler."""
+        self.due = 0.0
+        self.cause: str | None = None
+        """Why the lane is parked."""
+        self.first_failed: datetime | None = None
+
+    def __lt__(self, other: Work) -> bool:
+        return self.due < other.due
+
+
+class Lanes:
+    """All lanes of one engine."""
+
+    def __init__(self) -> None:
+        self.ready: deque[Work] = deque()
+        self._behind: dict[Key, deque[Work] | None] = {}
+        """Events behind the head, for every lane with a head. None is an empty queue."""
+        self._parked: list[tuple[float, int, Work]] = []
+        self._order = count()
+
+    def add(self, records: Iterable[Record]) -> int:
+        """Append records to their lanes and return their number."""
+        behind, ready = self._behind, self.ready
+        added = 0
+        for added, record in enumerate(records, 1):  # noqa: B007
+            key = record.event.key
+            if key is None:
+                ready.append(Work(record, None))
+                continue
+            lane = (record.partition, key)
+            work = Work(record, lane)
+            if lane not in behind:
+                behind[lane] = None
+                ready.append(work)
+            elif (queue := behind[lane]) is None:
+                behind[lane] = deque((work,))
+            else:
+                queue.append(work)
+        return added
+
+    def take(self, limit: int) -> list[Work]:
+        """Remove and return up to ``limit`` ready heads. Each must be finished, parked or put back."""
+        ready = self.ready
+        return [ready.popleft() for _ in range(min(limit, len(ready)))]
+
+    def put_back(self, works: Collection[Work]) -> None:
+        """Make taken heads ready again, first in line, in their order."""
+        self.ready.extendleft(reversed(list(works)))
+
+    def finish(self, work: Work) -> None:
+        """Remove a taken head. The next event of its lane becomes ready."""
+        if (lane := work.lane) is None:
+            return
+        queue = self._behind[lane]
+        if queue:
+            self.ready.append(queue.popleft())
+        else:
+            del self._behind[lane]
+
+    def park(self, work: Work, due: float, cause: str) -> None:
+        """Let a taken head wait until ``due``; it stays the head of its lane."""
+        work.due, work.cause = due, cause
+        heapq.heappush(self._parked, (due, next(self._order), work))
+
+    def release_due(self, now: float) -> bool:
+        """Make parked heads ready whose time has come, and return whether there were any."""
+        released = False
+        while self._parked and self._parked[0][0] <= now:
+            self.ready.append(heapq.heappop(self._parked)[2])
+            released = True
+        return released
+
+    @property
+    def next_due(self) -> float | None:
+        return self._parked[0][0] if self._parked else None
+
+    def parked(self) -> Iterator[tuple[Work, int]]:
+        """Yield each parked head with the number of events behind it."""
+        for _, _, work in self._parked:
+            queue = None if work.lane is None else self._behind.get(work.lane)
+            yield work, len(queue or ())
+
+    @property
+    def parked_count(self) -> int:
+        return len(self._parked)
+
+    def forget(self, partitions: Collection[int]) -> list[Work]:
+        """Remove and return all events of these partitions that are not taken. A taken head keeps its lane, so that a
+        later event of its key waits for it even if the partition is assigned again meanwhile."""
+        forgotten = [work for work in self.ready if work.record.partition in partitions]
+        forgotten += [work for _, _, work in self._parked if work.record.partition in partitions]
+        heads = {work.lane for work in forgotten}
+        self.ready = deque(work for work in self.ready if work.record.partition not in partitions)
+        self._parked = [each for each in self._parked if each[2].record.partition not in partitions]
+        heapq.heapify(self._parked)
+        for lane in [lane for lane in self._behind if lane[0] in partitions]:
+            forgotten += self._behind[lane] or ()
+            if lane in heads:
+                del self._behind[lane]
+            else:
+                self._behind[lane] = None
+        return forgotten
+
+
+class Entry:
+    """A received message, until it and all messages before it are settled."""
+
+    __slots__ = ("offset", "progress", "settled", "size", "timestamp")
+
+    def __init__(self, progress: Progress, offset: int, size: int, timestamp: Any) -> None:
+        self.progress = progress
+        self.offset = offset
+        self.size = size
+        self.timestamp = timestamp
+        self.settled = False
+
+
+class Progress:
+    """Offsets of one partition: what was received, what is settled, and what may be committed.
+
+    One thread calls ``receive``, another one ``settle``. Each changes its own end of the queue and its own counter,
+    and the other one only reads it.
+    """
+
+    def __init__(self) -> None:
+        self.entries: deque[Entry] = deque()
+        self.position: int | None = None
+        """Offset to commit: one past the last message before which all are settled. None before the first one."""
+        self.last: int | None = None
+        """Last offset received."""
+        self.settled = 0
+        """Messages passed by the watermark since the assignment."""
+        self._bytes_in = 0
+        self._bytes_out = 0
+
+    def receive(self, offset: int, size: int, timestamp: Any) -> Entry:
+        entry = Entry(self, offset, size, timestamp)
+        self.last = offset
+        self._bytes_in += size
+        self.entries.append(entry)
+        return entry
+
+    def settle(self, entry: Entry) -> bool:
+        """Mark a message as settled, and return whether the position moved. Offsets may have gaps (compaction,
+        transactions)."""
+        entry.settled = True
+        entries = self.entries
+        if not entries or entries[0] is not entry:
+            return False
+        while entries and entries[0].settled:
+            passed = entries.popleft()
+            self._bytes_out += passed.size
+            self.settled += 1
+            self.position = passed.offset + 1
+        return True
+
+    @property
+    def ahead(self) -> int:
+        """Messages beyond the watermark, settled ones among them."""
+        return len(self.entries)
+
+    @property
+    def bytes_ahead(self) -> int:
+        return self._bytes_in - self._bytes_out

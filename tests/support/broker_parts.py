@@ -1,0 +1,202 @@
+"""Parts of a broker consumer for tests: a source, a claim store and dead letters in memory, and records."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+from mailboat.consumer.broker.engine import BrokerEngine, EngineSettings
+from mailboat.consumer.broker.execution import PlainExecution
+from mailboat.consumer.broker.protocol import (
+    Answer,
+    Busy,
+    Claim,
+    Claimed,
+    ClaimsUnavailable,
+    DeadLetter,
+    DeadLettersUnavailable,
+    Failure,
+    Finished,
+    Original,
+    Receiver,
+    Record,
+    SourceState,
+)
+from mailboat.consumer.dispatch import Dispatcher
+from mailboat.consumer.handlers import handler
+from mailboat.consumer.received import Event
+from mailboat.pump.retry import Backoff
+
+NAME = "shop/billing"
+QUICK = Backoff(initial=0.01, factor=1, ceiling=0.01, jitter=0)
+
+
+def decode(original: Original) -> Record:
+    """Events of these tests: the id is a header, the payload is JSON."""
+    headers = dict(original.headers)
+    event = Event(
+        id=UUID(bytes=headers["id"]) if "id" in headers else uuid4(),
+        type=headers.get("type", b"x").decode(),
+        key=None if original.key is None else original.key.decode(),
+        payload=original.value,
+        created_at=original.timestamp or datetime.now(UTC),
+    )
+    return Record(event=event, original=original, partition=original.partition or 0)
+
+
+def record(key: str | None, number: int, *, partition: int = 0, event_type: str = "x", **fields: Any) -> Record:
+    original = Original(
+        topic="orders", partition=partition, offset=number, timestamp=None, key=key and key.encode(), headers=(),
+        value=json.dumps({"key": key, "number": number}).encode(),
+    )  # fmt: skip
+    made = decode(original)
+    made.event = Event(
+        id=uuid4(), type=event_type, key=key, payload=original.value, created_at=datetime.now(UTC), **fields
+    )
+    return made
+
+
+class FakeSource:
+    """A source that the test feeds."""
+
+    def __init__(self) -> None:
+        self.settled: list[Record] = []
+        self.given_back: list[Record] = []
+        self.receiver: Receiver | None = None
+        self.partitions: set[int] = set()
+
+    async def start(self, receiver: Receiver) -> None:
+        self.receiver = receiver
+
+    def feed(self, records: Iterable[Record]) -> None:
+        assert self.receiver is not None
+        records = list(records)
+        self.partitions |= {each.partition for each in records}
+        self.receiver.take(records)
+
+    def settle(self, record: Record) -> None:
+        self.settled.append(record)
+
+    def give_back(self, record: Record) -> None:
+        self.given_back.append(record)
+
+    def state(self) -> SourceState:
+        return SourceState(connected=self.receiver is not None)
+
+    async def stop(self) -> None:
+        if self.receiver is not None:
+            await self.receiver.revoke(self.partitions, 0.2)
+
+
+class FakeClaims:
+    """The states of a claim store, in memory. ``away`` makes it unavailable."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, tuple[str, int]] = {}
+        self.away = False
+        self.calls: list[tuple[str, int]] = []
+
+    def _call(self, name: str, size: int) -> None:
+        if self.away:
+            raise ClaimsUnavailable("the test took it away")
+        self.calls.append((name, size))
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def claim(self, claims: Sequence[Claim]) -> list[Answer]:
+        await asyncio.sleep(0)
+        self._call("claim", len(claims))
+        return [self._answer(each) for each in claims]
+
+    def _answer(self, claim: Claim) -> Answer:
+        state, attempts = self.states.get(claim.event_id, ("new", 0))
+        if state == "done" or (state == "dead" and not claim.replay):
+            return Finished(dead=state == "dead")
+        if state == "other":
+            return Busy(0.01)
+        attempts = 1 if state == "dead" else attempts + 1
+        self.states[claim.event_id] = ("ours", attempts)
+        return Claimed(attempts)
+
+    async def _set(self, state: str, ids: Sequence[str]) -> list[bool]:
+        self._call(state, len(ids))
+        kept = [self.states[each][0] == "ours" for each in ids]
+        self.states.update({each: (state, self.states[each][1]) for each in ids})
+        return kept
+
+    async def done(self, event_ids: Sequence[str]) -> list[bool]:
+        return await self._set("done", event_ids)
+
+    async def dead(self, event_ids: Sequence[str]) -> list[bool]:
+        return await self._set("dead", event_ids)
+
+    async def fail(self, failures: Sequence[Failure]) -> list[bool]:
+        kept = await self._set("failed", [each.event_id for each in failures])
+        for each in failures:
+            if not each.counted:
+                self.states[each.event_id] = ("failed", self.states[each.event_id][1] - 1)
+        return kept
+
+    async def release(self, event_ids: Sequence[str]) -> None:
+        await self._set("failed", event_ids)
+        self.states.update({each: ("failed", self.states[each][1] - 1) for each in event_ids})
+
+
+class FakeDeadLetters:
+    """A dead-letter topic in memory. ``away`` makes it unavailable."""
+
+    def __init__(self) -> None:
+        self.letters: list[DeadLetter] = []
+        self.away = False
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def write(self, letter: DeadLetter) -> None:
+        await asyncio.sleep(0)
+        if self.away:
+            raise DeadLettersUnavailable("the test took it away")
+        self.letters.append(letter)
+
+
+@dataclass
+class Engine:
+    """An engine with its parts."""
+
+    engine: BrokerEngine
+    source: FakeSource
+    dispatcher: Dispatcher
+    claims: FakeClaims | None
+    dead: FakeDeadLetters
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@asynccontextmanager
+async def running(
+    function: Callable[..., Any], *, claims: FakeClaims | None = None, source: Any = None, **settings: Any
+) -> AsyncIterator[Engine]:
+    """An engine that runs one handler for all events whose type begins with x."""
+    dispatcher = Dispatcher(NAME)
+    dispatcher.add(handler("x*", function))
+    dead = FakeDeadLetters()
+    source = source or FakeSource()
+    chosen = EngineSettings(consumer=NAME, **{"backoff": QUICK, "concurrency": 8, **settings})
+    engine = BrokerEngine(dispatcher, source, claims, PlainExecution(8), dead, chosen)
+    parts = Engine(engine, source, dispatcher, claims, dead)
+    task = asyncio.create_task(engine.run(parts.stop))
+    try:
+        while isinstance(source, FakeSource) and source.receiver is None:
+            await asyncio.sleep(0)
+        yield parts
+    finally:
+        parts.stop.set()
+        await task
