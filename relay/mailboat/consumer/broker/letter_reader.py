@@ -1,0 +1,130 @@
+"""Reads a dead-letter topic on Kafka, for ``mailboat dlq``.
+
+The progress of replays is stored as committed offsets of a consumer group, one per set of filters: a replay that was
+interrupted continues, and a replay with other filters is independent. The reader assigns partitions itself and joins no
+group. Everything here blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Final, Self
+
+from confluent_kafka import OFFSET_BEGINNING, TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException
+from confluent_kafka import TopicPartition as Place
+
+from mailboat.consumer.broker.protocol import Original
+from mailboat.errors import SinkUnavailable
+from mailboat.sinks.kafka.errors import Report, unavailable
+from mailboat.sinks.kafka.topic import describe_topics
+
+_TIMEOUT: Final = 30.0
+_BATCH: Final = 500
+
+
+class KafkaLetters:
+    """All messages that a dead-letter topic has when reading begins."""
+
+    def __init__(self, client: Mapping[str, Any], topic: str, group: str) -> None:
+        """``client``: settings of librdkafka. ``group`` stores the progress."""
+        self._client = client
+        self.topic = topic
+        self._bootstrap: str = client["bootstrap.servers"]
+        self._settings: dict[str, Any] = {
+            **client,
+            "group.id": group,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+            "log_level": 0,
+        }
+        self._consumer: Any = None
+        self._partitions = 0
+
+    def __enter__(self) -> Self:
+        """Connect. Raises SinkUnavailable if the brokers can't be reached or the topic does not exist."""
+        facts = describe_topics(self._client, (self.topic,), timeout=_TIMEOUT)[self.topic]
+        if isinstance(facts, SinkUnavailable):
+            raise facts
+        self._partitions = facts.partitions
+        self._consumer = Consumer(self._settings)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        consumer, self._consumer = self._consumer, None
+        consumer.close()
+
+    def committed(self) -> dict[int, int]:
+        """Return the offset after the last replayed message, by partition."""
+        try:
+            places = self._consumer.committed(self._places(), timeout=_TIMEOUT)
+        except KafkaException as error:
+            raise self._unavailable(error) from error
+        return {each.partition: each.offset for each in places if each.offset >= 0}
+
+    def read(self, after: Mapping[int, int] | None = None) -> Iterator[Original]:
+        """Yield messages, per partition in order, from offsets ``after`` up to the present end."""
+        starts = after or {}
+        places = [Place(self.topic, number, starts.get(number, OFFSET_BEGINNING)) for number in range(self._partitions)]
+        ends: dict[int, int] = {}
+        try:
+            for place in places:
+                low, high = self._consumer.get_watermark_offsets(place, timeout=_TIMEOUT)
+                if low < high and starts.get(place.partition, 0) < high:
+                    ends[place.partition] = high
+            self._consumer.assign([place for place in places if place.partition in ends])
+            while ends:
+                yield from self._read_some(ends)
+        except KafkaException as error:
+            raise self._unavailable(error) from error
+
+    def _read_some(self, ends: dict[int, int]) -> Iterator[Original]:
+        messages = self._consumer.consume(_BATCH, timeout=_TIMEOUT)
+        if not messages:
+            raise SinkUnavailable(
+                f"no answer from Kafka at {self._bootstrap} within {_TIMEOUT:g} s while reading topic {self.topic}: are"
+                " the brokers up?"
+            )
+        for message in messages:
+            partition, error = message.partition(), message.error()
+            if error is None and partition in ends and message.offset() < ends[partition]:
+                yield original_of(message)
+                if message.offset() + 1 >= ends[partition]:
+                    del ends[partition]
+            elif error is not None and error.code() == KafkaError._PARTITION_EOF:
+                ends.pop(partition, None)  # what is before the end was compacted, or belongs to a transaction
+            elif error is not None and not error.retriable() and error.code() != KafkaError._TRANSPORT:
+                raise KafkaException(error)
+
+    def commit(self, replayed: Mapping[int, int]) -> None:
+        """Store the progress: by partition, the offset after the last message that needs no replay any more."""
+        places = [Place(self.topic, partition, offset) for partition, offset in replayed.items()]
+        try:
+            self._consumer.commit(offsets=places, asynchronous=False)
+        except KafkaException as error:
+            raise self._unavailable(error) from error
+
+    def _places(self) -> list[Place]:
+        return [Place(self.topic, number) for number in range(self._partitions)]
+
+    def _unavailable(self, error: KafkaException) -> SinkUnavailable:
+        return unavailable(Report.of(error.args[0], self.topic, -1), self._bootstrap)
+
+
+def original_of(message: Any) -> Original:
+    """Return a message of confluent_kafka."""
+    kind, milliseconds = message.timestamp()
+    return Original(
+        topic=message.topic(),
+        partition=message.partition(),
+        offset=message.offset(),
+        timestamp=None if kind == TIMESTAMP_NOT_AVAILABLE else datetime.fromtimestamp(milliseconds / 1000, UTC),
+        key=message.key(),
+        value=message.value(),
+        headers=tuple(message.headers() or ()),
+    )
