@@ -102,7 +102,7 @@ class OrderedPubSub(grpc.GenericRpcHandler):  # type: ignore[misc]
             # Without a key there is no order, so each message is a log of its own.
             self._keys[key or f"\0{number}"].log.append(_Stored(message))
             self._send()
-            return message.message_id
+            return str(number)
 
     @property
     def unacknowledged(self) -> list[str]:
