@@ -240,7 +240,8 @@ class SharedKafkaBackend(KafkaBackend):
 class PubSubBackend(Backend):
     features = Features(keeps_null_values=False)
 
-    def __init__(self, server: PubSubServer) -> None:
+    def __init__(self, server: PubSubServer, **subscription: Any) -> None:
+        """``subscription``: settings of the subscription that ``received`` reads."""
         self._server = server
         self.topic = f"topic-{secrets.token_hex(4)}"
         self._path = f"projects/acme/topics/{self.topic}"
@@ -254,7 +255,7 @@ class PubSubBackend(Backend):
         )
         publisher = pubsub_v1.PublisherClient(transport=PublisherGrpcTransport(channel=self._channel))
         publisher.create_topic(name=self._path)
-        self._subscriber.create_subscription(name=self._subscription, topic=self._path)
+        self._subscriber.create_subscription({"name": self._subscription, "topic": self._path, **subscription})
         self._received: dict[int, Received] = {}
 
     def sink(
