@@ -114,6 +114,14 @@ class ConsumerReport(_Wire):
     ignored: Count = 0
     refused: Count = 0
     redelivered: Count = 0
+    duplicates: Count = 0
+    """Source only: events skipped because they were done."""
+    takeovers: Count = 0
+    """Source only: events whose earlier consumer died."""
+    overlaps: Count = 0
+    """Source only: results that came after another consumer had taken over the event."""
+    unclaimed: Count = 0
+    """Source only: events handled without the store (``onUnavailable: Handle``)."""
     last_error: Text | None = None
     source: SourceHealth | None = None
     idempotency: StoreHealth | None = None

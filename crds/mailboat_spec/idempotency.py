@@ -40,6 +40,11 @@ class IdempotencyRedis(Connection):
         default="mailboat",
         description="First part of the keys, which are PREFIX:CONSUMER:EVENT-ID. Default: mailboat.",
     )
+    consumer: RedisPrefix | None = Field(
+        default=None,
+        description="Second part of the keys. Set it to continue with the keys of another helper. Default: none, which "
+        "means NAMESPACE.NAME of this subscription.",
+    )
     replicas: int = Field(
         default=0,
         strict=True,

@@ -16,8 +16,9 @@ from mailboat_operator.metrics import Metrics
 from mailboat_operator.pods import ConsumerPod
 from mailboat_operator.polling import Patience, Polling
 from mailboat_operator.reading import read_consumer
-from mailboat_operator.relays import ConsumerAnswer, RelayClient
+from mailboat_operator.relays import RelayClient
 from mailboat_operator.reporting import Reporter
+from mailboat_operator.reports import ConsumerAnswer
 from mailboat_operator.statuses.of_consumer import ConsumerFacts, consumer_status
 from mailboat_operator.world import Key, World
 

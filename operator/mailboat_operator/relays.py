@@ -16,8 +16,8 @@ import aiohttp
 
 from mailboat_operator.http_server import Memory
 from mailboat_operator.pods import ConsumerPod, RelayPod
-from mailboat_operator.reports import Answer, Partitions, Report, bounded, largest_report, read_report
-from mailboat_spec.consumer_report import LARGEST_REPORT, ConsumerReport, read_consumer_reports
+from mailboat_operator.reports import Answer, ConsumerAnswer, Partitions, Report, bounded, largest_report, read_report
+from mailboat_spec.consumer_report import LARGEST_REPORT, read_consumer_reports
 from mailboat_spec.names import CONSUMER_PORT_NAME
 from mailboat_spec.packing import pack
 
@@ -50,15 +50,6 @@ class Pushed:
     @property
     def taken(self) -> bool:
         return self.code == 200
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerAnswer:
-    """Last report of one consumer pod, or the reason why there is none."""
-
-    pod: str
-    report: ConsumerReport | None
-    error: str = ""
 
 
 class RelayClient:

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from mailboat_spec import EventSubscriptionSpec, Reason
+from mailboat_spec.consumer_report import ConsumerReport
 
 _LONGEST_TEXT: Final = 1024
 _LONGEST_NAME: Final = 317  # namespace/pod
@@ -156,6 +157,15 @@ class Answer:
 
     pod: str
     report: Report | None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerAnswer:
+    """Last report of one consumer pod, or the reason why there is none."""
+
+    pod: str
+    report: ConsumerReport | None
     error: str = ""
 
 

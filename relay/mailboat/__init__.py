@@ -1,7 +1,8 @@
 """Mailboat: delivers events from a PostgreSQL transactional outbox.
 
 Applications write events with `emit` and `emit_many`, inside their own transaction. They handle events with `Consumer`
-and `Event`; handlers may raise `Ignore`, `RetryLater` and `Refuse`. `migrate` migrates a database. The names for
+and `Event`; handlers may raise `Ignore`, `RetryLater` and `Refuse`. `Kafka`, `PubSub`, `Redis` and `Inbox` configure a
+consumer without a manifest. `migrate` migrates a database. The names for
 handlers and `migrate` are imported on first use.
 """
 
@@ -13,7 +14,7 @@ from mailboat.errors import EmitRefused, MailboatError
 from mailboat.newevent import NewEvent
 
 if TYPE_CHECKING:
-    from mailboat.consumer import Consumer, Event, Ignore, Refuse, RetryLater
+    from mailboat.consumer import Consumer, Event, Ignore, Inbox, Kafka, PubSub, Redis, Refuse, RetryLater
     from mailboat.outbox.migrating import migrate
 
 __all__ = [
@@ -21,8 +22,12 @@ __all__ = [
     "EmitRefused",
     "Event",
     "Ignore",
+    "Inbox",
+    "Kafka",
     "MailboatError",
     "NewEvent",
+    "PubSub",
+    "Redis",
     "Refuse",
     "RetryLater",
     "emit",
@@ -31,7 +36,10 @@ __all__ = [
 ]
 
 _ON_FIRST_USE = {
-    **dict.fromkeys(("Consumer", "Event", "Ignore", "Refuse", "RetryLater"), "mailboat.consumer"),
+    **dict.fromkeys(
+        ("Consumer", "Event", "Ignore", "Inbox", "Kafka", "PubSub", "Redis", "Refuse", "RetryLater"),
+        "mailboat.consumer",
+    ),
     "migrate": "mailboat.outbox.migrating",
 }
 

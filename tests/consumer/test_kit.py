@@ -359,5 +359,5 @@ async def test_without_rights_or_a_declaration_it_says_what_to_do(outbox: Databa
         await Consumer("shop/view", url=outbox.url).serve()
     nowhere = Consumer("shop/view")
     nowhere.on("*")(with_psycopg)
-    with pytest.raises(ConfigError, match="where is its database"):
+    with pytest.raises(ConfigError, match="where are its events"):
         await nowhere.serve()

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from mailboat_operator.relays import ConsumerAnswer
-from mailboat_operator.reports import reason_given
+from mailboat_operator.reports import ConsumerAnswer, reason_given
 from mailboat_operator.statuses.conditions import Verdict, no, unknown, with_progress, written, yes
 from mailboat_operator.statuses.of_pods import named
 from mailboat_operator.statuses.rounding import displayed, rounded_age, rounded_count

@@ -13,6 +13,10 @@ Layers, from the top:
 | module | holds |
 |---|---|
 | ``kit`` | ``Consumer``: registration, configuration, life cycle |
+| ``settings``, ``arguments`` | configuration from manifests or from arguments |
+| ``pull_runner`` | life of a consumer on an outbox |
+| ``broker`` | consumers behind Kafka and Pub/Sub: runner, engine, sources |
+| ``claims`` | stores of handled events |
 | ``pull_source`` | the engine for pull subscriptions: workers, wake-up, reconnects |
 | ``transactions`` | one worker's connection: psycopg and SQLAlchemy, synchronous and asynchronous |
 | ``dispatch`` | which handlers run for a batch, with which arguments; independent of the source |
@@ -24,8 +28,9 @@ open, its partition is locked) → *handling* → *committed*; or → *rolled ba
 source for brokers replaces ``pull_source`` and ``transactions`` and uses the other modules unchanged.
 """
 
+from mailboat.consumer.arguments import Inbox, Kafka, PubSub, Redis
 from mailboat.consumer.kit import Consumer
 from mailboat.consumer.outcomes import Ignore, Refuse, RetryLater
 from mailboat.consumer.received import Event
 
-__all__ = ["Consumer", "Event", "Ignore", "Refuse", "RetryLater"]
+__all__ = ["Consumer", "Event", "Ignore", "Inbox", "Kafka", "PubSub", "Redis", "Refuse", "RetryLater"]

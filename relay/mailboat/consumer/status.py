@@ -3,49 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
 from typing import Any
 
-from mailboat.consumer.dispatch import Counts
-from mailboat.consumer.pull_source import PullSource
-from mailboat.consumer.watch import Watch
-from mailboat.http.consumer_surface import ConsumerStatus, ConsumerSurface
+from mailboat.http.consumer_surface import ConsumerSurface
 from mailboat.http.server import HttpServer, parse_address
+from mailboat_spec.consumer_report import ConsumerReport
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
-    """Builds the status from values in memory, without queries."""
-
-    subscription: str
-    instance: str
-    source: PullSource
-    watch: Watch
-    counts: Counts
-    stop: asyncio.Event
-
-    def status(self) -> ConsumerStatus:
-        lag = self.watch.lag
-        state = "Stopping" if self.stop.is_set() else "Running" if self.source.connected else "Connecting"
-        return ConsumerStatus(
-            name=self.subscription,
-            instance=self.instance,
-            state=state,
-            message=self.source.trouble or "",
-            workers=self.source.connected,
-            lag=lag.pending,
-            lag_bounded=lag.bounded,
-            oldest_age=lag.oldest,
-            parked=lag.parked,
-            dead=lag.dead,
-            handled=self.counts.handled,
-            ignored=self.counts.ignored,
-            refused=self.counts.refused,
-            redelivered=self.counts.redelivered,
-            last_error=self.counts.last_error,
-        )
-
-    async def listen(self, address: str) -> Any:
-        server = HttpServer.bind(*parse_address(address))
-        await server.start(ConsumerSurface(self.status))
-        return server
+async def run_with_status(
+    listen: str | None,
+    report: Callable[[], ConsumerReport],
+    work: Coroutine[Any, Any, Any],
+    stop: asyncio.Event,
+    interrupt: Callable[[], None] = lambda: None,
+) -> None:
+    """Run the work and serve its status at ``listen``, if any. If this task is cancelled, set ``stop``, call
+    ``interrupt``, and wait until the work has ended in good order."""
+    task = asyncio.ensure_future(work)
+    server: HttpServer | None = None
+    try:
+        await asyncio.sleep(0)  # the work begins before its status is served
+        if listen is not None:
+            server = HttpServer.bind(*parse_address(listen))
+            await server.start(ConsumerSurface(report))
+        await asyncio.shield(task)
+    except BaseException:
+        stop.set()
+        interrupt()
+        await asyncio.gather(task, return_exceptions=True)
+        raise
+    finally:
+        if server is not None:
+            await server.close()

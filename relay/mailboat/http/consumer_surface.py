@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from aiohttp import web
@@ -12,50 +11,31 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from mailboat.runtime.status import as_json
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerStatus:
-    """Status of one consumer process. Lag, parked and dead cover the whole subscription."""
-
-    name: str
-    instance: str
-    state: str
-    """Connecting, Running or Stopping."""
-    message: str
-    workers: int
-    lag: int
-    lag_bounded: bool
-    oldest_age: float | None
-    parked: int
-    dead: int
-    handled: int
-    ignored: int
-    refused: int
-    redelivered: int
-    last_error: str | None
-
+from mailboat_spec.consumer_report import ConsumerReport, ConsumerReports
 
 _GAUGES: Final = (
     ("mailboat_consumer_lag", "Events that no consumer has handled (counted up to a bound).", "lag"),
     ("mailboat_consumer_oldest_age_seconds", "Age of the oldest of them; 0 when there is none.", "oldest_age"),
     ("mailboat_consumer_parked", "Events that wait for another attempt, and those behind them.", "parked"),
     ("mailboat_consumer_dead_letters", "Dead letters, not replayed.", "dead"),
-    ("mailboat_consumer_workers", "Connections of this process that handle events.", "workers"),
+    ("mailboat_consumer_workers", "Connections or handlers of this process that handle events.", "workers"),
 )
 _COUNTERS: Final = (
     ("mailboat_consumer_handled", "Events handled since this process started.", "handled"),
     ("mailboat_consumer_ignored", "Handler calls that ended with Ignore.", "ignored"),
     ("mailboat_consumer_refused", "Attempts that failed since this process started.", "refused"),
     ("mailboat_consumer_redelivered", "Events handled that had been delivered before.", "redelivered"),
+    ("mailboat_consumer_duplicates", "Events skipped because they were done.", "duplicates"),
+    ("mailboat_consumer_takeovers", "Events whose earlier consumer died.", "takeovers"),
+    ("mailboat_consumer_overlaps", "Results that came after another consumer took the event over.", "overlaps"),
+    ("mailboat_consumer_unclaimed", "Events handled without the store of handled events.", "unclaimed"),
 )
 
 
 class ConsumerSurface:
     """The endpoints, without a socket."""
 
-    def __init__(self, status: Callable[[], ConsumerStatus]) -> None:
+    def __init__(self, status: Callable[[], ConsumerReport]) -> None:
         self._status = status
         self._registry = CollectorRegistry()
         self._registry.register(_Samples(status))
@@ -83,7 +63,8 @@ class ConsumerSurface:
         return web.Response(text="ok\n")
 
     async def _render_status(self, _: web.Request) -> web.Response:
-        return web.json_response({"consumers": [as_json(self._status())]})
+        document = ConsumerReports(consumers=(self._status(),))
+        return web.Response(text=document.model_dump_json(), content_type="application/json")
 
     async def _metrics(self, request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
@@ -91,7 +72,7 @@ class ConsumerSurface:
 
 
 class _Samples(Collector):
-    def __init__(self, status: Callable[[], ConsumerStatus]) -> None:
+    def __init__(self, status: Callable[[], ConsumerReport]) -> None:
         self._status = status
 
     def describe(self) -> list[Metric]:

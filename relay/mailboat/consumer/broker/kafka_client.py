@@ -16,6 +16,7 @@ from mailboat.errors import ConfigError
 from mailboat.sinks.kafka.errors import NETWORK, Report
 from mailboat.sinks.kafka.settings import client_settings, objection
 from mailboat.sinks.protocol import SinkContext
+from mailboat_spec.kafka_settings import SOURCE_ALLOWED
 
 CLASSIC: Final = "classic"
 CONSUMER: Final = "consumer"
@@ -67,7 +68,7 @@ def consumer_settings(
     """
     context = SinkContext(subscription=subscription, delivery_timeout=0, secrets=secrets)
     try:
-        client = client_settings(bootstrap, config, context)
+        client = client_settings(bootstrap, config, context, SOURCE_ALLOWED)
     except ConfigError as error:
         raise ConfigError(str(error).replace("spec.sink.kafka", "spec.source.kafka")) from None
     settings = {
@@ -102,9 +103,7 @@ def describe(report: Report, bootstrap: str, topic: str, group: str) -> str:
         case KafkaError.GROUP_AUTHORIZATION_FAILED:
             return f"{where} does not let this client use group {group}: allow Read on the group to its user"
         case KafkaError._AUTHENTICATION | KafkaError.SASL_AUTHENTICATION_FAILED:
-            return (
-                f"{where} refused the login: {report.text}; check sasl.* in spec.source.kafka.config and configSecretRef"
-            )
+            return f"{where} refused the login: {report.text}; check sasl.* in spec.source.kafka.config and configSecretRef"
         case KafkaError._SSL:
             return f"TLS to {where} failed: {report.text}; check ssl.* and security.protocol"
         case code if code in NETWORK:

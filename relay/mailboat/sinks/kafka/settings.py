@@ -44,11 +44,16 @@ MAX_REQUEST_BYTES: Final = 100_000_000
 """A little below the brokers' socket.request.max.bytes. Above it a broker closes the connection without an error."""
 
 
-def client_settings(bootstrap: Iterable[str], config: Mapping[str, str], context: SinkContext) -> Settings:
+def client_settings(
+    bootstrap: Iterable[str],
+    config: Mapping[str, str],
+    context: SinkContext,
+    allowed: frozenset[str] = kafka_settings.ALLOWED,
+) -> Settings:
     """Return the settings of any client of this sink: addresses, login, user's settings. Raises ``ConfigError``."""
     for origin, names in (("spec.sink.kafka.config", config), ("the Secret of configSecretRef", context.secrets)):
         for name in names:
-            if (why := kafka_settings.objection(name)) is not None:
+            if (why := kafka_settings.objection(name, allowed)) is not None:
                 raise ConfigError(f"{context.subscription}: {origin}: {name} {why}")
     return {
         "client.id": "mailboat",  # not the subscription's name: sinks with the same settings share a producer

@@ -1,0 +1,174 @@
+"""Parts of a broker consumer from its EventSubscription: source, claim store, execution, dead letters, settings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from mailboat.consumer.broker.dead_letters import DeadLetterTopic
+from mailboat.consumer.broker.decode import decode
+from mailboat.consumer.broker.engine import EngineSettings
+from mailboat.consumer.broker.filtering import FilteredSource
+from mailboat.consumer.broker.protocol import PassingPoint, Source
+from mailboat.consumer.claims.redis_store import RedisClaims
+from mailboat.errors import ConfigError
+from mailboat.pump.retry import Backoff
+from mailboat.runtime.secrets import Secrets
+from mailboat.sinks.protocol import SinkContext
+from mailboat.sinks.registry import build_sink
+from mailboat_spec import (
+    Connection,
+    EventSubscription,
+    KafkaSink,
+    KafkaSource,
+    OnUnavailable,
+    PubSubSink,
+    PubSubSource,
+    SecretKeyRef,
+    Sink,
+    full_name,
+)
+from mailboat_spec.kafka_settings import CONSUMER_ONLY
+
+
+def engine_settings(resource: EventSubscription, concurrency: int | None) -> EngineSettings:
+    spec, backoff = resource.spec, resource.spec.delivery.backoff
+    stop_at = spec.delivery.dead_letter.stop_at if spec.delivery.dead_letter is not None else None
+    return EngineSettings(
+        consumer=full_name(resource),
+        group=resource.group if spec.source is not None and spec.source.kafka is not None else None,
+        concurrency=concurrency or spec.handlers,
+        max_attempts=spec.max_attempts,
+        backoff=Backoff(backoff.initial.seconds, backoff.factor, backoff.max.seconds, backoff.jitter),
+        timeout=spec.delivery.timeout.seconds,
+        stop_at=None if stop_at is None else stop_at.consecutive,
+        handle_unclaimed=spec.idempotency is not None and spec.idempotency.on_unavailable is OnUnavailable.HANDLE,
+    )
+
+
+def build_source(resource: EventSubscription, secrets: Secrets, passing: PassingPoint) -> Source:
+    """Build the source without connecting. Raises ``ConfigError``."""
+    assert resource.spec.source is not None, "the resource has a source"
+    chosen = resource.spec.source.chosen
+    found = _secrets_of(chosen, secrets, f"EventSubscription {full_name(resource)}: spec.source")
+    source = (
+        _kafka(resource, chosen, found, passing)
+        if isinstance(chosen, KafkaSource)
+        else _pubsub(resource, chosen, found, passing)
+    )
+    filter_ = resource.spec.filter
+    return FilteredSource(source, filter_) if filter_.event_types or filter_.aggregate_types else source
+
+
+def _kafka(
+    resource: EventSubscription, chosen: KafkaSource, secrets: Mapping[str, str], passing: PassingPoint
+) -> Source:
+    try:
+        from mailboat.consumer.broker.kafka import KafkaSource as Client
+        from mailboat.consumer.broker.kafka_client import consumer_settings
+    except ModuleNotFoundError as error:
+        raise _not_installed("kafka", error) from error
+    settings = consumer_settings(
+        chosen.bootstrap_servers,
+        chosen.config,
+        secrets,
+        subscription=full_name(resource),
+        group=resource.group,
+        group_protocol=chosen.group_protocol.lower(),
+        start=resource.spec.start.from_.lower(),
+    )
+    return Client(settings, chosen.topic, decode, consumer=full_name(resource), passing=passing)
+
+
+def _pubsub(
+    resource: EventSubscription, chosen: PubSubSource, secrets: Mapping[str, str], passing: PassingPoint
+) -> Source:
+    try:
+        from mailboat.consumer.broker.pubsub import PubSubSettings
+        from mailboat.consumer.broker.pubsub import PubSubSource as Client
+        from mailboat.sinks.pubsub.connection import Destination
+    except ModuleNotFoundError as error:
+        raise _not_installed("pubsub", error) from error
+    reference = chosen.credentials_secret_ref
+    key_file = None if reference is None else secrets[reference.key]
+    where = f"{full_name(resource)}: spec.source.pubsub"
+    destination = Destination.choose(chosen.endpoint, os.environ.get("PUBSUB_EMULATOR_HOST"), key_file, where)
+    settings = PubSubSettings(project=chosen.project, subscription=chosen.subscription, destination=destination)
+    return Client(settings, decode, passing)
+
+
+def build_claims(resource: EventSubscription, secrets: Secrets, instance: str | None) -> RedisClaims | None:
+    """Build the claim store without connecting; None without ``idempotency.redis``. Raises ``ConfigError``."""
+    store = resource.spec.idempotency
+    if store is None or store.redis is None:
+        return None
+    where = f"EventSubscription {full_name(resource)}: spec.idempotency.redis"
+    try:
+        return RedisClaims(
+            url_of(store.redis, secrets, where),
+            consumer=store.redis.consumer or f"{resource.metadata.namespace}.{resource.metadata.name}",
+            prefix=store.redis.prefix,
+            ttl=store.ttl.seconds,
+            lease=store.lease.seconds,
+            instance=instance,
+            replicas=store.redis.replicas,
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def build_dead_letters(resource: EventSubscription, secrets: Secrets) -> DeadLetterTopic:
+    """Build the writer of dead letters, with the servers and settings of the source. Raises ``ConfigError``."""
+    assert resource.spec.source is not None, "the resource has a source"
+    chosen, topic = resource.spec.source.chosen, resource.dead_letter_topic
+    assert topic is not None, "a source has a default"
+    found = _secrets_of(chosen, secrets, f"EventSubscription {full_name(resource)}: spec.source")
+    sink: dict[str, Any]
+    if isinstance(chosen, KafkaSource):
+        config = {name: value for name, value in chosen.config.items() if name not in CONSUMER_ONLY}
+        found = {name: value for name, value in found.items() if name not in CONSUMER_ONLY}
+        sink = {"kafka": KafkaSink(bootstrap_servers=chosen.bootstrap_servers, topic=topic, config=config)}
+    else:
+        sink = {
+            "pubsub": PubSubSink(
+                project=chosen.project,
+                topic=topic,
+                endpoint=chosen.endpoint,
+                credentials_secret_ref=chosen.credentials_secret_ref,
+            )
+        }
+    context = SinkContext(full_name(resource), resource.spec.delivery.timeout.seconds, found)
+    return DeadLetterTopic(build_sink(Sink(**sink), context), topic)
+
+
+def url_of(connection: Connection, secrets: Secrets, where: str) -> str:
+    """Return the URL of a connection, from the manifest or from its Secret."""
+    if connection.url is not None:
+        return connection.url
+    assert connection.url_secret_ref is not None, "the spec demands one of the two"
+    return _read(connection.url_secret_ref, secrets, f"{where}.urlSecretRef").strip()
+
+
+def _secrets_of(chosen: KafkaSource | PubSubSource, secrets: Secrets, where: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for reference in chosen.secret_refs():
+        if isinstance(reference, SecretKeyRef):
+            found[reference.key] = _read(reference, secrets, where)
+            continue
+        try:
+            found |= secrets.all(reference.name)
+        except ConfigError as error:
+            raise type(error)(f"{where}: {error}") from error
+    return found
+
+
+def _read(reference: SecretKeyRef, secrets: Secrets, where: str) -> str:
+    try:
+        return secrets.read(reference.name, reference.key)
+    except ConfigError as error:
+        raise type(error)(f"{where}: {error}") from error
+
+
+def _not_installed(extra: str, error: ModuleNotFoundError) -> ConfigError:
+    return ConfigError(f"spec.source.{extra}: its client is not installed ({error}): pip install 'mailboat[{extra}]'")

@@ -1,0 +1,197 @@
+"""A consumer behind a broker, from its manifest or its arguments to effects and status."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import aiohttp
+import psycopg
+import pytest
+import yaml
+from confluent_kafka import Producer
+from pydantic import BaseModel
+
+from mailboat import Consumer, Event, Kafka, Redis, Refuse
+from mailboat.errors import ConfigError
+from mailboat_harbor.kafka import KafkaServer
+from mailboat_harbor.ports import free_port
+from mailboat_harbor.redis_server import RedisServer
+from mailboat_spec.consumer_report import ConsumerReport, read_consumer_reports
+from support.wait import await_until
+
+TopicFactory = Callable[..., str]
+
+
+class Order(BaseModel):
+    number: int
+
+
+class Shop:
+    """A topic of orders, its dead-letter topic, and the effects of the handlers."""
+
+    def __init__(self, kafka: KafkaServer, redis: RedisServer, topic: str, name: str) -> None:
+        self.kafka, self.redis, self.topic, self.name = kafka, redis, topic, name
+        self.effects: dict[str, list[int]] = {}
+        self.failures = 0
+        self.port = free_port()
+        kafka.create_topic(f"{topic}.{name}.dead", 1)
+
+    def emit(self, key: str, number: int, event_type: str = "order.placed") -> UUID:
+        event_id = uuid4()
+        headers = {"ce_specversion": "1.0", "ce_id": str(event_id), "ce_type": event_type, "ce_source": "shop"}
+        producer = Producer({"bootstrap.servers": self.kafka.bootstrap})
+        producer.produce(
+            self.topic, json.dumps({"number": number}).encode(), key.encode(), headers=list(headers.items())
+        )
+        assert producer.flush(30) == 0
+        return event_id
+
+    def handlers(self, consumer: Consumer) -> Consumer:
+        consumer.configure(listen=f"127.0.0.1:{self.port}")
+
+        @consumer.on("order.placed")
+        async def invoice(order: Order, event: Event) -> None:
+            if order.number == 13:
+                raise Refuse("unlucky")
+            if order.number == 3 and event.attempt < 3:
+                self.failures += 1
+                raise RuntimeError("the bank is closed")
+            self.effects.setdefault(event.key or "", []).append(order.number)
+
+        return consumer
+
+    async def report(self) -> ConsumerReport | None:
+        try:
+            async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{self.port}/status") as answer:
+                (report,) = read_consumer_reports(await answer.read()) or ()
+                return report
+        except aiohttp.ClientError:
+            return None
+
+    async def until(self, holds: Callable[[ConsumerReport], Any], what: str) -> ConsumerReport:
+        async def look() -> ConsumerReport | None:
+            report = await self.report()
+            return report if report is not None and holds(report) else None
+
+        return await await_until(look, what=what)
+
+
+@asynccontextmanager
+async def serving(consumer: Consumer) -> AsyncIterator[None]:
+    stop = asyncio.Event()
+    task = asyncio.create_task(consumer.serve(stop))
+    try:
+        yield
+    finally:
+        stop.set()
+        await task
+
+
+@pytest.fixture
+def shop(kfake: KafkaServer, valkey: RedisServer, kafka_topic: TopicFactory, unique_name: Callable[[str], str]) -> Shop:
+    return Shop(kfake, valkey, kafka_topic(kfake, partitions=2), unique_name("billing"))
+
+
+def manifest(shop: Shop, folder: Path, **spec: Any) -> Path:
+    """A manifest without an OutboxRelay, and a Secret beside it."""
+    secret = folder / "secrets" / "redis"
+    secret.mkdir(parents=True, exist_ok=True)
+    (secret / "url").write_text(shop.redis.url)
+    kafka = {"bootstrapServers": [shop.kafka.bootstrap], "topic": shop.topic, **spec.pop("kafka", {})}
+    whole = {
+        "source": {"kafka": kafka},
+        "runtime": "InProcess",
+        "sink": {"pull": {}},
+        "filter": {"eventTypes": ["order.*"]},
+        "idempotency": {"redis": {"urlSecretRef": {"name": "redis", "key": "url"}}},
+        "delivery": {"backoff": {"initial": "10ms", "max": "10ms"}},
+        **spec,
+    }
+    body = {
+        "apiVersion": "mailboat.dev/v1alpha1",
+        "kind": "EventSubscription",
+        "metadata": {"name": shop.name, "namespace": "shop"},
+        "spec": whole,
+    }
+    path = folder / "billing.yaml"
+    path.write_text(yaml.safe_dump(body))
+    return path
+
+
+async def test_a_manifest_becomes_effects_and_a_status(shop: Shop, tmp_path: Path) -> None:
+    for number in range(6):
+        shop.emit(f"o-{number % 2}", number)
+    shop.emit("o-0", 13)
+    shop.emit("o-0", 14)
+    shop.emit("o-0", 0, "invoice.sent")  # no handler, and not in the filter
+    consumer = shop.handlers(Consumer(shop.name, manifests=manifest(shop, tmp_path)))
+    consumer.configure(secrets_dir=tmp_path / "secrets")
+    async with serving(consumer):
+        report = await shop.until(lambda it: it.handled == 7 and it.dead == 1 and it.lag == 0, "all events")
+    assert shop.effects == {"o-0": [0, 2, 4, 14], "o-1": [1, 3, 5]}
+    assert shop.failures == 2
+    assert (report.name, report.state, report.source and report.source.owned) == (f"shop/{shop.name}", "Running", 2)
+    assert report.idempotency is not None
+    assert (report.idempotency.reachable, report.idempotency.doubt) == (True, None)
+    assert report.dead_letters is not None
+    assert report.dead_letters.topic == f"{shop.topic}.{shop.name}.dead"
+
+    # Another group reads the topic from its beginning: Redis knows what is done.
+    again = shop.handlers(Consumer(shop.name, manifests=manifest(shop, tmp_path, kafka={"group": f"{shop.name}.2"})))
+    again.configure(secrets_dir=tmp_path / "secrets")
+    async with serving(again):
+        await shop.until(lambda it: it.duplicates == 8 and it.lag == 0, "duplicates")
+    assert shop.effects == {"o-0": [0, 2, 4, 14], "o-1": [1, 3, 5]}
+
+
+async def test_arguments_do_what_a_manifest_does(shop: Shop) -> None:
+    for number in range(4):
+        shop.emit("o-0", number)
+    consumer = Consumer(
+        f"shop/{shop.name}",
+        source=Kafka(shop.kafka.bootstrap, topic=shop.topic),
+        idempotency=Redis(shop.redis.url),
+        dead_letter=f"{shop.topic}.{shop.name}.dead",
+        concurrency=8,
+        spec={"delivery": {"backoff": {"initial": "10ms", "max": "10ms"}}},
+    )
+    async with serving(shop.handlers(consumer)):
+        await shop.until(lambda it: it.handled == 4 and it.lag == 0, "all events")
+    assert shop.effects == {"o-0": [0, 1, 2, 3]}
+
+
+async def test_a_paused_consumer_reports_and_handles_nothing(shop: Shop, tmp_path: Path) -> None:
+    shop.emit("o-0", 1)
+    consumer = shop.handlers(Consumer(shop.name, manifests=manifest(shop, tmp_path, state="Paused")))
+    consumer.configure(secrets_dir=tmp_path / "secrets")
+    async with serving(consumer):
+        await shop.until(lambda it: it.state == "Paused", "the state")
+    assert shop.effects == {}
+
+
+async def test_what_a_source_can_not_do_is_refused_at_the_start(shop: Shop, tmp_path: Path) -> None:
+    async def with_transaction(event: Event, tx: psycopg.AsyncConnection[Any]) -> None: ...
+
+    def batch(events: list[Event]) -> None: ...
+
+    source = Kafka(shop.kafka.bootstrap, topic=shop.topic)
+    for register, words in (
+        (lambda consumer: consumer.on("*")(with_transaction), "have no transaction"),
+        (lambda consumer: consumer.batch("*")(batch), "@batch is for pull subscriptions"),
+    ):
+        consumer = Consumer("shop/billing", source=source)
+        register(consumer)
+        with pytest.raises(ConfigError, match=words):
+            await consumer.serve()
+    missing = shop.handlers(Consumer(shop.name, manifests=manifest(shop, tmp_path)))
+    missing.configure(secrets_dir=tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"spec\.idempotency\.redis\.urlSecretRef: key url of secret redis was not"):
+        await missing.serve()
+    with pytest.raises(ConfigError, match="idempotency= and dead_letter= are for source= only"):
+        await shop.handlers(Consumer("shop/billing", dead_letter="x")).serve()
