@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 from mailboat.consumer.broker.engine import BrokerEngine, EngineSettings
 from mailboat.consumer.broker.execution import PlainExecution
@@ -37,29 +37,13 @@ NAME = "shop/billing"
 QUICK = Backoff(initial=0.01, factor=1, ceiling=0.01, jitter=0)
 
 
-def decode(original: Original) -> Record:
-    """Events of these tests: the id is a header, the payload is JSON."""
-    headers = dict(original.headers)
-    event = Event(
-        id=UUID(bytes=headers["id"]) if "id" in headers else uuid4(),
-        type=headers.get("type", b"x").decode(),
-        key=None if original.key is None else original.key.decode(),
-        payload=original.value,
-        created_at=original.timestamp or datetime.now(UTC),
-    )
-    return Record(event=event, original=original, partition=original.partition or 0)
-
-
 def record(key: str | None, number: int, *, partition: int = 0, event_type: str = "x", **fields: Any) -> Record:
     original = Original(
         topic="orders", partition=partition, offset=number, timestamp=None, key=key and key.encode(), headers=(),
         value=json.dumps({"key": key, "number": number}).encode(),
     )  # fmt: skip
-    made = decode(original)
-    made.event = Event(
-        id=uuid4(), type=event_type, key=key, payload=original.value, created_at=datetime.now(UTC), **fields
-    )
-    return made
+    event = Event(id=uuid4(), type=event_type, key=key, payload=original.value, created_at=datetime.now(UTC), **fields)
+    return Record(event=event, original=original, partition=partition)
 
 
 class FakeSource:
@@ -173,21 +157,27 @@ class Engine:
     """An engine with its parts."""
 
     engine: BrokerEngine
-    source: FakeSource
+    source: Any
     dispatcher: Dispatcher
-    claims: FakeClaims | None
-    dead: FakeDeadLetters
+    claims: Any
+    dead: Any
     stop: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @asynccontextmanager
 async def running(
-    function: Callable[..., Any], *, claims: FakeClaims | None = None, source: Any = None, **settings: Any
+    function: Callable[..., Any],
+    *,
+    pattern: str = "x*",
+    claims: Any = None,
+    source: Any = None,
+    dead: Any = None,
+    **settings: Any,
 ) -> AsyncIterator[Engine]:
-    """An engine that runs one handler for all events whose type begins with x."""
+    """An engine that runs one handler."""
     dispatcher = Dispatcher(NAME)
-    dispatcher.add(handler("x*", function))
-    dead = FakeDeadLetters()
+    dispatcher.add(handler(pattern, function))
+    dead = dead or FakeDeadLetters()
     source = source or FakeSource()
     chosen = EngineSettings(consumer=NAME, **{"backoff": QUICK, "concurrency": 8, **settings})
     engine = BrokerEngine(dispatcher, source, claims, PlainExecution(8), dead, chosen)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Awaitable, Collection, Iterable
 from dataclasses import dataclass, field, replace
@@ -135,6 +136,8 @@ class EngineState:
     engine: EngineCounts
     running: int
     ready: int
+    behind: int
+    """Events that wait for an earlier event of their key."""
     parked: int
     lanes: list[ParkedLane]
     """The first parked lanes."""
@@ -270,7 +273,7 @@ class BrokerEngine:
 
     def state(self) -> EngineState:
         """Return the state from values in memory."""
-        now = self._loop.time()
+        now = time.monotonic()  # the clock of the event loop
         lanes: list[ParkedLane] = []
         for work, behind in self._lanes.parked():
             if len(lanes) == _SHOWN:
@@ -289,6 +292,7 @@ class BrokerEngine:
             engine=self.counts,
             running=len(self._running),
             ready=len(self._lanes.ready) + len(self._claimed),
+            behind=self._lanes.behind_count,
             parked=self._lanes.parked_count,
             lanes=lanes,
             claims_trouble=self._claims_away.trouble,

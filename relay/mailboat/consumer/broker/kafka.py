@@ -27,7 +27,7 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from mailboat.consumer.broker.availability import Availability
-from mailboat.consumer.broker.kafka_client import client_log, describe
+from mailboat.consumer.broker.kafka_client import client_log, describe, is_about_access
 from mailboat.consumer.broker.lanes import Entry, Progress
 from mailboat.consumer.broker.protocol import (
     BrokerPoint,
@@ -101,6 +101,7 @@ class KafkaSource:
         self._partitions: dict[int, Partition] = {}
         self._away = Availability("Kafka", log, consumer)
         self._complaint: Report | None = None
+        self._noted: Report | None = None
         self._stopping = threading.Event()
         self._moved = threading.Event()
         """Set by the event loop when a partition falls to half of its bound, while the thread waits for that."""
@@ -395,12 +396,14 @@ class KafkaSource:
             self._note(Report.of(error, self._topic, -1))
 
     def _note(self, report: Report) -> None:
+        self._noted = report
         text = describe(report, self._settings.get("bootstrap.servers", ""), self._topic, self._settings["group.id"])
         self._ask_again_at = time.monotonic() + self._away.failed(text)
 
     def _ask_broker(self, client: Consumer) -> None:
-        """While the broker is unavailable, find out with back-off whether it is back."""
-        if time.monotonic() < self._ask_again_at:
+        """While the broker or the topic is unavailable, find out with back-off whether it is back. Other troubles, such
+        as a refused group, end with an assignment."""
+        if time.monotonic() < self._ask_again_at or self._noted is None or not is_about_access(self._noted):
             return
         try:
             found = client.list_topics(self._topic, timeout=1.0).topics[self._topic]

@@ -92,11 +92,21 @@ def consumer_settings(
     return settings
 
 
+_NO_TOPIC: Final = frozenset(
+    {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
+)
+
+
+def is_about_access(report: Report) -> bool:
+    """Return whether a metadata request of the topic can tell that the trouble is over."""
+    return report.code in NETWORK or report.code in _NO_TOPIC
+
+
 def describe(report: Report, bootstrap: str, topic: str, group: str) -> str:
     """Return what is wrong, and what to do."""
     where = f"Kafka at {bootstrap}"
     match report.code:
-        case KafkaError.UNKNOWN_TOPIC_OR_PART | KafkaError._UNKNOWN_TOPIC | KafkaError._UNKNOWN_PARTITION:
+        case code if code in _NO_TOPIC:
             return f"topic {topic} does not exist on {where}: create it, or correct spec.source.kafka.topic"
         case KafkaError.TOPIC_AUTHORIZATION_FAILED:
             return f"{where} does not let this client read topic {topic}: allow Read on the topic to its user"

@@ -133,6 +133,10 @@ class Lanes:
     def parked_count(self) -> int:
         return len(self._parked)
 
+    @property
+    def behind_count(self) -> int:
+        return sum(len(queue) for queue in self._behind.values() if queue)
+
     def forget(self, partitions: Collection[int]) -> list[Work]:
         """Remove and return all events of these partitions that are not taken. A taken head keeps its lane, so that a
         later event of its key waits for it even if the partition is assigned again meanwhile."""

@@ -1,0 +1,48 @@
+"""Events on a Kafka topic, and what a consumer group has committed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+from uuid import uuid4
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from mailboat_harbor.kafka import KafkaServer
+
+
+class Feed:
+    """Produces events of one topic and remembers them."""
+
+    def __init__(self, server: KafkaServer, topic: str) -> None:
+        self.topic = topic
+        self.sent: list[tuple[str, int]] = []
+        """(key, number)"""
+        self._numbers: dict[str, int] = {}
+        self._producer = Producer({"bootstrap.servers": server.bootstrap, "linger.ms": 5, "enable.idempotence": True})
+
+    def send(self, keys: Iterable[str], *, event_type: str = "x", value: bytes | None = None, **where: Any) -> None:
+        """Send one event per key; events of a key are numbered from 1. ``partition=`` chooses a partition."""
+        for key in keys:
+            number = self._numbers[key] = self._numbers.get(key, 0) + 1
+            headers = [("ce_id", str(uuid4()).encode()), ("ce_type", event_type.encode()), ("ce_specversion", b"1.0")]
+            body = value or json.dumps({"key": key, "number": number}).encode()
+            while True:
+                try:
+                    self._producer.produce(self.topic, body, key.encode(), headers=headers, **where)
+                    break
+                except BufferError:
+                    self._producer.poll(0.1)
+            self.sent.append((key, number))
+        assert self._producer.flush(60) == 0
+
+
+def committed(server: KafkaServer, topic: str, group: str, partitions: int) -> dict[int, int]:
+    """Return the committed offsets of a group, by partition."""
+    client = Consumer({"bootstrap.servers": server.bootstrap, "group.id": group, "log_level": 0})
+    try:
+        wanted = [TopicPartition(topic, number) for number in range(partitions)]
+        return {each.partition: each.offset for each in client.committed(wanted, 10) if each.offset >= 0}
+    finally:
+        client.close()
