@@ -7,8 +7,9 @@ group. Everything here blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from time import monotonic
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -21,6 +22,7 @@ from mailboat.sinks.kafka.errors import Report, unavailable
 from mailboat.sinks.kafka.topic import describe_topics
 
 _TIMEOUT: Final = 30.0
+_POLL: Final = 0.1
 _BATCH: Final = 500
 
 
@@ -78,18 +80,21 @@ class KafkaLetters:
                 if low < high and starts.get(place.partition, 0) < high:
                     ends[place.partition] = high
             self._consumer.assign([place for place in places if place.partition in ends])
+            heard = monotonic()
             while ends:
-                yield from self._read_some(ends)
+                messages = self._consumer.consume(_BATCH, timeout=_POLL)
+                if messages:
+                    heard = monotonic()
+                elif monotonic() - heard > _TIMEOUT:
+                    raise SinkUnavailable(
+                        f"no answer from Kafka at {self._bootstrap} within {_TIMEOUT:g} s while reading topic"
+                        f" {self.topic}: are the brokers up?"
+                    )
+                yield from self._before_end(messages, ends)
         except KafkaException as error:
             raise self._unavailable(error) from error
 
-    def _read_some(self, ends: dict[int, int]) -> Iterator[Original]:
-        messages = self._consumer.consume(_BATCH, timeout=_TIMEOUT)
-        if not messages:
-            raise SinkUnavailable(
-                f"no answer from Kafka at {self._bootstrap} within {_TIMEOUT:g} s while reading topic {self.topic}: are"
-                " the brokers up?"
-            )
+    def _before_end(self, messages: Iterable[Any], ends: dict[int, int]) -> Iterator[Original]:
         for message in messages:
             partition, error = message.partition(), message.error()
             if error is None and partition in ends and message.offset() < ends[partition]:
