@@ -1,0 +1,86 @@
+"""A consumer of Pub/Sub as a process of its own, for tests that kill it: ``consume`` is the target of the process.
+
+Its handler appends a line per event to a file that all consumers share, and fails now and then. ``die_at`` names a
+point of the engine at which the process kills itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from typing import Any
+
+from mailboat.consumer.broker.decode import decode
+from mailboat.consumer.broker.engine import BrokerEngine, EngineSettings
+from mailboat.consumer.broker.execution import PlainExecution
+from mailboat.consumer.broker.protocol import BrokerPoint
+from mailboat.consumer.broker.pubsub import PubSubSettings, PubSubSource
+from mailboat.consumer.broker.pubsub_stream import StreamSettings
+from mailboat.consumer.claims.redis_store import RedisClaims
+from mailboat.consumer.dispatch import Dispatcher
+from mailboat.consumer.handlers import handler
+from mailboat.consumer.received import Event
+from mailboat.pump.retry import Backoff
+from mailboat.sinks.pubsub.connection import Destination
+
+LEASE = 2
+
+
+def engine_of(orders: dict[str, Any]) -> BrokerEngine:
+    effects = os.open(orders["effects"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    left = orders.get("passage", 1)
+
+    def passing(point: BrokerPoint) -> None:
+        nonlocal left
+        if point.value == orders.get("die_at"):
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    async def handle(event: Event) -> None:
+        if event.attempt == 1 and event.json()["number"] % 30 == 7:
+            raise RuntimeError("the first attempt fails")
+        await asyncio.sleep(random.random() * 0.01)
+        os.write(effects, (event.payload or b"") + b"\n")
+        await asyncio.sleep(random.random() * 0.01)
+
+    dispatcher = Dispatcher(orders["consumer"])
+    dispatcher.add(handler("*", handle))
+    settings = PubSubSettings(
+        project="acme",
+        subscription="orders",
+        destination=Destination(orders["host"], plain=True),
+        stream=StreamSettings(lease=LEASE, max_messages=100),
+        longest_tail=10,
+        max_hold=orders.get("max_hold", 1.0),
+        drain=5.0,
+    )
+    return BrokerEngine(
+        dispatcher,
+        PubSubSource(settings, decode, passing),
+        RedisClaims(orders["redis"], consumer=orders["consumer"], lease=LEASE),
+        PlainExecution(8),
+        None,
+        EngineSettings(
+            consumer=orders["consumer"],
+            concurrency=16,
+            max_attempts=1000,
+            backoff=Backoff(initial=0.05, factor=2, ceiling=0.5, jitter=0.5),
+        ),
+        passing=passing,
+    )
+
+
+def consume(orders: dict[str, Any]) -> None:
+    """Handle events until SIGTERM. ``orders``: host, redis, consumer, effects, log."""
+    log = os.open(orders["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.dup2(log, 2)
+
+    async def until_terminated() -> None:
+        stop = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+        await engine_of(orders).run(stop)
+
+    asyncio.run(until_terminated())
