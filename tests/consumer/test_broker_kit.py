@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,14 @@ import yaml
 from confluent_kafka import Producer
 from pydantic import BaseModel
 
-from mailboat import Consumer, Event, Kafka, Redis, Refuse
+from mailboat import Consumer, Event, Inbox, Kafka, Redis, Refuse
 from mailboat.errors import ConfigError
 from mailboat_harbor.kafka import KafkaServer
 from mailboat_harbor.ports import free_port
+from mailboat_harbor.postgres import PostgresServer
 from mailboat_harbor.redis_server import RedisServer
 from mailboat_spec.consumer_report import ConsumerReport, read_consumer_reports
+from support.databases import Database, migrated_database
 from support.wait import await_until
 
 TopicFactory = Callable[..., str]
@@ -98,6 +100,11 @@ def shop(kfake: KafkaServer, valkey: RedisServer, kafka_topic: TopicFactory, uni
     return Shop(kfake, valkey, kafka_topic(kfake, partitions=2), unique_name("billing"))
 
 
+@pytest.fixture
+def outbox(postgres: PostgresServer) -> Iterator[Database]:
+    yield from migrated_database(postgres)
+
+
 def manifest(shop: Shop, folder: Path, **spec: Any) -> Path:
     """A manifest without an OutboxRelay, and a Secret beside it."""
     secret = folder / "secrets" / "redis"
@@ -166,6 +173,40 @@ async def test_arguments_do_what_a_manifest_does(shop: Shop) -> None:
     assert shop.effects == {"o-0": [0, 1, 2, 3]}
 
 
+async def test_an_inbox_gives_handlers_its_transaction(shop: Shop, outbox: Database) -> None:
+    outbox.execute("create table invoices (number int)")
+    ids = [shop.emit("o-0", number) for number in range(3)]
+    consumer = Consumer(
+        f"shop/{shop.name}", source=Kafka(shop.kafka.bootstrap, topic=shop.topic), idempotency=Inbox(outbox.url)
+    )
+    consumer.configure(listen=f"127.0.0.1:{shop.port}")
+
+    @consumer.on("order.placed")
+    async def invoice(order: Order, tx: psycopg.AsyncConnection[Any]) -> None:
+        await tx.execute("insert into invoices values (%s)", [order.number])
+
+    async with serving(consumer):
+        report = await shop.until(lambda it: it.handled == 3 and it.lag == 0, "all events")
+    assert outbox.execute("select number from invoices order by 1") == [(0,), (1,), (2,)]
+    marked = outbox.execute(f"select event_id from mailboat.handled where consumer = 'shop/{shop.name}'")
+    assert {each for (each,) in marked} == set(ids)
+    assert report.idempotency is not None
+    assert report.idempotency.kind == "postgres"
+
+
+async def test_a_broker_that_is_away_at_the_start_is_reported_and_waited_for(shop: Shop) -> None:
+    consumer = Consumer(
+        f"shop/{shop.name}",
+        source=Kafka(f"127.0.0.1:{free_port()}", topic=shop.topic),
+        idempotency=Redis(shop.redis.url),
+    )
+    async with serving(shop.handlers(consumer)):
+        report = await shop.until(lambda it: it.source is not None and not it.source.reachable, "the trouble")
+    assert report.state == "Connecting"
+    assert report.source is not None
+    assert "can't be reached" in (report.source.error or "")
+
+
 async def test_a_paused_consumer_reports_and_handles_nothing(shop: Shop, tmp_path: Path) -> None:
     shop.emit("o-0", 1)
     consumer = shop.handlers(Consumer(shop.name, manifests=manifest(shop, tmp_path, state="Paused")))
@@ -182,7 +223,7 @@ async def test_what_a_source_can_not_do_is_refused_at_the_start(shop: Shop, tmp_
 
     source = Kafka(shop.kafka.bootstrap, topic=shop.topic)
     for register, words in (
-        (lambda consumer: consumer.on("*")(with_transaction), "have no transaction"),
+        (lambda consumer: consumer.on("*")(with_transaction), "without an inbox there is no transaction"),
         (lambda consumer: consumer.batch("*")(batch), "@batch is for pull subscriptions"),
     ):
         consumer = Consumer("shop/billing", source=source)

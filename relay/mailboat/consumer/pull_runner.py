@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from mailboat.consumer.dispatch import Dispatcher
-from mailboat.consumer.handlers import TransactionKind
 from mailboat.consumer.pull_source import Pace, Passing, PullSource, WakeUp, unheard
+from mailboat.consumer.session_factory import SessionFactory, libpq_url
 from mailboat.consumer.settings import ConsumerSettings
 from mailboat.consumer.status import run_with_status
-from mailboat.consumer.transactions import Psycopg, PsycopgAsync, Session, SqlAlchemy, SqlAlchemyAsync, Wanted
+from mailboat.consumer.transactions import Wanted
 from mailboat.errors import ConfigError
 from mailboat_spec import NoHandler
 from mailboat_spec.consumer_report import ConsumerReport
@@ -55,14 +55,14 @@ class PullRunner:
         kind = self.dispatcher.transaction_kind()
         await self._declare(settings)
         wake = WakeUp()
-        engine, owned = self._find_engine(kind, settings.url)
         known = await self._known(settings)
         self._check_groups(known)
         self.dispatcher.no_handler = NoHandler(known["noHandler"])
         wanted = Wanted(settings.subscription, self._size, settings.outbox)
+        sessions = SessionFactory(kind, settings.url, wanted, size=self._concurrency, engine=self._engine)
         source = PullSource(
             self.dispatcher,
-            _opener(kind, settings.url, engine, wanted),
+            sessions.open,
             workers=max(1, min(self._concurrency, known["partitions"])),
             pace=self._pace,
             wake=wake,
@@ -74,13 +74,12 @@ class PullRunner:
         finally:
             upkeep.cancel()
             await asyncio.gather(upkeep, return_exceptions=True)
-            if owned:
-                await _dispose(engine)
+            await sessions.close()
 
     async def _serve(self, source: PullSource, settings: ConsumerSettings, wake: WakeUp, stop: asyncio.Event) -> None:
         from mailboat.consumer.watch import Watch
 
-        watch = Watch(_libpq_url(settings.url), settings.subscription, self.instance, wake, outbox=settings.outbox)
+        watch = Watch(libpq_url(settings.url), settings.subscription, self.instance, wake, outbox=settings.outbox)
         watching = asyncio.create_task(watch.run())
 
         def report() -> ConsumerReport:
@@ -120,7 +119,7 @@ class PullRunner:
         from mailboat.outbox.declaring import declare_pulled
         from mailboat.outbox.link import Link
 
-        link = await Link.open(lambda: _libpq_url(settings.url), "declare")
+        link = await Link.open(lambda: libpq_url(settings.url), "declare")
         try:
             await declare_pulled(link, settings.layout, [settings.resource])
         except psycopg.errors.InsufficientPrivilege:
@@ -136,9 +135,7 @@ class PullRunner:
         from mailboat.errors import DatabaseUnavailable
 
         try:
-            async with await psycopg.AsyncConnection.connect(
-                _libpq_url(settings.url), connect_timeout=10
-            ) as connection:
+            async with await psycopg.AsyncConnection.connect(libpq_url(settings.url), connect_timeout=10) as connection:
                 cursor = await connection.execute(
                     "select mailboat.consumer_settings(%s, %s)", [settings.subscription, settings.outbox]
                 )
@@ -159,21 +156,6 @@ class PullRunner:
                 f" delivery: {{groupBy: [{wanted}]}}"
             )
 
-    def _find_engine(self, kind: TransactionKind | None, url: str | None) -> tuple[Any, bool]:
-        """Return SQLAlchemy's engine, and whether it was created here."""
-        if kind is None or kind.vendor != "sqlalchemy":
-            return None, False
-        if self._engine is not None:
-            return self._engine, False
-        from sqlalchemy import create_engine, make_url
-        from sqlalchemy.ext.asyncio import create_async_engine
-
-        target = make_url(url or "")
-        if "+" not in target.drivername:
-            target = target.set(drivername="postgresql+psycopg")
-        size = {"pool_size": self._concurrency, "max_overflow": 0}
-        return (create_async_engine if kind.is_async else create_engine)(target, **size), True
-
 
 def _janitor(settings: ConsumerSettings, known: Mapping[str, Any]) -> Any:
     """Return the retention task, since there may be no relay.
@@ -185,35 +167,10 @@ def _janitor(settings: ConsumerSettings, known: Mapping[str, Any]) -> Any:
     relay = settings.relay
     if relay is None or not known["isOwner"]:
         return _Nothing()
-    url = _libpq_url(settings.url)
+    url = libpq_url(settings.url)
     return Janitor(lambda: url, settings.layout, relay.spec.outbox.retention, relay.spec.database.pooler)
 
 
 class _Nothing:
     async def run(self) -> None:
         """Do nothing: this consumer does not run retention."""
-
-
-def _opener(
-    kind: TransactionKind | None, url: str | None, engine: Any, wanted: Wanted
-) -> Callable[[], Awaitable[Session]]:
-    libpq = _libpq_url(url)
-    if kind is None or kind is TransactionKind.PSYCOPG_ASYNC:
-        return lambda: PsycopgAsync.open(libpq, wanted)
-    if kind is TransactionKind.PSYCOPG:
-        return lambda: Psycopg.open(libpq, wanted)
-    if kind.is_async:
-        return lambda: SqlAlchemyAsync.open(engine, wanted)
-    return lambda: SqlAlchemy.open(engine, wanted)
-
-
-def _libpq_url(url: str | None) -> str:
-    """Return the URL without SQLAlchemy's driver suffix of the scheme, which libpq does not accept."""
-    scheme, separator, rest = (url or "").partition("://")
-    return f"{scheme.partition('+')[0]}{separator}{rest}"
-
-
-async def _dispose(engine: Any) -> None:
-    disposed = engine.dispose()
-    if asyncio.iscoroutine(disposed):
-        await disposed

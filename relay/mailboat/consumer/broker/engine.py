@@ -46,6 +46,7 @@ from mailboat.consumer.broker.protocol import (
     ClaimsUnavailable,
     DeadLetter,
     DeadLetters,
+    DeadLettersUnavailable,
     Execution,
     PassingPoint,
     Record,
@@ -219,8 +220,7 @@ class BrokerEngine:
         self._loop = asyncio.get_running_loop()
         if self._claims is not None:
             await self._until_open(self._claims.open, ClaimsUnavailable, self._claims_away, stop)
-        if self._dead_letters is not None:
-            await self._dead_letters.open()
+        opening = [] if self._dead_letters is None else [asyncio.create_task(self._open_dead_letters(stop))]
         self._workers = [_Worker() for _ in range(self._settings.concurrency)]
         for number, worker in enumerate(self._workers):
             worker.task = asyncio.create_task(self._work(worker), name=f"worker {number}")
@@ -237,7 +237,9 @@ class BrokerEngine:
             await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._ending = True
-            stopping.cancel()
+            for ending in (stopping, *opening):
+                ending.cancel()
+            await asyncio.gather(*opening, return_exceptions=True)
             await self._source.stop()
             for task in tasks:
                 task.cancel()
@@ -253,6 +255,11 @@ class BrokerEngine:
         for error in ended:
             if isinstance(error, Exception):
                 raise error
+
+    async def _open_dead_letters(self, stop: asyncio.Event) -> None:
+        """Open them beside the handling of events: their topic may be missing, and is needed by dead letters only."""
+        assert self._dead_letters is not None, "the caller has looked"
+        await self._until_open(self._dead_letters.open, DeadLettersUnavailable, self._dead_away, stop)
 
     async def _until_open(
         self, opening: Any, away: type[Exception], available: Availability, stop: asyncio.Event

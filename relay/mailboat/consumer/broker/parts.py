@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mailboat.consumer.broker.dead_letters import DeadLetterTopic
 from mailboat.consumer.broker.decode import decode
 from mailboat.consumer.broker.engine import EngineSettings
+from mailboat.consumer.broker.execution import PlainExecution
 from mailboat.consumer.broker.filtering import FilteredSource
-from mailboat.consumer.broker.protocol import PassingPoint, Source
+from mailboat.consumer.broker.protocol import Execution, PassingPoint, Source
+from mailboat.consumer.claims.inbox import InboxClaims, InboxExecution
+from mailboat.consumer.claims.redis_health import Problem
 from mailboat.consumer.claims.redis_store import RedisClaims
+from mailboat.consumer.handlers import TransactionKind
+from mailboat.consumer.session_factory import SessionFactory, libpq_url
+from mailboat.consumer.transactions import Wanted
 from mailboat.errors import ConfigError
 from mailboat.pump.retry import Backoff
 from mailboat.runtime.secrets import Secrets
@@ -20,6 +27,8 @@ from mailboat.sinks.registry import build_sink
 from mailboat_spec import (
     Connection,
     EventSubscription,
+    Idempotency,
+    IdempotencyPostgres,
     KafkaSink,
     KafkaSource,
     OnUnavailable,
@@ -98,11 +107,61 @@ def _pubsub(
     return Client(settings, decode, passing)
 
 
-def build_claims(resource: EventSubscription, secrets: Secrets, instance: str | None) -> RedisClaims | None:
-    """Build the claim store without connecting; None without ``idempotency.redis``. Raises ``ConfigError``."""
+@dataclass(slots=True)
+class Memory:
+    """How a consumer remembers handled events, and runs its handlers accordingly."""
+
+    claims: RedisClaims | InboxClaims | None
+    execution: Execution
+    sessions: SessionFactory | None = None
+    """Connections of the inbox; to be closed at last."""
+
+    @property
+    def problems(self) -> Sequence[Problem]:
+        """Reasons not to rely on the store."""
+        return self.claims.problems if isinstance(self.claims, RedisClaims) else ()
+
+
+def build_memory(
+    resource: EventSubscription, secrets: Secrets, kind: TransactionKind | None, *, instance: str | None, size: int
+) -> Memory:
+    """Build claim store and execution without connecting. Raises ``ConfigError``.
+
+    ``kind``: transaction that handlers want. ``size``: number of handlers that run at the same time.
+    """
     store = resource.spec.idempotency
-    if store is None or store.redis is None:
-        return None
+    if store is not None and store.postgres is not None:
+        return _inbox(resource, store.postgres, secrets, kind, instance=instance, size=size)
+    if kind is not None:
+        raise ConfigError(
+            f"consumer {full_name(resource)}: a handler wants a {kind.value}, and without an inbox there is no"
+            " transaction: set spec.idempotency.postgres, or use a pull subscription"
+        )
+    claims = None if store is None else _redis(resource, store, secrets, instance)
+    return Memory(claims, PlainExecution(size))
+
+
+def _inbox(
+    resource: EventSubscription,
+    postgres: IdempotencyPostgres,
+    secrets: Secrets,
+    kind: TransactionKind | None,
+    *,
+    instance: str | None,
+    size: int,
+) -> Memory:
+    name, store = full_name(resource), resource.spec.idempotency
+    assert store is not None, "the caller has looked"
+    url = url_of(postgres, secrets, f"EventSubscription {name}: spec.idempotency.postgres")
+    claims = InboxClaims(
+        libpq_url(url), consumer=name, ttl=store.ttl.seconds, lease=store.lease.seconds, instance=instance
+    )
+    sessions = SessionFactory(kind, url, Wanted(name, None, None), size=size)
+    return Memory(claims, InboxExecution(sessions.open, consumer=name), sessions)
+
+
+def _redis(resource: EventSubscription, store: Idempotency, secrets: Secrets, instance: str | None) -> RedisClaims:
+    assert store.redis is not None, "the spec demands one of the two"
     where = f"EventSubscription {full_name(resource)}: spec.idempotency.redis"
     try:
         return RedisClaims(

@@ -10,10 +10,8 @@ import logging
 from datetime import UTC, datetime
 
 from mailboat.consumer.broker.engine import BrokerEngine, EngineState
-from mailboat.consumer.broker.execution import PlainExecution
-from mailboat.consumer.broker.parts import build_claims, build_dead_letters, build_source, engine_settings
+from mailboat.consumer.broker.parts import build_dead_letters, build_memory, build_source, engine_settings
 from mailboat.consumer.broker.protocol import PassingPoint, SourceState, ignore_point
-from mailboat.consumer.claims.redis_store import RedisClaims
 from mailboat.consumer.dispatch import Dispatcher
 from mailboat.consumer.status import run_with_status
 from mailboat.errors import ConfigError
@@ -56,30 +54,23 @@ class BrokerRunner:
         self._check_handlers()
         dispatcher.no_handler = resource.spec.delivery.no_handler
         settings = engine_settings(resource, concurrency)
-        self._claims: RedisClaims | None = build_claims(resource, secrets, claims_instance)
+        kind = dispatcher.transaction_kind()
+        self._memory = build_memory(resource, secrets, kind, instance=claims_instance, size=settings.concurrency)
         self._engine: BrokerEngine | None = None
         if resource.spec.state is State.RUNNING:
             self._engine = BrokerEngine(
                 dispatcher,
                 build_source(resource, secrets, passing),
-                self._claims,
-                PlainExecution(settings.concurrency),
+                self._memory.claims,
+                self._memory.execution,
                 build_dead_letters(resource, secrets),
                 settings,
                 passing=passing,
             )
 
     def _check_handlers(self) -> None:
-        store = self._resource.spec.idempotency
-        if store is not None and store.postgres is not None:
-            raise ConfigError(f"consumer {self._name}: spec.idempotency.postgres is not in this release: use redis")
         if any(each.is_batch for each in self._dispatcher.handlers):
             raise ConfigError(f"consumer {self._name}: @batch is for pull subscriptions: use @on with a source")
-        if (kind := self._dispatcher.transaction_kind()) is not None:
-            raise ConfigError(
-                f"consumer {self._name}: a handler wants a {kind.value}, and events of a broker have no transaction:"
-                " use a connection of your own, or a pull subscription"
-            )
 
     async def serve(self, stop: asyncio.Event) -> None:
         """Handle events until ``stop`` is set, then drain."""
@@ -91,7 +82,11 @@ class BrokerRunner:
             )
         log.info("Consuming.", extra={"consumer": self._name, "instance": self._instance})
         work = stop.wait() if self._engine is None else self._engine.run(stop)
-        await run_with_status(self._listen, self.report, work, stop)
+        try:
+            await run_with_status(self._listen, self.report, work, stop)
+        finally:
+            if self._memory.sessions is not None:
+                await self._memory.sessions.close()
 
     def report(self) -> ConsumerReport:
         """Return the status from values in memory."""
@@ -151,11 +146,12 @@ class BrokerRunner:
         )
 
     def _store_health(self, state: EngineState) -> StoreHealth | None:
-        if self._claims is None:
+        store = self._resource.spec.idempotency
+        if store is None:
             return None
-        problem = next(iter(self._claims.problems), None)
+        problem = next(iter(self._memory.problems), None)
         return StoreHealth(
-            kind="redis",
+            kind="redis" if store.redis is not None else "postgres",
             reachable=state.claims_trouble is None,
             error=state.claims_trouble,
             doubt=None if problem is None else problem.reason,
