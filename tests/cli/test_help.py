@@ -28,7 +28,7 @@ Options:
 
 Commands:
   run       Move events until SIGTERM or SIGINT.
-  consume   Run the handlers of a pull subscription.
+  consume   Run the handlers of a consumer.
   status    Show subscriptions at a glance, once or live.
   migrate   Create or upgrade the outbox and Mailboat's tables.
   verify    Check the schema; print the SQL that is missing.

@@ -8,19 +8,23 @@ import json
 import os
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
-from click.testing import Result
+from click.testing import CliRunner, Result
 from psycopg import sql
 from rich.console import Console
 
+from mailboat.cli.main import main
 from mailboat.cli.status import Overview, as_table
-from mailboat.cli.statuslines import HEADER, StatusLine, enriched, from_relays
+from mailboat.cli.statuslines import HEADER, StatusLine, enriched, from_consumers, from_relays
 from mailboat.runtime.status import as_json
 from mailboat_harbor.ports import free_port
 from mailboat_harbor.postgres import Database
+from mailboat_spec.consumer_report import ConsumerReport, SourceHealth
 from support.cli import Place, RunningRelay, make_known, relay_manifest, subscription_manifest
+from support.manifests import event_subscription
 from support.relay_statuses import partition, relay, subscription
 from support.terminal import CTRL_C, HIDE_CURSOR, SHOW_CURSOR, Terminal
 from support.wait import wait_until
@@ -219,3 +223,22 @@ def test_on_a_terminal_it_is_a_table_with_remarks_below():
     assert line.startswith("False  shop/orders-to-kafka  kafka")  # two of its four partitions are nobody's
     assert line.endswith("no broker [red]")
     assert remark == "no status from http://b: away"
+
+
+def test_consumers_are_shown_beside_relays(tmp_path: Path):
+    """Those with a source report their own partitions, those that pull the whole subscription."""
+    behind = ConsumerReport(name="shop/billing", state="Running", lag=5, dead=1, source=SourceHealth(owned=2))
+    away = behind.model_copy(update={"source": SourceHealth(owned=1, reachable=False), "message": "no broker"})
+    pulling = ConsumerReport(name="shop/view", state="Running", lag=5, dead=1)
+    billing, view = from_consumers([behind, away, pulling, pulling])
+    assert billing.cells() == ("False", "shop/billing", "pull", "3/3", "10", "-", "0", "2", "-", "no broker")
+    assert view.cells() == ("True", "shop/view", "pull", "0/0", "5", "-", "0", "1", "-", "")
+    source = {"kafka": {"bootstrapServers": ["kafka:9092"], "topic": "orders"}}
+    body = event_subscription("billing", {"pull": {}}, source=source)
+    del body["spec"]["relayRef"]
+    path = tmp_path / "billing.yaml"
+    path.write_text(yaml.safe_dump(body))
+    assert (
+        "shop/billing reads kafka/orders: its consumers run in the application"
+        in CliRunner().invoke(main, ["status", "-f", str(path)]).output
+    )

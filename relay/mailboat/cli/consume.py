@@ -18,11 +18,15 @@ if TYPE_CHECKING:
     from mailboat.consumer import Consumer
 
 
-@click.command(short_help="Run the handlers of a pull subscription.")
+@click.command(short_help="Run the handlers of a consumer.")
 @with_manifests
 @click.argument("target", metavar="MODULE:CONSUMER")
 @click.option("--listen", metavar="ADDRESS", help="Address of /livez, /readyz, /status and /metrics, like :8080.")
-@click.option("--concurrency", type=click.IntRange(1, 256), help="Transactions at the same time.")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 1024),
+    help="Outbox: transactions at the same time. Source: events at the same time.",
+)
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
@@ -46,7 +50,7 @@ def consume(
     log_level: str,
     log_format: str,
 ) -> None:
-    """Run the handlers of a pull subscription until SIGTERM or SIGINT.
+    """Run the handlers of a subscription until SIGTERM or SIGINT: one with sink pull, or one with a source.
 
     MODULE:CONSUMER names a mailboat.Consumer, as in shop.billing:consumer; the module is looked for in the current
     folder first. The first signal ends it in good order: handlers finish, their transactions commit.

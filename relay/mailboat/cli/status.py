@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +16,22 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from mailboat.cli.options import PATH, Outbox, outboxes, secrets_option
+from mailboat.cli.options import PATH, Outbox, outboxes, outboxes_of, secrets_option
 from mailboat.cli.printing import columns, counted
-from mailboat.cli.statuslines import HEADER, StatusLine, enriched, from_database, from_relays, not_started
+from mailboat.cli.statuslines import (
+    HEADER,
+    StatusLine,
+    enriched,
+    from_consumers,
+    from_database,
+    from_relays,
+    not_started,
+)
 from mailboat.errors import DatabaseUnavailable
 from mailboat.http.client import Answer, ask
 from mailboat.outbox.overview import known_relays, known_subscriptions, waiting
+from mailboat.runtime.config import load
+from mailboat.runtime.secrets import find_secrets
 from mailboat.terminals import safe
 from mailboat_spec import full_name
 
@@ -51,7 +62,11 @@ class Overview:
 )
 @secrets_option
 @click.option(
-    "--url", "urls", multiple=True, metavar="URL", help="Ask this relay, without a database. May be given again."
+    "--url",
+    "urls",
+    multiple=True,
+    metavar="URL",
+    help="Ask this relay or consumer, without a database. May be given again.",
 )
 @click.option("--watch", is_flag=True, help="Show it again and again, until interrupted.")
 @click.option(
@@ -73,23 +88,39 @@ def status(
     """
     if bool(files) == bool(urls):
         raise click.UsageError("give either -f or --url")
-    chosen = outboxes(files, secrets_dir) if files else []
+    chosen, elsewhere = _chosen(files, secrets_dir) if files else ([], [])
     try:
-        asyncio.run(_show(chosen, urls, interval if watch else None, as_json))
+        asyncio.run(_show(chosen, urls, interval if watch else None, as_json, elsewhere))
     except KeyboardInterrupt:
         if not watch:
             raise
 
 
-async def _show(chosen: Sequence[Outbox], urls: Sequence[str], every: float | None, as_json: bool) -> None:
+def _chosen(files: Sequence[Path], secrets_dir: Path | None) -> tuple[list[Outbox], list[str]]:
+    """Return the outboxes of the manifests, and remarks about subscriptions that read a broker."""
+    manifests = load(files, needs_relay=False)
+    consumed = [each for each in manifests.subscriptions if each.spec.source is not None]
+    if not consumed:
+        return outboxes(files, secrets_dir), []
+    remarks = [
+        f"{full_name(each)} reads {each.spec.source_name}: its consumers run in the application; ask them with --url,"
+        " or kubectl get evs"
+        for each in consumed
+    ]
+    return outboxes_of(manifests, find_secrets(secrets_dir, os.environ)), remarks
+
+
+async def _show(
+    chosen: Sequence[Outbox], urls: Sequence[str], every: float | None, as_json: bool, elsewhere: Sequence[str]
+) -> None:
     console = Console()
     if console.is_terminal and not as_json and every is not None:
         with Live(console=console, screen=False, auto_refresh=False) as live:
             while True:
-                live.update(as_table(await _overview_or_trouble(chosen, urls)), refresh=True)
+                live.update(as_table(await _overview_or_trouble(chosen, urls, elsewhere)), refresh=True)
                 await asyncio.sleep(every)
     while True:
-        overview = await (_overview if every is None else _overview_or_trouble)(chosen, urls)
+        overview = await (_overview if every is None else _overview_or_trouble)(chosen, urls, elsewhere)
         if as_json:
             click.echo(_json(overview, indent=None if every is not None else 2))
         elif console.is_terminal:
@@ -103,23 +134,27 @@ async def _show(chosen: Sequence[Outbox], urls: Sequence[str], every: float | No
         await asyncio.sleep(every)
 
 
-async def _overview_or_trouble(chosen: Sequence[Outbox], urls: Sequence[str]) -> Overview:
+async def _overview_or_trouble(chosen: Sequence[Outbox], urls: Sequence[str], elsewhere: Sequence[str]) -> Overview:
     """Return the overview or, for a live view that must continue, an overview with the error."""
     try:
-        return await _overview(chosen, urls)
+        return await _overview(chosen, urls, elsewhere)
     except DatabaseUnavailable as error:
         return Overview((), tuple(safe(line) for line in str(error).splitlines()), ())
 
 
-async def _overview(chosen: Sequence[Outbox], urls: Sequence[str]) -> Overview:
+async def _overview(chosen: Sequence[Outbox], urls: Sequence[str], elsewhere: Sequence[str]) -> Overview:
     if urls:
         answers = await ask(urls)
         if all(answer.error for answer in answers):
             raise DatabaseUnavailable("\n".join(_silence(answer) for answer in answers))
         relays = [relay for answer in answers for relay in answer.relays]
-        return Overview(tuple(from_relays(relays)), tuple(_remarks(answers)), tuple(relays))
-    lines: list[StatusLine] = []
-    remarks: list[str] = []
+        lines = from_relays(relays)
+        names = {line.name for line in lines}
+        consumed = from_consumers(report for answer in answers for report in answer.consumers)
+        lines = sorted([*lines, *(line for line in consumed if line.name not in names)], key=lambda line: line.name)
+        return Overview(tuple(lines), tuple(_remarks(answers)), tuple(relays))
+    lines = []
+    remarks: list[str] = [*elsewhere]
     documents: list[dict[str, Any]] = []
     away: list[str] = []
     for outbox in chosen:

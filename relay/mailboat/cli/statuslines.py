@@ -14,6 +14,7 @@ from typing import Any
 from mailboat.cli.printing import age, shortened
 from mailboat.outbox.overview import KnownSubscription, Waiting
 from mailboat_spec import EventSubscription, full_name
+from mailboat_spec.consumer_report import ConsumerReport
 
 HEADER = ("READY", "NAME", "SINK", "PARTITIONS", "LAG", "OLDEST", "PARKED", "DEAD", "RATE", "LAST ERROR")
 _ERROR_WIDTH = 100
@@ -107,6 +108,41 @@ def _added_up(name: str, parts: Sequence[Mapping[str, Any]]) -> StatusLine:
         sink_reachable=all(part["sinkReachable"] for part in parts if part["owned"]),
         last_error=next((part["lastError"] for part in parts if part["lastError"]), None),
     )
+
+
+def from_consumers(reports: Iterable[ConsumerReport]) -> list[StatusLine]:
+    """Return a line per subscription, summed over the reports of its consumers."""
+    parts: dict[str, list[ConsumerReport]] = defaultdict(list)
+    for report in reports:
+        parts[report.name].append(report)
+    return [_consumed(name, of_it) for name, of_it in sorted(parts.items())]
+
+
+def _consumed(name: str, parts: Sequence[ConsumerReport]) -> StatusLine:
+    # Each report of a pull consumer covers the whole subscription, each of a consumer with a source its partitions.
+    whole = sum if parts[0].source is not None else max
+    owned = sum(part.source.owned for part in parts if part.source is not None)
+    return StatusLine(
+        name=name,
+        sink="pull",
+        state=_state([part.state for part in parts]),
+        owned=owned,
+        partitions=owned,
+        lag=whole(part.lag for part in parts),
+        bounded=any(part.lag_bounded for part in parts),
+        oldest_age=max((part.oldest_age for part in parts if part.oldest_age is not None), default=None),
+        parked=whole(part.parked for part in parts),
+        dead=whole(part.dead for part in parts),
+        rate=None,
+        sink_reachable=all(_reaches_all(part) for part in parts),
+        last_error=next((text for part in parts for text in (part.message, part.last_error) if text), None),
+    )
+
+
+def _reaches_all(report: ConsumerReport) -> bool:
+    servers = [each for each in (report.source, report.idempotency, report.dead_letters) if each is not None]
+    stopped = report.dead_letters is not None and report.dead_letters.stopped
+    return report.state != "Connecting" and not stopped and all(each.reachable for each in servers)
 
 
 def _state(states: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""HTTP client that reads the status of relays, for ``mailboat status``."""
+"""HTTP client that reads the status of relays and consumers, for ``mailboat status``."""
 
 from __future__ import annotations
 
@@ -10,23 +10,26 @@ from typing import Any
 
 import aiohttp
 
+from mailboat_spec.consumer_report import ConsumerReport, read_consumer_reports
+
 _LARGEST = 16 * 1024 * 1024
 _NO_ADDRESS = "that is no address: write http://host:port"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Status of one relay process, or the error of the request."""
+    """Status of one process with relays or consumers, or the error of the request."""
 
     url: str
     relays: tuple[dict[str, Any], ...] = ()
+    consumers: tuple[ConsumerReport, ...] = ()
     error: str | None = None
     config_error: str | None = None
     """Why the relay rejected its latest configuration."""
 
 
 async def ask(urls: Sequence[str], *, timeout: float = 3.0) -> list[Answer]:
-    """Request the status of all relays concurrently. Returns one answer per URL, in order, also for failed requests."""
+    """Request the status of all processes concurrently. Returns one answer per URL, in order, also if it failed."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout)) as session:
         return list(await asyncio.gather(*(_ask(session, url) for url in urls)))
 
@@ -45,6 +48,8 @@ async def _ask(session: aiohttp.ClientSession, url: str) -> Answer:
                 if len(body) > _LARGEST:
                     return Answer(url, error="answered more than a status can have")
         document = json.loads(body)
+        if "relays" not in document and (consumers := read_consumer_reports(bytes(body))):
+            return Answer(url, consumers=consumers)
         relays = tuple(relay for relay in document["relays"] if isinstance(relay, dict))
         complaint = document.get("config", {}).get("error")
         return Answer(url, relays, config_error=None if complaint is None else str(complaint))
@@ -53,4 +58,4 @@ async def _ask(session: aiohttp.ClientSession, url: str) -> Answer:
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         return Answer(url, error=str(error) or "did not answer in time")
     except (ValueError, KeyError, TypeError, AttributeError):
-        return Answer(url, error="answered something that is no status of a relay")
+        return Answer(url, error="answered something that is no status of a relay or consumer")
