@@ -92,7 +92,7 @@ def test_choices_are_explained(explaining: ApiServer) -> None:
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("eventsubscription", "One stream out of one outbox."),
+        ("eventsubscription", "One stream of events."),
         ("evs.spec.sink.kafka.bootstrapServers", "Brokers to ask first, each as host:port."),
         ("evs.status.assignments", "Who holds which partition."),
         ("outboxrelay", "One outbox, and the relays that serve it."),
