@@ -9,8 +9,9 @@ dependency is pydantic.
 from mailboat_spec.base import Model, Refusal, Refused, StatusModel
 from mailboat_spec.conditions import Condition, ConditionStatus, ConditionType, Reason
 from mailboat_spec.connections import Connection
-from mailboat_spec.delivery import Backoff, DeadLetter, Delivery, NoHandler, OnExhausted
+from mailboat_spec.delivery import Backoff, DeadLetter, Delivery, NoHandler, OnExhausted, StopAt
 from mailboat_spec.durations import Duration, DurationBounds
+from mailboat_spec.idempotency import Idempotency, IdempotencyPostgres, IdempotencyRedis, OnUnavailable
 from mailboat_spec.metadata import Metadata
 from mailboat_spec.names import (
     API_VERSION,
@@ -55,14 +56,14 @@ from mailboat_spec.sinks import (
     Sink,
 )
 from mailboat_spec.sizes import Size
+from mailboat_spec.sources import GroupProtocol, KafkaSource, PubSubSource, Source
 from mailboat_spec.status import Assignment, EventSubscriptionStatus, OutboxRelayStatus, ResourceStatus
 from mailboat_spec.subscription import (
+    ConsumerRuntime,
     EventSubscription,
     EventSubscriptionSpec,
     Filter,
     Format,
-    Idempotency,
-    IdempotencyRedis,
     Ordering,
     Schemas,
     Start,
@@ -90,6 +91,7 @@ __all__ = [
     "ConditionType",
     "ConfigMapRef",
     "Connection",
+    "ConsumerRuntime",
     "CustomSink",
     "Database",
     "DeadLetter",
@@ -103,10 +105,13 @@ __all__ = [
     "EventSubscriptionStatus",
     "Filter",
     "Format",
+    "GroupProtocol",
     "HttpSink",
     "Idempotency",
+    "IdempotencyPostgres",
     "IdempotencyRedis",
     "KafkaSink",
+    "KafkaSource",
     "LogSink",
     "Manifests",
     "Metadata",
@@ -114,6 +119,7 @@ __all__ = [
     "NoHandler",
     "Notify",
     "OnExhausted",
+    "OnUnavailable",
     "Ordering",
     "Outbox",
     "OutboxRelay",
@@ -125,6 +131,7 @@ __all__ = [
     "PostgresSink",
     "Problem",
     "PubSubSink",
+    "PubSubSource",
     "PullSink",
     "Reason",
     "RedisSink",
@@ -142,11 +149,13 @@ __all__ = [
     "SecretRef",
     "Sink",
     "Size",
+    "Source",
     "SpecError",
     "Start",
     "StartFrom",
     "State",
     "StatusModel",
+    "StopAt",
     "Tags",
     "TaintEffect",
     "Toleration",

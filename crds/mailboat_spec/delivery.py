@@ -75,10 +75,30 @@ class Backoff(Model):
         )
 
 
-class DeadLetter(Model):
-    """Destination of dead letters. They are always kept in the table mailboat.dead_letters, too."""
+class StopAt(Model):
+    """Limit of dead letters, so that a faulty deployment does not move a whole topic into the dead-letter topic."""
 
-    topic: NonEmpty = Field(description="Topic (Redis: stream) for dead letters, on the same servers as the sink.")
+    consecutive: int = Field(
+        strict=True,
+        ge=1,
+        le=1_000_000,
+        description="Dead letters in a row, without a handled event between them, that stop the consumer; between 1 "
+        "and 1000000.",
+    )
+
+
+class DeadLetter(Model):
+    """Destination of dead letters. Those of an outbox are always kept in the table mailboat.dead_letters, too."""
+
+    topic: NonEmpty | None = Field(
+        default=None,
+        description="Topic (Redis: stream) for dead letters, on the servers of the sink or of the source. Required "
+        "with relayRef. Default: none, which means with source TOPIC.NAME.dead (Pub/Sub: SUBSCRIPTION.NAME.dead).",
+    )
+    stop_at: StopAt | None = Field(
+        default=None,
+        description="Source only: how many dead letters stop the consumer. Default: none, it never stops.",
+    )
 
 
 class Delivery(Model):
@@ -111,7 +131,9 @@ class Delivery(Model):
         "for a person). Default: DeadLetter.",
     )
     dead_letter: DeadLetter | None = Field(
-        default=None, description="Where dead letters are sent. Default: none, they are kept in the database only."
+        default=None,
+        description="Where dead letters are sent. Default: none, which means the database only with relayRef, and the "
+        "default topic with source.",
     )
     group_by: tuple[NonEmpty, ...] = Field(
         default=(),

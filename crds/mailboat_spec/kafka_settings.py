@@ -82,9 +82,33 @@ ALLOWED: Final = frozenset(
     ]
 )
 
+CONSUMER_ONLY: Final = frozenset(
+    [
+        "fetch.min.bytes",
+        "fetch.max.bytes",
+        "fetch.wait.max.ms",
+        "fetch.error.backoff.ms",
+        "max.partition.fetch.bytes",
+        "fetch.message.max.bytes",
+        "check.crcs",
+        "session.timeout.ms",
+        "heartbeat.interval.ms",
+    ]
+)
+"""Allowed in a source beside the settings above, which configure its consumer and the producer of dead letters."""
+SOURCE_ALLOWED: Final = ALLOWED | CONSUMER_ONLY
+
 _INSTEAD: Final[Mapping[str, str]] = {
-    "bootstrap.servers": "it has a field of its own, spec.sink.kafka.bootstrapServers",
-    "metadata.broker.list": "use spec.sink.kafka.bootstrapServers",
+    "bootstrap.servers": "it has a field of its own, bootstrapServers",
+    "metadata.broker.list": "use bootstrapServers",
+    "group.id": "it has a field of its own, spec.source.kafka.group",
+    "group.protocol": "use spec.source.kafka.groupProtocol",
+    "partition.assignment.strategy": "use spec.source.kafka.groupProtocol",
+    "auto.offset.reset": "use spec.start.from",
+    "enable.auto.commit": "offsets are committed after their events are handled",
+    "enable.auto.offset.store": "offsets are committed after their events are handled",
+    "isolation.level": "events of aborted transactions are never handled",
+    "max.poll.interval.ms": "the duration of handlers is not limited by it",
     "acks": "only acks=all keeps events that were answered for",
     "request.required.acks": "only acks=all keeps events that were answered for",
     "enable.idempotence": "order per key rests on it",
@@ -106,11 +130,11 @@ NOT_ALLOWED: Final = "is none of the librdkafka settings that a subscription may
 """Message for any other setting, appended to its name."""
 
 
-def objection(name: str) -> str | None:
+def objection(name: str, allowed: frozenset[str] = ALLOWED) -> str | None:
     """Return why a setting is refused, with the remedy; None if it is allowed."""
-    if name in ALLOWED:
+    if name in allowed:
         return None
     if (instead := _INSTEAD.get(name)) is not None:
         return f"{NOT_ALLOWED}: {instead}"
-    meant = nearest(name, ALLOWED)
+    meant = nearest(name, allowed)
     return f"{NOT_ALLOWED}; did you mean {meant}?" if meant else f"{NOT_ALLOWED}: remove it"

@@ -36,6 +36,10 @@ MAX_RELAY_NAME: Final = 57
 RELAY_LABEL: Final = f"{GROUP}/relay"
 """On a pod: the OutboxRelay whose sidecar is requested. On children of a relay: the relay they belong to."""
 
+SUBSCRIPTION_LABEL: Final = f"{GROUP}/subscription"
+"""On a pod: the EventSubscription whose consumer runs in it. Its status port is a container port of this name:"""
+CONSUMER_PORT_NAME: Final = "mailboat"
+
 COMPONENT_LABEL: Final = "app.kubernetes.io/component"
 MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
 MANAGED_BY: Final = "mailboat"

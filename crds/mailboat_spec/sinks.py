@@ -66,16 +66,19 @@ class WithoutSecrets:
 class KafkaSettings(WithoutSecrets):
     """The same for librdkafka settings, limited to an allow-list."""
 
+    allowed: frozenset[str] = kafka_settings.ALLOWED
+
     def check(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the settings, or raise ``Refused`` with each setting that is not allowed."""
         WithoutSecrets.check(self, settings)
-        if refusals := [Refusal((name,), why) for name in settings if (why := kafka_settings.objection(name))]:
+        objections = {name: kafka_settings.objection(name, self.allowed) for name in settings}
+        if refusals := [Refusal((name,), why) for name, why in objections.items() if why]:
             raise Refused(*refusals)
         return settings
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         whole = WithoutSecrets.__get_pydantic_json_schema__(self, schema, handler)
-        names = listed(kafka_settings.ALLOWED)
+        names = listed(self.allowed)
         rule = Rule(
             f"self.all(name, name in {names})",
             f"one of them {kafka_settings.NOT_ALLOWED}",

@@ -60,7 +60,13 @@ class Assignment(StatusModel):
 class EventSubscriptionStatus(ResourceStatus):
     """Status of a subscription."""
 
+    source: str = Field(
+        default="", description="Kind and name of what is read, for example outbox/orders. Default: empty."
+    )
     sink: str = Field(default="", description="Kind of the sink, for example kafka. Default: empty.")
+    partitions: int = Field(
+        default=0, description="Partitions of the subscription, or of the topic that it reads. Default: 0."
+    )
     lag: int = Field(
         default=0, description="Matching events not yet settled; counted up to a bound, never beyond. Default: 0."
     )

@@ -95,6 +95,15 @@ KAFKA_TOPIC: Final = Form(
 )
 KafkaTopic = Annotated[str, KAFKA_TOPIC]
 
+KafkaGroup = Annotated[
+    str,
+    Form(r"[^\s\x00]+", "is not the name of a consumer group: 1 to 249 characters without blanks", max_length=249),
+]
+
+RedisPrefix = Annotated[
+    str, Form(r"[^\s\x00]+", "is not a prefix of keys: 1 to 128 characters without blanks", max_length=128)
+]
+
 PUBSUB_TOPIC: Final = Form(
     r"[A-Za-z][A-Za-z0-9._~+%-]{2,254}",
     "is not a valid Pub/Sub topic: 3 to 255 letters, digits and - . _ ~ + %, beginning with a letter and not with "
@@ -103,6 +112,17 @@ PUBSUB_TOPIC: Final = Form(
     never_begins="goog",
 )
 PubSubTopic = Annotated[str, PUBSUB_TOPIC]
+
+PubSubSubscription = Annotated[
+    str,
+    Form(
+        PUBSUB_TOPIC.pattern,
+        "is not a valid Pub/Sub subscription: 3 to 255 letters, digits and - . _ ~ + %, beginning with a letter and "
+        'not with "goog"; without "projects/.../subscriptions/"',
+        max_length=255,
+        never_begins="goog",
+    ),
+]
 
 PubSubProject = Annotated[
     str,

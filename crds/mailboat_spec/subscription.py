@@ -1,22 +1,23 @@
-"""EventSubscription: one stream out of one outbox, with its own filter, sink, policy and progress."""
+"""EventSubscription: one stream of events, with its own source, filter, sink, policy and progress."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Final, Literal
 
 from pydantic import Field
 
 from mailboat_spec.admission import AS_SET, Because, Rule, unchangeable, unless_given
 from mailboat_spec.base import Model, Refusal
-from mailboat_spec.connections import Connection
 from mailboat_spec.delivery import Delivery
-from mailboat_spec.durations import Duration, between
+from mailboat_spec.idempotency import Idempotency
 from mailboat_spec.patterns import Pattern
 from mailboat_spec.references import ConfigMapRef, RelayRef
 from mailboat_spec.resource import Resource
 from mailboat_spec.sinks import Sink
+from mailboat_spec.source_rules import CONSTRAINTS
+from mailboat_spec.sources import Source
 from mailboat_spec.status import EventSubscriptionStatus
 from mailboat_spec.strings import KAFKA_TOPIC, PUBSUB_TOPIC, NonEmpty
 from mailboat_spec.timestamps import Timestamp
@@ -187,24 +188,16 @@ class Schemas(Model):
     config_map_ref: ConfigMapRef = Field(description="ConfigMap with one entry per event type, as JSON Schema.")
 
 
-class IdempotencyRedis(Connection):
-    """The Redis that stores the ids of handled events."""
+class ConsumerRuntime(StrEnum):
+    """Where the handlers of a source's events run."""
 
-    schemes: ClassVar[tuple[str, ...]] = ("rediss", "redis")
-
-
-class Idempotency(Model):
-    """Detection of duplicates by consumers of this stream."""
-
-    redis: IdempotencyRedis = Field(description="The Redis that remembers handled events: urlSecretRef, or url.")
-    ttl: Annotated[Duration, between("1m", "87600h")] = Field(
-        default=Duration.parse("720h"),
-        description="How long a handled event is remembered, as a duration between 1m and 87600h. Default: 720h.",
-    )
+    IN_PROCESS = "InProcess"
+    """In the application, with the Python kit. The operator only reads its status."""
+    SIDECAR = "Sidecar"
+    DEPLOYMENT = "Deployment"
 
 
-_OWN_TOPIC: Final = "is the sink's own topic: dead letters need another one"
-
+_OWN_TOPIC: Final = "is the topic of the sink or source itself: dead letters need another one"
 
 _PULL_ONLY: Final = "is for sink: {pull: {}} only: remove it"
 
@@ -212,7 +205,28 @@ _PULL_ONLY: Final = "is for sink: {pull: {}} only: remove it"
 class EventSubscriptionSpec(Model):
     """Desired state of a subscription."""
 
-    relay_ref: RelayRef = Field(description="The OutboxRelay whose outbox is read.")
+    relay_ref: RelayRef | None = Field(
+        default=None,
+        description="The OutboxRelay whose outbox is read. Default: none; either this or source is needed.",
+    )
+    source: Source | None = Field(
+        default=None,
+        description="The broker that is read instead of an outbox, by consumers that run in the application. Default: "
+        "none; either this or relayRef is needed.",
+    )
+    runtime: ConsumerRuntime | None = Field(
+        default=None,
+        description="Source only: where handlers run. InProcess: in the application, with the Python kit. Sidecar and "
+        "Deployment are not in this release. Default: none, which means InProcess with source.",
+    )
+    concurrency: int | None = Field(
+        default=None,
+        strict=True,
+        ge=1,
+        le=1024,
+        description="Source only: events of different keys that one process handles at the same time, between 1 and "
+        "1024. Default: none, which means 32.",
+    )
     state: State = Field(default=State.RUNNING, description="Running or Paused. Default: Running.")
     filter: Filter = Field(default_factory=Filter, description="Which events belong to it. Default: all.")
     partitions: int = Field(
@@ -246,7 +260,9 @@ class EventSubscriptionSpec(Model):
         default_factory=Delivery, description="How hard to try. Default: 25 attempts, 4 with a pull sink."
     )
     idempotency: Idempotency | None = Field(
-        default=None, description="How consumers recognise duplicates. Not in this release. Default: none."
+        default=None,
+        description="Source only: how consumers recognise events that they handled before. Default: none, a "
+        "redelivered event is handled again.",
     )
 
     @property
@@ -259,18 +275,39 @@ class EventSubscriptionSpec(Model):
         """``delivery.maxAttempts``, or its default for this kind of sink."""
         return self.delivery.max_attempts or (4 if self.sink.pull is not None else 25)
 
+    @property
+    def handlers(self) -> int:
+        """``concurrency``, or its default."""
+        return self.concurrency or 32
+
+    @property
+    def relay(self) -> str | None:
+        """Name of the OutboxRelay; None with a source."""
+        return self.relay_ref.name if self.relay_ref is not None else None
+
+    @property
+    def source_name(self) -> str:
+        """Kind and name of what is read: ``outbox/orders``, ``kafka/orders``, ``pubsub/orders-billing``."""
+        if self.source is not None:
+            return f"{self.source.kind}/{self.source.chosen.stream}"
+        return f"outbox/{self.relay}"
+
     def wrong_combinations(self) -> Iterator[Refusal]:
+        yield from (each.refusal() for each in CONSTRAINTS if each.broken(self))
         if self.delivery.group_by and self.sink.pull is None:
             yield Refusal(("delivery", "groupBy"), _PULL_ONLY)
-        if self.delivery.dead_letter is None:
+        if self.delivery.dead_letter is None or self.delivery.dead_letter.topic is None:
             return
-        field, topic, kind = ("delivery", "deadLetter", "topic"), self.delivery.dead_letter.topic, self.sink.kind
+        field, topic = ("delivery", "deadLetter", "topic"), self.delivery.dead_letter.topic
+        kind, own = self.sink.kind, {getattr(self.sink.chosen, name, None) for name in ("topic", "stream")}
+        if self.source is not None:
+            kind, own = self.source.kind, {getattr(self.source.chosen, "topic", None)}
         if kind in _WITHOUT_TOPICS:
             yield Refusal(
                 field[:2],
                 f"a sink of kind {kind} has no topics: remove it (dead letters are kept in mailboat.dead_letters)",
             )
-        if topic in (getattr(self.sink.chosen, "topic", None), getattr(self.sink.chosen, "stream", None)):
+        if topic in own:
             yield Refusal(field, _OWN_TOPIC)
         elif kind in _TOPIC_FORMS:
             try:
@@ -280,8 +317,13 @@ class EventSubscriptionSpec(Model):
 
     @classmethod
     def admission_rules(cls) -> Iterator[Rule]:
-        yield unchangeable(
-            "relayRef", "progress is kept in the database of that relay; create another EventSubscription instead"
+        yield from (each.rule() for each in CONSTRAINTS)
+        yield Rule(
+            "has(self.relayRef) == has(oldSelf.relayRef) && (!has(self.relayRef) || self.relayRef == oldSelf.relayRef)",
+            "can't be changed: progress is kept in the database of that relay; create another EventSubscription "
+            "instead",
+            field="relayRef",
+            because=Because.FORBIDDEN,
         )
         yield unchangeable(
             "start", "it has no effect on a subscription that exists; create another EventSubscription instead"
@@ -293,29 +335,35 @@ class EventSubscriptionSpec(Model):
         )
         for kind in sorted(_WITHOUT_TOPICS):
             yield Rule(
-                f"!has(self.sink.{kind}) || !has(self.delivery.deadLetter)",
+                f"has(self.source) || !has(self.sink.{kind}) || !has(self.delivery.deadLetter)",
                 f"a sink of kind {kind} has no topics: remove it (dead letters are kept in mailboat.dead_letters)",
                 field="delivery.deadLetter",
             )
         topic = "self.delivery.deadLetter.topic"
-        for own in ("kafka.topic", "pubsub.topic", "redis.stream"):
+        without = "!has(self.delivery.deadLetter) || !has(self.delivery.deadLetter.topic)"
+        for own in ("sink.kafka.topic", "sink.pubsub.topic", "sink.redis.stream", "source.kafka.topic"):
             yield Rule(
-                f"!has(self.sink.{own.partition('.')[0]}) || !has(self.delivery.deadLetter) "
-                f"|| {topic} != self.sink.{own}",
+                f"{_lacks(own.rpartition('.')[0])} || {without} || {topic} != self.{own}",
                 _OWN_TOPIC,
                 field="delivery.deadLetter.topic",
             )
         for kind, form in _TOPIC_FORMS.items():
             yield Rule(
-                f"!has(self.sink.{kind}) || !has(self.delivery.deadLetter) "
+                f"{_lacks(f'sink.{kind}')} && ({_lacks(f'source.{kind}')}) || {without} "
                 f"|| {topic}.size() <= {form.max_length} && {form.condition(topic)}",
                 form.message,
                 field="delivery.deadLetter.topic",
             )
 
 
+def _lacks(path: str) -> str:
+    """Return a CEL expression that is true if the sink or source at this path is absent."""
+    parent, _, _ = path.partition(".")
+    return f"!has(self.{path})" if parent == "sink" else f"!has(self.{parent}) || !has(self.{path})"
+
+
 class EventSubscription(Resource):
-    """One stream out of one outbox."""
+    """One stream of events."""
 
     kind: Literal["EventSubscription"] = Field(
         default="EventSubscription", description="Always EventSubscription. Default: EventSubscription."
@@ -324,3 +372,17 @@ class EventSubscription(Resource):
     status: EventSubscriptionStatus | None = Field(
         default=None, description="How it is doing. Written by the operator. Default: none."
     )
+
+    @property
+    def group(self) -> str:
+        """Kafka consumer group: ``source.kafka.group``, or its default."""
+        kafka = self.spec.source.kafka if self.spec.source is not None else None
+        return (kafka.group if kafka is not None else None) or f"{self.metadata.namespace}.{self.metadata.name}"
+
+    @property
+    def dead_letter_topic(self) -> str | None:
+        """``delivery.deadLetter.topic``; with a source, or its default."""
+        given = self.spec.delivery.dead_letter.topic if self.spec.delivery.dead_letter is not None else None
+        if given is not None or self.spec.source is None:
+            return given
+        return f"{self.spec.source.chosen.stream}.{self.metadata.name}.dead"

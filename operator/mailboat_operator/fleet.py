@@ -9,7 +9,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -28,28 +27,15 @@ from mailboat_operator.assigning import (
 from mailboat_operator.children.config import Configuration
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.pods import RelayPod
+from mailboat_operator.polling import Patience, Polling
 from mailboat_operator.relays import Pushed, RelayClient
 from mailboat_operator.reports import Answer, Partitions, RelayReport, pod_of
 from mailboat_operator.world import Key
 
 log = logging.getLogger(__name__)
 
-_CALLS_AT_A_TIME: Final = 8
-"""Concurrent calls to the relays of one resource, so that unresponsive pods do not delay other resources."""
 _FURTHEST_AHEAD: Final = 2**61
 """Milliseconds. Added to the current time, the result still fits into a Postgres bigint."""
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """Timeouts in seconds."""
-
-    silence: float = 15.0
-    """How long the last report of an unresponsive relay counts: one lost packet must not move a partition."""
-    following: float = 30.0
-    """How long relays may take to follow an assignment before it is pushed again."""
-    asking: float = 10.0
-    """Time limit for the status calls of one reconcile. Pods that never answered are polled last, in turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,25 +49,15 @@ class Handed:
 
 
 @dataclass(slots=True)
-class _Seen:
-    answer: Answer
-    at: float
-
-
-@dataclass(slots=True)
 class _Relay:
     """State of the relays of one resource."""
 
-    seen: dict[str, _Seen] = field(default_factory=dict)
-    """Last successful answer, by pod uid."""
+    polling: Polling[Answer]
     told: Configuration | None = None
     """Last configuration intended for these relays."""
     refusals: dict[str, Pushed] = field(default_factory=dict)
     """Last refusal of the configuration, by pod uid. The same refusal is logged once."""
     plan: Plan | None = None
-    calls: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_CALLS_AT_A_TIME))
-    asked: dict[str, float] = field(default_factory=dict)
-    """Time of the last status call, by pod uid."""
     ahead: int = 0
     """Milliseconds added to the clock for new generations, raised after a relay reported a newer generation."""
 
@@ -114,52 +90,28 @@ class Fleet:
 
         ``partitions``: subscriptions that answers may contain, with their partition counts.
         """
-        memory = self._relays.setdefault(key, _Relay())
-        answered = await self._ask(memory, key, pods, partitions)
-        late = "was not asked yet: other relays take too long to answer"
-        answers = [answered.get(pod.uid) or Answer(pod.name, None, late) for pod in pods]
-        now = self._clock()
-        result = []
-        for pod, answer in zip(pods, answers, strict=True):
-            if answer.report is not None:
-                memory.seen[pod.uid] = _Seen(answer, now)
-            seen = memory.seen.get(pod.uid)
-            fresh = seen is not None and now - seen.at <= self._patience.silence
-            result.append(seen.answer if seen is not None and fresh else answer)
-        present = {pod.uid for pod in pods}
-        memory.seen = {uid: seen for uid, seen in memory.seen.items() if uid in present}
-        memory.asked = {uid: at for uid, at in memory.asked.items() if uid in present}
-        answering = sum(answer.report is not None for answer in answers)
+        name = "/".join(key)
+        answers, answering = await self._memory(key).polling.ask(
+            pods,
+            lambda pod: self._client.status(pod, name, partitions),
+            lambda pod: Answer(pod.name, None, "was not asked yet: other relays take too long to answer"),
+        )
         self._metrics.relays.labels(*key, "yes").set(answering)
         self._metrics.relays.labels(*key, "no").set(len(answers) - answering)
-        return result
-
-    async def _ask(
-        self, memory: _Relay, key: Key, pods: Sequence[RelayPod], partitions: Partitions
-    ) -> dict[str, Answer]:
-        """Return the answers that arrived within the time limit, by pod uid."""
-        answers: dict[str, Answer] = {}
-
-        async def ask(pod: RelayPod) -> None:
-            async with memory.calls:
-                memory.asked[pod.uid] = self._clock()
-                answers[pod.uid] = await self._client.status(pod, "/".join(key), partitions)
-
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._patience.asking), asyncio.TaskGroup() as tasks:
-                for pod in sorted(pods, key=lambda pod: (pod.uid not in memory.seen, memory.asked.get(pod.uid, 0.0))):
-                    tasks.create_task(ask(pod))
         return answers
+
+    def _memory(self, key: Key) -> _Relay:
+        return self._relays.setdefault(key, _Relay(Polling(self._patience, self._clock)))
 
     def told(self, key: Key) -> Configuration | None:
         """Return the configuration pushed last by this process, if any."""
-        return self._relays.setdefault(key, _Relay()).told
+        return self._memory(key).told
 
     async def configure(
         self, key: Key, pods: Sequence[RelayPod], answers: Sequence[Answer], configuration: Configuration
     ) -> Handed:
         """Push the configuration to every relay that reports an earlier version."""
-        memory = self._relays.setdefault(key, _Relay())
+        memory = self._memory(key)
         memory.told = configuration
         behind = [
             pod
@@ -168,7 +120,7 @@ class Fleet:
         ]
 
         async def push(pod: RelayPod) -> Pushed:
-            async with memory.calls:
+            async with memory.polling.calls:
                 return await self._client.put_config(pod, configuration.packed)
 
         pushed = await asyncio.gather(*map(push, behind))
@@ -190,7 +142,7 @@ class Fleet:
         configuration: Configuration,
     ) -> bool:
         """Compute the assignment and push it if relays hold something else. Return True until they hold it."""
-        memory = self._relays.setdefault(key, _Relay())
+        memory = self._memory(key)
         name = "/".join(key)
         working = _working(name, pods, answers)
         wanted, reported = await asyncio.to_thread(_plan, working, work, memory.plan)

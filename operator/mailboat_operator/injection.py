@@ -246,7 +246,7 @@ def _secrets(relay: OutboxRelay, subscriptions: Iterable[Mapping[str, Any]]) -> 
         except ValidationError:
             if relay_of(each) == relay.metadata.name:
                 names.update(secrets_in(each))
-    of_relay = (each for each in readable if each.spec.relay_ref.name == relay.metadata.name)
+    of_relay = (each for each in readable if each.spec.relay == relay.metadata.name)
     return tuple(sorted({*secrets_of(relay, of_relay), *names}))
 
 

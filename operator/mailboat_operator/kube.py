@@ -20,7 +20,7 @@ from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.config.config_exception import ConfigException
 
 from mailboat_operator.connections import Connections
-from mailboat_spec.names import API_VERSION, FIELD_MANAGER, RELAY_PLURAL, SUBSCRIPTION_PLURAL
+from mailboat_spec.names import API_VERSION, FIELD_MANAGER, RELAY_PLURAL, SUBSCRIPTION_LABEL, SUBSCRIPTION_PLURAL
 
 Object = dict[str, Any]
 """An object of the API, as JSON."""
@@ -41,6 +41,8 @@ class Kind:
     name: str
     plural: str
     namespaced: bool = True
+    label: str = ""
+    """Label that objects have. It distinguishes two selections of one kind in the cache."""
 
     def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
         root = f"/apis/{self.api_version}" if "/" in self.api_version else f"/api/{self.api_version}"
@@ -60,6 +62,7 @@ SERVICE: Final = Kind("v1", "Service", "services")
 SERVICE_ACCOUNT: Final = Kind("v1", "ServiceAccount", "serviceaccounts")
 DISRUPTION_BUDGET: Final = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
 POD: Final = Kind("v1", "Pod", "pods")
+CONSUMER_POD: Final = Kind("v1", "Pod", "pods", label=SUBSCRIPTION_LABEL)
 SECRET: Final = Kind("v1", "Secret", "secrets")
 EVENT: Final = Kind("events.k8s.io/v1", "Event", "events")
 LEASE: Final = Kind("coordination.k8s.io/v1", "Lease", "leases")

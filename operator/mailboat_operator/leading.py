@@ -16,28 +16,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from mailboat_operator.consumers import Consumers
 from mailboat_operator.desired import CHILD_KINDS
-from mailboat_operator.fleet import Fleet, Patience
+from mailboat_operator.fleet import Fleet
 from mailboat_operator.handlers import KopfFeed
 from mailboat_operator.keeping import Keeper, StillThere
-from mailboat_operator.kube import POD, RELAY, SUBSCRIPTION, Conflict, Kind, Kube, KubeError, Object
+from mailboat_operator.kube import CONSUMER_POD, POD, RELAY, SUBSCRIPTION, Conflict, Kind, Kube, KubeError, Object
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.podspec import RelayImage
+from mailboat_operator.polling import Patience
 from mailboat_operator.reconcile import Reconciler
 from mailboat_operator.relays import RelayClient, Signer
 from mailboat_operator.reporting import Reporter
 from mailboat_operator.watching import Watcher
 from mailboat_operator.workqueue import Backoff, WorkQueue
-from mailboat_operator.world import Key, World
-from mailboat_spec.names import MANAGED_BY, MANAGED_BY_LABEL, RELAY_LABEL
+from mailboat_operator.world import Key, World, is_consumer
+from mailboat_spec.names import MANAGED_BY, MANAGED_BY_LABEL, RELAY_LABEL, SUBSCRIPTION_LABEL
 
 log = logging.getLogger(__name__)
 
 _CHILDREN: Final = f"{RELAY_LABEL},{MANAGED_BY_LABEL}={MANAGED_BY}"
-_PODS: Final = RELAY_LABEL
 _OUR_KINDS: Final = ((RELAY, ""), (SUBSCRIPTION, ""))
 """Kinds with their label selectors, like ``_WATCHED``."""
-_WATCHED: Final = (*((kind, _CHILDREN) for kind in CHILD_KINDS), (POD, _PODS))
+_WATCHED: Final = (*((kind, _CHILDREN) for kind in CHILD_KINDS), (POD, RELAY_LABEL), (CONSUMER_POD, SUBSCRIPTION_LABEL))
 _OBSTRUCTED: Final = 6
 """Status intervals until a blocked child is retried. Others must remove the cause: a taken name, a quota, a policy."""
 _COMPARE_AFTER: Final = 1.0
@@ -75,17 +76,19 @@ async def run_leader(kube: Kube, settings: CoreSettings, signing: Signer, metric
     queue: WorkQueue[Key] = WorkQueue(settings.backoff)
     world = World()
     async with RelayClient(signing, timeout=settings.relay_timeout) as client:
+        reporter = Reporter(kube, world, metrics, settings.instance)
         reconciler = Reconciler(
             world,
             Keeper(kube, world, metrics, _OBSTRUCTED * settings.status_interval),
             Fleet(client, metrics, settings.patience),
-            Reporter(kube, world, metrics, settings.instance),
+            reporter,
             metrics,
             signing,
             settings.image,
             settings.status_interval,
         )
-        await _Leader(kube, settings, metrics, world, queue, reconciler).run()
+        consumers = Consumers(world, client, reporter, metrics, settings.patience, settings.status_interval)
+        await _Leader(kube, settings, metrics, world, queue, reconciler, consumers).run()
 
 
 class _Place:
@@ -116,6 +119,7 @@ class _Leader:
         world: World,
         queue: WorkQueue[Key],
         reconciler: Reconciler,
+        consumers: Consumers,
     ) -> None:
         self._kube = kube
         self._settings = settings
@@ -123,6 +127,7 @@ class _Leader:
         self._world = world
         self._queue = queue
         self._reconciler = reconciler
+        self._consumers = consumers
         self._begun = asyncio.Event()
         """Set once the lists of one scope are complete."""
         self._places = [_Place(namespace) for namespace in settings.namespaces or (None,)]
@@ -207,7 +212,7 @@ class _Leader:
             key = await self._queue.next()
             began = time.perf_counter()
             try:
-                again = await self._reconciler.reconcile(key)
+                again = await (self._consumers if is_consumer(key) else self._reconciler).reconcile(key)
             except KubeError as error:
                 self._put_off(key, error)
             except Exception:

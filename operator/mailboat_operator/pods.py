@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from mailboat_operator.podspec import CONTAINER, PORT, chosen_port, is_injected, is_relay_pod, secret_volume
-from mailboat_spec.names import INJECT_ANNOTATION
+from mailboat_spec.names import CONSUMER_PORT_NAME, INJECT_ANNOTATION
 
 _ON_THE_WAY: Final = frozenset({"ContainerCreating", "PodInitializing", None, ""})
 _NO_IMAGE: Final = frozenset({"ErrImagePull", "ImagePullBackOff"})
@@ -63,6 +63,41 @@ class RelayPod:
     def sees(self, secret: str) -> bool:
         """Return whether the pod has a volume for the Secret. The Secret itself may still be missing."""
         return secret_volume(secret) in self.volumes
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerPod:
+    """Relevant facts about an application's pod in which a consumer runs."""
+
+    namespace: str
+    name: str
+    uid: str
+    created: str
+    address: str
+    """host:port; empty without an IP or without a container port of the name ``mailboat``."""
+    alive: bool
+
+
+def consumer_pod(pod: Mapping[str, Any]) -> ConsumerPod:
+    metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
+    port = next(
+        (
+            port.get("containerPort")
+            for container in (*(spec.get("containers") or ()), *(spec.get("initContainers") or ()))
+            if container.get("name") != CONTAINER  # a relay's sidecar has a port of the same name
+            for port in container.get("ports") or ()
+            if port.get("name") == CONSUMER_PORT_NAME
+        ),
+        None,
+    )
+    return ConsumerPod(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        created=metadata.get("creationTimestamp") or "",
+        address=_address(status.get("podIP"), port) if port else "",
+        alive=metadata.get("deletionTimestamp") is None and status.get("phase") not in ("Succeeded", "Failed"),
+    )
 
 
 def relay_pod(pod: Mapping[str, Any]) -> RelayPod:

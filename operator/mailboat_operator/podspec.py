@@ -129,10 +129,7 @@ def database_secrets(relay: OutboxRelay) -> tuple[str, ...]:
 
 def sink_secrets(subscription: EventSubscription) -> tuple[str, ...]:
     """Return the names of the Secrets that one subscription needs for delivery."""
-    references = subscription.spec.sink.chosen.secret_refs()
-    if subscription.spec.idempotency is not None:
-        references += subscription.spec.idempotency.redis.secret_refs()
-    return tuple(sorted({reference.name for reference in references}))
+    return tuple(sorted({reference.name for reference in subscription.spec.sink.chosen.secret_refs()}))
 
 
 def secrets_in(subscription: Mapping[str, Any]) -> tuple[str, ...]:
@@ -143,6 +140,12 @@ def secrets_in(subscription: Mapping[str, Any]) -> tuple[str, ...]:
     references = [value for each in chosen for field, value in each.items() if str(field).endswith("SecretRef")]
     names = [each.get("name") for each in references if isinstance(each, Mapping)]
     return tuple(sorted({name for name in names if isinstance(name, str)}))
+
+
+def has_source(subscription: Mapping[str, Any]) -> bool:
+    """Return whether a subscription reads a broker, also if the rest is not validated yet."""
+    spec = subscription.get("spec")
+    return isinstance(spec, Mapping) and spec.get("source") is not None and relay_of(subscription) is None
 
 
 def relay_of(subscription: Mapping[str, Any]) -> str | None:

@@ -19,6 +19,7 @@ from mailboat_operator.children.config import (
     last_valid_form,
 )
 from mailboat_operator.kube import Object
+from mailboat_operator.podspec import has_source
 from mailboat_operator.reports import Answer
 from mailboat_spec import EventSubscription, OutboxRelay, SpecError, Tracking, read_documents
 
@@ -127,6 +128,8 @@ def _mark(relay: Object) -> tuple[str, int]:
 
 def read_subscription_alone(found: Object) -> EventSubscription | None:
     """Parse a subscription without its real relay: a last valid form, or one whose relay does not exist."""
+    if has_source(found):
+        return read_consumer(found).subscription
     try:
         relay = {
             "apiVersion": found["apiVersion"],
@@ -137,6 +140,14 @@ def read_subscription_alone(found: Object) -> EventSubscription | None:
         return read_documents([("relay", relay), (_label(found), _without_status(found))]).subscriptions[0]
     except (SpecError, KeyError, TypeError):
         return None
+
+
+def read_consumer(found: Object) -> ReadSubscription:
+    """Parse a subscription with a source."""
+    try:
+        return ReadSubscription(found, read_documents([(_label(found), _without_status(found))]).subscriptions[0])
+    except SpecError as error:
+        return ReadSubscription(found, None, _problem(error))
 
 
 def _read_subscription(relay: Object, first: Object | None, found: Object) -> ReadSubscription:

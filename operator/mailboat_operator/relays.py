@@ -15,8 +15,10 @@ from typing import Final, Protocol, Self
 import aiohttp
 
 from mailboat_operator.http_server import Memory
-from mailboat_operator.pods import RelayPod
+from mailboat_operator.pods import ConsumerPod, RelayPod
 from mailboat_operator.reports import Answer, Partitions, Report, bounded, largest_report, read_report
+from mailboat_spec.consumer_report import LARGEST_REPORT, ConsumerReport, read_consumer_reports
+from mailboat_spec.names import CONSUMER_PORT_NAME
 from mailboat_spec.packing import pack
 
 _MEMORY: Final = 12 * 1024 * 1024
@@ -48,6 +50,15 @@ class Pushed:
     @property
     def taken(self) -> bool:
         return self.code == 200
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerAnswer:
+    """Last report of one consumer pod, or the reason why there is none."""
+
+    pod: str
+    report: ConsumerReport | None
+    error: str = ""
 
 
 class RelayClient:
@@ -86,6 +97,20 @@ class RelayClient:
                 return await asyncio.to_thread(_answer, pod, content, relay, partitions)
             return _answer(pod, content, relay, partitions)
 
+    async def consumer_status(self, pod: ConsumerPod, subscription: str) -> ConsumerAnswer:
+        """Return the report of a pod's consumer about ``subscription`` (namespace/name)."""
+        if not pod.address:
+            return ConsumerAnswer(pod.name, None, f"has no address, or no container port named {CONSUMER_PORT_NAME}")
+        async with self._memory.reserved(LARGEST_REPORT):
+            code, content = await self._call("GET", pod, "/status", b"", LARGEST_REPORT + 1)
+        if code != 200:
+            return ConsumerAnswer(pod.name, None, f"/status answered {code}" if code else content.decode())
+        reports = read_consumer_reports(content) if len(content) <= LARGEST_REPORT else None
+        if reports is None:
+            return ConsumerAnswer(pod.name, None, "answered something that is no status of a consumer")
+        report = next((each for each in reports if each.name == subscription), None)
+        return ConsumerAnswer(pod.name, report, "" if report is not None else "runs another consumer")
+
     async def put_config(self, pod: RelayPod, content: bytes) -> Pushed:
         return await self._put(pod, "/config", content)
 
@@ -99,7 +124,13 @@ class RelayClient:
         return Pushed(code, content.decode(errors="replace"))
 
     async def _call(
-        self, method: str, pod: RelayPod, path: str, body: bytes, most: int, headers: dict[str, str] | None = None
+        self,
+        method: str,
+        pod: RelayPod | ConsumerPod,
+        path: str,
+        body: bytes,
+        most: int,
+        headers: dict[str, str] | None = None,
     ) -> tuple[int, bytes]:
         """Return the status code and the first ``most`` bytes of the answer, or 0 and a reason."""
         assert self._session is not None, "used as a context manager"

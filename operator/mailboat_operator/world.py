@@ -1,9 +1,10 @@
-"""Cache of the cluster state: both custom resources, their children, and the pods with the label of a relay.
+"""Cache of the cluster state: both custom resources, their children, and the pods with relays or consumers.
 
 Updates come from several sources (kopf events, watches, lists, responses to writes) in any order. The newest version of
 an object wins. A deletion is final: a response that was in flight during the deletion does not restore the object. A
-relevant change calls ``on_change`` with the affected relay as (namespace, name), so sources need not resolve it. A
-change of a status that only the operator writes is not relevant; otherwise the operator would react to its own writes.
+relevant change calls ``on_change`` with the key of the affected relay, or of the subscription with a source, so sources
+need not resolve it. A change of a status that only the operator writes is not relevant; otherwise the operator would
+react to its own writes.
 """
 
 from __future__ import annotations
@@ -15,15 +16,18 @@ from typing import Any, Final
 
 from mailboat_operator.children.deployment import replica_failure, rollout_failure
 from mailboat_operator.desired import CHILD_KINDS
-from mailboat_operator.kube import DEPLOYMENT, POD, RELAY, SUBSCRIPTION, Kind, Listed, Object
-from mailboat_operator.pods import RelayPod, relay_pod
-from mailboat_operator.podspec import child_name, relay_of
-from mailboat_spec.names import RELAY_LABEL
+from mailboat_operator.kube import CONSUMER_POD, DEPLOYMENT, POD, RELAY, SUBSCRIPTION, Kind, Listed, Object
+from mailboat_operator.pods import ConsumerPod, RelayPod, consumer_pod, relay_pod
+from mailboat_operator.podspec import child_name, has_source, relay_of
+from mailboat_spec.names import RELAY_LABEL, SUBSCRIPTION_LABEL
 
 Key = tuple[str, str]
-"""Namespace and name."""
+"""Namespace and name, of a relay unless ``is_consumer``."""
 
-_KINDS: Final = (RELAY, SUBSCRIPTION, POD, *CHILD_KINDS)
+_CONSUMER: Final = "eventsubscriptions/"
+"""Before the name of a subscription with a source. A relay's name has no slash."""
+
+_KINDS: Final = (RELAY, SUBSCRIPTION, POD, CONSUMER_POD, *CHILD_KINDS)
 _NOISE: Final = frozenset({"resourceVersion", "managedFields", "selfLink"})
 _MOURNED: Final = 600.0
 """Seconds for which a deleted object is remembered; no response is in flight for that long."""
@@ -40,15 +44,16 @@ class World:
         self._clock = clock
         self._objects: dict[Kind, dict[Key, Object]] = {kind: {} for kind in _KINDS}
         self._by_relay: dict[Kind, defaultdict[Key, set[Key]]] = {
-            kind: defaultdict(set) for kind in (SUBSCRIPTION, POD)
+            kind: defaultdict(set) for kind in (SUBSCRIPTION, POD, CONSUMER_POD)
         }
         self._pods: dict[Key, RelayPod] = {}
+        self._consumer_pods: dict[Key, ConsumerPod] = {}
         self._departed: defaultdict[Key, list[Object]] = defaultdict(list)
         self._lost: dict[str, tuple[float, float]] = {}
         """By uid: the version at which the object was removed, and the time."""
 
     def relays(self) -> list[Key]:
-        """Every relay that exists or is referenced by a subscription."""
+        """Every relay that exists or is referenced by a subscription, and every subscription with a source."""
         referred = [key for key, names in self._by_relay[SUBSCRIPTION].items() if names]
         return sorted({*self._objects[RELAY], *referred})
 
@@ -66,6 +71,9 @@ class World:
 
     def pods_of(self, key: Key) -> list[RelayPod]:
         return [self._pods[each] for each in sorted(self._by_relay[POD].get(key, ()))]
+
+    def consumer_pods_of(self, key: Key) -> list[ConsumerPod]:
+        return [self._consumer_pods[each] for each in sorted(self._by_relay[CONSUMER_POD].get(key, ()))]
 
     def child(self, kind: Kind, key: Key) -> Object | None:
         return self._objects[kind].get((key[0], child_name(key[1])))
@@ -146,6 +154,8 @@ class World:
                 self._by_relay[kind][relay].add(key)
         if kind == POD:
             self._pods[key] = relay_pod(found)
+        if kind == CONSUMER_POD:
+            self._consumer_pods[key] = consumer_pod(found)
 
     def _forget_links(self, kind: Kind, key: Key) -> None:
         before = self._objects[kind].get(key)
@@ -156,6 +166,8 @@ class World:
                     del self._by_relay[kind][relay]
         if kind == POD:
             self._pods.pop(key, None)
+        if kind == CONSUMER_POD:
+            self._consumer_pods.pop(key, None)
 
     def _tell(self, kind: Kind, *versions: Object) -> None:
         for relay in {relay for version in versions for relay in _relays_of(kind, version)}:
@@ -167,13 +179,30 @@ def _relays_of(kind: Kind, found: Object) -> Iterable[Key]:
     namespace = metadata["namespace"]
     if kind == RELAY:
         return [(namespace, metadata["name"])]
-    name = relay_of(found) if kind == SUBSCRIPTION else (metadata.get("labels") or {}).get(RELAY_LABEL)
+    labels = metadata.get("labels") or {}
+    if kind == CONSUMER_POD:
+        return [consumer_key(namespace, name)] if (name := labels.get(SUBSCRIPTION_LABEL)) else []
+    if kind == SUBSCRIPTION and has_source(found):
+        return [consumer_key(namespace, metadata["name"])]
+    name = relay_of(found) if kind == SUBSCRIPTION else labels.get(RELAY_LABEL)
     return [(namespace, name)] if name else []
+
+
+def consumer_key(namespace: str, subscription: str) -> Key:
+    """Return the key of a subscription with a source."""
+    return namespace, f"{_CONSUMER}{subscription}"
+
+
+def is_consumer(key: Key) -> bool:
+    """Return whether the key belongs to a subscription with a source, not to a relay."""
+    return key[1].startswith(_CONSUMER)
 
 
 def _matters(kind: Kind, before: Object, found: Object) -> bool:
     if kind == POD:
         return relay_pod(before) != relay_pod(found)
+    if kind == CONSUMER_POD:
+        return consumer_pod(before) != consumer_pod(found)
     if kind == DEPLOYMENT and any(failure(before) != failure(found) for failure in (replica_failure, rollout_failure)):
         return True
     return _essence(before) != _essence(found)

@@ -146,7 +146,7 @@ class Encoder:
     def _document(self, event: Event, payload: bytes) -> bytes:
         attributes = self._attributes(event)
         head = json.dumps(attributes, ensure_ascii=False, separators=(",", ":")).encode()
-        if _is_json(event.content_type) and _holds_json(payload):
+        if is_json(event.content_type) and holds_json(payload):
             # Spliced, not parsed and serialized again: numbers and the order of names stay as the application wrote
             # them.
             return head[:-1] + b',"data":' + payload + b"}"
@@ -245,7 +245,7 @@ def dead_letter_message(
         message = encoder.encode(event, sequence=sequence, partition=partition, generation=generation, attempt=attempt)
     why = {
         "mailboat-dead-reason": death.reason,
-        "mailboat-dead-error": _truncated(death.error),
+        "mailboat-dead-error": bounded_error(death.error),
         "mailboat-dead-attempts": str(death.attempts),
         "mailboat-dead-first-failed": death.first_failed_at,
         "mailboat-dead-last-failed": death.last_failed_at,
@@ -279,12 +279,13 @@ def _refuse_headers(event: Event, why: str) -> NoReturn:
     )
 
 
-def _is_json(content_type: str) -> bool:
+def is_json(content_type: str) -> bool:
+    """Return whether the media type is JSON or based on JSON."""
     media_type = content_type.partition(";")[0].strip().lower()
     return media_type == "application/json" or media_type.endswith("+json")
 
 
-def _holds_json(payload: bytes) -> bool:
+def holds_json(payload: bytes) -> bool:
     """Return whether the bytes can be embedded in JSON: valid UTF-8 without NaN, which Python would accept."""
     try:
         json.loads(payload.decode(), parse_constant=_no_constant)
@@ -305,7 +306,8 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _truncated(error: str) -> str:
+def bounded_error(error: str) -> str:
+    """Return the text of an error, cut to the size of a header."""
     encoded = error.encode(errors="replace")
     if len(encoded) <= _MAX_ERROR_BYTES:
         return encoded.decode()

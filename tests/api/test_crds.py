@@ -18,12 +18,24 @@ import pytest
 from mailboat_harbor.kubernetes import ApiServer
 from mailboat_spec import SpecError, read_documents
 from support.admission import Admission, Cause, PlacedRule, admission, rules
-from support.bad_manifests import RELAY, RELAY_REFUSALS, SUBSCRIPTION, SUBSCRIPTION_REFUSALS, Bad, Later, changed
+from support.bad_manifests import (
+    CONSUMED,
+    CONSUMED_REFUSALS,
+    PUBSUB_SOURCE,
+    RELAY,
+    RELAY_REFUSALS,
+    SUBSCRIPTION,
+    SUBSCRIPTION_REFUSALS,
+    Bad,
+    Later,
+    changed,
+)
 from support.complete_manifests import COMPLETE
 
 Body = dict[str, Any]
 
-WRONG = [(RELAY, bad) for bad in RELAY_REFUSALS] + [(SUBSCRIPTION, bad) for bad in SUBSCRIPTION_REFUSALS]
+TABLES = ((RELAY, RELAY_REFUSALS), (SUBSCRIPTION, SUBSCRIPTION_REFUSALS), (CONSUMED, CONSUMED_REFUSALS))
+WRONG = [(body, bad) for body, table in TABLES for bad in table]
 REFUSED = [(body, bad, bad.server or bad.what) for body, bad in WRONG if isinstance(bad.server, str)]
 LATER = [(body, bad) for body, bad in WRONG if isinstance(bad.server, Later)]
 
@@ -40,7 +52,9 @@ PUBSUB = with_sink(pubsub={"project": "acme", "topic": "orders"})
 REDIS = with_sink(redis={"url": "redis://h", "stream": "orders"})
 HTTP = with_sink(http={"url": "https://h/"})
 POSTGRES = with_sink(postgres={"url": "postgresql://h/d", "table": "public.t"})
-IDEMPOTENT = changed(SUBSCRIPTION, "spec.idempotency.redis.url", "redis://h")
+IDEMPOTENT = changed(CONSUMED, "spec.idempotency.redis.url", "redis://h")
+INBOX = changed(CONSUMED, "spec.idempotency.postgres.url", "postgresql://h/d")
+FROM_PUBSUB = changed(CONSUMED, "spec.source", PUBSUB_SOURCE)
 
 # Wrong in a way that the table of single fields does not have: two fields are at odds.
 AT_ODDS: list[Body] = [
@@ -59,12 +73,15 @@ AT_ODDS: list[Body] = [
     dead_letters_to("dead", HTTP),
     dead_letters_to("dead", POSTGRES),
     dead_letters_to("dead", with_sink(pull={})),
+    dead_letters_to("no", FROM_PUBSUB),
+    changed(FROM_PUBSUB, "spec.start.from", "Latest"),
 ]
 URLS = {
     "spec.sink.http": (HTTP, "https://u:hunter2@h/"),
     "spec.sink.redis": (REDIS, "redis://h/0?password=hunter2"),
     "spec.sink.postgres": (POSTGRES, "postgresql://u:hunter2@h/d"),
     "spec.idempotency.redis": (IDEMPOTENT, "rediss://:hunter2@h"),
+    "spec.idempotency.postgres": (INBOX, "postgresql://u:hunter2@h/d"),
 }
 for place, (body, with_password) in URLS.items():
     both = changed(body, f"{place}.urlSecretRef", {"name": "a", "key": "b"})

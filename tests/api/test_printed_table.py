@@ -44,6 +44,11 @@ apiVersion: mailboat.dev/v1alpha1
 kind: EventSubscription
 metadata: {name: payments-to-pubsub}
 spec: {relayRef: {name: payments}, sink: {pubsub: {project: acme, topic: payments}}}
+---
+apiVersion: mailboat.dev/v1alpha1
+kind: EventSubscription
+metadata: {name: billing}
+spec: {source: {kafka: {bootstrapServers: ["kafka:9092"], topic: orders}}, sink: {pull: {}}}
 """
 
 
@@ -63,11 +68,19 @@ STATUSES: dict[str, ResourceStatus] = {
         subscriptions=2,
     ),
     "evs/orders-to-kafka": EventSubscriptionStatus(
-        conditions=ready(ConditionStatus.TRUE, Reason.DELIVERING), sink="kafka", lag=12, lag_display="12", rate=830.5
+        conditions=ready(ConditionStatus.TRUE, Reason.DELIVERING),
+        source="outbox/orders",
+        sink="kafka",
+        partitions=8,
+        lag=12,
+        lag_display="12",
+        rate=830.5,
     ),
     "evs/orders-to-shop": EventSubscriptionStatus(
         conditions=ready(ConditionStatus.FALSE, Reason.SINK_UNAVAILABLE),
+        source="outbox/orders",
         sink="http",
+        partitions=32,
         lag=100_000,
         lag_display="100000+",
         oldest_age=Duration.parse("1h30m"),
@@ -75,23 +88,36 @@ STATUSES: dict[str, ResourceStatus] = {
         dead=3,
         last_error="503 Service Unavailable",
     ),
+    "evs/billing": EventSubscriptionStatus(
+        conditions=ready(ConditionStatus.TRUE, Reason.CONSUMING),
+        source="kafka/orders",
+        sink="pull",
+        partitions=12,
+        lag=214,
+        lag_display="214",
+        oldest_age=Duration.parse("2h"),
+        dead=3,
+    ),
 }
 
 SUBSCRIPTIONS = """\
-NAME                 READY   RELAY      SINK    PARTITIONS   LAG       OLDEST   DEAD   STATUS            AGE
-orders-to-kafka      True    orders     kafka   8            12                 0      Delivering        *
-orders-to-shop       False   orders     http    32           100000+   1h30m    3      SinkUnavailable   *
-payments-to-pubsub           payments           8                                                        *
+NAME                 READY   SOURCE          SINK    PARTITIONS   LAG       OLDEST   DEAD   STATUS            AGE
+billing              True    kafka/orders    pull    12           214       2h       3      Consuming         *
+orders-to-kafka      True    outbox/orders   kafka   8            12                 0      Delivering        *
+orders-to-shop       False   outbox/orders   http    32           100000+   1h30m    3      SinkUnavailable   *
+payments-to-pubsub                                                                                            *
 """
 
 WIDE = """\
-NAME                 READY   RELAY      SINK    PARTITIONS   LAG       OLDEST   DEAD   STATUS            AGE   PARKED \
-  RATE    LAST ERROR
-orders-to-kafka      True    orders     kafka   8            12                 0      Delivering        *     0      \
-  830.5
-orders-to-shop       False   orders     http    32           100000+   1h30m    3      SinkUnavailable   *     7      \
-  0       503 Service Unavailable
-payments-to-pubsub           payments           8                                                        *
+NAME                 READY   SOURCE          SINK    PARTITIONS   LAG       OLDEST   DEAD   STATUS            AGE   \
+PARKED   RATE    LAST ERROR
+billing              True    kafka/orders    pull    12           214       2h       3      Consuming         *     \
+0        0
+orders-to-kafka      True    outbox/orders   kafka   8            12                 0      Delivering        *     \
+0        830.5
+orders-to-shop       False   outbox/orders   http    32           100000+   1h30m    3      SinkUnavailable   *     \
+7        0       503 Service Unavailable
+payments-to-pubsub                                                                                            *
 """
 
 RELAYS = """\
@@ -131,6 +157,7 @@ def test_relays(api: ApiServer, shop: str) -> None:
 def test_both_kinds_are_listed_by_one_word(api: ApiServer, shop: str) -> None:
     listed = api.kubectl("get", "mailboat", "--namespace", shop, "--output", "name").split()
     assert listed == [
+        "eventsubscription.mailboat.dev/billing",
         "eventsubscription.mailboat.dev/orders-to-kafka",
         "eventsubscription.mailboat.dev/orders-to-shop",
         "eventsubscription.mailboat.dev/payments-to-pubsub",

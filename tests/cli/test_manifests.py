@@ -150,7 +150,6 @@ def test_without_a_relay_there_is_nothing_to_do(tmp_path):
         ({"sink": {"redis": {"url": "redis://r", "stream": "s"}}}, "spec.sink.redis"),
         ({"sink": {"postgres": {"url": "postgresql://p/x", "table": "a.b"}}}, "spec.sink.postgres"),
         ({"schemas": {"configMapRef": {"name": "s"}}}, "spec.schemas"),
-        ({"idempotency": {"redis": {"url": "redis://r"}}}, "spec.idempotency"),
     ],
 )
 def test_what_this_release_can_not_do_is_refused_by_field(tmp_path, spec, field):

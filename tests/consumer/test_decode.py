@@ -11,19 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mailboat.consumer.broker.dead_letters import DeadLetterFormat, forms
 from mailboat.consumer.broker.decode import LONGEST_ATTRIBUTE, decode
+from mailboat.consumer.broker.envelope import CONTENT_TYPE, envelope, restored
 from mailboat.consumer.broker.protocol import Original
 from mailboat.events import Event as Row
-from mailboat.messages import Encoder
 from mailboat_spec import Format
+from support.broker_messages import AT, KAFKA, PUBSUB, TRACEBACK, dead, message_of
 
 ID = "0190f1a0-7c5e-7b6a-8000-000000000001"
 DOCUMENT = {"content__type": "application/cloudevents+json"}
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-AT = datetime(2026, 11, 16, 3, 44, tzinfo=UTC)
-KAFKA = Original(topic="orders", partition=3, offset=4711, timestamp=AT, key=b"o-1", value=b"{}", headers=())
-PUBSUB = replace(KAFKA, topic="projects/shop/subscriptions/orders-billing", partition=None, offset="8123")
-
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=20)
 documents = st.recursive(
     st.none() | st.booleans() | st.integers() | texts, lambda inner: st.lists(inner) | st.dictionaries(texts, inner)
@@ -46,31 +44,20 @@ def with_headers(original: Original, **headers: str | bytes) -> Original:
 
 
 @pytest.mark.parametrize("format", [each.value for each in Format])
-@pytest.mark.parametrize(("prefix", "empty"), [("ce_", KAFKA), ("ce-", PUBSUB)])
+@pytest.mark.parametrize("place", [KAFKA, PUBSUB])
 @settings(max_examples=40)
-@given(row=rows, replay=st.booleans())
-def test_decodes_what_relays_write(format: str, prefix: str, empty: Original, row: Row, replay: bool) -> None:
-    message = Encoder(format, source="mailboat/shop/orders", header_prefix=prefix).encode(
-        row, sequence=9, partition=3, generation=2, attempt=2, replay=replay
-    )
-    value = message.value if empty.partition is not None else message.value or b""
-    headers = tuple((name, value.encode()) for name, value in message.headers.items())
-    key = None if message.key is None else message.key.encode()
-
-    record = decode(replace(empty, key=key, value=value, headers=headers))
+@given(row=rows)
+def test_decodes_what_relays_write(format: str, place: Original, row: Row) -> None:
+    record = decode(message_of(row, format, place))
 
     event = record.event
     assert record.cannot_decode is None
-    assert (str(event.id), event.key, event.replay) == (row.event_id, row.key, replay)
+    assert (str(event.id), event.key, event.replay) == (row.event_id, row.key, False)
     assert event.payload == row.payload
     assert event.headers == json.loads(row.headers or "{}")
     if format != "Raw":
-        assert (event.type, event.aggregate_type, event.aggregate_id) == (
-            row.type,
-            row.aggregate_type,
-            row.aggregate_id,
-        )
-        assert event.traceparent == row.traceparent
+        assert (event.type, event.traceparent) == (row.type, row.traceparent)
+        assert (event.aggregate_type, event.aggregate_id) == (row.aggregate_type, row.aggregate_id)
         assert event.created_at == datetime(2026, 11, 16, 3, 44, 0, 123456, UTC)
     if format == "CloudEvents" or (format == "CloudEventsJson" and row.payload is not None):
         assert event.content_type == row.content_type
@@ -181,3 +168,79 @@ def test_never_raises(value: bytes | None, headers: list[tuple[str, bytes]]) -> 
     original = replace(KAFKA, value=value, headers=tuple(headers))
     assert decode(original).event.id == decode(original).event.id
     assert isinstance(decode(replace(original, partition=None, offset="m-1")).event.id, UUID)
+
+
+# ---- dead letters --------------------------------------------------------------------------------------------------
+
+binaries = st.none() | st.binary()
+originals = st.builds(
+    lambda key, value, headers: replace(KAFKA, key=key, value=value, headers=tuple(headers)),
+    key=binaries, value=binaries | documents.map(json.dumps).map(str.encode),
+    headers=st.lists(st.tuples(texts | st.sampled_from(["content-type", "id", "mailboat-dead-reason"]), st.binary())),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("form", range(3))
+@settings(max_examples=60)
+@given(original=originals | st.builds(message_of, rows, st.sampled_from(list(Format)), st.just(KAFKA)))
+def test_a_dead_letter_restores_the_original_byte_for_byte(form: int, original: Original) -> None:
+    written = list(forms(dead(original), DeadLetterFormat.ENVELOPE, spring=True))[form]
+
+    letter = restored(
+        Original(
+            topic="x",
+            partition=0,
+            offset=1,
+            timestamp=AT,
+            key=original.key,
+            value=written.value,
+            headers=written.headers,
+        )
+    )
+
+    assert letter.original == original
+    assert (letter.reason, letter.attempts, letter.consumer) == ("HandlerFailed", 4, "shop/billing")
+    assert letter.error == (TRACEBACK if form < 2 else "")
+
+
+def test_the_envelope_names_event_cause_and_origin() -> None:
+    headers = {"ce_id": ID, "ce_type": "order.placed", "ce_time": "2026-11-16T03:40:00Z", "ce_source": "crm"}
+    original = replace(with_headers(KAFKA, **headers), value=b'{"total": 1.50}')
+
+    assert json.loads(envelope(dead(original))) == {
+        "originalEvent": {
+            "specversion": "1.0", "id": ID, "source": "crm", "type": "order.placed", "time": "2026-11-16T03:40:00Z",
+            "partitionkey": "o-1", "datacontenttype": "application/json", "data": {"total": 1.5},
+        },
+        "reason": "HandlerFailed",
+        "failedAt": "2026-11-16T03:45:00Z",
+        "error": TRACEBACK,
+        "attempts": 4,
+        "consumer": "shop/billing",
+        "source": {
+            "topic": "orders", "partition": 3, "offset": 4711, "timestamp": "2026-11-16T03:44:00Z", "key": "o-1",
+            "headers": headers,
+        },
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("form", range(2))
+@pytest.mark.parametrize("original", [KAFKA, PUBSUB, with_headers(KAFKA, ce_id=ID, ce_type="t", tenant="acme")])
+def test_a_dead_letter_that_a_tool_copies_back_is_a_replay_for_its_consumer(form: int, original: Original) -> None:
+    written = list(forms(dead(original), DeadLetterFormat.ENVELOPE, spring=original.partition is not None))[form]
+    copied = replace(original, offset=4800, value=written.value, headers=written.headers)
+
+    record = decode(copied)
+
+    assert (record.event.id, record.event.type) == (decode(original).event.id, decode(original).event.type)
+    assert (record.event.replay, record.replay_for) == (True, "shop/billing")
+    assert record.original == replace(original, offset=4800)
+    if original.partition is not None:  # a consumer of the dead-letter topic receives the envelope
+        record = decode(replace(copied, topic="orders.billing.dead"))
+        assert (record.event.payload, record.replay_for) == (written.value, None)
+
+
+def test_a_broken_dead_letter_says_so() -> None:
+    record = decode(replace(with_headers(KAFKA, content__type=CONTENT_TYPE), value=b'{"originalEvent":{}'))
+
+    assert "not a dead letter" in (record.cannot_decode or "")

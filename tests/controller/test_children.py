@@ -168,10 +168,7 @@ def test_an_applications_pod_is_no_pod_of_ours():
 )
 def test_every_secret_that_a_sink_refers_to_is_mounted(sink, names):
     assert sink_secrets(subscription(sink=sink)) == names
-    redis = {"redis": {"urlSecretRef": {"name": "seen", "key": "url"}}}
-    assert secrets_of(relay(), [subscription(sink=sink, idempotency=redis)]) == tuple(
-        sorted({*names, "orders-db", "seen"})
-    )
+    assert secrets_of(relay(), [subscription(sink=sink)]) == tuple(sorted({*names, "orders-db"}))
 
 
 def test_volumes_of_secrets_have_names_that_kubernetes_takes():

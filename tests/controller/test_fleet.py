@@ -11,10 +11,11 @@ import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from mailboat_operator.fleet import Fleet, Patience
+from mailboat_operator.fleet import Fleet
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.pods import RelayPod, relay_pod
 from mailboat_operator.podspec import CONTAINER, PORT, relay_labels
+from mailboat_operator.polling import Patience
 from mailboat_operator.relays import RelayClient
 from support.wait import await_until
 
@@ -87,7 +88,7 @@ async def test_pods_that_do_not_answer_are_asked_last_and_in_turn():
         answered = False
         while len(asked) < 21 or not answered:  # 8 at a time, and those that there was no time for come next
             *_, answer = await asking.ask(("shop", "big"), [*silent, good], {})
-            asked |= asking._relays["shop", "big"].asked.keys()
+            asked |= asking._relays["shop", "big"].polling.asked.keys()
             answered = answer.report is not None
 
 

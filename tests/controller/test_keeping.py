@@ -17,7 +17,7 @@ from mailboat_operator import reading
 from mailboat_operator.assigning import Work
 from mailboat_operator.children.config import Configuration, configuration_in
 from mailboat_operator.desired import CHILD_KINDS, desired
-from mailboat_operator.fleet import Fleet, Handed, Patience
+from mailboat_operator.fleet import Fleet, Handed
 from mailboat_operator.keeping import Keeper, StillThere
 from mailboat_operator.kube import (
     CONFIG_MAP,
@@ -39,6 +39,7 @@ from mailboat_operator.kube import (
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.pods import relay_pod
 from mailboat_operator.podspec import CONTAINER, RelayImage, relay_labels
+from mailboat_operator.polling import Patience
 from mailboat_operator.reconcile import Reconciler
 from mailboat_operator.relays import Pushed, RelayClient
 from mailboat_operator.reporting import Reporter

@@ -67,6 +67,18 @@ def test_all_is_well():
     assert ready.status == "True"
 
 
+def test_partitions_of_a_pull_subscription_belong_to_consumers():
+    """One relay reports the lag of all of them, and holds none."""
+    reporter = answer("a", [owned(0, lag=5), owned(1)])
+    facts = replace(FACTS, subscription=subscription(sink={"pull": {}}), answers=(reporter, answer("b")))
+    status = subscription_status(facts, NOW)
+    found = conditions(status)
+    assert found["Ready"] == ("True", "Delivering")
+    assert not {"Assigned", "SinkReachable"} & set(found)
+    assert [(each["pod"], each["lag"]) for each in status["assignments"]] == [("", 5), ("", 0)]
+    assert conditions(subscription_status(replace(facts, answers=(answer("b"),)), NOW))["Ready"][1] == "Delivering"
+
+
 NO_TABLES = {
     "databaseReachable": False,
     "schemaReady": False,

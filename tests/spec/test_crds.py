@@ -18,7 +18,7 @@ from mailboat_spec.crds import definitions
 from mailboat_spec.durations import Duration
 from mailboat_spec.fields import field_at
 from mailboat_spec.secrecy import NOT_THE_SECRET_ITSELF, PASSWORD_IN_URL, SECRET_NAME, holds_password, looks_secret
-from support.bad_manifests import RELAY, SUBSCRIPTION
+from support.bad_manifests import CONSUMED, RELAY, SUBSCRIPTION
 
 Schema = dict[str, Any]
 ROOT = Path(__file__).parents[2]
@@ -111,7 +111,7 @@ def test_the_default_of_replicas_is_the_operators_business() -> None:
     assert "default" not in field
 
 
-@pytest.mark.parametrize("body", [RELAY, SUBSCRIPTION], ids=["relay", "subscription"])
+@pytest.mark.parametrize("body", [RELAY, SUBSCRIPTION, CONSUMED], ids=["relay", "subscription", "consumer"])
 def test_a_manifest_means_the_same_with_the_servers_defaults(body: Schema) -> None:
     filled = {**body, "spec": with_defaults(DEFINITIONS[body["kind"]].schema()["properties"]["spec"], body["spec"])}
     assert len(filled["spec"]) > len(body["spec"])

@@ -61,10 +61,10 @@ def minimal() -> Manifests:
 
 
 def test_the_documented_manifest_is_read(documented: Manifests) -> None:
-    (relay,), (subscription,) = documented.relays, documented.subscriptions
+    (relay,), (subscription, billing) = documented.relays, documented.subscriptions
     assert full_name(relay) == "shop/orders"
     assert full_name(subscription) == "shop/orders-to-kafka"
-    assert subscription.spec.relay_ref.name == "orders"
+    assert (subscription.spec.source_name, billing.spec.source_name) == ("outbox/orders", "kafka/orders")
     assert subscription.spec.filter.event_types == (Pattern("order.*"),)
     assert subscription.spec.sink.kind == "kafka"
     assert subscription.spec.sink.kafka is not None
@@ -75,8 +75,22 @@ def test_the_documented_manifest_is_read(documented: Manifests) -> None:
     assert subscription.spec.schemas.config_map_ref.name == "order-schemas"
     assert subscription.spec.delivery.dead_letter is not None
     assert subscription.spec.delivery.dead_letter.topic == "orders.dead"
-    assert subscription.spec.idempotency is not None
-    assert subscription.spec.idempotency.ttl == Duration.parse("720h")
+    assert billing.spec.idempotency is not None
+    assert billing.spec.idempotency.ttl == Duration.parse("720h")
+
+
+def test_what_it_shows_of_a_consumer_are_the_defaults(documented: Manifests) -> None:
+    written = documented.subscriptions[1]
+    assert written.spec.source is not None
+    assert written.spec.source.kafka is not None
+    kafka = {"bootstrapServers": ["kafka:9092"], "topic": "orders"}
+    store = {"redis": {"urlSecretRef": {"name": "redis", "key": "url"}}}
+    body = {"source": {"kafka": kafka}, "sink": {"pull": {}}, "idempotency": store}
+    plain = EventSubscription.model_validate({"metadata": {"name": "billing", "namespace": "shop"}, "spec": body})
+    assert plain.spec.idempotency == written.spec.idempotency
+    for each in (plain, written):
+        assert (each.group, each.dead_letter_topic) == ("shop.billing", "orders.billing.dead")
+        assert (each.spec.handlers, each.spec.max_attempts) == (32, 4)
 
 
 def test_what_it_shows_of_a_relay_are_the_defaults(documented: Manifests, minimal: Manifests) -> None:
@@ -88,7 +102,7 @@ def test_what_it_shows_of_a_subscription_are_the_defaults_but_for_what_has_none(
 ) -> None:
     written, plain = (manifests.subscriptions[0].manifest()["spec"] for manifests in (documented, minimal))
     written["filter"].pop("eventTypes"), plain["filter"].pop("eventTypes")
-    written["delivery"].pop("deadLetter"), written.pop("schemas"), written.pop("idempotency")
+    written["delivery"].pop("deadLetter"), written.pop("schemas")
     assert (written["delivery"].pop("batchSize"), written["delivery"].pop("maxAttempts")) == (500, 25)
     assert written == plain
 

@@ -7,7 +7,17 @@ from typing import Any
 import pytest
 
 from mailboat_spec import SpecError, read_documents
-from support.bad_manifests import KAFKA, RELAY, RELAY_REFUSALS, SUBSCRIPTION, SUBSCRIPTION_REFUSALS, Bad, changed
+from support.bad_manifests import (
+    CONSUMED,
+    CONSUMED_REFUSALS,
+    KAFKA,
+    RELAY,
+    RELAY_REFUSALS,
+    SUBSCRIPTION,
+    SUBSCRIPTION_REFUSALS,
+    Bad,
+    changed,
+)
 
 LOG: dict[str, Any] = {"log": {}}
 
@@ -28,6 +38,13 @@ def test_a_relay_is_refused(bad: Bad) -> None:
 @pytest.mark.parametrize("bad", SUBSCRIPTION_REFUSALS)
 def test_a_subscription_is_refused(bad: Bad) -> None:
     ((found, message),) = problems(RELAY, changed(SUBSCRIPTION, bad.path, bad.value))
+    assert found == bad.where
+    assert bad.what in message
+
+
+@pytest.mark.parametrize("bad", CONSUMED_REFUSALS)
+def test_a_subscription_with_a_source_is_refused(bad: Bad) -> None:
+    ((found, message),) = problems(RELAY, changed(CONSUMED, bad.path, bad.value))
     assert found == bad.where
     assert bad.what in message
 

@@ -135,7 +135,6 @@ subscription_specs = st.fixed_dictionaries(
             timeout=spans,
             onExhausted=st.sampled_from(["DeadLetter", "Block"]),
         ),
-        "idempotency": st.fixed_dictionaries({"redis": redis}, optional={"ttl": spans}),
     },
 )
 

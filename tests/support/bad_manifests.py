@@ -27,6 +27,13 @@ SUBSCRIPTION: dict[str, Any] = {
         "sink": {"kafka": {"bootstrapServers": ["kafka:9092"], "topic": "orders"}},
     },
 }
+CONSUMED: dict[str, Any] = {
+    "apiVersion": "mailboat.dev/v1alpha1",
+    "kind": "EventSubscription",
+    "metadata": {"name": "billing"},
+    "spec": {"source": {"kafka": {"bootstrapServers": ["kafka:9092"], "topic": "orders"}}, "sink": {"pull": {}}},
+}
+"""An EventSubscription that reads a broker."""
 REMOVED = object()
 
 
@@ -334,12 +341,14 @@ RELAY_REFUSALS: list[Bad] = [
 
 KAFKA = "spec.sink.kafka"
 SUBSCRIPTION_REFUSALS: list[Bad] = [
+    Bad("spec.relayRef", REMOVED, "spec", "needs relayRef: {name: ...} to read an outbox, or source"),
+    Bad("spec.runtime", "InProcess", "spec.runtime", "is for source only"),
+    Bad("spec.concurrency", 8, "spec.concurrency", "is for source only"),
     Bad(
-        "spec.relayRef",
-        REMOVED,
-        "spec.relayRef",
-        "is required: The OutboxRelay whose outbox is read.",
-        "Required value",
+        "spec.delivery.deadLetter",
+        {"topic": "d", "stopAt": {"consecutive": 9}},
+        "spec.delivery.deadLetter.stopAt",
+        "is for source only",
     ),
     Bad(
         "spec.state",
@@ -704,18 +713,15 @@ SUBSCRIPTION_REFUSALS: list[Bad] = [
         "did you mean DeadLetter?",
         'supported values: "DeadLetter", "Block"',
     ),
-    Bad("spec.delivery.deadLetter", {}, "spec.delivery.deadLetter.topic", "is required: Topic", "Required value"),
+    Bad("spec.delivery.deadLetter", {}, "spec.delivery.deadLetter.topic", "is required with relayRef"),
     Bad("spec.delivery.deadLetter.topic", "a b", "spec.delivery.deadLetter.topic", "is not a valid Kafka topic"),
-    Bad("spec.delivery.deadLetter.topic", "orders", "spec.delivery.deadLetter.topic", "is the sink's own topic"),
-    Bad("spec.idempotency", {}, "spec.idempotency.redis", "is required", "Required value"),
-    Bad("spec.idempotency.redis", {}, "spec.idempotency.redis", "needs urlSecretRef"),
     Bad(
-        "spec.idempotency",
-        {"redis": {"url": "redis://h"}, "ttl": "1s"},
-        "spec.idempotency.ttl",
-        "must be between 1m",
-        "must be a duration between 1m and 87600h (units: h, m, s, ms, us, ns)",
+        "spec.delivery.deadLetter.topic",
+        "orders",
+        "spec.delivery.deadLetter.topic",
+        "is the topic of the sink or source",
     ),
+    Bad("spec.idempotency", {"redis": {"url": "redis://h"}}, "spec.idempotency", "is for source only"),
     Bad(
         "spec.delivery.backof",
         {},
@@ -748,8 +754,92 @@ SUBSCRIPTION_REFUSALS: list[Bad] = [
         "spec.nonsense",
         5,
         "spec.nonsense",
-        "unknown field, known here: relayRef, state, filter",
+        "unknown field, known here: relayRef, source, runtime",
         'unknown field "spec.nonsense"',
     ),
     Bad("spce", {}, "spce", "unknown field, did you mean spec?", 'unknown field "spce"'),
+]
+
+SOURCE = "spec.source.kafka"
+PUBSUB_SOURCE = {"pubsub": {"project": "acme", "subscription": "orders"}}
+CONSUMED_REFUSALS: list[Bad] = [
+    Bad("spec.relayRef", {"name": "orders"}, "spec", "has both relayRef and source"),
+    Bad("spec.source", {}, "spec.source", "needs exactly one of kafka and pubsub"),
+    Bad("spec.source.pubsub", PUBSUB_SOURCE["pubsub"], "spec.source", "has kafka and pubsub"),
+    Bad(
+        "spec.source",
+        {"pubsub": {"project": "acme", "subscription": "a b"}},
+        "spec.source.pubsub.subscription",
+        "is not a valid Pub/Sub subscription",
+    ),
+    Bad(f"{SOURCE}.group", "a b", f"{SOURCE}.group", "is not the name of a consumer group"),
+    Bad(
+        f"{SOURCE}.groupProtocol",
+        "KIP848",
+        f"{SOURCE}.groupProtocol",
+        "must be one of Classic, Consumer",
+        'supported values: "Classic", "Consumer"',
+    ),
+    Bad(
+        f"{SOURCE}.config",
+        {"group.id": "x"},
+        f'{SOURCE}.config["group.id"]',
+        "it has a field of its own, spec.source.kafka.group",
+        "group.id is none of the librdkafka settings",
+    ),
+    Bad(
+        f"{SOURCE}.config",
+        {"sasl.password": "x"},
+        f'{SOURCE}.config["sasl.password"]',
+        "is a secret and must not be written here",
+    ),
+    Bad("spec.sink", {"log": {}}, "spec.sink", "must be pull: {} with source"),
+    Bad("spec.runtime", "Sidecar", "spec.runtime", "must be InProcess: the others are not in this release"),
+    Bad("spec.concurrency", 0, "spec.concurrency", "1", "greater than or equal to 1"),
+    Bad("spec.partitions", 16, "spec.partitions", "the broker has partitions of its own"),
+    Bad("spec.ordering", "None", "spec.ordering", "must be Key with source"),
+    Bad("spec.start", {"from": "Position", "position": 5}, "spec.start.from", "must be Earliest or Latest"),
+    Bad("spec.filter.tags.allOf", ["eu"], "spec.filter.tags", "messages of a broker have no tags"),
+    Bad("spec.format", "Raw", "spec.format", "consumers recognise the format of each message"),
+    Bad("spec.delivery.batchSize", 5, "spec.delivery.batchSize", "is for relayRef only"),
+    Bad("spec.delivery.groupBy", ["tenant"], "spec.delivery.groupBy", "is for relayRef only"),
+    Bad("spec.delivery.onExhausted", "Block", "spec.delivery.onExhausted", "must be DeadLetter with source"),
+    Bad("spec.delivery.deadLetter.topic", "orders", "spec.delivery.deadLetter.topic", "is the topic of the sink or"),
+    Bad("spec.delivery.deadLetter.topic", "a b", "spec.delivery.deadLetter.topic", "is not a valid Kafka topic"),
+    Bad(
+        "spec.delivery.deadLetter.stopAt",
+        {},
+        "spec.delivery.deadLetter.stopAt.consecutive",
+        "is required",
+        "Required value",
+    ),
+    Bad("spec.idempotency", {}, "spec.idempotency", "needs exactly one of redis and postgres"),
+    Bad(
+        "spec.idempotency",
+        {"redis": {"url": "redis://h"}, "postgres": {"url": "postgresql://h/d"}},
+        "spec.idempotency",
+        "has redis and postgres",
+    ),
+    Bad("spec.idempotency.redis", {}, "spec.idempotency.redis", "needs urlSecretRef"),
+    Bad("spec.idempotency.postgres", {}, "spec.idempotency.postgres", "needs urlSecretRef"),
+    Bad(
+        "spec.idempotency.redis",
+        {"url": "redis://h", "prefix": "a b"},
+        "spec.idempotency.redis.prefix",
+        "is not a prefix of keys",
+    ),
+    Bad(
+        "spec.idempotency",
+        {"redis": {"url": "redis://h"}, "ttl": "1s"},
+        "spec.idempotency.ttl",
+        "must be between 1m",
+        "must be a duration between 1m and 87600h (units: h, m, s, ms, us, ns)",
+    ),
+    Bad(
+        "spec.idempotency",
+        {"redis": {"url": "redis://h"}, "onUnavailable": "Skip"},
+        "spec.idempotency.onUnavailable",
+        "must be one of Wait, Handle",
+        'supported values: "Wait", "Handle"',
+    ),
 ]

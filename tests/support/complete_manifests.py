@@ -78,8 +78,51 @@ _SUBSCRIPTION_SPEC: Body = {
         "timeout": "10s",
         "onExhausted": "Block",
     },
-    "idempotency": {"redis": {"urlSecretRef": _KEY}, "ttl": "24h"},
 }
+_CONSUMED_SPEC: Body = {
+    "state": "Running",
+    "filter": {"eventTypes": ["order.*"], "aggregateTypes": ["order"]},
+    "runtime": "InProcess",
+    "concurrency": 16,
+    "sink": {"pull": {}},
+    "delivery": {
+        "maxAttempts": 5,
+        "backoff": {"initial": "500ms", "factor": 1.5, "max": "10m", "jitter": 0},
+        "timeout": "10s",
+        "noHandler": "Ignore",
+        "onExhausted": "DeadLetter",
+        "deadLetter": {"topic": "orders.dead", "stopAt": {"consecutive": 100}},
+    },
+}
+_SOURCES: list[Body] = [
+    {
+        "kafka": {
+            "bootstrapServers": ["kafka-0:9092"],
+            "topic": "orders",
+            "group": "billing",
+            "groupProtocol": "Consumer",
+            "config": {"fetch.min.bytes": "1", "linger.ms": "5"},
+            "configSecretRef": {"name": "kafka-secrets"},
+        }
+    },
+    {
+        "pubsub": {
+            "project": "acme",
+            "subscription": "orders-billing",
+            "endpoint": "localhost:8085",
+            "credentialsSecretRef": _KEY,
+        }
+    },
+]
+_STORES: list[Body] = [
+    {
+        "redis": {"urlSecretRef": _KEY, "prefix": "pf:evt", "replicas": 1},
+        "ttl": "24h",
+        "lease": "10s",
+        "onUnavailable": "Handle",
+    },
+    {"postgres": {"urlSecretRef": _KEY}},
+]
 _SINKS: dict[str, Body] = {
     "kafka": {
         "bootstrapServers": ["kafka-0:9092", "[::1]:9093"],
@@ -121,10 +164,27 @@ COMPLETE_SUBSCRIPTIONS: list[Body] = [
     *(_subscription(kind, sink) for kind, sink in _SINKS.items()),
     _subscription("redis", {"url": "redis://redis:6379/0", "stream": "orders"}),
     _subscription("postgres", {"url": "postgresql://relay@db/shop", "table": "public.inbox"}),
-    _subscription(
-        "http", {"urlSecretRef": _KEY}, idempotency={"redis": {"url": "redis://redis"}}, start={"from": "Latest"}
-    ),
+    _subscription("http", {"urlSecretRef": _KEY}, start={"from": "Latest"}),
     _subscription("pull", {}, delivery={"groupBy": ["tenant", "user"], "maxGroup": 500, "noHandler": "Ignore"}),
     _subscription("log", {}, start={"from": "Position", "position": 2**63 - 1}),
+    *(
+        _body("EventSubscription", "billing", {**_CONSUMED_SPEC, "source": source, "idempotency": store})
+        for source, store in zip(_SOURCES, _STORES, strict=True)
+    ),
+    _body(
+        "EventSubscription",
+        "billing",
+        {
+            **_CONSUMED_SPEC,
+            "source": _SOURCES[0],
+            "idempotency": {"redis": {"url": "redis://redis"}},
+            "start": {"from": "Latest"},
+        },
+    ),
+    _body(
+        "EventSubscription",
+        "billing",
+        {**_CONSUMED_SPEC, "source": _SOURCES[1], "idempotency": {"postgres": {"url": "postgresql://app@db/shop"}}},
+    ),
 ]
 COMPLETE: list[Body] = [*COMPLETE_RELAYS, *COMPLETE_SUBSCRIPTIONS]

@@ -113,12 +113,14 @@ class Backend(abc.ABC):
 class KafkaBackend(Backend):
     features = Features(too_large=1_100_000)
 
-    def __init__(self, server: KafkaServer, partitions: int = 4) -> None:
+    def __init__(self, server: KafkaServer, partitions: int = 4, topic: str | None = None) -> None:
+        """``topic``: a topic that exists; else one is created."""
         self.server = server
-        self.topic = f"topic-{secrets.token_hex(4)}"
+        self.topic = topic or f"topic-{secrets.token_hex(4)}"
         self._partitions = partitions
         self._broken: Callable[[], None] | None = None
-        server.create_topic(self.topic, partitions)
+        if topic is None:
+            server.create_topic(self.topic, partitions)
 
     def sink(
         self,
@@ -240,7 +242,8 @@ class SharedKafkaBackend(KafkaBackend):
 class PubSubBackend(Backend):
     features = Features(keeps_null_values=False)
 
-    def __init__(self, server: PubSubServer) -> None:
+    def __init__(self, server: PubSubServer, **subscription: Any) -> None:
+        """``subscription``: settings of the subscription that ``received`` reads."""
         self._server = server
         self.topic = f"topic-{secrets.token_hex(4)}"
         self._path = f"projects/acme/topics/{self.topic}"
@@ -254,7 +257,7 @@ class PubSubBackend(Backend):
         )
         publisher = pubsub_v1.PublisherClient(transport=PublisherGrpcTransport(channel=self._channel))
         publisher.create_topic(name=self._path)
-        self._subscriber.create_subscription(name=self._subscription, topic=self._path)
+        self._subscriber.create_subscription({"name": self._subscription, "topic": self._path, **subscription})
         self._received: dict[int, Received] = {}
 
     def sink(

@@ -52,9 +52,9 @@ RELAY_COLUMNS: Final = (
 
 SUBSCRIPTION_COLUMNS: Final = (
     _READY,
-    Column("Relay", ".spec.relayRef.name", description="The OutboxRelay whose outbox is read."),
+    Column("Source", ".status.source", description="Kind and name of what is read."),
     Column("Sink", ".status.sink", description="The kind of destination."),
-    Column("Partitions", ".spec.partitions", "integer", description="Slices that are moved independently."),
+    Column("Partitions", ".status.partitions", "integer", description="Slices that are moved independently."),
     Column("Lag", ".status.lagDisplay", description="Matching events not yet settled."),
     Column("Oldest", ".status.oldestAge", description="Age of the oldest of them."),
     Column("Dead", ".status.dead", "integer", description="Dead letters not yet replayed."),

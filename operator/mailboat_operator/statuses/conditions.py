@@ -14,6 +14,11 @@ _MESSAGE_LIMIT: Final = 1024
 
 _WELL: Final[Mapping[str, ConditionStatus]] = {
     ConditionType.READY: ConditionStatus.TRUE,
+    ConditionType.SOURCE_REACHABLE: ConditionStatus.TRUE,
+    ConditionType.IDEMPOTENCY_REACHABLE: ConditionStatus.TRUE,
+    ConditionType.IDEMPOTENCY_RELIABLE: ConditionStatus.TRUE,
+    ConditionType.DEAD_LETTER_REACHABLE: ConditionStatus.TRUE,
+    ConditionType.DEAD_LETTERS_STOPPED: ConditionStatus.FALSE,
     ConditionType.DATABASE_REACHABLE: ConditionStatus.TRUE,
     ConditionType.SCHEMA_READY: ConditionStatus.TRUE,
     ConditionType.SINK_REACHABLE: ConditionStatus.TRUE,
@@ -36,11 +41,18 @@ _HOPELESS: Final = frozenset(
         Reason.SINK_NOT_SUPPORTED,
         Reason.FOREIGN_DATABASE,
         Reason.SCHEMA_MISMATCH,
+        Reason.TOO_MANY_DEAD_LETTERS,
     }
 )
 """Reasons that persist until a person acts; kstatus calls that stalled."""
 _UNDER_WAY: Final = frozenset(
-    {Reason.PROGRESSING, Reason.STARTING, Reason.PARTITIONS_WITHOUT_OWNER, Reason.NOT_ENOUGH_RELAYS}
+    {
+        Reason.PROGRESSING,
+        Reason.STARTING,
+        Reason.PARTITIONS_WITHOUT_OWNER,
+        Reason.NOT_ENOUGH_RELAYS,
+        Reason.NO_CONSUMERS,
+    }
 )
 
 

@@ -40,6 +40,11 @@ class SubscriptionFacts:
     """Running pods without a Secret that this subscription needs."""
     published: int
 
+    @property
+    def pulled(self) -> bool:
+        """Whether consumers pull the events. Then one relay reports all partitions, and relays hold none."""
+        return self.subscription is not None and self.subscription.spec.sink.pull is not None
+
 
 @dataclass(frozen=True, slots=True)
 class _Words:
@@ -69,7 +74,8 @@ def subscription_status(facts: SubscriptionFacts, now: datetime) -> dict[str, An
         "published": facts.published,
     }
     if facts.subscription is not None:
-        status["sink"] = facts.subscription.spec.sink.kind
+        spec = facts.subscription.spec
+        status |= {"source": spec.source_name, "sink": spec.sink.kind, "partitions": spec.partitions}
     if not words.subscriptions:
         # No relay reports the subscription: keep the last known values.
         for field in ("lag", "lagDisplay", "oldestAge", "parked", "dead", "rate", "lastError", "assignments"):
@@ -94,7 +100,10 @@ def _numbers(facts: SubscriptionFacts, words: _Words) -> dict[str, Any]:
         "dead": max(each.dead for _, each in words.subscriptions),
         "rate": rounded_rate(sum(each.rate for _, each in words.subscriptions)),
         "lastError": redact(words.last_error)[:_ERROR_LIMIT],
-        "assignments": [_assignment(number, lags[number], *held) for number, held in sorted(words.held.items())],
+        "assignments": [
+            _assignment(number, lags[number], "" if facts.pulled else pod, report)
+            for number, (pod, report) in sorted(words.held.items())
+        ],
     }
     if ages and (age := rounded_age(max(ages))) is not None:
         numbers["oldestAge"] = str(Duration.of_seconds(age))
@@ -145,7 +154,9 @@ def _verdicts(facts: SubscriptionFacts, words: _Words) -> list[Verdict]:
     if facts.subscription is not None and facts.relay_exists:
         verdicts += [_paused(facts, words), secrets_mounted(facts.lacking)]
         if words.subscriptions:
-            verdicts += [_assigned(words), _sink_reachable(words), _keys_blocked(words)]
+            verdicts += [_keys_blocked(words)]
+        if words.subscriptions and not facts.pulled:
+            verdicts += [_assigned(words), _sink_reachable(words)]
     return verdicts
 
 
@@ -173,6 +184,8 @@ def _ready(facts: SubscriptionFacts, words: _Words) -> Verdict:
         return yes(ready, Reason.PAUSED_BY_SPEC, paused.message)
     if paused.reason is Reason.PAUSED_BY_COMMAND:
         return no(ready, Reason.PAUSED_BY_COMMAND, paused.message)
+    if facts.pulled:
+        return yes(ready, Reason.DELIVERING, "Consumers pull the events, and a relay reports the lag.")
     for verdict in (_assigned(words), _sink_reachable(words)):
         if verdict.status != "True":
             return no(ready, verdict.reason, verdict.message)

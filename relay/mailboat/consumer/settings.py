@@ -90,7 +90,7 @@ def qualified(name: str) -> str:
 
 
 def _relay_of(resource: EventSubscription, relays: Sequence[OutboxRelay]) -> OutboxRelay:
-    wanted = (resource.metadata.namespace, resource.spec.relay_ref.name)
+    wanted = (resource.metadata.namespace, resource.spec.relay)
     for relay in relays:
         if (relay.metadata.namespace, relay.metadata.name) == wanted:
             return relay

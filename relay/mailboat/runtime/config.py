@@ -44,9 +44,9 @@ Documents = list[tuple[str, object]]
 """Parsed documents, each with a label that names its origin."""
 
 
-def load(paths: Sequence[Path]) -> Manifests:
+def load(paths: Sequence[Path], *, needs_relay: bool = True) -> Manifests:
     """Load the resources of all files and folders. Raise ``ConfigError`` with all problems."""
-    manifests = checked(documents_in(paths), ", ".join(str(path) for path in paths))
+    manifests = checked(documents_in(paths), ", ".join(str(path) for path in paths), needs_relay=needs_relay)
     resources: list[OutboxRelay | EventSubscription] = [*manifests.relays, *manifests.subscriptions]
     if problems := [problem for resource in resources for problem in not_in_this_release(resource)]:
         raise ConfigError(str(SpecError(tuple(problems))))
@@ -63,13 +63,13 @@ def documents_of(body: bytes, source: str) -> Documents:
     return list(_labelled(_yaml(source, _decoded(source, body)), source))
 
 
-def checked(documents: Documents, source: str) -> Manifests:
-    """Validate documents. Raise ``ConfigError`` with all problems, or if there is no OutboxRelay."""
+def checked(documents: Documents, source: str, *, needs_relay: bool = True) -> Manifests:
+    """Validate documents. Raise ``ConfigError`` with all problems, or if a needed OutboxRelay is missing."""
     try:
         manifests = read_documents(documents)
     except SpecError as error:
         raise ConfigError(str(error)) from error
-    if not manifests.relays:
+    if needs_relay and not manifests.relays:
         raise ConfigError(f"there is no OutboxRelay in {source}: without one there is no outbox to work on.")
     return manifests
 
@@ -249,5 +249,3 @@ def _missing_features(resource: OutboxRelay | EventSubscription) -> Iterator[tup
         yield f"spec.sink.{kind}", "is not there yet: use kafka, pubsub, log or a custom sink"
     if resource.spec.schemas is not None:
         yield "spec.schemas", "schemas are not checked yet: remove it"
-    if resource.spec.idempotency is not None:
-        yield "spec.idempotency", "there are no consumers yet that would heed it: remove it"

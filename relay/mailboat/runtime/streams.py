@@ -89,7 +89,7 @@ def build(
     fits = before is not None and (before.resource.spec.sink, before.context) == (spec.sink, context)
     sink = before.sink if before is not None and fits else build_sink(spec.sink, context)
     # The source of an event is the outbox it was written to, independent of the subscription.
-    outbox = f"mailboat/{resource.metadata.namespace}/{spec.relay_ref.name}"
+    outbox = f"mailboat/{resource.metadata.namespace}/{spec.relay}"
     encoder = Encoder(spec.format, source=outbox, header_prefix=sink.traits.header_prefix)
     settings = StreamSettings(
         batch_size=spec.batch_size,
@@ -127,8 +127,8 @@ def _sink_secrets(resource: EventSubscription, secrets: Secrets) -> dict[str, st
 
 
 def _announcer(resource: EventSubscription, encoder: Encoder, now: Now) -> Callable[[DeathNotice], Outgoing] | None:
-    target = resource.spec.delivery.dead_letter
-    if target is None:
+    topic = resource.dead_letter_topic
+    if topic is None:
         return None
     name = full_name(resource)
 
@@ -139,7 +139,7 @@ def _announcer(resource: EventSubscription, encoder: Encoder, now: Now) -> Calla
             encoder,
             notice.event,
             death,
-            topic=target.topic,
+            topic=topic,
             subscription=name,
             sequence=notice.sequence,
             partition=notice.partition,

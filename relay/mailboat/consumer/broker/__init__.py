@@ -9,6 +9,7 @@ is handled once.
 | ``protocol`` | the types between engine, source, claim store and dead letters |
 | ``engine``, ``lanes`` | lanes per key, attempts, back-off, drains |
 | ``kafka``, ``pubsub`` | the sources |
+| ``pubsub_keys``, ``pubsub_stream`` | order of a key's messages; the gRPC calls |
 | ``decode`` | a broker's message as an event |
 | ``dead_letters`` | an event that can't be handled as a message on the dead-letter topic |
 

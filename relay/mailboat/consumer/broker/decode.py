@@ -15,10 +15,12 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import NAMESPACE_URL, UUID, SafeUUID, uuid5
 
+from mailboat.consumer.broker.envelope import NotADeadLetter, is_dead_letter, restored
 from mailboat.consumer.broker.protocol import Original, Record
 from mailboat.consumer.broker.structured import attributes_and_data
 from mailboat.consumer.received import Event
@@ -64,6 +66,8 @@ def decode(original: Original) -> Record:
     """Return the record of a message."""
     headers = dict(original.headers)
     try:
+        if is_dead_letter(headers):
+            return _copied_back(original, headers)
         return _decoded(original, headers)
     except _Unreadable as error:
         why = str(error)
@@ -117,6 +121,30 @@ def _decoded(original: Original, headers: dict[str, bytes]) -> Record:
         partition=partition,
     )
     return Record(event=event, original=original, partition=partition, replay_for=replay_for)
+
+
+# -- dead letters ----------------------------------------------------------------------------------------------------
+
+
+def _copied_back(original: Original, headers: dict[str, bytes]) -> Record:
+    """Return the original of a dead letter that a tool copied to the topic of origin, as a replay for its consumer.
+
+    On another topic, for example the dead-letter topic itself, a dead letter is an event like any other. Pub/Sub does
+    not tell a subscriber the topic, so that there each dead letter counts as copied back.
+    """
+    try:
+        letter = restored(original)
+    except NotADeadLetter as error:
+        raise _Unreadable(str(error)) from None
+    if original.partition is not None and letter.original.topic != original.topic:
+        return _decoded(original, headers)
+    if not letter.has_value:
+        raise _Unreadable("it is a copied dead letter without the original value, which was too large")
+    record = decode(letter.original)  # the id of a message without one is made from the place of origin
+    partition = original.partition or 0
+    event = replace(record.event, replay=True, position=_position(original), partition=partition)
+    here = replace(original, key=letter.original.key, value=letter.original.value, headers=letter.original.headers)
+    return replace(record, event=event, original=here, partition=partition, replay_for=letter.consumer)
 
 
 # -- one document ----------------------------------------------------------------------------------------------------
@@ -220,6 +248,8 @@ def _replay(headers: Mapping[str, bytes]) -> tuple[bool, str | None]:
 
 def _id(original: Original, own: bytes | None, headers: Mapping[str, bytes], names: _Names) -> UUID:
     text = own if own is not None else headers.get("eventId") or headers.get("id")
+    if not text:
+        text = headers.get("mailboat-replay-id", b"")
     if not text:
         return _derived_id(original)
     source = headers.get(names.source, b"").decode() if own is not None else ""

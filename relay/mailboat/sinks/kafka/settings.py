@@ -43,6 +43,9 @@ DEFAULTS: Final[Mapping[str, Any]] = {
 MAX_REQUEST_BYTES: Final = 100_000_000
 """A little below the brokers' socket.request.max.bytes. Above it a broker closes the connection without an error."""
 
+_SMALLEST_LIMIT: Final = 1000
+"""The least that librdkafka accepts for message.max.bytes. A topic with a smaller limit refuses messages itself."""
+
 
 def client_settings(bootstrap: Iterable[str], config: Mapping[str, str], context: SinkContext) -> Settings:
     """Return the settings of any client of this sink: addresses, login, user's settings. Raises ``ConfigError``."""
@@ -65,7 +68,7 @@ def producer_settings(client: Mapping[str, Any], *, max_message_bytes: int | Non
     user's own limit, because a message that the client refuses is given up at once.
     """
     topic_takes = max_message_bytes or MAX_REQUEST_BYTES
-    limit = min(topic_takes, int(client.get("message.max.bytes", topic_takes)))
+    limit = max(_SMALLEST_LIMIT, min(topic_takes, int(client.get("message.max.bytes", topic_takes))))
     return {**DEFAULTS, **client, **GUARANTEES, "message.max.bytes": limit}
 
 

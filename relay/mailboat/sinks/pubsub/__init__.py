@@ -1,4 +1,5 @@
-"""Google Cloud Pub/Sub, over its gRPC interface. The only place that imports ``google`` and ``grpc``.
+"""Google Cloud Pub/Sub, over its gRPC interface. Beside the stream of the Pub/Sub source, the only place that imports
+``google`` and ``grpc``.
 
 ``limits``      Google's limits for a message and a request
 ``connection``  endpoint, credentials, and the two gRPC calls

@@ -28,6 +28,7 @@ _GLOBAL_HOST: Final = "pubsub.googleapis.com:443"
 _SCOPES: Final = ("https://www.googleapis.com/auth/pubsub",)
 _OPTIONS: Final = (
     ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
@@ -86,19 +87,7 @@ class Connection:
     @classmethod
     async def open(cls, destination: Destination, topic: str) -> Self:
         """Create the channel; it connects later. Raises ``SinkUnavailable`` if there are no credentials."""
-        if destination.plain:
-            return cls(grpc.aio.insecure_channel(destination.host, options=_OPTIONS), topic)
-        try:
-            credentials = await in_a_thread(partial(_credentials, destination.key_file), "pubsub-login")
-        except (google.auth.exceptions.GoogleAuthError, ValueError) as error:
-            raise SinkUnavailable(
-                f"no credentials for Pub/Sub: {error}; set spec.sink.pubsub.credentialsSecretRef, or give the relay's "
-                "service account a workload identity"
-            ) from error
-        channel = PublisherGrpcAsyncIOTransport.create_channel(
-            destination.host, credentials=credentials, scopes=_SCOPES, options=_OPTIONS
-        )
-        return cls(channel, topic)
+        return cls(await open_channel(destination, "spec.sink.pubsub"), topic)
 
     async def publish(self, messages: Iterable[Outgoing], ordering_key: str, *, timeout: float, topic: str) -> None:
         """Send one request, which succeeds or fails as a whole. Raises ``grpc.aio.AioRpcError``."""
@@ -118,6 +107,25 @@ class Connection:
 
     async def close(self) -> None:
         await self._channel.close()
+
+
+async def open_channel(destination: Destination, field: str) -> grpc.aio.Channel:
+    """Create a channel; it connects later. Raises ``SinkUnavailable`` if there are no credentials.
+
+    ``field`` is the part of the manifest that holds ``credentialsSecretRef``.
+    """
+    if destination.plain:
+        return grpc.aio.insecure_channel(destination.host, options=_OPTIONS)
+    try:
+        credentials = await in_a_thread(partial(_credentials, destination.key_file), "pubsub-login")
+    except (google.auth.exceptions.GoogleAuthError, ValueError) as error:
+        raise SinkUnavailable(
+            f"no credentials for Pub/Sub: {error}; set {field}.credentialsSecretRef, or give the pod's service account "
+            "a workload identity"
+        ) from error
+    return PublisherGrpcAsyncIOTransport.create_channel(
+        destination.host, credentials=credentials, scopes=_SCOPES, options=_OPTIONS
+    )
 
 
 def _credentials(key_file: Mapping[str, Any] | None) -> Any:

@@ -1,0 +1,134 @@
+"""Answer of a consumer's ``GET /status``: written by the consumer kit, read by the operator and ``mailboat status``.
+
+The reader may be older or newer than the writer, so unknown fields are ignored and every field but the name has a
+default. Texts and lists are cut to a maximum size by both ends, because the operator keeps the last answer of each pod.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+
+_LONGEST_TEXT: Final = 1024
+MOST_PARTITIONS: Final = 256
+"""Partitions that one consumer lists. Sums cover all of them."""
+LARGEST_REPORT: Final = 128 * 1024
+"""In bytes."""
+
+
+def _cut(value: Any) -> Any:
+    return value[:_LONGEST_TEXT] if isinstance(value, str) else value
+
+
+def _first(value: Any) -> Any:
+    return value[:MOST_PARTITIONS] if isinstance(value, list | tuple) else value
+
+
+Text = Annotated[str, BeforeValidator(_cut)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Seconds = Annotated[float, Field(ge=0, le=1e12)]
+
+
+class _Wire(BaseModel):
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        validate_by_name=True,
+        validate_by_alias=True,
+        serialize_by_alias=True,
+        frozen=True,
+        extra="ignore",
+        hide_input_in_errors=True,
+        allow_inf_nan=False,
+    )
+
+
+class ConsumedPartition(_Wire):
+    """A partition of the source that the reporting process owns."""
+
+    partition: Count
+    lag: Count | None = None
+    """Messages that are not committed; None if unknown."""
+    oldest_age: Seconds | None = None
+    paused: bool = False
+    """Reading is paused, because too many events wait behind an unfinished one."""
+
+
+class SourceHealth(_Wire):
+    """The broker, as the reporting process sees it."""
+
+    kind: Text = ""
+    """kafka or pubsub."""
+    reachable: bool = True
+    error: Text | None = None
+    owned: Count = 0
+    """Number of partitions that this process owns."""
+    partitions: Annotated[tuple[ConsumedPartition, ...], BeforeValidator(_first)] = ()
+
+
+class StoreHealth(_Wire):
+    """The store of handled events."""
+
+    kind: Text = ""
+    """redis or postgres."""
+    reachable: bool = True
+    error: Text | None = None
+    doubt: Text | None = None
+    """Why the store may forget handled events: EvictsKeys, MemoryLost, NotReplicated; None if it is reliable."""
+    doubt_message: Text = ""
+
+
+class DeadLetterHealth(_Wire):
+    """The dead-letter topic."""
+
+    topic: Text = ""
+    reachable: bool = True
+    error: Text | None = None
+    stopped: bool = False
+    """``delivery.deadLetter.stopAt`` stopped the consumer."""
+
+
+class ConsumerReport(_Wire):
+    """One consumer in one process.
+
+    Without ``source`` the consumer pulls from an outbox; then lag, parked and dead cover the whole subscription.
+    Otherwise they cover the partitions of this process, and dead counts the dead letters that it wrote.
+    """
+
+    name: Text
+    """namespace/name of the subscription."""
+    instance: Text = ""
+    state: Text = ""
+    """Connecting, Running, Paused or Stopping."""
+    message: Text = ""
+    workers: Count = 0
+    """Pull: connections that handle events. Source: handlers that run now."""
+    lag: Count = 0
+    lag_bounded: bool = False
+    oldest_age: Seconds | None = None
+    parked: Count = 0
+    dead: Count = 0
+    handled: Count = 0
+    """Count since the process started, as are ``ignored``, ``refused`` and ``redelivered``."""
+    ignored: Count = 0
+    refused: Count = 0
+    redelivered: Count = 0
+    last_error: Text | None = None
+    source: SourceHealth | None = None
+    idempotency: StoreHealth | None = None
+    dead_letters: DeadLetterHealth | None = None
+
+
+class ConsumerReports(_Wire):
+    """The whole answer."""
+
+    consumers: Annotated[tuple[ConsumerReport, ...], Field(max_length=64)] = ()
+
+
+def read_consumer_reports(content: bytes) -> tuple[ConsumerReport, ...] | None:
+    """Parse an answer; None if it is not the status of a consumer."""
+    try:
+        return ConsumerReports.model_validate_json(content).consumers
+    except (ValidationError, RecursionError):
+        return None

@@ -1,0 +1,107 @@
+"""Idempotency of a consumer: the store that remembers handled events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Annotated, ClassVar, Final
+
+from pydantic import Field
+
+from mailboat_spec.admission import Because, Rule
+from mailboat_spec.base import Model, Refusal
+from mailboat_spec.connections import Connection
+from mailboat_spec.durations import Duration, between
+from mailboat_spec.strings import RedisPrefix
+
+
+class OnUnavailable(StrEnum):
+    """Policy while the store can't be reached."""
+
+    WAIT = "Wait"
+    """Handle nothing. No attempt is counted."""
+    HANDLE = "Handle"
+    """Handle events without the store: duplicates are handled again."""
+
+
+class IdempotencyRedis(Connection):
+    """Redis or Valkey."""
+
+    schemes: ClassVar[tuple[str, ...]] = (
+        "rediss",
+        "redis",
+        "rediss+sentinel",
+        "redis+sentinel",
+        "rediss+cluster",
+        "redis+cluster",
+    )
+
+    prefix: RedisPrefix = Field(
+        default="mailboat",
+        description="First part of the keys, which are PREFIX:CONSUMER:EVENT-ID. Default: mailboat.",
+    )
+    replicas: int = Field(
+        default=0,
+        strict=True,
+        ge=0,
+        le=5,
+        description="Replicas that must confirm a write before an event counts as handled, between 0 and 5. Default: "
+        "0, none.",
+    )
+
+
+class IdempotencyPostgres(Connection):
+    """An inbox table in the database of the handlers' effects."""
+
+    schemes: ClassVar[tuple[str, ...]] = ("postgresql", "postgres")
+
+
+_NEITHER: Final = "needs exactly one of redis and postgres"
+_BOTH: Final = "has redis and postgres: remove one of them"
+
+
+class Idempotency(Model):
+    """Store that recognises events that were handled before. Exactly one of ``redis`` and ``postgres``."""
+
+    redis: IdempotencyRedis | None = Field(
+        default=None,
+        description="Redis or Valkey remembers handled events: effects happen at least once, and twice only after a "
+        "crash between effect and mark. Default: none.",
+    )
+    postgres: IdempotencyPostgres | None = Field(
+        default=None,
+        description="An inbox table remembers handled events, in the transaction of the handler: effects in that "
+        "database happen exactly once. Default: none.",
+    )
+    ttl: Annotated[Duration, between("1m", "87600h")] = Field(
+        default=Duration.parse("720h"),
+        description="How long a handled event is remembered, as a duration between 1m and 87600h. Default: 720h.",
+    )
+    lease: Annotated[Duration, between("1s", "1h")] = Field(
+        default=Duration.parse("30s"),
+        description="Time after which the event of a dead consumer is handled by another one, as a duration between 1s "
+        "and 1h. Leases are renewed while handlers run. Default: 30s.",
+    )
+    on_unavailable: OnUnavailable = Field(
+        default=OnUnavailable.WAIT,
+        description="What happens while the store can't be reached: Wait (nothing is handled, no attempt is counted) "
+        "or Handle (without detection of duplicates). Default: Wait.",
+    )
+
+    def wrong_combinations(self) -> Iterator[Refusal]:
+        if self.redis is None and self.postgres is None:
+            yield Refusal((), _NEITHER)
+        if self.redis is not None and self.postgres is not None:
+            yield Refusal((), _BOTH)
+
+    @classmethod
+    def admission_rules(cls) -> Iterator[Rule]:
+        yield Rule("has(self.redis) || has(self.postgres)", _NEITHER, because=Because.REQUIRED)
+        yield Rule("!has(self.redis) || !has(self.postgres)", _BOTH)
+
+    @property
+    def chosen(self) -> IdempotencyRedis | IdempotencyPostgres:
+        """The chosen store."""
+        chosen = self.redis or self.postgres
+        assert chosen is not None, "validated"
+        return chosen

@@ -1,0 +1,130 @@
+"""Sources: brokers that a subscription reads instead of an outbox. ``Source`` contains exactly one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import Annotated, Final
+
+from pydantic import Field
+
+from mailboat_spec import kafka_settings
+from mailboat_spec.admission import AS_SET, Because, Rule
+from mailboat_spec.base import Model, Refusal
+from mailboat_spec.references import OptionalSecretRef, SecretKeyRef, UsesSecrets
+from mailboat_spec.sinks import KafkaSettings
+from mailboat_spec.strings import HostAndPort, KafkaGroup, KafkaTopic, PubSubProject, PubSubSubscription
+
+
+class GroupProtocol(StrEnum):
+    """Protocol of a Kafka consumer group."""
+
+    CLASSIC = "Classic"
+    """Cooperative-sticky assignment by the clients. Works with every broker."""
+    CONSUMER = "Consumer"
+    """KIP-848: the broker assigns partitions. Needs Apache Kafka 4.0."""
+
+
+class KafkaSource(UsesSecrets):
+    """A topic of Apache Kafka, or of another server with its protocol."""
+
+    bootstrap_servers: tuple[HostAndPort, ...] = Field(
+        min_length=1,
+        max_length=64,
+        description="Brokers to ask first, each as host:port.",
+        json_schema_extra=AS_SET,
+    )
+    topic: KafkaTopic = Field(description="Topic that events are consumed from.")
+    group: KafkaGroup | None = Field(
+        default=None,
+        description="Consumer group, which stores the progress. Default: none, which means NAMESPACE.NAME of this "
+        "subscription.",
+    )
+    group_protocol: GroupProtocol = Field(
+        default=GroupProtocol.CLASSIC,
+        description="Classic (every broker) or Consumer (KIP-848, Apache Kafka 4.0 and later). Default: Classic.",
+    )
+    config: Annotated[
+        Mapping[str, str], KafkaSettings("configSecretRef: {name: ...}", kafka_settings.SOURCE_ALLOWED)
+    ] = Field(
+        default_factory=dict,
+        description="Settings of librdkafka for the consumer and for the producer of dead letters, each value in "
+        "quotes, for example security.protocol: SASL_SSL. Those that run commands, read files or weaken guarantees are "
+        "refused. Secrets go into configSecretRef. Default: none.",
+    )
+    config_secret_ref: OptionalSecretRef = Field(
+        default=None,
+        description="Secret whose keys are further settings of librdkafka, by the same rules, for example "
+        "sasl.password. Default: none.",
+    )
+
+    @property
+    def stream(self) -> str:
+        """Name of what is read, for status and for names of dead-letter topics."""
+        return self.topic
+
+
+class PubSubSource(UsesSecrets):
+    """A subscription of Google Cloud Pub/Sub."""
+
+    project: PubSubProject = Field(description="Id of the Google Cloud project.")
+    subscription: PubSubSubscription = Field(
+        description="Pub/Sub subscription that events are pulled from, without projects/.../subscriptions/."
+    )
+    endpoint: HostAndPort | None = Field(
+        default=None,
+        description="host:port of the service where it is not the global one (a region, an emulator). Default: none, "
+        "the global one, or PUBSUB_EMULATOR_HOST where that is set.",
+    )
+    credentials_secret_ref: SecretKeyRef | None = Field(
+        default=None,
+        description="Key of a Secret that holds a service account's JSON key. Default: none, the credentials of the "
+        "environment (workload identity).",
+    )
+
+    @property
+    def stream(self) -> str:
+        """Name of what is read, for status and for names of dead-letter topics."""
+        return self.subscription
+
+
+_NONE: Final = "needs exactly one of kafka and pubsub"
+_BOTH: Final = "has kafka and pubsub: keep one, and give the other one a subscription of its own"
+
+
+class Source(Model):
+    """Exactly one broker."""
+
+    kafka: KafkaSource | None = Field(
+        default=None,
+        description="A topic of Apache Kafka, or of anything that speaks its protocol. Events of one key are handled "
+        "in order, one at a time. Default: none.",
+    )
+    pubsub: PubSubSource | None = Field(
+        default=None,
+        description="A subscription of Google Cloud Pub/Sub. With message ordering enabled, events of one ordering key "
+        "are handled in order, one at a time. Default: none.",
+    )
+
+    def wrong_combinations(self) -> Iterator[Refusal]:
+        if self.kafka is None and self.pubsub is None:
+            yield Refusal((), _NONE)
+        if self.kafka is not None and self.pubsub is not None:
+            yield Refusal((), _BOTH)
+
+    @classmethod
+    def admission_rules(cls) -> Iterator[Rule]:
+        yield Rule("has(self.kafka) || has(self.pubsub)", _NONE, because=Because.REQUIRED)
+        yield Rule("!has(self.kafka) || !has(self.pubsub)", _BOTH)
+
+    @property
+    def kind(self) -> str:
+        """YAML name of the chosen source: ``kafka`` or ``pubsub``."""
+        return "pubsub" if self.kafka is None else "kafka"
+
+    @property
+    def chosen(self) -> KafkaSource | PubSubSource:
+        """The chosen source."""
+        chosen = self.kafka or self.pubsub
+        assert chosen is not None, "validated"
+        return chosen

@@ -1,0 +1,156 @@
+"""Reads a dead-letter topic on Kafka, for ``mailboat dlq``.
+
+The progress of replays is stored as committed offsets of a consumer group, one per set of filters: a replay that was
+interrupted continues, and a replay with other filters is independent. The reader assigns partitions itself and joins no
+group. Everything here blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from time import monotonic, sleep
+from types import TracebackType
+from typing import Any, Final, Self
+
+from confluent_kafka import OFFSET_BEGINNING, TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException
+from confluent_kafka import TopicPartition as Place
+
+from mailboat.consumer.broker.protocol import Original
+from mailboat.errors import SinkUnavailable
+from mailboat.sinks.kafka.errors import Report, unavailable
+from mailboat.sinks.kafka.topic import describe_topics
+
+_TIMEOUT: Final = 30.0
+_POLL: Final = 0.1
+_BATCH: Final = 500
+_NO_COORDINATOR: Final = frozenset(
+    {KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS}
+)
+"""For a moment after the first group of a cluster, and after a broker was lost."""
+
+
+class KafkaLetters:
+    """All messages that a dead-letter topic has when reading begins."""
+
+    def __init__(self, client: Mapping[str, Any], topic: str, group: str) -> None:
+        """``client``: settings of librdkafka. ``group`` stores the progress."""
+        self._client = client
+        self.topic = topic
+        self._bootstrap: str = client["bootstrap.servers"]
+        self._settings: dict[str, Any] = {
+            **client,
+            "group.id": group,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+            "log_level": 0,
+        }
+        self._consumer: Any = None
+        self._partitions = 0
+
+    def __enter__(self) -> Self:
+        """Connect. Raises SinkUnavailable if the brokers can't be reached or the topic does not exist."""
+        facts = describe_topics(self._client, (self.topic,), timeout=_TIMEOUT)[self.topic]
+        if isinstance(facts, SinkUnavailable):
+            raise facts
+        self._partitions = facts.partitions
+        self._consumer = Consumer(self._settings)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        consumer, self._consumer = self._consumer, None
+        consumer.close()
+
+    def committed(self) -> dict[int, int]:
+        """Return the offset after the last replayed message, by partition."""
+        places = [Place(self.topic, number) for number in range(self._partitions)]
+        found = self._coordinated(lambda: self._consumer.committed(places, timeout=_TIMEOUT))
+        return {each.partition: each.offset for each in found or () if each.offset >= 0}
+
+    def read(self, after: Mapping[int, int] | None = None) -> Iterator[Original]:
+        """Yield messages, per partition in order, from offsets ``after`` up to the present end."""
+        starts = after or {}
+        places = [Place(self.topic, number, starts.get(number, OFFSET_BEGINNING)) for number in range(self._partitions)]
+        ends: dict[int, int] = {}
+        try:
+            for place in places:
+                low, high = self._consumer.get_watermark_offsets(place, timeout=_TIMEOUT)
+                if low < high and starts.get(place.partition, 0) < high:
+                    ends[place.partition] = high
+            self._consumer.assign([place for place in places if place.partition in ends])
+            heard = monotonic()
+            while ends:
+                messages = self._consumer.consume(_BATCH, timeout=_POLL)
+                if messages:
+                    heard = monotonic()
+                elif monotonic() - heard > _TIMEOUT:
+                    raise SinkUnavailable(
+                        f"no answer from Kafka at {self._bootstrap} within {_TIMEOUT:g} s while reading topic"
+                        f" {self.topic}: are the brokers up?"
+                    )
+                yield from self._before_end(messages, ends)
+        except KafkaException as error:
+            raise self._unavailable(error) from error
+
+    def _before_end(self, messages: Iterable[Any], ends: dict[int, int]) -> Iterator[Original]:
+        for message in messages:
+            partition, error = message.partition(), message.error()
+            if error is None and partition in ends and message.offset() < ends[partition]:
+                yield original_of(message)
+                if message.offset() + 1 >= ends[partition]:
+                    del ends[partition]
+            elif error is not None and error.code() == KafkaError._PARTITION_EOF:
+                ends.pop(partition, None)  # what is before the end was compacted, or belongs to a transaction
+            elif error is not None and not error.retriable() and error.code() != KafkaError._TRANSPORT:
+                raise KafkaException(error)
+
+    def fetch(self, origin: Original) -> Original | None:
+        """Return the message at the topic, partition and offset of ``origin``; None if it is not there any more."""
+        consumer = Consumer(self._settings)
+        try:
+            consumer.assign([Place(origin.topic, origin.partition or 0, int(origin.offset))])
+            messages = consumer.consume(1, timeout=_TIMEOUT)
+        finally:
+            consumer.close()
+        found = [original_of(message) for message in messages if message.error() is None]
+        return found[0] if found and found[0].offset == origin.offset else None
+
+    def commit(self, replayed: Mapping[int, int]) -> None:
+        """Store the progress: by partition, the offset after the last message that needs no replay any more."""
+        places = [Place(self.topic, partition, offset) for partition, offset in replayed.items()]
+        self._coordinated(lambda: self._consumer.commit(offsets=places, asynchronous=False))
+
+    def _coordinated(self, call: Callable[[], Any]) -> Any:
+        """Return the answer of the group's coordinator. Repeats the call while the group has none."""
+        deadline = monotonic() + _TIMEOUT
+        while True:
+            try:
+                return call()
+            except KafkaException as error:
+                code = error.args[0].code()
+                if code == KafkaError.GROUP_ID_NOT_FOUND:  # no replay has committed yet
+                    return None
+                if code not in _NO_COORDINATOR or monotonic() > deadline:
+                    raise self._unavailable(error) from error
+            sleep(_POLL)
+
+    def _unavailable(self, error: KafkaException) -> SinkUnavailable:
+        return unavailable(Report.of(error.args[0], self.topic, -1), self._bootstrap)
+
+
+def original_of(message: Any) -> Original:
+    """Return a message of confluent_kafka."""
+    kind, milliseconds = message.timestamp()
+    return Original(
+        topic=message.topic(),
+        partition=message.partition(),
+        offset=message.offset(),
+        timestamp=None if kind == TIMESTAMP_NOT_AVAILABLE else datetime.fromtimestamp(milliseconds / 1000, UTC),
+        key=message.key(),
+        value=message.value(),
+        headers=tuple(message.headers() or ()),
+    )

@@ -1,0 +1,427 @@
+"""The gRPC calls of a Pub/Sub consumer: the stream of messages, their leases, acknowledgements and nacks.
+
+Google's subscriber client is not used, because it can't keep the order of a key or say that the service is unavailable.
+In google-cloud-pubsub 2.x:
+
+- a nack hands the next message of the key to the callback before the nacked one is redelivered, and so does a lease
+  that is older than ``max_lease_duration`` or expired (``Dispatcher.drop`` activates the key);
+- shutdown nacks messages on hold, but not those that wait behind another message of their key;
+- messages that wait in the client are not visible and do not count against its flow control;
+- the stream is reopened silently for ever, and failed acknowledgements are dropped silently.
+
+All calls run in one thread with an event loop of its own. A handler that blocks the application's event loop thus stops
+neither the renewal of leases nor the heartbeats of the stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+from uuid import uuid4
+
+import grpc
+from google.pubsub_v1.types import (
+    AcknowledgeRequest,
+    GetSubscriptionRequest,
+    ModifyAckDeadlineRequest,
+    StreamingPullRequest,
+    StreamingPullResponse,
+    Subscription,
+)
+from google.rpc import error_details_pb2, status_pb2
+
+from mailboat.errors import ConfigError, MailboatError, SinkUnavailable
+from mailboat.sinks.pubsub.connection import Destination, open_channel
+from mailboat.sinks.threads import in_a_thread
+
+_LOGGER: Final = logging.getLogger(__name__)
+_CALL_TIMEOUT: Final = 10.0
+_HEARTBEAT: Final = 30.0
+_IDS_PER_REQUEST: Final = 1_000
+_FIRST_BACKOFF: Final = 0.1
+_LONGEST_BACKOFF: Final = 5.0
+_STABLE: Final = 2.0
+"""Seconds after which an open stream counts as available, also if no message arrives."""
+_LAST_MESSAGES: Final = 1.0
+"""Seconds that a closing stream waits for messages that are on their way."""
+_LAST_CALLS: Final = 5.0
+"""Seconds that ``close`` waits for acknowledgements and nacks."""
+_PERMANENT: Final = frozenset({grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION})
+
+# Plain protobuf classes, because the wrappers exported by the types module are slow.
+_Acknowledge: Final = AcknowledgeRequest.pb()
+_ModifyAckDeadline: Final = ModifyAckDeadlineRequest.pb()
+_GetSubscription: Final = GetSubscriptionRequest.pb()
+_Subscription: Final = Subscription.pb()
+_PullRequest: Final = StreamingPullRequest.pb()
+_PullResponse: Final = StreamingPullResponse.pb()
+
+
+class Delivery(NamedTuple):
+    """A message as it arrived. ``message`` is a plain protobuf ``PubsubMessage``."""
+
+    ack_id: str
+    message: Any
+
+
+class ServiceUnavailable(MailboatError):
+    """Pub/Sub can't be reached, or refuses the call at the moment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSettings:
+    """Flow control and leases. The service does not send more messages or bytes than are unsettled."""
+
+    max_messages: int = 1_000
+    max_bytes: int = 64 * 1024 * 1024
+    lease: int = 30
+    """Seconds. A message of a consumer that died is redelivered after this time. The service accepts 10 to 600."""
+
+
+class PullStream:
+    """One consumer's connection. Methods may be called from the event loop that created the object.
+
+    ``deliver`` and ``report`` are called in that event loop. ``report`` gets why the service is unavailable, once per
+    outage, and None when it is available again.
+    """
+
+    def __init__(
+        self,
+        destination: Destination,
+        subscription: str,
+        settings: StreamSettings,
+        deliver: Callable[[list[Delivery]], None],
+        report: Callable[[str | None], None],
+    ) -> None:
+        self._destination = destination
+        self._subscription = subscription
+        self._settings = settings
+        self._deliver = deliver
+        self._report = report
+        self._caller = asyncio.get_running_loop()
+        self._metadata = (("x-goog-request-params", f"subscription={quote(subscription, safe='')}"),)
+        self._client_id = str(uuid4())
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="mailboat-pubsub", daemon=True)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._reading: asyncio.Task[None] | None = None
+        self._channel: grpc.aio.Channel | None = None
+        self._leases: dict[str, None] = {}
+        self._acks = _Outbound(self._acknowledge)
+        self._nacks = _Outbound(self._nack)
+        self._modifying = asyncio.Lock()
+        self._call: Any = None
+        self._closing = False
+        self._unavailable: str | None = None
+
+    # ---- called in the application's event loop --------------------------------------------------------------------
+
+    async def open(self) -> Any:
+        """Connect, and return the subscription, or None if this identity may not read its settings.
+
+        Raises ConfigError if the subscription does not exist, and ServiceUnavailable.
+        """
+        if not self._thread.is_alive():
+            self._thread.start()
+        return await self._in_thread(self._look_up())
+
+    async def start(self) -> None:
+        """Begin to receive. Reconnects for ever."""
+        await self._in_thread(self._start())
+
+    def ack(self, ack_ids: list[str]) -> None:
+        """Acknowledge, with retries. An acknowledgement that fails for good means a redelivery."""
+        self._soon(self._acks.add, ack_ids, None)
+
+    def nack(self, ack_ids: list[str], confirmed: Callable[[], None] | None = None) -> None:
+        """Give messages back. ``confirmed`` is called after the service has received the nack of the first one."""
+        self._soon(self._give_back, ack_ids, confirmed)
+
+    def forget(self, ack_id: str) -> None:
+        """Renew the lease of this delivery no more: the message was delivered again, with another ack id."""
+        self._soon(self._leases.pop, ack_id, None)
+
+    async def stop_reading(self) -> None:
+        """Receive no more. Messages that are on their way are delivered before this method returns."""
+        if self._thread.is_alive():
+            await self._in_thread(self._stop_reading())
+
+    async def close(self) -> None:
+        """Send the remaining acknowledgements and nacks, and disconnect."""
+        if self._thread.is_alive():
+            await self._in_thread(self._close())
+            self._soon(self._loop.stop)
+            await in_a_thread(self._thread.join, "pubsub-join")
+        if not self._loop.is_closed():
+            self._loop.close()
+
+    def _soon(self, function: Callable[..., object], *arguments: object) -> None:
+        with contextlib.suppress(RuntimeError):  # closed: the leases run out
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    def _in_thread(self, work: Coroutine[Any, Any, Any]) -> asyncio.Future[Any]:
+        return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    # ---- the thread ------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def _back(self, function: Callable[..., object], *arguments: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the application's loop is closed
+            self._caller.call_soon_threadsafe(function, *arguments)
+
+    async def _look_up(self) -> Any:
+        try:
+            if self._channel is None:
+                self._channel = await open_channel(self._destination, "spec.source.pubsub")
+            call = self._unary("GetSubscription", _GetSubscription, _Subscription)
+            return await call(
+                _GetSubscription(subscription=self._subscription), timeout=_CALL_TIMEOUT, metadata=self._metadata
+            )
+        except SinkUnavailable as error:  # no credentials
+            raise ServiceUnavailable(str(error)) from error
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.PERMISSION_DENIED:  # a subscriber need not have subscriptions.get
+                return None
+            if error.code() is grpc.StatusCode.NOT_FOUND:
+                raise ConfigError(self._why(error)) from error
+            raise ServiceUnavailable(self._why(error)) from error
+
+    async def _start(self) -> None:
+        self._reading = asyncio.create_task(self._read())
+        tasks = (self._renew(), self._acks.run(), self._nacks.run())
+        self._tasks = [self._reading, *map(asyncio.create_task, tasks)]
+
+    async def _read(self) -> None:
+        backoff = _FIRST_BACKOFF
+        failures = 0
+        while not self._closing:
+            opened, why = time.monotonic(), ""
+            try:
+                await self._read_stream()
+            except grpc.aio.AioRpcError as error:
+                why = self._why(error)
+            except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:
+                why = f"the stream ended: {error}"
+            if self._closing:
+                return
+            stable = time.monotonic() - opened > _STABLE
+            failures = 0 if stable else failures + 1
+            backoff = _FIRST_BACKOFF if stable else min(2 * backoff, _LONGEST_BACKOFF)
+            if failures > 1:  # the service ends each stream now and then
+                self._say(why or f"Pub/Sub at {self._destination.host} ended the stream of {self._subscription}")
+            await asyncio.sleep(backoff)
+
+    async def _read_stream(self) -> None:
+        assert self._channel is not None
+        call = self._channel.stream_stream(
+            "/google.pubsub.v1.Subscriber/StreamingPull",
+            request_serializer=_PullRequest.SerializeToString,
+            response_deserializer=_PullResponse.FromString,
+        )(metadata=self._metadata)
+        self._call = call
+        beat = asyncio.create_task(self._beat(call))
+        try:
+            await call.write(
+                _PullRequest(
+                    subscription=self._subscription,
+                    client_id=self._client_id,
+                    stream_ack_deadline_seconds=self._settings.lease,
+                    max_outstanding_messages=self._settings.max_messages,
+                    max_outstanding_bytes=self._settings.max_bytes,
+                )
+            )
+            while (response := await call.read()) is not grpc.aio.EOF:
+                self._say(None)
+                deliveries = [Delivery(item.ack_id, item.message) for item in response.received_messages]
+                self._leases.update((delivery.ack_id, None) for delivery in deliveries)
+                if deliveries:
+                    self._back(self._deliver, deliveries)
+        finally:
+            beat.cancel()
+            call.cancel()
+
+    async def _beat(self, call: Any) -> None:
+        await asyncio.sleep(_STABLE)
+        self._say(None)
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
+            while True:
+                await asyncio.sleep(_HEARTBEAT)
+                await call.write(_PullRequest())
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.lease / 3)
+            ids = list(self._leases)
+            for first in range(0, len(ids), _IDS_PER_REQUEST):
+                async with self._modifying:  # a renewal that arrives after a nack would take it back
+                    some = [ack_id for ack_id in ids[first : first + _IDS_PER_REQUEST] if ack_id in self._leases]
+                    result = await self._modify(some, self._settings.lease) if some else _Result()
+                for ack_id in result.failed:
+                    self._leases.pop(ack_id, None)
+
+    async def _acknowledge(self, ack_ids: list[str]) -> _Result:
+        call = self._unary("Acknowledge", _Acknowledge, None)
+        result = await self._send(call, _Acknowledge(subscription=self._subscription, ack_ids=ack_ids), ack_ids)
+        for ack_id in {*ack_ids} - {*result.retry}:
+            self._leases.pop(ack_id, None)
+        return result
+
+    def _give_back(self, ack_ids: list[str], confirmed: Callable[[], None] | None) -> None:
+        for ack_id in ack_ids:
+            self._leases.pop(ack_id, None)
+        self._nacks.add(ack_ids[:1], None if confirmed is None else partial(self._back, confirmed))
+        self._nacks.add(ack_ids[1:], None)
+
+    async def _nack(self, ack_ids: list[str]) -> _Result:
+        async with self._modifying:
+            return await self._modify(ack_ids, 0)
+
+    async def _modify(self, ack_ids: list[str], seconds: int) -> _Result:
+        call = self._unary("ModifyAckDeadline", _ModifyAckDeadline, None)
+        request = _ModifyAckDeadline(subscription=self._subscription, ack_ids=ack_ids, ack_deadline_seconds=seconds)
+        return await self._send(call, request, ack_ids)
+
+    async def _send(self, call: Any, request: Any, ack_ids: list[str]) -> _Result:
+        try:
+            await call(request, timeout=_CALL_TIMEOUT, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            return _result(error, ack_ids)
+        except grpc.aio.UsageError:  # the channel was closed
+            return _Result(retry=ack_ids)
+        return _Result()
+
+    async def _stop_reading(self) -> None:
+        self._closing = True
+        if self._reading is None:
+            return
+        if self._call is not None:
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
+                await asyncio.wait_for(self._call.done_writing(), _LAST_MESSAGES)
+        await asyncio.wait([self._reading], timeout=_LAST_MESSAGES)
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
+
+    async def _close(self) -> None:
+        await self._stop_reading()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(self._acks.empty(), self._nacks.empty()), _LAST_CALLS)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._channel is not None:
+            await self._channel.close()
+
+    # ---- words -----------------------------------------------------------------------------------------------------
+
+    def _say(self, why: str | None) -> None:
+        if (why is None) != (self._unavailable is None):
+            self._back(self._report, why)
+        self._unavailable = why
+
+    def _unary(self, method: str, request: Any, response: Any) -> Any:
+        assert self._channel is not None
+        return self._channel.unary_unary(
+            f"/google.pubsub.v1.Subscriber/{method}",
+            request_serializer=request.SerializeToString,
+            response_deserializer=None if response is None else response.FromString,
+        )
+
+    def _why(self, error: grpc.aio.AioRpcError) -> str:
+        code, details, where = error.code(), error.details() or "", f"Pub/Sub at {self._destination.host}"
+        if code is grpc.StatusCode.NOT_FOUND:
+            return (
+                f"{self._subscription} does not exist on {where}: create it with message ordering enabled and without "
+                "a dead-letter topic, or correct spec.source.pubsub.project and subscription"
+            )
+        if code is grpc.StatusCode.PERMISSION_DENIED:
+            return (
+                f"{where} does not let this identity consume {self._subscription}: grant it roles/pubsub.subscriber "
+                f"({details})"
+            )
+        if code is grpc.StatusCode.UNAUTHENTICATED:
+            return (
+                f"{where} does not accept the credentials: check credentialsSecretRef or the workload identity "
+                f"({details})"
+            )
+        return f"{where} is unavailable: {details} ({code.name})"
+
+
+# ---- acknowledgements and nacks --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    retry: Iterable[str] = ()
+    failed: Iterable[str] = ()
+    """The service knows these ack ids no more: the message is redelivered."""
+
+
+def _result(error: grpc.aio.AioRpcError, ack_ids: list[str]) -> _Result:
+    """Return what an error says about each id. With exactly-once delivery it names the ids that failed."""
+    named = _errors_by_id(error)
+    if named:
+        retry = [ack_id for ack_id in ack_ids if named.get(ack_id, "").startswith("TRANSIENT_")]
+        return _Result(retry, [ack_id for ack_id in ack_ids if ack_id in named and ack_id not in retry])
+    if error.code() in _PERMANENT:
+        return _Result(failed=ack_ids)
+    return _Result(retry=ack_ids)
+
+
+def _errors_by_id(error: grpc.aio.AioRpcError) -> dict[str, str]:
+    info = error_details_pb2.ErrorInfo()
+    for name, value in error.trailing_metadata():
+        if name == "grpc-status-details-bin":
+            for detail in status_pb2.Status.FromString(value).details:
+                if detail.Unpack(info):
+                    return dict(info.metadata)
+    return {}
+
+
+class _Outbound:
+    """Ids that wait for one kind of call. Sends many per call, one call at a time, and retries with back-off."""
+
+    def __init__(self, send: Callable[[list[str]], Coroutine[Any, Any, _Result]]) -> None:
+        self._send = send
+        self._waiting: dict[str, Callable[[], None] | None] = {}
+        self._added = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def add(self, ack_ids: Iterable[str], confirmed: Callable[[], None] | None) -> None:
+        for ack_id in ack_ids:
+            self._waiting.setdefault(ack_id, confirmed)
+        self._idle.clear()
+        self._added.set()
+
+    async def empty(self) -> None:
+        await self._idle.wait()
+
+    async def run(self) -> None:
+        backoff = _FIRST_BACKOFF
+        while True:
+            await self._added.wait()
+            ids = list(self._waiting)[:_IDS_PER_REQUEST]
+            result = await self._send(ids)
+            retry = {*result.retry}
+            for confirmed in {self._waiting.pop(ack_id) for ack_id in ids if ack_id not in retry} - {None}:
+                assert confirmed is not None
+                confirmed()
+            if failed := [*result.failed]:
+                _LOGGER.debug("Pub/Sub lease expired, message will be redelivered", extra={"messages": len(failed)})
+            if not self._waiting:
+                self._added.clear()
+                self._idle.set()
+            elif retry:
+                await asyncio.sleep(backoff)
+            backoff = min(2 * backoff, _LONGEST_BACKOFF) if retry else _FIRST_BACKOFF
