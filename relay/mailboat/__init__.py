@@ -2,8 +2,8 @@
 
 Applications write events with `emit` and `emit_many`, inside their own transaction. They handle events with `Consumer`
 and `Event`; handlers may raise `Ignore`, `RetryLater` and `Refuse`. `Kafka`, `PubSub`, `Redis` and `Inbox` configure a
-consumer without a manifest. `migrate` migrates a database. The names for
-handlers and `migrate` are imported on first use.
+consumer without a manifest. `Once` claims events in Redis for applications with a loop of their own, and raises
+`ClaimHeld`. `migrate` migrates a database. The names for handlers, `Once` and `migrate` are imported on first use.
 """
 
 from importlib import import_module
@@ -15,9 +15,11 @@ from mailboat.newevent import NewEvent
 
 if TYPE_CHECKING:
     from mailboat.consumer import Consumer, Event, Ignore, Inbox, Kafka, PubSub, Redis, Refuse, RetryLater
+    from mailboat.consumer.claims.once import ClaimHeld, Once
     from mailboat.outbox.migrating import migrate
 
 __all__ = [
+    "ClaimHeld",
     "Consumer",
     "EmitRefused",
     "Event",
@@ -26,6 +28,7 @@ __all__ = [
     "Kafka",
     "MailboatError",
     "NewEvent",
+    "Once",
     "PubSub",
     "Redis",
     "Refuse",
@@ -40,6 +43,7 @@ _ON_FIRST_USE = {
         ("Consumer", "Event", "Ignore", "Inbox", "Kafka", "PubSub", "Redis", "Refuse", "RetryLater"),
         "mailboat.consumer",
     ),
+    **dict.fromkeys(("ClaimHeld", "Once"), "mailboat.consumer.claims.once"),
     "migrate": "mailboat.outbox.migrating",
 }
 

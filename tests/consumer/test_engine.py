@@ -132,6 +132,24 @@ async def test_duplicates_are_skipped_and_crashes_count_as_attempts() -> None:
     assert [(letter.refusal.reason, letter.attempts) for letter in it.dead.letters] == [("ConsumerDied", 4)]
 
 
+async def test_an_event_whose_consumers_died_gets_its_last_attempt_alone() -> None:
+    claims, together = FakeClaims(), []
+    suspects = [record(f"suspect-{n}", 1) for n in range(3)]
+    claims.states = {str(each.event.id): ("died", 3) for each in suspects}
+
+    async def handle(event: Event) -> None:
+        ours = sum(state == "ours" for state, _ in claims.states.values())
+        together.append((event.key or "", event.attempt, ours))
+        await asyncio.sleep(0.001)
+
+    async with running(handle, claims=claims) as it:
+        it.source.feed([*(record(None, n) for n in range(20)), *suspects, *(record(None, n) for n in range(20))])
+        await await_until(lambda: len(it.source.settled) == 43)
+    found = [call for call in together if call[0]]
+    assert sorted(found) == [(f"suspect-{n}", 4, 1) for n in range(3)], "attempts, and events claimed at that time"
+    assert not it.dead.letters
+
+
 @pytest.mark.parametrize("handle_unclaimed", [False, True], ids=["Wait", "Handle"])
 async def test_the_claim_store_is_away(handle_unclaimed: bool, caplog: pytest.LogCaptureFixture) -> None:
     claims, attempts = FakeClaims(), []

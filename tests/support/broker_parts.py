@@ -83,6 +83,7 @@ class FakeClaims:
 
     def __init__(self) -> None:
         self.states: dict[str, tuple[str, int]] = {}
+        self.died: set[str] = set()
         self.away = False
         self.calls: list[tuple[str, int]] = []
 
@@ -108,7 +109,9 @@ class FakeClaims:
             return Busy(0.01)
         attempts = 1 if state == "dead" else attempts + 1
         self.states[claim.event_id] = ("ours", attempts)
-        return Claimed(attempts)
+        if state == "died":
+            self.died.add(claim.event_id)
+        return Claimed(attempts, redeliveries=claim.event_id in self.died)
 
     async def _set(self, state: str, ids: Sequence[str]) -> list[bool]:
         self._call(state, len(ids))

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 from uuid import uuid4
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from mailboat_harbor.kafka import KafkaServer
 
@@ -39,10 +39,12 @@ class Feed:
 
 
 def committed(server: KafkaServer, topic: str, group: str, partitions: int) -> dict[int, int]:
-    """Return the committed offsets of a group, by partition."""
+    """Return the committed offsets of a group, by partition; none while the broker does not know the group."""
     client = Consumer({"bootstrap.servers": server.bootstrap, "group.id": group, "log_level": 0})
     try:
         wanted = [TopicPartition(topic, number) for number in range(partitions)]
         return {each.partition: each.offset for each in client.committed(wanted, 10) if each.offset >= 0}
+    except KafkaException:
+        return {}
     finally:
         client.close()

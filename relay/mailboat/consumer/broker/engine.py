@@ -13,6 +13,9 @@ Tasks of an engine:
 | ``Burial`` | writes dead letters |
 | ``Watchdog`` | names a handler that blocks the event loop |
 
+An event whose consumers died gets its last attempt alone: no other handler runs and no other event is claimed
+meanwhile. If the process dies again, that event is the cause, and not one that happened to be handled beside it.
+
 The source calls ``take``, ``revoke`` and ``lose`` in the event loop. An event is settled at the source after its result
 is stored, so whatever dies, the source delivers the event again and the claim store tells whether it is done.
 """
@@ -67,6 +70,8 @@ _SLICE: Final = 0.005
 """Seconds that a worker runs handlers that do not wait before it lets other tasks run."""
 _SAME_EVENT: Final = 0.1
 """Seconds until a second copy of an event that this process handles right now is looked at again."""
+_NEXT_SUSPECT: Final = 0.02
+"""Seconds until another event whose consumers died is claimed."""
 _INTERRUPTING: Final = 2.0
 """Seconds that a cancelled handler may take to end."""
 _SHOWN: Final = 20
@@ -191,6 +196,9 @@ class BrokerEngine:
         """Taken from the lanes: claimed, handling, being marked or buried."""
         self._ids: set[str] = set()
         """Event ids that this process holds a claim of."""
+        self._suspect: Work | None = None
+        """Claimed event that is handled alone, because its consumers died."""
+        self._burying: set[Work] = set()
         self._running: dict[Work, tuple[_Worker, float]] = {}
         """Handlers that run, with their deadline, oldest first."""
         self._idle: deque[_Worker] = deque()
@@ -341,14 +349,17 @@ class BrokerEngine:
             self._source.give_back(work.record)
         kept: deque[Work] = deque()
         for work in self._claimed:
-            if work.record.partition in gone:
+            if work.record.partition in gone and work is not self._suspect:
                 self._give_back(work)
-            else:
+            elif work.record.partition not in gone:
                 kept.append(work)
         self._claimed = kept
         for work in self._claiming:
             if work.record.partition in gone:
                 work.interrupted = _REVOKED
+        suspect = self._suspect
+        if suspect is not None and suspect.record.partition in gone and suspect not in self._running:
+            self._give_back(suspect)
 
     def _withdraw_buried(self) -> None:
         """Stop trying to write dead letters of partitions that are gone: their next owner will."""
@@ -375,7 +386,8 @@ class BrokerEngine:
         assert self._claims is not None
         while True:
             free = self._settings.concurrency - len(self._running) - len(self._claimed)
-            works = [] if self._stopped or self._ending or free <= 0 else self._next_heads(free)
+            held_back = self._stopped or self._ending or self._suspect is not None
+            works = [] if held_back or free <= 0 else self._next_heads(free)
             if not works:
                 self._claim_wake.clear()
                 await self._claim_wake.wait()
@@ -391,6 +403,7 @@ class BrokerEngine:
                 self._claiming.difference_update(works)
             for work, answer in zip(works, answers, strict=True):
                 self._answered(work, answer)
+            self._start_suspect()
             self._wake_worker()
             await asyncio.sleep(0)
 
@@ -438,8 +451,14 @@ class BrokerEngine:
                 self.counts.takeovers += redeliveries > 0
                 if work.interrupted is not None or self._stopped:
                     self._give_back(work)
-                else:
+                elif not redeliveries or attempt != self._settings.max_attempts:
                     self._claimed.append(work)
+                elif self._suspect is None:
+                    self._suspect = work
+                else:
+                    work.attempt -= 1
+                    work.cause = CONSUMER_DIED
+                    self._mark(work, Mark.FAILED, _NEXT_SUSPECT, counted=False)
             case Busy(seconds):
                 self._drop(work)
                 if work.interrupted is not None:
@@ -450,6 +469,16 @@ class BrokerEngine:
             case _:
                 self.counts.duplicates += 1
                 self._settle(work)
+
+    def _start_suspect(self) -> None:
+        """Handle the suspect as soon as nothing else is in hand."""
+        suspect = self._suspect
+        if suspect is None or suspect in self._running or suspect in self._claimed:
+            return
+        if self._held == self._burying | {suspect}:
+            log.warning("Event handled alone, since its consumers died", extra=self._fields(suspect))
+            self._claimed.append(suspect)
+            self._wake_worker()
 
     def _is_foreign(self, work: Work) -> bool:
         """Settle a replayed dead letter that is addressed to another consumer."""
@@ -604,6 +633,7 @@ class BrokerEngine:
             self._mark(work, Mark.FAILED, _FOREVER)
             return
         now = datetime.now(UTC)
+        self._burying.add(work)
         self._burial.add(
             work,
             DeadLetter(
@@ -683,6 +713,11 @@ class BrokerEngine:
     def _drop(self, work: Work) -> None:
         """The engine no longer holds the event."""
         self._held.discard(work)
+        self._burying.discard(work)
+        if work is self._suspect:
+            self._suspect = None
+        elif self._suspect is not None:
+            self._start_suspect()
         if work.id:
             self._ids.discard(work.id)
         self._let_go.set()
