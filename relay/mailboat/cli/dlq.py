@@ -12,9 +12,11 @@ from typing import Any
 
 import click
 
+from mailboat.cli import topic_letters
 from mailboat.cli.options import Outbox, outboxes, seconds, with_manifests
 from mailboat.cli.printing import columns, counted, moment, payload_text, shortened
 from mailboat.cli.selecting import Selection, found_in, with_selection
+from mailboat.cli.topic_letters import consumer_topic
 from mailboat.errors import ConfigError
 from mailboat.outbox import deadletters
 from mailboat.outbox.deadletters import Candidate, DeadLetter
@@ -36,8 +38,12 @@ def dlq() -> None:
 def list_(
     files: tuple[Path, ...], secrets_dir: Path | None, selection: Selection, replayed: bool, as_json: bool
 ) -> None:
-    """List dead letters, the newest last."""
+    """List dead letters, the newest last.
 
+    Those of a consumer behind a broker are on its dead-letter topic: say --subscription.
+    """
+    if (topic := consumer_topic(files, secrets_dir, selection)) is not None:
+        return topic_letters.list_letters(topic, selection, replayed=replayed, as_json=as_json)
     look = partial(deadletters.list_dead, replayed=replayed, limit=selection.limit)
     letters = asyncio.run(found_in(outboxes(files, secrets_dir), "dlq list", selection, look))
     if as_json:
@@ -74,10 +80,14 @@ def _plain(value: object) -> str:
 @dlq.command()
 @click.argument("id")
 @with_manifests
-def show(id: str, files: tuple[Path, ...], secrets_dir: Path | None) -> None:
-    """Show everything about the dead letter ID (its number, or the event's id): failure, headers, payload."""
+@click.option("--subscription", metavar="NAME", help="Of this subscription (namespace/name, or the name alone).")
+def show(id: str, files: tuple[Path, ...], secrets_dir: Path | None, subscription: str | None) -> None:
+    """Show everything about the dead letter ID (as in the list, or the event's id): failure, headers, payload."""
+    selection = Selection.of_id(id, subscription)
+    if (topic := consumer_topic(files, secrets_dir, selection)) is not None:
+        return topic_letters.show_letters(topic, selection)
     look = partial(deadletters.show_dead, limit=10)
-    letters = asyncio.run(found_in(outboxes(files, secrets_dir), "dlq show", Selection.of_id(id), look))
+    letters = asyncio.run(found_in(outboxes(files, secrets_dir), "dlq show", selection, look))
     if not letters:
         raise _no_such(id)
     click.echo("\n\n".join(describe(letter, letter.payload, letter.content_type) for letter in letters))
@@ -124,8 +134,13 @@ def replay(
     They go to the head of their key's queue, in their own order, with a new count of attempts, marked as a replay; the
     relay that owns the partition sends them. What was sent before stays before. One that fails again becomes a new dead
     letter. Needs a filter, or --all.
+
+    Those of a consumer behind a broker (--subscription) are published to the topic that they came from, for that
+    consumer only. Interrupted, the same command continues; --again begins at the oldest one.
     """
     selection.must_be_meant()
+    if (topic := consumer_topic(files, secrets_dir, selection)) is not None:
+        return asyncio.run(topic_letters.replay_letters(topic, selection, dry_run=dry_run, rate=rate, again=again))
     asyncio.run(_replay(outboxes(files, secrets_dir), selection, dry_run, rate, again))
 
 
@@ -217,6 +232,10 @@ def purge(
     Needs a filter, or --all; --limit then says how many of them at most.
     """
     selection.must_be_meant()
+    if (topic := consumer_topic(files, secrets_dir, selection)) is not None:
+        raise ConfigError(
+            f"the dead letters of {topic.subscription} are on topic {topic.topic}: its retention deletes them."
+        )
     if not yes:
         raise ConfigError("this deletes dead letters for good: say --yes.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -29,22 +30,27 @@ class Selection:
     """Filter without an outbox; ``match`` sets it."""
     limit: int | None = None
     all: bool = False
+    place: str | None = None
+    """Partition and offset on a dead-letter topic, as PARTITION:OFFSET."""
 
     @classmethod
-    def of_id(cls, text: str) -> Selection:
-        """Select by the number in the list, or by the event's id."""
-        number, event_id = _id(text)
-        return cls(Match("", number=number, event_id=event_id))
+    def of_id(cls, text: str, subscription: str | None = None) -> Selection:
+        """Select by the id in the list, or by the event's id."""
+        number, event_id, place = _id(text)
+        return cls(Match("", subscription, number=number, event_id=event_id), place=place)
 
     @property
     def by_id(self) -> bool:
-        return self.wanted.number is not None or self.wanted.event_id is not None
+        return self.wanted.number is not None or self.wanted.event_id is not None or self.place is not None
 
     @property
     def narrows(self) -> bool:
-        return self.wanted.narrows
+        return self.wanted.narrows or self.place is not None
 
     def match(self, outbox: str) -> Match:
+        """Return the filter for an outbox."""
+        if self.place is not None:
+            raise click.UsageError(f"{self.place} is on a consumer's dead-letter topic: say --subscription NAME")
         return replace(self.wanted, outbox=outbox)
 
     def must_be_meant(self) -> None:
@@ -60,7 +66,7 @@ class Selection:
     @property
     def id(self) -> str:
         """The value of --id, for messages."""
-        return str(self.wanted.event_id if self.wanted.number is None else self.wanted.number)
+        return str(self.place or self.wanted.event_id or self.wanted.number)
 
 
 async def found_in(
@@ -75,11 +81,14 @@ async def found_in(
     return found
 
 
-def _id(text: str) -> tuple[int | None, str | None]:
+def _id(text: str) -> tuple[int | None, str | None, str | None]:
+    """Return the number, the event's id, or the place on a topic."""
     if text.isascii() and text.isdigit() and len(text) < 19:
-        return int(text), None
+        return int(text), None, None
+    if re.fullmatch(r"[0-9]{1,10}:[0-9]{1,19}", text):
+        return None, None, text
     try:
-        return None, str(uuid.UUID(text))
+        return None, str(uuid.UUID(text)), None
     except ValueError:
         raise click.BadParameter(f"{text!r} is neither a number nor an event's id (a UUID)", param_hint="ID") from None
 
@@ -98,7 +107,7 @@ def with_selection(command: Callable[..., None]) -> Callable[..., None]:
         help="Not before this time, or so long ago: 2026-01-31T12:00:00Z, 2h.",
     )
     @click.option("--until", type=point_in_time, metavar="TIME", help="Before this time, or so long ago.")
-    @click.option("--error", metavar="TEXT", help="With this in the reason or the error.")
+    @click.option("--error", "--reason", "error", metavar="TEXT", help="With this in the reason or the error.")
     @click.option(
         "--limit", type=click.IntRange(min=1), help=f"At most so many. [default: {_DEFAULT_LIMIT}; filtered: all]"
     )
@@ -117,9 +126,9 @@ def with_selection(command: Callable[..., None]) -> Callable[..., None]:
         all_: bool,
         **others: Any,
     ) -> None:
-        number, event_id = _id(id_) if id_ is not None else (None, None)
+        number, event_id, place = _id(id_) if id_ is not None else (None, None, None)
         wanted = Match("", subscription, number, event_id, key, type_, since, until, error)
-        selection = Selection(wanted, limit, all_)
+        selection = Selection(wanted, limit, all_, place)
         if limit is None and not all_ and not selection.narrows:
             selection = Selection(limit=_DEFAULT_LIMIT)
         command(selection=selection, **others)

@@ -66,6 +66,8 @@ class KafkaLetters:
         try:
             places = self._consumer.committed(self._places(), timeout=_TIMEOUT)
         except KafkaException as error:
+            if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:  # no replay has committed yet
+                return {}
             raise self._unavailable(error) from error
         return {each.partition: each.offset for each in places if each.offset >= 0}
 

@@ -1,0 +1,216 @@
+"""Replay of a consumer's dead letters: from the dead-letter topic to the topic of origin, addressed to the consumer.
+
+A replayed message has the value, the key and the headers of the original, so it goes to the partition of its key and to
+the consumer that owns that. Headers address it: consumers of other subscriptions skip it. Progress is committed after
+the broker acknowledged what was published, so an interrupted replay repeats some messages and leaves none out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import islice
+from typing import Any, Final
+
+from mailboat.consumer.broker.decode import decode
+from mailboat.consumer.broker.envelope import NotADeadLetter, Restored, restored
+from mailboat.consumer.broker.letter_reader import KafkaLetters
+from mailboat.consumer.broker.protocol import Original
+from mailboat.consumer.received import Event
+from mailboat.events import Outgoing
+from mailboat.sinks.protocol import Sink
+from mailboat.sinks.threads import in_a_thread
+
+MAX_REPLAYS: Final = 10
+"""A dead letter that was replayed so often is not replayed again unless asked for: this ends loops of scripts."""
+_COUNT: Final = "mailboat-replay-count"
+_REPLAY_HEADERS: Final = frozenset({"mailboat-replay", "mailboat-replay-for", "mailboat-replay-id", _COUNT})
+_BATCH: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """One message of a dead-letter topic."""
+
+    message: Original
+    content: Restored
+    event: Event
+    """The event of the original message."""
+
+    @classmethod
+    def of(cls, message: Original) -> Letter | None:
+        """Return the letter; None for a message that is no dead letter of a consumer."""
+        try:
+            content = restored(message)
+        except NotADeadLetter:
+            return None
+        return cls(message, content, decode(content.original).event)
+
+    @property
+    def place(self) -> str:
+        """Partition and offset on the dead-letter topic."""
+        return f"{self.message.partition}:{self.message.offset}"
+
+    @property
+    def replays(self) -> int:
+        """How often the event was replayed before this death."""
+        count = dict(self.content.original.headers).get(_COUNT, b"0")
+        return int(count) if count.isdigit() else 0
+
+
+@dataclass(frozen=True, slots=True)
+class LetterFilter:
+    """Selection of dead letters. Fields that are None do not restrict it."""
+
+    place: str | None = None
+    event_id: str | None = None
+    key: str | None = None
+    type: str | None = None
+    """A pattern for SQL's LIKE, as for dead letters in a database."""
+    since: datetime | None = None
+    until: datetime | None = None
+    error: str | None = None
+    """A part of the reason or of the error, case-insensitive."""
+
+    def accepts(self, letter: Letter) -> bool:
+        died = letter.content.failed_at
+        return (
+            (self.place is None or letter.place == self.place)
+            and (self.event_id is None or str(letter.event.id) == self.event_id)
+            and (self.key is None or letter.event.key == self.key)
+            and (self.type is None or _like(self.type).fullmatch(letter.event.type) is not None)
+            and (self.since is None or (died is not None and died >= self.since))
+            and (self.until is None or (died is not None and died < self.until))
+            and (self.error is None or self.error.lower() in f"{letter.content.reason} {letter.content.error}".lower())
+        )
+
+    @property
+    def narrows(self) -> bool:
+        return self != LetterFilter()
+
+    def group(self, consumers_group: str) -> str:
+        """Return the consumer group that stores the progress of replays with this filter."""
+        base = f"{consumers_group}.dlq-replay"
+        return f"{base}.{hashlib.sha256(repr(self).encode()).hexdigest()[:12]}" if self.narrows else base
+
+
+def _like(pattern: str) -> re.Pattern[str]:
+    parts = re.findall(r"\\.|.", pattern, re.DOTALL)
+    translated = {"%": ".*", "_": "."}
+    return re.compile("".join(translated.get(part) or re.escape(part[-1]) for part in parts), re.DOTALL)
+
+
+def replay_message(letter: Letter, consumer: str) -> Outgoing:
+    """Return the original message with the headers of a replay. ``consumer``: ``namespace/name``."""
+    original = letter.content.original
+    headers = [
+        *((name, value) for name, value in original.headers if name not in _REPLAY_HEADERS),
+        ("mailboat-replay", b"true"),
+        ("mailboat-replay-for", consumer.encode()),
+        ("mailboat-replay-id", str(letter.event.id).encode()),
+        (_COUNT, str(letter.replays + 1).encode()),
+    ]
+    # librdkafka accepts bytes and lists of pairs; relays have no need of them.
+    message: Any = Outgoing(str(letter.event.id), original.key, original.value, headers)  # type: ignore[arg-type]
+    return message  # type: ignore[no-any-return]
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a replay did so far."""
+
+    replayed: int = 0
+    loops: list[Letter] = field(default_factory=list)
+    """Dead letters that were replayed too often."""
+    without_value: list[Letter] = field(default_factory=list)
+    """Dead letters whose original was too large for the dead-letter topic."""
+
+
+class Replay:
+    """One run of a replay on Kafka. Yields each dead letter after it is published, or at once in a dry run."""
+
+    def __init__(
+        self,
+        letters: KafkaLetters,
+        sink: Sink,
+        consumer: str,
+        wanted: LetterFilter,
+        *,
+        after: dict[int, int],
+        rate: float | None = None,
+        limit: int | None = None,
+        dry_run: bool = False,
+        again: bool = False,
+    ) -> None:
+        self._letters = letters
+        self._sink = sink
+        self._consumer = consumer
+        self._wanted = wanted
+        self._after = after
+        self._rate = rate
+        self._limit = limit
+        self._dry_run = dry_run
+        self._again = again
+        self.progress = Progress()
+
+    async def run(self) -> AsyncIterator[Letter]:
+        """Publish dead letters in their order. Raises DeliveryError at the first one that is not accepted."""
+        messages = self._letters.read(self._after)
+        size = _BATCH if self._rate is None else min(_BATCH, max(1, int(self._rate)))
+        pause = 0.0
+        while not self._is_full and (batch := await in_a_thread(lambda: list(islice(messages, size)), "dead-letters")):
+            await asyncio.sleep(pause)
+            read, chosen = self._choose(batch)
+            if not self._dry_run:
+                await self._publish(chosen, read)
+                pause = 0.0 if self._rate is None else len(chosen) / self._rate
+            for letter in chosen:
+                yield letter
+
+    @property
+    def _is_full(self) -> bool:
+        return self._limit is not None and self.progress.replayed >= self._limit
+
+    def _choose(self, batch: list[Original]) -> tuple[list[Original], list[Letter]]:
+        """Return the messages up to the limit, and the dead letters among them that are to be replayed."""
+        chosen: list[Letter] = []
+        for number, message in enumerate(batch):
+            if self._is_full:
+                return batch[:number], chosen
+            letter = Letter.of(message)
+            if letter is None or not self._wanted.accepts(letter):
+                continue
+            if not letter.content.has_value:
+                self.progress.without_value.append(letter)
+            elif letter.replays >= MAX_REPLAYS and not self._again:
+                self.progress.loops.append(letter)
+            else:
+                chosen.append(letter)
+                self.progress.replayed += 1
+        return batch, chosen
+
+    async def _publish(self, chosen: list[Letter], read: list[Original]) -> None:
+        failures = await self._sink.publish([replay_message(letter, self._consumer) for letter in chosen])
+        failed = {chosen[index].place for index in failures}
+        self.progress.replayed -= len(failed)
+        if settled := dict(_settled(read, failed)):
+            await in_a_thread(lambda: self._letters.commit(settled), "dead-letters")
+        if failures:
+            raise next(iter(failures.values()))
+
+
+def _settled(read: list[Original], failed: set[str]) -> Iterator[tuple[int, int]]:
+    """Yield partition and next offset of messages before the first failed one of their partition."""
+    stopped: set[int] = set()
+    for message in read:
+        partition, offset = message.partition, message.offset
+        assert isinstance(partition, int)
+        assert isinstance(offset, int)
+        if f"{partition}:{offset}" in failed:
+            stopped.add(partition)
+        if partition not in stopped:
+            yield partition, offset + 1

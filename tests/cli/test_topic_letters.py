@@ -1,0 +1,196 @@
+"""``mailboat dlq`` on the dead-letter topic of a consumer: shown as written, replayed byte for byte, none left out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from confluent_kafka import Producer
+
+from mailboat.cli.main import main
+from mailboat.consumer.broker.dead_letters import DeadLetterFormat, DeadLetterTopic
+from mailboat.consumer.broker.decode import decode
+from mailboat.consumer.broker.letter_reader import KafkaLetters
+from mailboat.consumer.broker.protocol import DeadLetter, Original
+from mailboat.sinks.kafka import KafkaSink
+from mailboat_harbor.kafka import KafkaServer
+from support.broker_messages import KAFKA, dead
+from support.manifests import event_subscription
+from support.wait import wait_until
+
+
+@dataclass
+class Consumer:
+    """Consumer shop/billing with a topic and a dead-letter topic of its own on a real broker."""
+
+    server: KafkaServer
+    folder: Path
+    topic: str
+
+    @property
+    def client(self) -> dict[str, str]:
+        return {"bootstrap.servers": self.server.bootstrap}
+
+    def arguments(self, *arguments: str) -> list[str]:
+        return ["dlq", *arguments, "-f", str(self.folder / "billing.yaml"), "--subscription", "billing"]
+
+    def run(self, *arguments: str) -> Result:
+        return CliRunner().invoke(main, self.arguments(*arguments), terminal_width=100)
+
+    def ok(self, *arguments: str) -> str:
+        result = self.run(*arguments)
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    def bury(self, *letters: DeadLetter, format: DeadLetterFormat = DeadLetterFormat.ENVELOPE) -> None:
+        async def write() -> None:
+            topic = f"{self.topic}.billing.dead"
+            letters_ = DeadLetterTopic(KafkaSink(topic, dict(self.client), delivery_timeout=60), topic, format=format)
+            for letter in letters:
+                await letters_.write(letter)
+            await letters_.close()
+
+        asyncio.run(write())
+
+    def arrived(self) -> list[Original]:
+        """Return what was published to the topic of origin."""
+        with KafkaLetters(self.client, self.topic, "test") as messages:
+            return list(messages.read())
+
+    def letter(self, number: int, **changes: object) -> DeadLetter:
+        headers = (("ce_id", f"{number}".encode()), ("ce_type", b"order.placed"), ("n", b"\xff"), ("n", b""))
+        key = f"o-{number % 3}".encode()
+        original = replace(KAFKA, topic=self.topic, key=key, offset=number, value=b'{"total": 1.50}', headers=headers)
+        return dead(replace(original, **changes))  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=["kfake", pytest.param("apache_kafka", marks=pytest.mark.verify)])
+def consumer(request: pytest.FixtureRequest, tmp_path: Path, unique_name: Callable[[str], str]) -> Consumer:
+    server: KafkaServer = request.getfixturevalue(request.param)
+    topic = unique_name("orders")
+    source = {"kafka": {"bootstrapServers": [server.bootstrap], "topic": topic}}
+    manifest = event_subscription("billing", {"pull": {}}, source=source)
+    del manifest["spec"]["relayRef"]
+    (tmp_path / "billing.yaml").write_text(yaml.safe_dump(manifest))
+    server.create_topic(topic, 2)
+    server.create_topic(f"{topic}.billing.dead", 2)
+    return Consumer(server, tmp_path, topic)
+
+
+def headers_of(message: Original) -> Mapping[str, bytes]:
+    return dict(message.headers)
+
+
+def test_lists_shows_and_replays_what_a_consumer_gave_up_on(consumer: Consumer) -> None:
+    assert consumer.ok("list") == "no dead letters\n"
+    letters = [consumer.letter(number) for number in range(4)]
+    consumer.bury(*letters[:2])
+    consumer.bury(*letters[2:], format=DeadLetterFormat.RAW)
+
+    first, *others = consumer.ok("list").splitlines()
+    assert first.split() == ["ID", "TYPE", "KEY", "ATTEMPTS", "DIED", "REPLAYS", "REASON", "ERROR"]
+    assert len(others) == 4
+    line = next(each for each in others if "o-1" in each)
+    assert "order.placed   o-1   4          2026-11-16T03:45:00Z   0" in line
+    assert line.endswith("HandlerFailed   bank.Closed: no such account")
+    found = [json.loads(line) for line in consumer.ok("list", "--json", "--key", "o-1").splitlines()]
+    assert [each["event_id"] for each in found] == [str(letters[1].record.event.id)]
+    shown = consumer.ok("show", found[0]["id"])
+    assert 'File "billing.py", line 7' in shown
+    assert '"total": 1.50' in shown
+    assert f"topic {consumer.topic}, partition 3, offset 1" in shown
+
+    dry = consumer.ok("replay", "--all", "--dry-run")
+    assert "order.placed key o-1: would be replayed" in dry
+    assert dry.endswith("4 dead letters would be replayed\n")
+    assert consumer.arrived() == []
+    assert consumer.ok("replay", "--key", "o-0", "--type", "order.*", "--reason", "handlerfailed").startswith("2 dead")
+    assert consumer.ok("replay", "--key", "o-0", "--type", "order.*", "--reason", "handlerfailed").startswith("0 dead")
+    assert consumer.ok("replay", "--key", "o-1", "--since", "2026-11-17").startswith("0 dead")
+    assert consumer.ok("replay", "--all", "--limit", "3").startswith("3 dead")
+    assert consumer.ok("replay", "--all", "--rate", "1000").startswith("1 dead")
+    assert consumer.ok("replay", "--all").startswith("0 dead")
+    assert consumer.ok("list") == "no dead letters\n"
+    assert len(consumer.ok("list", "--replayed").splitlines()) == 5
+
+    for message in consumer.arrived():
+        record = decode(message)
+        (letter,) = (each for each in letters if each.record.event.id == record.event.id)
+        assert (message.key, message.value) == (letter.record.original.key, letter.record.original.value)
+        assert message.headers[:4] == letter.record.original.headers
+        assert (record.event.replay, record.replay_for) == (True, "shop/billing")
+        assert headers_of(message)["mailboat-replay-count"] == b"1"
+    assert len(consumer.arrived()) == 6
+
+
+def test_a_message_without_an_id_keeps_the_one_that_it_was_given(consumer: Consumer) -> None:
+    letter = consumer.letter(5, headers=())
+    consumer.bury(letter)
+    consumer.ok("replay", "--all")
+
+    (message,) = consumer.arrived()
+    assert decode(message).event.id == letter.record.event.id
+
+
+def test_what_was_replayed_ten_times_is_left_alone(consumer: Consumer) -> None:
+    consumer.bury(consumer.letter(5, headers=(("mailboat-replay", b"true"), ("mailboat-replay-count", b"10"))))
+    told = consumer.ok("replay", "--all")
+    assert "was replayed 10 times; say --again to replay it\n0 dead letters replayed" in told
+    consumer.ok("replay", "--all", "--again")
+    (message,) = consumer.arrived()
+    assert [value for name, value in message.headers if name == "mailboat-replay-count"] == [b"11"]
+
+
+def test_killed_in_the_middle_a_replay_continues_and_leaves_none_out(consumer: Consumer, tmp_path: Path) -> None:
+    letters = [consumer.letter(number) for number in range(60)]
+    consumer.bury(*letters)
+    command = [sys.executable, "-m", "mailboat.cli.main", *consumer.arguments("replay", "--all", "--rate", "5")]
+    with subprocess.Popen(command, env=dict(os.environ), stdout=subprocess.DEVNULL) as process:
+        wait_until(lambda: len(consumer.arrived()) >= 10, timeout=60, what="part of the replay")
+        process.kill()
+    before = len(consumer.arrived())
+
+    rest = int(consumer.ok("replay", "--all").split()[0])
+
+    arrived = consumer.arrived()
+    assert {decode(each).event.id for each in arrived} == {each.record.event.id for each in letters}
+    assert before < 60
+    assert len(arrived) == before + rest <= 60 + 5  # at most the batch in flight comes twice
+    assert _in_order([each for each in arrived[:before] if each.key == b"o-1"])
+
+
+def _in_order(messages: list[Original]) -> bool:
+    numbers = [int(headers_of(each)["ce_id"]) for each in messages]
+    return numbers == sorted(numbers)
+
+
+def test_errors_say_what_to_do(consumer: Consumer, tmp_path: Path) -> None:
+    consumer.bury(consumer.letter(1))
+    assert "there is no dead letter 7:7" in consumer.run("show", "7:7").output
+    assert "its retention deletes them" in consumer.run("purge", "--all", "--yes").output
+    manifest = yaml.safe_load((tmp_path / "billing.yaml").read_text())
+    manifest["spec"]["delivery"] = {"deadLetter": {"topic": "missing"}}
+    (tmp_path / "billing.yaml").write_text(yaml.safe_dump(manifest))
+    told = consumer.run("list")
+    assert told.exit_code == 3
+    assert "topic missing does not exist" in told.output
+    assert "mend spec.delivery.deadLetter.topic" in told.output
+
+
+def test_other_messages_on_the_topic_are_passed_over(consumer: Consumer) -> None:
+    producer = Producer({**consumer.client, "log_level": 0})
+    producer.produce(f"{consumer.topic}.billing.dead", b"not ours")
+    producer.flush(60)
+    consumer.bury(consumer.letter(1))
+
+    assert len(consumer.ok("list").splitlines()) == 2
+    assert consumer.ok("replay", "--all") == "1 dead letter replayed\n"
