@@ -7,9 +7,9 @@ group. Everything here blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from time import monotonic
+from time import monotonic, sleep
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -24,6 +24,10 @@ from mailboat.sinks.kafka.topic import describe_topics
 _TIMEOUT: Final = 30.0
 _POLL: Final = 0.1
 _BATCH: Final = 500
+_NO_COORDINATOR: Final = frozenset(
+    {KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS}
+)
+"""For a moment after the first group of a cluster, and after a broker was lost."""
 
 
 class KafkaLetters:
@@ -63,13 +67,9 @@ class KafkaLetters:
 
     def committed(self) -> dict[int, int]:
         """Return the offset after the last replayed message, by partition."""
-        try:
-            places = self._consumer.committed(self._places(), timeout=_TIMEOUT)
-        except KafkaException as error:
-            if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:  # no replay has committed yet
-                return {}
-            raise self._unavailable(error) from error
-        return {each.partition: each.offset for each in places if each.offset >= 0}
+        places = [Place(self.topic, number) for number in range(self._partitions)]
+        found = self._coordinated(lambda: self._consumer.committed(places, timeout=_TIMEOUT))
+        return {each.partition: each.offset for each in found or () if each.offset >= 0}
 
     def read(self, after: Mapping[int, int] | None = None) -> Iterator[Original]:
         """Yield messages, per partition in order, from offsets ``after`` up to the present end."""
@@ -111,13 +111,21 @@ class KafkaLetters:
     def commit(self, replayed: Mapping[int, int]) -> None:
         """Store the progress: by partition, the offset after the last message that needs no replay any more."""
         places = [Place(self.topic, partition, offset) for partition, offset in replayed.items()]
-        try:
-            self._consumer.commit(offsets=places, asynchronous=False)
-        except KafkaException as error:
-            raise self._unavailable(error) from error
+        self._coordinated(lambda: self._consumer.commit(offsets=places, asynchronous=False))
 
-    def _places(self) -> list[Place]:
-        return [Place(self.topic, number) for number in range(self._partitions)]
+    def _coordinated(self, call: Callable[[], Any]) -> Any:
+        """Return the answer of the group's coordinator. Repeats the call while the group has none."""
+        deadline = monotonic() + _TIMEOUT
+        while True:
+            try:
+                return call()
+            except KafkaException as error:
+                code = error.args[0].code()
+                if code == KafkaError.GROUP_ID_NOT_FOUND:  # no replay has committed yet
+                    return None
+                if code not in _NO_COORDINATOR or monotonic() > deadline:
+                    raise self._unavailable(error) from error
+            sleep(_POLL)
 
     def _unavailable(self, error: KafkaException) -> SinkUnavailable:
         return unavailable(Report.of(error.args[0], self.topic, -1), self._bootstrap)
