@@ -25,6 +25,7 @@ from mailboat.sinks.kafka import KafkaSink
 from mailboat_harbor.kafka import KafkaServer
 from support.broker_messages import KAFKA, dead
 from support.manifests import event_subscription
+from support.sink_backends import SharedKafkaBackend
 from support.wait import wait_until
 
 
@@ -171,6 +172,23 @@ def test_killed_in_the_middle_a_replay_continues_and_leaves_none_out(consumer: C
 def _in_order(messages: list[Original]) -> bool:
     numbers = [int(headers_of(each)["ce_id"]) for each in messages]
     return numbers == sorted(numbers)
+
+
+def test_an_original_that_was_too_large_is_read_at_its_origin(consumer: Consumer) -> None:
+    producer = Producer({**consumer.client, "log_level": 0})
+    producer.produce(consumer.topic, b"x" * 4_000, b"o-1", 0, headers=[("ce_id", b"1"), ("ce_type", b"order.placed")])
+    producer.flush(60)
+    (original,) = consumer.arrived()
+    dead_topic = SharedKafkaBackend(consumer.server, topic=f"{consumer.topic}.billing.dead")
+    dead_topic.configure("max.message.bytes", "3000")
+    consumer.bury(dead(original), dead(replace(original, offset=17)))
+
+    told = consumer.ok("replay", "--all")
+
+    assert "not replayed, too large and gone from topic" in told
+    assert told.endswith("1 dead letter replayed\n")
+    _, replayed = consumer.arrived()
+    assert (replayed.value, replayed.key, replayed.headers[:2]) == (original.value, original.key, original.headers)
 
 
 def test_errors_say_what_to_do(consumer: Consumer, tmp_path: Path) -> None:

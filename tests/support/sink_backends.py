@@ -113,12 +113,14 @@ class Backend(abc.ABC):
 class KafkaBackend(Backend):
     features = Features(too_large=1_100_000)
 
-    def __init__(self, server: KafkaServer, partitions: int = 4) -> None:
+    def __init__(self, server: KafkaServer, partitions: int = 4, topic: str | None = None) -> None:
+        """``topic``: a topic that exists; else one is created."""
         self.server = server
-        self.topic = f"topic-{secrets.token_hex(4)}"
+        self.topic = topic or f"topic-{secrets.token_hex(4)}"
         self._partitions = partitions
         self._broken: Callable[[], None] | None = None
-        server.create_topic(self.topic, partitions)
+        if topic is None:
+            server.create_topic(self.topic, partitions)
 
     def sink(
         self,

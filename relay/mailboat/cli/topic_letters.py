@@ -147,7 +147,9 @@ async def replay_letters(
     for letter in replay.progress.loops:
         click.echo(f"{letter.place} {_named(letter)}: was replayed {letter.replays} times; say --again to replay it")
     for letter in replay.progress.without_value:
-        click.echo(f"{letter.place} {_named(letter)}: not replayed, it was too large to be kept: {_origin(letter)}")
+        click.echo(
+            f"{letter.place} {_named(letter)}: not replayed, it was too large and is gone from {_origin(letter)}"
+        )
     if selection.by_id and not replay.progress.replayed and not replay.progress.loops:
         raise _no_such(selection)
     click.echo(f"{counted(replay.progress.replayed, 'dead letter')} {'would be replayed' if dry_run else 'replayed'}")

@@ -108,6 +108,17 @@ class KafkaLetters:
             elif error is not None and not error.retriable() and error.code() != KafkaError._TRANSPORT:
                 raise KafkaException(error)
 
+    def fetch(self, origin: Original) -> Original | None:
+        """Return the message at the topic, partition and offset of ``origin``; None if it is not there any more."""
+        consumer = Consumer(self._settings)
+        try:
+            consumer.assign([Place(origin.topic, origin.partition or 0, int(origin.offset))])
+            messages = consumer.consume(1, timeout=_TIMEOUT)
+        finally:
+            consumer.close()
+        found = [original_of(message) for message in messages if message.error() is None]
+        return found[0] if found and found[0].offset == origin.offset else None
+
     def commit(self, replayed: Mapping[int, int]) -> None:
         """Store the progress: by partition, the offset after the last message that needs no replay any more."""
         places = [Place(self.topic, partition, offset) for partition, offset in replayed.items()]

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import re
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import islice
 from typing import Any, Final
@@ -49,6 +49,11 @@ class Letter:
         except NotADeadLetter:
             return None
         return cls(message, content, decode(content.original).event)
+
+    def complete(self, original: Original) -> Letter:
+        """Return a truncated letter with the original, which was read at its origin."""
+        content = replace(self.content, original=original, truncated=None)
+        return replace(self, content=content, event=decode(original).event)
 
     @property
     def place(self) -> str:
@@ -127,7 +132,7 @@ class Progress:
     loops: list[Letter] = field(default_factory=list)
     """Dead letters that were replayed too often."""
     without_value: list[Letter] = field(default_factory=list)
-    """Dead letters whose original was too large for the dead-letter topic."""
+    """Dead letters whose original was too large for the dead-letter topic, and is not on its own topic any more."""
 
 
 class Replay:
@@ -162,7 +167,7 @@ class Replay:
         messages = self._letters.read(self._after)
         size = _BATCH if self._rate is None else min(_BATCH, max(1, int(self._rate)))
         pause = 0.0
-        while not self._is_full and (batch := await in_a_thread(lambda: list(islice(messages, size)), "dead-letters")):
+        while not self._is_full and (batch := await in_a_thread(lambda: self._read(messages, size), "dead-letters")):
             await asyncio.sleep(pause)
             read, chosen = self._choose(batch)
             if not self._dry_run:
@@ -171,18 +176,32 @@ class Replay:
             for letter in chosen:
                 yield letter
 
+    def _read(self, messages: Iterator[Original], size: int) -> list[tuple[Original, Letter | None]]:
+        """Return the next messages, each with its dead letter if that is wanted. Blocks."""
+        return [(message, self._wanted_letter(message)) for message in islice(messages, size)]
+
+    def _wanted_letter(self, message: Original) -> Letter | None:
+        letter = Letter.of(message)
+        if letter is None or not self._wanted.accepts(letter):
+            return None
+        if letter.content.has_value:
+            return letter
+        original = self._letters.fetch(letter.content.original)
+        return letter if original is None else letter.complete(original)
+
     @property
     def _is_full(self) -> bool:
         return self._limit is not None and self.progress.replayed >= self._limit
 
-    def _choose(self, batch: list[Original]) -> tuple[list[Original], list[Letter]]:
+    def _choose(self, batch: list[tuple[Original, Letter | None]]) -> tuple[list[Original], list[Letter]]:
         """Return the messages up to the limit, and the dead letters among them that are to be replayed."""
+        read: list[Original] = []
         chosen: list[Letter] = []
-        for number, message in enumerate(batch):
+        for message, letter in batch:
             if self._is_full:
-                return batch[:number], chosen
-            letter = Letter.of(message)
-            if letter is None or not self._wanted.accepts(letter):
+                break
+            read.append(message)
+            if letter is None:
                 continue
             if not letter.content.has_value:
                 self.progress.without_value.append(letter)
@@ -191,7 +210,7 @@ class Replay:
             else:
                 chosen.append(letter)
                 self.progress.replayed += 1
-        return batch, chosen
+        return read, chosen
 
     async def _publish(self, chosen: list[Letter], read: list[Original]) -> None:
         failures = await self._sink.publish([replay_message(letter, self._consumer) for letter in chosen])
