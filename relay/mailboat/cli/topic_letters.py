@@ -235,9 +235,15 @@ def _fields(letter: Letter) -> dict[str, Any]:
 def _described(letter: Letter) -> str:
     fields = {name.replace("_", " "): value for name, value in _fields(letter).items() if name != "error"}
     width = max(map(len, fields))
-    lines = [f"{name:<{width}}  {'-' if value in (None, {}) else safe(str(value))}" for name, value in fields.items()]
+    lines = [f"{name:<{width}}  {_field(value)}" for name, value in fields.items()]
     payload = payload_text(letter.event.payload, letter.event.content_type)
     return "\n".join([*lines, "error", safe(letter.content.error, lines=True), "payload", payload])
+
+
+def _field(value: object) -> str:
+    if value is None or value == {}:
+        return "-"
+    return safe(json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else str(value))
 
 
 def _origin(letter: Letter) -> str:
