@@ -21,6 +21,7 @@ from mailboat.runtime.config import load
 from mailboat.runtime.secrets import find_secrets
 from mailboat.terminals import safe
 from mailboat_spec import EventSubscription, full_name
+from mailboat_spec.kafka_settings import CONSUMER_ONLY
 
 if TYPE_CHECKING:
     from mailboat.consumer.broker.letter_reader import KafkaLetters
@@ -74,7 +75,8 @@ def _topic_of(consumer: EventSubscription, secrets_dir: Path | None) -> Consumer
     reference = source.kafka.config_secret_ref
     secrets = {} if reference is None else find_secrets(secrets_dir, os.environ).all(reference.name)
     servers = ",".join(source.kafka.bootstrap_servers)
-    client = {"client.id": "mailboat", **source.kafka.config, **secrets, "bootstrap.servers": servers}
+    given = {name: value for name, value in {**source.kafka.config, **secrets}.items() if name not in CONSUMER_ONLY}
+    client = {"client.id": "mailboat", **given, "bootstrap.servers": servers}
     return ConsumerTopic(
         full_name(consumer), topic, source.kafka.topic, consumer.group, client, tuple(secrets.values())
     )
