@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from uuid import uuid4
 
 import grpc
 import pytest
@@ -20,6 +21,7 @@ from google.pubsub_v1 import PublisherClient, SubscriberClient
 from google.pubsub_v1.services.publisher.transports import PublisherGrpcTransport
 from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcTransport
 
+import mailboat
 from mailboat.cli.main import main
 from mailboat.consumer.broker.dead_letters import DeadLetterFormat, DeadLetterTopic
 from mailboat.consumer.broker.decode import decode
@@ -30,10 +32,11 @@ from mailboat.sinks.pubsub import PubSubSink
 from mailboat.sinks.pubsub.connection import Destination
 from mailboat_harbor.kafka import KafkaServer
 from mailboat_harbor.pubsub import PubSubServer
+from mailboat_harbor.redis_server import RedisServer
 from support.broker_messages import KAFKA, PUBSUB, dead
 from support.manifests import event_subscription
 from support.sink_backends import SharedKafkaBackend
-from support.wait import wait_until
+from support.wait import await_until, wait_until
 
 
 @dataclass
@@ -138,6 +141,43 @@ def test_lists_shows_and_replays_what_a_consumer_gave_up_on(consumer: Consumer) 
         assert (record.event.replay, record.replay_for) == (True, "shop/billing")
         assert headers_of(message)["mailboat-replay-count"] == b"1"
     assert len(consumer.arrived()) == 6
+
+
+async def test_a_replay_reaches_the_consumer_that_gave_up_and_no_other(consumer: Consumer, valkey: RedisServer) -> None:
+    broken = True
+    handled: dict[str, list[tuple[bytes | None, bool]]] = {"billing": [], "search": []}
+    producer = Producer({**consumer.client, "log_level": 0})
+
+    def emit(payload: bytes) -> None:
+        producer.produce(consumer.topic, payload, b"o-1", headers={"ce_id": str(uuid4()), "ce_type": "order.placed"})
+        producer.flush(60)
+
+    def handler(name: str) -> mailboat.Consumer:
+        source, store = mailboat.Kafka(consumer.server.bootstrap, topic=consumer.topic), mailboat.Redis(valkey.url)
+        made = mailboat.Consumer(f"shop/{name}", source=source, idempotency=store if name == "billing" else None)
+
+        @made.on("order.placed")
+        async def handle(event: mailboat.Event) -> None:
+            if broken and name == "billing" and event.payload == b"2":
+                raise mailboat.Refuse("no such account")
+            handled[name].append((event.payload, event.replay))
+
+        return made
+
+    for payload in (b"1", b"2", b"3"):
+        emit(payload)
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as running:
+        for name in handled:
+            running.create_task(handler(name).serve(stop))
+        await await_until(lambda: len(handled["billing"]) == 2 and len(handled["search"]) == 3, what="first handling")
+        broken = False
+        assert await asyncio.to_thread(consumer.ok, "replay", "--reason", "Refused") == "1 dead letter replayed\n"
+        emit(b"4")
+        await await_until(lambda: all((b"4", False) in each for each in handled.values()), what="the last event")
+        stop.set()
+    assert handled["billing"] == [(b"1", False), (b"3", False), (b"2", True), (b"4", False)]
+    assert handled["search"] == [(payload, False) for payload in (b"1", b"2", b"3", b"4")]
 
 
 def test_a_message_without_an_id_keeps_the_one_that_it_was_given(consumer: Consumer) -> None:
