@@ -10,23 +10,33 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from uuid import uuid4
 
+import grpc
 import pytest
 import yaml
 from click.testing import CliRunner, Result
 from confluent_kafka import Producer
+from google.pubsub_v1 import PublisherClient, SubscriberClient
+from google.pubsub_v1.services.publisher.transports import PublisherGrpcTransport
+from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcTransport
 
+import mailboat
 from mailboat.cli.main import main
 from mailboat.consumer.broker.dead_letters import DeadLetterFormat, DeadLetterTopic
 from mailboat.consumer.broker.decode import decode
 from mailboat.consumer.broker.letter_reader import KafkaLetters
 from mailboat.consumer.broker.protocol import DeadLetter, Original
 from mailboat.sinks.kafka import KafkaSink
+from mailboat.sinks.pubsub import PubSubSink
+from mailboat.sinks.pubsub.connection import Destination
 from mailboat_harbor.kafka import KafkaServer
-from support.broker_messages import KAFKA, dead
+from mailboat_harbor.pubsub import PubSubServer
+from mailboat_harbor.redis_server import RedisServer
+from support.broker_messages import KAFKA, PUBSUB, dead
 from support.manifests import event_subscription
 from support.sink_backends import SharedKafkaBackend
-from support.wait import wait_until
+from support.wait import await_until, wait_until
 
 
 @dataclass
@@ -133,6 +143,43 @@ def test_lists_shows_and_replays_what_a_consumer_gave_up_on(consumer: Consumer) 
     assert len(consumer.arrived()) == 6
 
 
+async def test_a_replay_reaches_the_consumer_that_gave_up_and_no_other(consumer: Consumer, valkey: RedisServer) -> None:
+    broken = True
+    handled: dict[str, list[tuple[bytes | None, bool]]] = {"billing": [], "search": []}
+    producer = Producer({**consumer.client, "log_level": 0})
+
+    def emit(payload: bytes) -> None:
+        producer.produce(consumer.topic, payload, b"o-1", headers={"ce_id": str(uuid4()), "ce_type": "order.placed"})
+        producer.flush(60)
+
+    def handler(name: str) -> mailboat.Consumer:
+        source, store = mailboat.Kafka(consumer.server.bootstrap, topic=consumer.topic), mailboat.Redis(valkey.url)
+        made = mailboat.Consumer(f"shop/{name}", source=source, idempotency=store if name == "billing" else None)
+
+        @made.on("order.placed")
+        async def handle(event: mailboat.Event) -> None:
+            if broken and name == "billing" and event.payload == b"2":
+                raise mailboat.Refuse("no such account")
+            handled[name].append((event.payload, event.replay))
+
+        return made
+
+    for payload in (b"1", b"2", b"3"):
+        emit(payload)
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as running:
+        for name in handled:
+            running.create_task(handler(name).serve(stop))
+        await await_until(lambda: len(handled["billing"]) == 2 and len(handled["search"]) == 3, what="first handling")
+        broken = False
+        assert await asyncio.to_thread(consumer.ok, "replay", "--reason", "Refused") == "1 dead letter replayed\n"
+        emit(b"4")
+        await await_until(lambda: all((b"4", False) in each for each in handled.values()), what="the last event")
+        stop.set()
+    assert handled["billing"] == [(b"1", False), (b"3", False), (b"2", True), (b"4", False)]
+    assert handled["search"] == [(payload, False) for payload in (b"1", b"2", b"3", b"4")]
+
+
 def test_a_message_without_an_id_keeps_the_one_that_it_was_given(consumer: Consumer) -> None:
     letter = consumer.letter(5, headers=())
     consumer.bury(letter)
@@ -212,3 +259,54 @@ def test_other_messages_on_the_topic_are_passed_over(consumer: Consumer) -> None
 
     assert len(consumer.ok("list").splitlines()) == 2
     assert consumer.ok("replay", "--all") == "1 dead letter replayed\n"
+
+
+# ---- Pub/Sub -------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_on_pubsub(pubsub: PubSubServer, unique_name: Callable[[str], str], tmp_path: Path) -> None:
+    topic = unique_name("orders")
+    dead_topic = f"{topic}-billing.billing.dead"
+    letters = [
+        dead(replace(PUBSUB, topic=f"{topic}-billing", offset=str(number), key=key, headers=(("ce-id", key),)))
+        for number, key in enumerate((b"o-1", b"o-2", b"o-3"))
+    ]
+    source = {"pubsub": {"project": "acme", "subscription": f"{topic}-billing", "endpoint": pubsub.host}}
+    manifest = event_subscription("billing", {"pull": {}}, source=source)
+    del manifest["spec"]["relayRef"]
+    (tmp_path / "billing.yaml").write_text(yaml.safe_dump(manifest))
+
+    def run(*arguments: str) -> str:
+        return CliRunner().invoke(main, ["dlq", *arguments, "-f", str(tmp_path)]).output
+
+    async def write(sink: PubSubSink) -> None:
+        writer = DeadLetterTopic(sink, dead_topic)
+        for letter in letters:
+            await writer.write(letter)
+        await writer.close()
+
+    with grpc.insecure_channel(pubsub.host) as channel:
+        publisher = PublisherClient(transport=PublisherGrpcTransport(channel=channel))
+        subscriber = SubscriberClient(transport=SubscriberGrpcTransport(channel=channel))
+        for name in (topic, dead_topic):
+            publisher.create_topic(name=f"projects/acme/topics/{name}")
+        origin = f"projects/acme/subscriptions/{topic}-billing"
+        subscriber.create_subscription(name=origin, topic=f"projects/acme/topics/{topic}")
+        assert f"subscriptions/{dead_topic} does not exist" in run("list")
+        place = f"projects/acme/subscriptions/{dead_topic}"
+        subscriber.create_subscription(name=place, topic=f"projects/acme/topics/{dead_topic}")
+        asyncio.run(write(PubSubSink("acme", dead_topic, Destination(pubsub.host, plain=True), delivery_timeout=60)))
+
+        assert len(run("list").splitlines()) == 4
+        assert "no such account" in run("show", str(letters[1].record.event.id))
+        assert run("replay", "--all", "--dry-run").endswith("3 dead letters would be replayed\n")
+        assert run("replay", "--key", "o-2") == "1 dead letter replayed\n"
+        assert run("replay", "--all") == "2 dead letters replayed\n"
+        assert run("list") == "no dead letters\n"
+
+        arrived = subscriber.pull(subscription=origin, max_messages=10, timeout=60).received_messages
+    assert sorted(each.message.ordering_key for each in arrived) == ["o-1", "o-2", "o-3"]
+    for each in arrived:
+        attributes = dict(each.message.attributes)
+        assert (attributes["ce-id"], each.message.data) == (each.message.ordering_key, PUBSUB.value)
+        assert (attributes["mailboat-replay-for"], attributes["mailboat-replay-count"]) == ("shop/billing", "1")

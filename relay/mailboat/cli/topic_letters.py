@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,28 +22,45 @@ from mailboat.runtime.config import load
 from mailboat.runtime.secrets import find_secrets
 from mailboat.terminals import safe
 from mailboat_spec import EventSubscription, full_name
+from mailboat_spec.kafka_settings import CONSUMER_ONLY
 
 if TYPE_CHECKING:
-    from mailboat.consumer.broker.letter_reader import KafkaLetters
-    from mailboat.consumer.broker.replay import Letter, LetterFilter
+    from mailboat.consumer.broker.replay import Letter, LetterFilter, Letters
+    from mailboat.sinks.protocol import Sink
 
 _HEADER: Final = ("ID", "TYPE", "KEY", "ATTEMPTS", "DIED", "REPLAYS", "REASON", "ERROR")
 _TIMEOUT: Final = 30.0
+_PAGE: Final = 500
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerTopic:
-    """The dead-letter topic of one consumer, on Kafka."""
+    """The dead-letter topic of one consumer, and the connection to its broker."""
 
     subscription: str
     """``namespace/name``."""
     topic: str
+    broker: KafkaBroker | PubSubService
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaBroker:
     origin: str
+    """Topic of the source."""
     group: str
     client: Mapping[str, Any]
     """Settings of librdkafka."""
     secrets: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PubSubService:
+    project: str
+    subscription: str
+    """Subscription of the source."""
+    endpoint: str | None
+    key_file: str | None
 
 
 def consumer_topic(files: Sequence[Path], secrets_dir: Path | None, selection: Selection) -> ConsumerTopic | None:
@@ -66,26 +84,26 @@ def _topic_of(consumer: EventSubscription, secrets_dir: Path | None) -> Consumer
     source, topic = consumer.spec.source, consumer.dead_letter_topic
     assert source is not None
     assert topic is not None, "a consumer has a default"
-    if source.kafka is None:
-        raise ConfigError(
-            f"{full_name(consumer)} reads Pub/Sub: `mailboat dlq` reads dead-letter topics on Kafka only. Pull topic"
-            f" {topic} with a subscription of its own."
-        )
+    secrets = find_secrets(secrets_dir, os.environ)
+    if source.pubsub is not None:
+        key = source.pubsub.credentials_secret_ref
+        key_file = None if key is None else secrets.read(key.name, key.key)
+        service = PubSubService(source.pubsub.project, source.pubsub.subscription, source.pubsub.endpoint, key_file)
+        return ConsumerTopic(full_name(consumer), topic, service)
+    assert source.kafka is not None, "the spec demands one of the two"
     reference = source.kafka.config_secret_ref
-    secrets = {} if reference is None else find_secrets(secrets_dir, os.environ).all(reference.name)
+    values = {} if reference is None else secrets.all(reference.name)
     servers = ",".join(source.kafka.bootstrap_servers)
-    client = {"client.id": "mailboat", **source.kafka.config, **secrets, "bootstrap.servers": servers}
-    return ConsumerTopic(
-        full_name(consumer), topic, source.kafka.topic, consumer.group, client, tuple(secrets.values())
-    )
+    given = {name: value for name, value in {**source.kafka.config, **values}.items() if name not in CONSUMER_ONLY}
+    client = {"client.id": "mailboat", **given, "bootstrap.servers": servers}
+    broker = KafkaBroker(source.kafka.topic, consumer.group, client, tuple(values.values()))
+    return ConsumerTopic(full_name(consumer), topic, broker)
 
 
 def list_letters(topic: ConsumerTopic, selection: Selection, *, replayed: bool, as_json: bool) -> None:
     """Print dead letters after the progress of replays; with ``replayed``, all that the topic still has."""
     wanted = _filter(selection)
-    with _letters(topic, wanted.__class__()) as letters:
-        after = {} if replayed else letters.committed()
-        found = deque(_matching(letters, wanted, after), maxlen=selection.limit)
+    found = deque(asyncio.run(_matching(topic, wanted, everything=replayed)), maxlen=selection.limit)
     chosen = sorted(found, key=lambda letter: letter.content.failed_at or _EPOCH)
     if as_json:
         for letter in chosen:
@@ -103,8 +121,7 @@ def list_letters(topic: ConsumerTopic, selection: Selection, *, replayed: bool, 
 def show_letters(topic: ConsumerTopic, selection: Selection) -> None:
     """Print everything about the selected dead letters."""
     wanted = _filter(selection)
-    with _letters(topic, wanted.__class__()) as letters:
-        found = list(_matching(letters, wanted, {}))
+    found = asyncio.run(_matching(topic, wanted, everything=True))
     if not found:
         raise _no_such(selection)
     click.echo("\n\n".join(map(_described, found)))
@@ -114,49 +131,92 @@ async def replay_letters(
     topic: ConsumerTopic, selection: Selection, *, dry_run: bool, rate: float | None, again: bool
 ) -> None:
     """Publish the selected dead letters to the topic of origin."""
-    from mailboat.consumer.broker.replay import LetterFilter, Replay
-    from mailboat.sinks.kafka import KafkaSink
+    from mailboat.consumer.broker.replay import Replay
 
     wanted = _filter(selection)
-    sink = KafkaSink(topic.origin, dict(topic.client), delivery_timeout=_TIMEOUT, secrets=topic.secrets)
-    try:
+    async with _opened(topic, wanted, everything=again or selection.by_id) as (letters, sink):
         if not dry_run:
             await sink.open()
-        with _letters(topic, wanted) as letters:
-            after = {} if again or selection.by_id else letters.committed()
-            if wanted.narrows and not again and not selection.by_id:
-                with _letters(topic, LetterFilter()) as unfiltered:
-                    after = _further(after, unfiltered.committed())
-            replay = Replay(
-                letters, sink, topic.subscription, wanted,
-                after=after, rate=rate, limit=selection.limit, dry_run=dry_run, again=again,
-            )  # fmt: skip
-            try:
-                async for letter in replay.run():
-                    if dry_run:
-                        click.echo(f"{letter.place} {_named(letter)}: would be replayed")
-            except DeliveryError as error:
-                raise ConfigError(
-                    f"{counted(replay.progress.replayed, 'dead letter')} replayed, then topic {topic.origin} did not"
-                    f" take one: {_told(error)}\nRun the same command again to continue."
-                ) from error
-    except SinkUnavailable as error:
-        raise ConfigError(_told(error)) from error
-    finally:
-        await sink.close()
+        replay = Replay(
+            letters, sink, topic.subscription, wanted, rate=rate, limit=selection.limit, dry_run=dry_run, again=again
+        )
+        try:
+            async for letter in replay.run():
+                if dry_run:
+                    click.echo(f"{letter.place} {_named(letter)}: would be replayed")
+        except DeliveryError as error:
+            raise ConfigError(
+                f"{counted(replay.progress.replayed, 'dead letter')} replayed, then one was not accepted:"
+                f" {_told(error)}\nRun the same command again to continue."
+            ) from error
     for letter in replay.progress.loops:
         click.echo(f"{letter.place} {_named(letter)}: was replayed {letter.replays} times; say --again to replay it")
     for letter in replay.progress.without_value:
-        click.echo(
-            f"{letter.place} {_named(letter)}: not replayed, it was too large and is gone from {_origin(letter)}"
-        )
+        click.echo(f"{letter.place} {_named(letter)}: not replayed, too large and gone from {_origin(letter)}")
     if selection.by_id and not replay.progress.replayed and not replay.progress.loops:
         raise _no_such(selection)
     click.echo(f"{counted(replay.progress.replayed, 'dead letter')} {'would be replayed' if dry_run else 'replayed'}")
 
 
-def _further(one: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]:
-    return {partition: max(one.get(partition, 0), other.get(partition, 0)) for partition in {*one, *other}}
+@asynccontextmanager
+async def _opened(
+    topic: ConsumerTopic, wanted: LetterFilter, *, everything: bool
+) -> AsyncIterator[tuple[Letters, Sink]]:
+    """Connect to the dead-letter topic and to the topic of origin, the latter without opening it.
+
+    ``everything``: begin at the oldest dead letter, not after the progress of earlier replays.
+    """
+    try:
+        broker = topic.broker
+        opened = (
+            _on_kafka(topic.topic, broker, wanted, everything)
+            if isinstance(broker, KafkaBroker)
+            else _on_pubsub(topic.topic, broker)
+        )
+        async with opened as (letters, sink):
+            try:
+                yield letters, sink
+            finally:
+                await sink.close()
+    except SinkUnavailable as error:
+        raise ConfigError(f"dead letters of {topic.subscription}: {_told(error)}") from error
+
+
+@asynccontextmanager
+async def _on_kafka(
+    topic: str, broker: KafkaBroker, wanted: LetterFilter, everything: bool
+) -> AsyncIterator[tuple[Letters, Sink]]:
+    from mailboat.consumer.broker.letter_reader import KafkaLetters, KafkaPages
+    from mailboat.consumer.broker.replay import LetterFilter
+    from mailboat.sinks.kafka import KafkaSink
+
+    after: dict[int, int] = {}
+    with KafkaLetters(broker.client, topic, wanted.group(broker.group)) as letters:
+        if not everything:
+            after = letters.committed()
+            with KafkaLetters(broker.client, topic, LetterFilter().group(broker.group)) as unfiltered:
+                for partition, offset in unfiltered.committed().items():
+                    after[partition] = max(offset, after.get(partition, 0))
+        sink = KafkaSink(broker.origin, dict(broker.client), delivery_timeout=_TIMEOUT, secrets=broker.secrets)
+        yield KafkaPages(letters, after), sink
+
+
+@asynccontextmanager
+async def _on_pubsub(topic: str, service: PubSubService) -> AsyncIterator[tuple[Letters, Sink]]:
+    from mailboat.consumer.broker.letter_pull import PubSubLetters
+    from mailboat.sinks.pubsub import PubSubSink
+    from mailboat.sinks.pubsub.connection import Destination
+
+    emulator = os.environ.get("PUBSUB_EMULATOR_HOST")
+    destination = Destination.choose(service.endpoint, emulator, service.key_file, "spec.source.pubsub")
+    letters = PubSubLetters(destination, service.project, topic)
+    try:
+        await letters.open()
+        origin = await letters.topic_of(f"projects/{service.project}/subscriptions/{service.subscription}")
+        _, project, _, name = origin.split("/")
+        yield letters, PubSubSink(project, name, destination, delivery_timeout=_TIMEOUT)
+    finally:
+        await letters.close()
 
 
 # -- parts -----------------------------------------------------------------------------------------------------------
@@ -166,36 +226,25 @@ def _filter(selection: Selection) -> LetterFilter:
     from mailboat.consumer.broker.replay import LetterFilter
 
     wanted = selection.wanted
-    if wanted.number is not None:
-        raise click.BadParameter(f"{wanted.number}: write PARTITION:OFFSET as in the list, or the event's id")
-    return LetterFilter(
-        selection.place, wanted.event_id, wanted.key, wanted.type, wanted.since, wanted.until, wanted.error
-    )
-
-
-@contextmanager
-def _letters(topic: ConsumerTopic, wanted: LetterFilter) -> Iterator[KafkaLetters]:
-    from mailboat.consumer.broker.letter_reader import KafkaLetters
-
-    try:
-        with KafkaLetters(topic.client, topic.topic, wanted.group(topic.group)) as letters:
-            yield letters
-    except SinkUnavailable as error:
-        raise ConfigError(f"dead letters of {topic.subscription}: {_told(error)}") from error
+    place = selection.place if wanted.number is None else str(wanted.number)
+    return LetterFilter(place, wanted.event_id, wanted.key, wanted.type, wanted.since, wanted.until, wanted.error)
 
 
 def _told(error: DeliveryError) -> str:
     text = str(error).replace("spec.sink.kafka.topic", "spec.delivery.deadLetter.topic")
+    text = text.replace("the relay", "this computer")
     return text.replace("spec.sink.", "spec.source.")
 
 
-def _matching(letters: KafkaLetters, wanted: LetterFilter, after: Mapping[int, int]) -> Iterator[Letter]:
-    from mailboat.consumer.broker.replay import Letter
+async def _matching(topic: ConsumerTopic, wanted: LetterFilter, *, everything: bool) -> list[Letter]:
+    from mailboat.consumer.broker.replay import Letter, LetterFilter
 
-    for message in letters.read(after):
-        letter = Letter.of(message)
-        if letter is not None and wanted.accepts(letter):
-            yield letter
+    found: list[Letter] = []
+    async with _opened(topic, LetterFilter(), everything=everything) as (letters, _):
+        while messages := await letters.next(_PAGE):
+            each = (Letter.of(message) for message in messages)
+            found += (letter for letter in each if letter is not None and wanted.accepts(letter))
+    return found
 
 
 def _cells(letter: Letter) -> tuple[str, ...]:
@@ -235,13 +284,21 @@ def _fields(letter: Letter) -> dict[str, Any]:
 def _described(letter: Letter) -> str:
     fields = {name.replace("_", " "): value for name, value in _fields(letter).items() if name != "error"}
     width = max(map(len, fields))
-    lines = [f"{name:<{width}}  {'-' if value in (None, {}) else safe(str(value))}" for name, value in fields.items()]
+    lines = [f"{name:<{width}}  {_field(value)}" for name, value in fields.items()]
     payload = payload_text(letter.event.payload, letter.event.content_type)
     return "\n".join([*lines, "error", safe(letter.content.error, lines=True), "payload", payload])
 
 
+def _field(value: object) -> str:
+    if value is None or value == {}:
+        return "-"
+    return safe(json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else str(value))
+
+
 def _origin(letter: Letter) -> str:
     original = letter.content.original
+    if original.partition is None:
+        return f"{original.topic}, message {original.offset}"
     return f"topic {original.topic}, partition {original.partition}, offset {original.offset}"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -131,17 +132,20 @@ def _spring_headers(letter: DeadLetter, lines: list[str], *, error: bool) -> Hea
         ]
     if letter.group is not None:
         found.append(("original-consumer-group", letter.group.encode()))
-    found.append(("exception-fqcn", _exception_class(lines[-1], letter.refusal.reason).encode()))
+    name, message = _exception(lines[-1], letter.refusal.reason)
+    found.append(("exception-fqcn", name.encode()))
     if error:
-        found.append(("exception-message", bounded_error(lines[-1]).encode()))
+        found.append(("exception-message", bounded_error(message).encode()))
         if len(lines) > 1:
             found.append(("exception-stacktrace", letter.refusal.error[-LONGEST_ERROR:].encode(errors="replace")))
     return tuple((f"{_SPRING}{name}", value) for name, value in found)
 
 
-def _exception_class(last_line: str, reason: str) -> str:
-    name = last_line.partition(":")[0].strip()
-    return name if name.replace(".", "").replace("_", "").isalnum() and name.isascii() else reason
+def _exception(last_line: str, reason: str) -> tuple[str, str]:
+    """Return class and message of the exception in the last line of a traceback; else the reason and the line."""
+    name, colon, message = last_line.partition(": ")
+    is_class = re.fullmatch(r"[A-Za-z_][\w.]*", name, re.ASCII) is not None
+    return (name, message) if is_class and colon else (reason, last_line)
 
 
 def with_content_type(headers: Headers) -> Headers:

@@ -2,13 +2,14 @@
 
 The progress of replays is stored as committed offsets of a consumer group, one per set of filters: a replay that was
 interrupted continues, and a replay with other filters is independent. The reader assigns partitions itself and joins no
-group. Everything here blocks.
+group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import islice
 from time import monotonic, sleep
 from types import TracebackType
 from typing import Any, Final, Self
@@ -20,6 +21,7 @@ from mailboat.consumer.broker.protocol import Original
 from mailboat.errors import SinkUnavailable
 from mailboat.sinks.kafka.errors import Report, unavailable
 from mailboat.sinks.kafka.topic import describe_topics
+from mailboat.sinks.threads import in_a_thread
 
 _TIMEOUT: Final = 30.0
 _POLL: Final = 0.1
@@ -154,3 +156,23 @@ def original_of(message: Any) -> Original:
         value=message.value(),
         headers=tuple(message.headers() or ()),
     )
+
+
+class KafkaPages:
+    """Pages of a dead-letter topic, read in threads. See ``replay.Letters``."""
+
+    def __init__(self, letters: KafkaLetters, after: Mapping[int, int]) -> None:
+        self._letters = letters
+        self._messages = letters.read(after)
+
+    async def next(self, size: int) -> Sequence[Original]:
+        return await in_a_thread(lambda: list(islice(self._messages, size)), "dead-letters")
+
+    async def settle(self, read: Sequence[Original], replayed: Collection[Original]) -> None:
+        """Commit. Messages that were not selected are passed, too: the group belongs to one set of filters."""
+        offsets = {each.partition: int(each.offset) + 1 for each in read if each.partition is not None}
+        if offsets:
+            await in_a_thread(lambda: self._letters.commit(offsets), "dead-letters")
+
+    async def fetch(self, origin: Original) -> Original | None:
+        return await in_a_thread(lambda: self._letters.fetch(origin), "dead-letters")

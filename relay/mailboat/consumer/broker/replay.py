@@ -10,20 +10,17 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from mailboat.consumer.broker.decode import decode
 from mailboat.consumer.broker.envelope import NotADeadLetter, Restored, restored
-from mailboat.consumer.broker.letter_reader import KafkaLetters
 from mailboat.consumer.broker.protocol import Original
 from mailboat.consumer.received import Event
 from mailboat.events import Outgoing
 from mailboat.sinks.protocol import Sink
-from mailboat.sinks.threads import in_a_thread
 
 MAX_REPLAYS: Final = 10
 """A dead letter that was replayed so often is not replayed again unless asked for: this ends loops of scripts."""
@@ -57,8 +54,9 @@ class Letter:
 
     @property
     def place(self) -> str:
-        """Partition and offset on the dead-letter topic."""
-        return f"{self.message.partition}:{self.message.offset}"
+        """Partition and offset on the dead-letter topic; on Pub/Sub, the message id."""
+        partition, offset = self.message.partition, self.message.offset
+        return str(offset) if partition is None else f"{partition}:{offset}"
 
     @property
     def replays(self) -> int:
@@ -119,6 +117,10 @@ def replay_message(letter: Letter, consumer: str) -> Outgoing:
         ("mailboat-replay-id", str(letter.event.id).encode()),
         (_COUNT, str(letter.replays + 1).encode()),
     ]
+    if original.partition is None:
+        attributes = {name: value.decode(errors="backslashreplace") for name, value in headers}
+        key = None if original.key is None else original.key.decode()
+        return Outgoing(str(letter.event.id), key, original.value, attributes)
     # librdkafka accepts bytes and lists of pairs; relays have no need of them.
     message: Any = Outgoing(str(letter.event.id), original.key, original.value, headers)  # type: ignore[arg-type]
     return message  # type: ignore[no-any-return]
@@ -135,17 +137,29 @@ class Progress:
     """Dead letters whose original was too large for the dead-letter topic, and is not on its own topic any more."""
 
 
+class Letters(Protocol):
+    """A reader of a dead-letter topic."""
+
+    async def next(self, size: int) -> Sequence[Original]:
+        """Return the next messages, per partition in order; none at the end."""
+
+    async def settle(self, read: Sequence[Original], replayed: Collection[Original]) -> None:
+        """Store that ``replayed`` were published. ``read`` are all messages up to the first that was not accepted."""
+
+    async def fetch(self, origin: Original) -> Original | None:
+        """Return the message at the topic, partition and offset of ``origin``; None if it can't be read any more."""
+
+
 class Replay:
-    """One run of a replay on Kafka. Yields each dead letter after it is published, or at once in a dry run."""
+    """One run of a replay. Yields each dead letter after it is published, or at once in a dry run."""
 
     def __init__(
         self,
-        letters: KafkaLetters,
+        letters: Letters,
         sink: Sink,
         consumer: str,
         wanted: LetterFilter,
         *,
-        after: dict[int, int],
         rate: float | None = None,
         limit: int | None = None,
         dry_run: bool = False,
@@ -155,7 +169,6 @@ class Replay:
         self._sink = sink
         self._consumer = consumer
         self._wanted = wanted
-        self._after = after
         self._rate = rate
         self._limit = limit
         self._dry_run = dry_run
@@ -164,36 +177,31 @@ class Replay:
 
     async def run(self) -> AsyncIterator[Letter]:
         """Publish dead letters in their order. Raises DeliveryError at the first one that is not accepted."""
-        messages = self._letters.read(self._after)
         size = _BATCH if self._rate is None else min(_BATCH, max(1, int(self._rate)))
         pause = 0.0
-        while not self._is_full and (batch := await in_a_thread(lambda: self._read(messages, size), "dead-letters")):
+        while not self._is_full and (messages := await self._letters.next(size)):
             await asyncio.sleep(pause)
-            read, chosen = self._choose(batch)
+            read, chosen = self._choose([(message, await self._wanted_letter(message)) for message in messages])
             if not self._dry_run:
                 await self._publish(chosen, read)
                 pause = 0.0 if self._rate is None else len(chosen) / self._rate
             for letter in chosen:
                 yield letter
 
-    def _read(self, messages: Iterator[Original], size: int) -> list[tuple[Original, Letter | None]]:
-        """Return the next messages, each with its dead letter if that is wanted. Blocks."""
-        return [(message, self._wanted_letter(message)) for message in islice(messages, size)]
-
-    def _wanted_letter(self, message: Original) -> Letter | None:
+    async def _wanted_letter(self, message: Original) -> Letter | None:
         letter = Letter.of(message)
         if letter is None or not self._wanted.accepts(letter):
             return None
         if letter.content.has_value:
             return letter
-        original = self._letters.fetch(letter.content.original)
+        original = await self._letters.fetch(letter.content.original)
         return letter if original is None else letter.complete(original)
 
     @property
     def _is_full(self) -> bool:
         return self._limit is not None and self.progress.replayed >= self._limit
 
-    def _choose(self, batch: list[tuple[Original, Letter | None]]) -> tuple[list[Original], list[Letter]]:
+    def _choose(self, batch: Sequence[tuple[Original, Letter | None]]) -> tuple[list[Original], list[Letter]]:
         """Return the messages up to the limit, and the dead letters among them that are to be replayed."""
         read: list[Original] = []
         chosen: list[Letter] = []
@@ -214,22 +222,18 @@ class Replay:
 
     async def _publish(self, chosen: list[Letter], read: list[Original]) -> None:
         failures = await self._sink.publish([replay_message(letter, self._consumer) for letter in chosen])
-        failed = {chosen[index].place for index in failures}
+        failed = [chosen[index].message for index in failures]
         self.progress.replayed -= len(failed)
-        if settled := dict(_settled(read, failed)):
-            await in_a_thread(lambda: self._letters.commit(settled), "dead-letters")
+        replayed = [letter.message for letter in chosen if letter.message not in failed]
+        await self._letters.settle(_before(read, failed), replayed)
         if failures:
             raise next(iter(failures.values()))
 
 
-def _settled(read: list[Original], failed: set[str]) -> Iterator[tuple[int, int]]:
-    """Yield partition and next offset of messages before the first failed one of their partition."""
-    stopped: set[int] = set()
-    for message in read:
-        partition, offset = message.partition, message.offset
-        assert isinstance(partition, int)
-        assert isinstance(offset, int)
-        if f"{partition}:{offset}" in failed:
-            stopped.add(partition)
-        if partition not in stopped:
-            yield partition, offset + 1
+def _before(read: list[Original], failed: list[Original]) -> list[Original]:
+    """Return the messages before the first failed one of their partition."""
+    ends: dict[int | None, int] = {}
+    for number, message in enumerate(read):
+        if message in failed:
+            ends.setdefault(message.partition, number)
+    return [each for number, each in enumerate(read) if number < ends.get(each.partition, len(read))]
