@@ -170,7 +170,7 @@ async def test_the_source_waits_for_the_service_and_says_so_once_per_outage(
 # ---- leases ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_message_stays_leased_however_long_it_is_held_even_if_the_event_loop_is_blocked(
+async def test_a_message_stays_leased_however_long_it_is_held_while_the_loop_is_blocked_and_streams_end(
     service: OrderedPubSub,
 ) -> None:
     async with receiving(service.host, lease=1) as (source, receiver):
@@ -179,6 +179,7 @@ async def test_a_message_stays_leased_however_long_it_is_held_even_if_the_event_
         await receiver.until(3)
 
         time.sleep(2.5)  # noqa: ASYNC251  a handler that blocks the loop
+        service.end_streams()
         service.publish("other", b"0")
         await receiver.until(1, "other")
         for record in receiver.records:

@@ -308,8 +308,9 @@ def _warnings(path: str, subscription: Any) -> list[str]:
             f"{path} has a dead-letter topic of its own, which breaks the order of a key and takes events before their "
             "last attempt: remove it with --clear-dead-letter-policy"
         )
-    if subscription.enable_message_ordering and not subscription.retry_policy.minimum_backoff.seconds:
+    if subscription.enable_message_ordering and not subscription.HasField("retry_policy"):
         warnings.append(
-            f"{path} has no retry policy: messages that are given back return at once. Set --min-retry-delay=10s"
+            f"{path} has no retry policy: messages that are given back return at once, again and again. Set "
+            "--min-retry-delay=1s --max-retry-delay=10s"
         )
     return warnings
