@@ -135,8 +135,8 @@ class OrderedPubSub(grpc.GenericRpcHandler):  # type: ignore[misc]
     def end_streams(self) -> None:
         """End all streams, as the service does now and then."""
         with self._lock:
-            for stream in self._streams:
-                stream.outgoing.put(None)
+            for stream in list(self._streams):
+                self._leave(stream)
 
     def close(self) -> None:
         self._closed.set()
