@@ -68,6 +68,7 @@ class _Key:
     log: list[_Stored] = field(default_factory=list)
     next: int = 0
     stream: _Stream | None = None
+    not_before: float = 0.0
 
 
 class OrderedPubSub(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -77,6 +78,8 @@ class OrderedPubSub(grpc.GenericRpcHandler):  # type: ignore[misc]
         self.exactly_once = exactly_once
         self.nacks = self.expired = self.redelivered = 0
         self.failed_acks = 0
+        self.retry_delay = 0.0
+        """Seconds until messages are sent again after a nack: the retry policy of the subscription."""
         self.fail_acks: grpc.StatusCode | None = None
         self._random = random.Random(seed)
         self._lock = threading.RLock()
@@ -132,8 +135,8 @@ class OrderedPubSub(grpc.GenericRpcHandler):  # type: ignore[misc]
     def end_streams(self) -> None:
         """End all streams, as the service does now and then."""
         with self._lock:
-            for stream in self._streams:
-                stream.outgoing.put(None)
+            for stream in list(self._streams):
+                self._leave(stream)
 
     def close(self) -> None:
         self._closed.set()
@@ -217,7 +220,7 @@ class OrderedPubSub(grpc.GenericRpcHandler):  # type: ignore[misc]
                     lease.until = time.monotonic() + request.ack_deadline_seconds
                 elif lease is not None:
                     self.nacks += 1
-                    self._rewind(lease)
+                    self._rewind(lease).not_before = time.monotonic() + self.retry_delay
             self._send()
         return self._answer(invalid, context)
 
@@ -234,8 +237,9 @@ class OrderedPubSub(grpc.GenericRpcHandler):  # type: ignore[misc]
     # ---- deliveries ------------------------------------------------------------------------------------------------
 
     def _send(self) -> None:
+        now = time.monotonic()
         for key in self._keys.values():
-            while key.next < len(key.log):
+            while key.next < len(key.log) and key.not_before <= now:
                 if key.stream is None or key.stream not in self._streams:
                     if key.stream is not None and self._held(key, key.stream):
                         break  # until the leases of the stream that ended run out
@@ -261,7 +265,7 @@ class OrderedPubSub(grpc.GenericRpcHandler):  # type: ignore[misc]
         response.subscription_properties.message_ordering_enabled = True
         stream.outgoing.put(response)
 
-    def _rewind(self, lease: _Lease) -> None:
+    def _rewind(self, lease: _Lease) -> _Key:
         """Send this message again, and all later ones of its key."""
         ordering_key = lease.stored.message.ordering_key or f"\0{lease.stored.message.message_id}"
         key = self._keys[ordering_key]
@@ -274,6 +278,7 @@ class OrderedPubSub(grpc.GenericRpcHandler):  # type: ignore[misc]
         key.next = min(key.next, index)
         if not any(stored.lease for stored in key.log[:index]):
             key.stream = None
+        return key
 
     def _end(self, lease: _Lease) -> None:
         lease.stored.lease = None

@@ -17,7 +17,7 @@ from mailboat.consumer.broker.engine import BrokerEngine, EngineSettings
 from mailboat.consumer.broker.execution import PlainExecution
 from mailboat.consumer.broker.protocol import BrokerPoint
 from mailboat.consumer.broker.pubsub import PubSubSettings, PubSubSource
-from mailboat.consumer.broker.pubsub_stream import StreamSettings
+from mailboat.consumer.broker.pubsub_keys import Bounds
 from mailboat.consumer.claims.redis_store import RedisClaims
 from mailboat.consumer.dispatch import Dispatcher
 from mailboat.consumer.handlers import handler
@@ -52,8 +52,8 @@ def engine_of(orders: dict[str, Any]) -> BrokerEngine:
         project="acme",
         subscription="orders",
         destination=Destination(orders["host"], plain=True),
-        stream=StreamSettings(lease=LEASE, max_messages=100),
-        longest_tail=10,
+        bounds=Bounds(max_messages=100, longest_tail=5, stuck_after=0.2),
+        lease=LEASE,
         max_hold=orders.get("max_hold", 1.0),
         drain=5.0,
     )

@@ -4,7 +4,7 @@ A message is leased until it is settled: the stream renews its lease however lon
 is retried in place. A key is given back to the service only
 
 - if its oldest message is not settled after ``max_hold``: another consumer may do better; or
-- in part, if more than ``LONGEST_TAIL`` messages of the key wait: the rest returns when there is room; or
+- in part, if it does not progress and its messages would take the room of other keys (``pubsub_keys``); or
 - at shutdown.
 
 Each key that is held has a partition number of its own, so that the engine can forget one key alone. Messages without
@@ -35,8 +35,8 @@ from mailboat.consumer.broker.protocol import (
     SourceState,
     ignore_point,
 )
-from mailboat.consumer.broker.pubsub_keys import LONGEST_TAIL, Held, HeldKey, HeldMessages, Interruption, Verdict
-from mailboat.consumer.broker.pubsub_stream import Delivery, PullStream, ServiceUnavailable, StreamSettings
+from mailboat.consumer.broker.pubsub_keys import Bounds, Held, HeldKey, HeldMessages, Interruption, Verdict
+from mailboat.consumer.broker.pubsub_stream import Delivery, PullStream, ServiceUnavailable
 from mailboat.sinks.pubsub.connection import Destination
 
 Decode = Callable[[Original], Record]
@@ -54,10 +54,11 @@ class PubSubSettings:
     project: str
     subscription: str
     destination: Destination
-    stream: StreamSettings = field(default_factory=StreamSettings)
+    bounds: Bounds = field(default_factory=Bounds)
+    lease: int = 30
+    """Seconds. Messages of a consumer that died are redelivered after this time. The service accepts 10 to 600."""
     max_hold: float = 3600.0
     """Seconds after which a key is given back whose oldest message is not settled."""
-    longest_tail: int = LONGEST_TAIL
     drain: float = 20.0
     """Seconds that running handlers get at shutdown."""
 
@@ -72,10 +73,11 @@ class PubSubSource:
     def __init__(self, settings: PubSubSettings, decode: Decode, passing: PassingPoint = ignore_point) -> None:
         self._settings = settings
         self._decode = decode
-        self._held = HeldMessages(settings.longest_tail)
+        self._held = HeldMessages(settings.bounds)
         self._receiver: Receiver | None = None
         self._stream: PullStream | None = None
         self._acks: list[str] = []
+        self._settled_keys: dict[str, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._passing = passing
         self._connected = False
@@ -85,7 +87,9 @@ class PubSubSource:
     async def start(self, receiver: Receiver) -> None:
         self._receiver = receiver
         settings = self._settings
-        self._stream = PullStream(settings.destination, settings.path, settings.stream, self._arrived, self._report)
+        self._stream = PullStream(
+            settings.destination, settings.path, settings.bounds, settings.lease, self._arrived, self._report
+        )
         backoff = _FIRST_BACKOFF
         while True:
             try:
@@ -109,9 +113,11 @@ class PubSubSource:
         message: Held = record.handle
         self._held.remove(message, self._now())
         if not self._acks:
-            asyncio.get_running_loop().call_soon(self._send_acks)
+            asyncio.get_running_loop().call_soon(self._after_settling)
         self._acks.append(message.ack_id)
-        self._return(message.key)
+        if message.key:
+            self._return(message.key)
+            self._settled_keys[message.key] = None
 
     def give_back(self, record: Record) -> None:
         message: Held = record.handle
@@ -126,7 +132,7 @@ class PubSubSource:
 
     def state(self) -> SourceState:
         oldest = min((message.published for message in self._held), default=None)
-        held = PartitionState(lag=None, ahead=len(self._held), oldest=oldest, paused=self._is_full())
+        held = PartitionState(lag=None, ahead=len(self._held), oldest=oldest, paused=self._held.is_full())
         connected = self._connected and self._trouble is None
         return SourceState(connected=connected, trouble=self._trouble, partitions={_WITHOUT_KEY: held})
 
@@ -156,7 +162,7 @@ class PubSubSource:
                 self._stream_of().forget(known.ack_id)
             verdict = self._held.arrive(message, self._now())
             if verdict is Verdict.HAND_ON and not self._stopping:
-                records.append(self._record(message, delivery.message))
+                records.append(self._record(message))
             elif verdict is Verdict.REFUSE:
                 refused.append(message)
         if records:
@@ -165,7 +171,8 @@ class PubSubSource:
         for message in refused:
             self._refuse(message)
 
-    def _record(self, message: Held, content: Any) -> Record:
+    def _record(self, message: Held) -> Record:
+        content, message.content = message.content, None
         key = self._held.keys.get(message.key) if message.key else None
         original = Original(
             topic=self._settings.path,
@@ -182,17 +189,29 @@ class PubSubSource:
 
     # ---- acknowledgements and nacks --------------------------------------------------------------------------------
 
+    def _after_settling(self) -> None:
+        """Acknowledge all messages that were settled in one step of the event loop, and hand on the next ones."""
+        self._send_acks()
+        keys, self._settled_keys = self._settled_keys, {}
+        if self._stopping or self._receiver is None:
+            return
+        records = [self._record(message) for key in keys for message in self._held.next_of(key)]
+        if records:
+            self._receiver.take(records)
+
     def _send_acks(self) -> None:
         acks, self._acks = self._acks, []
         if acks:
             self._stream_of().ack(acks)
             self._passing(BrokerPoint.COMMITTED)
 
-    def _nack(self, messages: list[Held]) -> None:
+    def _nack(self, messages: list[Held], *, overflow: bool = False) -> None:
         """Give back messages of one key, oldest first, or messages of all keys at shutdown."""
         if not messages:
             return
-        interruption = self._held.interrupt(messages[0]) if messages[0].key and not self._stopping else None
+        interruption = None
+        if messages[0].key and not self._stopping:
+            interruption = self._held.interrupt(messages[0], overflow=overflow)
         self._stream_of().nack([message.ack_id for message in messages], _confirmation(interruption))
 
     def _refuse(self, message: Held) -> None:
@@ -216,7 +235,9 @@ class PubSubSource:
 
     async def _watch_holds(self) -> None:
         while True:
-            await asyncio.sleep(min(self._settings.max_hold / 4, 10.0))
+            await asyncio.sleep(min(self._settings.max_hold / 4, 1.0))
+            for tail in self._held.tails(self._now()):
+                self._nack(tail, overflow=True)
             limit = self._now() - self._settings.max_hold
             for name, key in self._held.keys.items():
                 if key.head_since < limit and not key.leaving:
@@ -231,9 +252,7 @@ class PubSubSource:
             extra={"subscription": self._settings.path, "messages": len(key.messages)},
         )
         await self._receiver.revoke([key.number], math.inf)
-        messages = list(key.messages.values())
-        self._held.release(name)
-        self._nack(messages)
+        self._nack(self._held.release(name, self._now()))
 
     # ---- the rest --------------------------------------------------------------------------------------------------
 
@@ -243,10 +262,6 @@ class PubSubSource:
         elif why is None and self._trouble is not None:
             _LOGGER.info("Pub/Sub available again")
         self._trouble = why
-
-    def _is_full(self) -> bool:
-        limits = self._settings.stream
-        return len(self._held) >= limits.max_messages or self._held.bytes >= limits.max_bytes
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -270,6 +285,7 @@ def _held(delivery: Delivery) -> Held:
         published=datetime.fromtimestamp(time.seconds + time.nanos / 1e9, UTC),
         size=content.ByteSize(),
         ack_id=delivery.ack_id,
+        content=content,
     )
 
 
@@ -292,8 +308,9 @@ def _warnings(path: str, subscription: Any) -> list[str]:
             f"{path} has a dead-letter topic of its own, which breaks the order of a key and takes events before their "
             "last attempt: remove it with --clear-dead-letter-policy"
         )
-    if subscription.enable_message_ordering and not subscription.retry_policy.minimum_backoff.seconds:
+    if subscription.enable_message_ordering and not subscription.HasField("retry_policy"):
         warnings.append(
-            f"{path} has no retry policy: messages that are given back return at once. Set --min-retry-delay=10s"
+            f"{path} has no retry policy: messages that are given back return at once, again and again. Set "
+            "--min-retry-delay=1s --max-retry-delay=10s"
         )
     return warnings

@@ -1,30 +1,45 @@
 """Messages that a Pub/Sub consumer holds, by ordering key, and the decision about each message that arrives.
 
-Pub/Sub delivers the messages of an ordering key in order to one stream. After a nack or an expired lease it delivers
-that message again *and all later ones of the key*, perhaps to another stream. Messages that it sent before it received
-the nack are still on their way: if one of them were handled, it would overtake the message that was given back.
-Therefore a key that gave a message back is *interrupted*, and later messages of the key are refused (nacked without
-being handled) until
+**Interruptions.** Pub/Sub delivers the messages of an ordering key in order to one stream. After a nack or an expired
+lease it delivers that message again *and all later ones of the key*, perhaps to another stream. Messages that it sent
+before it received the nack are still on their way: if one of them were handled, it would overtake the message that was
+given back. Therefore a key that gave a message back is *interrupted*, and later messages of the key are refused (nacked
+without being handled) until
 
 - the message that was given back arrives again, or
 - a refused message arrives again, although its first delivery was refused after the service had confirmed the nack. The
   service delivers messages of a key in order, so another consumer has finished the message that was given back.
+
+**Tails.** The engine gets the first messages of a key, and the others wait here, so that they can be given back alone.
+They are given back if the key does not progress and the messages held fill half of what the consumer may hold. So a key
+that waits for its next attempt does not stop the others.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 from mailboat.consumer.broker.protocol import Record
 
-LONGEST_TAIL: Final = 100
-"""Messages of one key that are held at the same time."""
 _MAX_INTERRUPTIONS: Final = 10_000
 _LONGEST_PAUSE: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """How much is held."""
+
+    max_messages: int = 1_000
+    max_bytes: int = 64 * 1024 * 1024
+    longest_tail: int = 10
+    """Messages of one key in the engine, and messages kept of a key that does not progress."""
+    stuck_after: float = 5.0
+    """Seconds without a settled message after which a key counts as one that does not progress."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,8 +51,10 @@ class Held:
     published: datetime
     size: int
     ack_id: str
+    content: Any = None
+    """The message as it arrived, until it is handed to the engine."""
     record: Record | None = None
-    """None if the message was not handed to the engine."""
+    """None until the message is handed to the engine."""
     given_back: bool = False
 
 
@@ -50,8 +67,10 @@ class HeldKey:
     head_since: float
     """When the oldest message became the oldest."""
     messages: dict[str, Held] = field(default_factory=dict)
+    waiting: deque[Held] = field(default_factory=deque)
+    """The last of them, which the engine did not get."""
     leaving: bool = False
-    """True while the engine forgets the key: messages are held and not handed on."""
+    """True while the engine forgets the key: no message is handed on."""
 
 
 @dataclass(slots=True)
@@ -60,7 +79,7 @@ class Interruption:
 
     message_id: str
     overflow: bool = False
-    """True if the message was refused because the key was at its bound: the messages before it are held."""
+    """True if only the tail of the key was given back: the messages before it are held."""
     confirmed: bool = False
     """True if the service has confirmed the nack of the message."""
     refused: set[str] = field(default_factory=set)
@@ -85,21 +104,27 @@ class Verdict(Enum):
 class HeldMessages:
     """All held messages of one source."""
 
-    def __init__(self, longest_tail: int = LONGEST_TAIL) -> None:
+    def __init__(self, bounds: Bounds) -> None:
         self.keys: dict[str, HeldKey] = {}
         self.without_key: dict[str, Held] = {}
         self.interruptions: dict[str, Interruption] = {}
-        self.bytes = 0
-        self._longest_tail = longest_tail
+        self._bounds = bounds
+        self._count = 0
+        self._bytes = 0
         self._numbers = 0
 
     def __len__(self) -> int:
-        return len(self.without_key) + sum(len(key.messages) for key in self.keys.values())
+        return self._count
 
     def __iter__(self) -> Iterator[Held]:
         yield from self.without_key.values()
         for key in self.keys.values():
             yield from key.messages.values()
+
+    def is_full(self, share: float = 1.0) -> bool:
+        """Return whether this share of the bounds is used."""
+        bounds = self._bounds
+        return self._count >= share * bounds.max_messages or self._bytes >= share * bounds.max_bytes
 
     def find(self, message: Held) -> Held | None:
         """Return the message with the same id that is held."""
@@ -116,7 +141,7 @@ class HeldMessages:
             return Verdict.KNOWN
         if not message.key:
             self.without_key[message.message_id] = message
-            self.bytes += message.size
+            self._add(message)
             return Verdict.HAND_ON
         interruption = self.interruptions.get(message.key)
         if interruption is not None:
@@ -129,23 +154,51 @@ class HeldMessages:
         if key is None:
             self._numbers += 1
             key = self.keys[message.key] = HeldKey(self._numbers, now)
-        elif len(key.messages) >= self._longest_tail:
+        is_long = bool(key.waiting) or len(key.messages) >= self._bounds.longest_tail
+        if is_long and self._is_stuck(key, now) and self.is_full(0.5):
             pause = min(max(0.1, 2 * interruption.pause), _LONGEST_PAUSE) if interruption else 0.0
             self._interrupt(message.key, Interruption(message.message_id, overflow=True, pause=pause))
             return Verdict.REFUSE
         key.messages[message.message_id] = message
-        self.bytes += message.size
-        return Verdict.HOLD if key.leaving else Verdict.HAND_ON
+        self._add(message)
+        if is_long or key.leaving:
+            key.waiting.append(message)
+            return Verdict.HOLD
+        return Verdict.HAND_ON
 
-    def interrupt(self, message: Held) -> Interruption | None:
-        """Refuse later messages of the key: ``message``, the oldest one that was held, is given back.
+    def next_of(self, key: str) -> list[Held]:
+        """Return messages of a key that waited, to be handed on now."""
+        found = self.keys.get(key)
+        handed = []
+        while (
+            found is not None
+            and not found.leaving
+            and found.waiting
+            and len(found.messages) - len(found.waiting) < self._bounds.longest_tail
+        ):
+            handed.append(found.waiting.popleft())
+        return handed
+
+    def tails(self, now: float) -> Iterator[list[Held]]:
+        """Remove and yield the waiting messages of each key that does not progress, if half of the bounds is used."""
+        if not self.is_full(0.5):
+            return
+        for key in list(self.keys.values()):
+            if key.waiting and self._is_stuck(key, now) and not key.leaving:
+                tail = list(key.waiting)
+                for message in tail:
+                    self.remove(message, key.head_since)
+                yield tail
+
+    def interrupt(self, message: Held, *, overflow: bool = False) -> Interruption | None:
+        """Refuse later messages of the key: ``message`` and all held ones behind it are given back.
 
         Returns None if an earlier message of the key was given back already.
         """
         known = self.interruptions.get(message.key)
         if known is not None and not known.overflow:
             return None
-        return self._interrupt(message.key, Interruption(message.message_id))
+        return self._interrupt(message.key, Interruption(message.message_id, overflow=overflow))
 
     def _interrupt(self, key: str, interruption: Interruption) -> Interruption:
         self.interruptions.pop(key, None)
@@ -158,30 +211,46 @@ class HeldMessages:
         """Forget a message that is settled or given back. Returns False if it is not held any more."""
         if self.find(message) is not message:
             return False
-        self.bytes -= message.size
+        self._count -= 1
+        self._bytes -= message.size
         if not message.key:
             del self.without_key[message.message_id]
             return True
         key = self.keys[message.key]
         del key.messages[message.message_id]
+        if message in key.waiting:
+            key.waiting.remove(message)
         key.head_since = now
         if not key.messages and not key.leaving:
             del self.keys[message.key]
         return True
 
-    def release(self, key: str) -> None:
-        """Forget a key and its messages."""
-        self.bytes -= sum(message.size for message in self.keys.pop(key).messages.values())
+    def release(self, name: str, now: float) -> list[Held]:
+        """Forget a key, and return its messages."""
+        key = self.keys[name]
+        messages = list(key.messages.values())
+        for message in messages:
+            self.remove(message, now)
+        self.keys.pop(name, None)
+        return messages
 
-    def returnable(self, key: str) -> list[Held]:
-        """Return the messages at the front of a key that the engine has given back.
+    def returnable(self, name: str) -> list[Held]:
+        """Return the messages at the front of a key that the engine has given back, and the waiting ones behind them.
 
         A message behind one that is still being handled stays: if it were nacked now, another consumer might start it
         too early.
         """
-        front = []
-        for message in self.keys[key].messages.values() if key in self.keys else ():
-            if not message.given_back:
+        key = self.keys.get(name)
+        front: list[Held] = []
+        for message in () if key is None else key.messages.values():
+            if not message.given_back and not (front and message.record is None):
                 break
             front.append(message)
         return front
+
+    def _is_stuck(self, key: HeldKey, now: float) -> bool:
+        return now - key.head_since > self._bounds.stuck_after
+
+    def _add(self, message: Held) -> None:
+        self._count += 1
+        self._bytes += message.size

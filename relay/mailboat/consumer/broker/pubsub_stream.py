@@ -38,6 +38,7 @@ from google.pubsub_v1.types import (
 )
 from google.rpc import error_details_pb2, status_pb2
 
+from mailboat.consumer.broker.pubsub_keys import Bounds
 from mailboat.errors import ConfigError, MailboatError, SinkUnavailable
 from mailboat.sinks.pubsub.connection import Destination, open_channel
 from mailboat.sinks.threads import in_a_thread
@@ -76,20 +77,11 @@ class ServiceUnavailable(MailboatError):
     """Pub/Sub can't be reached, or refuses the call at the moment."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamSettings:
-    """Flow control and leases. The service does not send more messages or bytes than are unsettled."""
-
-    max_messages: int = 1_000
-    max_bytes: int = 64 * 1024 * 1024
-    lease: int = 30
-    """Seconds. A message of a consumer that died is redelivered after this time. The service accepts 10 to 600."""
-
-
 class PullStream:
     """One consumer's connection. Methods may be called from the event loop that created the object.
 
-    ``deliver`` and ``report`` are called in that event loop. ``report`` gets why the service is unavailable, once per
+    The service sends no more messages while as many as ``bounds`` allows are not settled. ``deliver`` and ``report``
+    are called in the event loop that created the object. ``report`` gets why the service is unavailable, once per
     outage, and None when it is available again.
     """
 
@@ -97,13 +89,15 @@ class PullStream:
         self,
         destination: Destination,
         subscription: str,
-        settings: StreamSettings,
+        bounds: Bounds,
+        lease: int,
         deliver: Callable[[list[Delivery]], None],
         report: Callable[[str | None], None],
     ) -> None:
         self._destination = destination
         self._subscription = subscription
-        self._settings = settings
+        self._bounds = bounds
+        self._lease = lease
         self._deliver = deliver
         self._report = report
         self._caller = asyncio.get_running_loop()
@@ -236,9 +230,9 @@ class PullStream:
                 _PullRequest(
                     subscription=self._subscription,
                     client_id=self._client_id,
-                    stream_ack_deadline_seconds=self._settings.lease,
-                    max_outstanding_messages=self._settings.max_messages,
-                    max_outstanding_bytes=self._settings.max_bytes,
+                    stream_ack_deadline_seconds=self._lease,
+                    max_outstanding_messages=self._bounds.max_messages,
+                    max_outstanding_bytes=self._bounds.max_bytes,
                 )
             )
             while (response := await call.read()) is not grpc.aio.EOF:
@@ -261,12 +255,12 @@ class PullStream:
 
     async def _renew(self) -> None:
         while True:
-            await asyncio.sleep(self._settings.lease / 3)
+            await asyncio.sleep(self._lease / 3)
             ids = list(self._leases)
             for first in range(0, len(ids), _IDS_PER_REQUEST):
                 async with self._modifying:  # a renewal that arrives after a nack would take it back
                     some = [ack_id for ack_id in ids[first : first + _IDS_PER_REQUEST] if ack_id in self._leases]
-                    result = await self._modify(some, self._settings.lease) if some else _Result()
+                    result = await self._modify(some, self._lease) if some else _Result()
                 for ack_id in result.failed:
                     self._leases.pop(ack_id, None)
 
