@@ -26,6 +26,7 @@ from mailboat_harbor.postgres import Database, PostgresServer
 from mailboat_harbor.postgres_binaries import NEWEST, OLDEST
 from mailboat_harbor.proxy import Proxy
 from mailboat_harbor.pubsub import PubSubServer
+from mailboat_harbor.redis_server import RedisServer
 from support.shared_servers import SOCKET, Servers, SharedServers, SharedServersOfController
 from support.wait import until_midnight_is_over, wait_until
 
@@ -124,6 +125,18 @@ def apache_kafka(servers: Servers) -> KafkaServer:
 def pubsub(servers: Servers) -> PubSubServer:
     """Google's Pub/Sub fake. Shared: start one of your own to kill it."""
     return part_or_skip(lambda: servers.pubsub())
+
+
+@pytest.fixture(scope="session")
+def valkey(servers: Servers) -> RedisServer:
+    """Valkey. Shared: use keys of a unique consumer, never flush it; start one of your own to kill it."""
+    return part_or_skip(lambda: servers.redis("valkey"))
+
+
+@pytest.fixture(scope="session", params=["valkey", "redis"])
+def each_redis(request: pytest.FixtureRequest, servers: Servers) -> RedisServer:
+    """The test runs twice: on Valkey and on Redis 7; shared like ``valkey``."""
+    return part_or_skip(lambda: servers.redis(request.param))
 
 
 # ---- fresh names, topics and proxies ------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from mailboat_harbor.kubernetes_programs import API_PROGRAMS, kubernetes_program
 from mailboat_harbor.missing import PartMissing
 from mailboat_harbor.pgbouncer import find_pgbouncer
 from mailboat_harbor.postgres_binaries import NEWEST, OLDEST, find_postgres
+from mailboat_harbor.redis_server import find_redis, find_valkey
 
 Parts = Mapping[str, Callable[[], object]]
 
@@ -31,6 +32,8 @@ _MOST: Parts = {
     "pstest": lambda: built_program("pstest"),
     "Apache Kafka": java_command,
     "PgBouncer": find_pgbouncer,
+    "Valkey": find_valkey,
+    "Redis": find_redis,
 }
 _API: Parts = {name: partial(kubernetes_program, name) for name in API_PROGRAMS}
 _GROUPS = {"": _MOST, "api": _API}

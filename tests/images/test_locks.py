@@ -28,6 +28,7 @@ KUBERNETES = {
 TERMINAL = {"click", "rich", "markdown-it-py", "mdurl", "pygments", "pyyaml"}
 POSTGRES = {"psycopg", "psycopg-binary", "tzdata"}
 KAFKA = {"confluent-kafka"}
+REDIS = {"redis", "async-timeout"}
 PUBSUB = {
     "google-cloud-pubsub", "google-api-core", "google-auth", "googleapis-common-protos", "grpc-google-iam-v1",
     "grpcio", "grpcio-status", "proto-plus", "protobuf", "pyasn1", "pyasn1-modules", "opentelemetry-api",
@@ -36,11 +37,11 @@ PUBSUB = {
 
 ALLOWED = {
     "operator": HTTP | MODELS | TOKENS | METRICS | REQUESTS | KUBERNETES,
-    "relay": HTTP | MODELS | TOKENS | METRICS | REQUESTS | TERMINAL | POSTGRES | KAFKA | PUBSUB,
+    "relay": HTTP | MODELS | TOKENS | METRICS | REQUESTS | TERMINAL | POSTGRES | KAFKA | PUBSUB | REDIS,
     "build": {"hatchling", "packaging", "pathspec", "pluggy", "tomlkit", "trove-classifiers"},
 }
 FORBIDDEN = {
-    "operator": POSTGRES - {"tzdata"} | KAFKA | PUBSUB,
+    "operator": POSTGRES - {"tzdata"} | KAFKA | PUBSUB | REDIS,
     "relay": {"kopf", "kubernetes"},
 }
 DISTRIBUTIONS = {"operator": ("operator", "crds"), "relay": ("relay", "crds")}

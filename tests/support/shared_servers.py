@@ -21,6 +21,7 @@ from mailboat_harbor.missing import PartMissing
 from mailboat_harbor.postgres import PostgresServer, find_postgres
 from mailboat_harbor.processes import OURSELVES, Child
 from mailboat_harbor.pubsub import PubSubServer, start_pstest
+from mailboat_harbor.redis_server import RedisServer, start_redis, start_valkey
 
 SOCKET = "MAILBOAT_TEST_SERVERS"
 """Environment variable: the name of the socket of the process that owns the servers."""
@@ -35,6 +36,8 @@ _START: dict[str, Callable[[Path], Child]] = {
     "kfake": lambda folder: start_kfake(),
     "kafka": start_apache_kafka,
     "pstest": lambda folder: start_pstest(),
+    "valkey": start_valkey,
+    "redis": start_redis,
 }
 _ATTACH: dict[str, Callable[[int, Path], Child]] = {
     "postgres18": lambda port, folder: PostgresServer(find_postgres(18), folder, port, OURSELVES),
@@ -42,6 +45,8 @@ _ATTACH: dict[str, Callable[[int, Path], Child]] = {
     "kfake": lambda port, folder: KafkaServer("kfake", [str(built_program("kfake"))], port, folder / "server.log"),
     "kafka": lambda port, folder: KafkaServer("Apache Kafka", [], port, folder / "server.log"),
     "pstest": lambda port, folder: PubSubServer([], port),
+    "valkey": lambda port, folder: RedisServer("Valkey", [], port, folder / "server.log"),
+    "redis": lambda port, folder: RedisServer("Redis", [], port, folder / "server.log"),
 }
 
 
@@ -73,6 +78,10 @@ class Servers(ABC):
     def pubsub(self) -> PubSubServer:
         return cast(PubSubServer, self.get("pstest"))
 
+    def redis(self, name: str) -> RedisServer:
+        """``valkey`` or ``redis``."""
+        return cast(RedisServer, self.get(name))
+
 
 class SharedServers(Servers):
     """Starts each server once, on first use. The servers end with this process."""
@@ -91,7 +100,7 @@ class SharedServers(Servers):
             return self._running[name]
 
     def port_of(self, name: str) -> int:
-        return cast(PostgresServer | KafkaServer | PubSubServer, self.get(name)).port
+        return cast(PostgresServer | KafkaServer | PubSubServer | RedisServer, self.get(name)).port
 
     def stop(self) -> None:
         for server in self._running.values():

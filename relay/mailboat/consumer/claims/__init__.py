@@ -1,0 +1,13 @@
+"""Claim stores: which events a consumer has handled, and which it is handling.
+
+| module | holds |
+|---|---|
+| ``redis_store`` | ``RedisClaims``: claims in Redis or Valkey; scripts in ``*.lua``, called through ``scripts`` |
+| ``redis_connections`` | clients for one server, Sentinel and cluster from one URL |
+| ``memory_store`` | ``MemoryClaims``: attempts in memory, for consumers without idempotency |
+| ``renewal`` | the thread that renews leases |
+
+States of an event: *absent* → *processing* (leased to an owner) → *done*; or → *failed* (until due) → *processing*; or
+→ *dead* → *processing*, if the dead letter is replayed. A lease that ends without a result counts as a death of its
+owner.
+"""

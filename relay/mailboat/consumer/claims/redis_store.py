@@ -1,0 +1,185 @@
+"""Claims in Redis or Valkey: one key per event and consumer, with the lease in the value.
+
+Key ``<prefix>:<consumer>:<event id>``, always with the whole time to live. Values:
+
+| value | state |
+|---|---|
+| ``p|owner|until|attempt[|deaths]`` | processing: ``owner`` has the event until ``until`` (ms of Redis' clock) |
+| ``f||due|attempts[|deaths]`` | failed: the next attempt may begin at ``due`` |
+| ``d`` | done |
+| ``x`` | dead: the dead letter is stored |
+| anything else | done, by an older helper |
+
+``deaths`` counts the attempts whose consumer died; absent means none. An owner is ``instance:incarnation``. A claim by
+its own owner has the same attempt: the reply to the first was lost. A later incarnation of the same instance takes over
+at once, because a restarted container has no other process. The scripts are beside this file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from mailboat.consumer.broker.protocol import Answer, Busy, Claim, Claimed, Failure, Finished
+from mailboat.consumer.claims.redis_connections import RedisConnections, parse_address
+from mailboat.consumer.claims.renewal import Renewal
+from mailboat.consumer.claims.scripts import ERRORS, Answers, Call, Replication, arun, run, unavailable
+from mailboat.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+DEFAULT_TTL: Final = 720 * 3600.0
+DEFAULT_LEASE: Final = 30.0
+_NOT_IN_OWNER: Final = re.compile(r"[|:\s]")
+
+
+def incarnation() -> str:
+    """Return a name for this life of a process. Later lives sort behind earlier ones."""
+    return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(3)}"
+
+
+def owner_of(instance: str | None, life: str | None = None) -> str:
+    """Return the owner of claims. Without an instance it is unique, and no restart takes its claims over early."""
+    return f"{_NOT_IN_OWNER.sub('_', instance or secrets.token_hex(8))}:{life or incarnation()}"
+
+
+def answer_of(text: str) -> Answer:
+    """Return what an answer of ``claim.lua`` means."""
+    if text[0] == "m":
+        attempt, _, deaths = text[1:].partition(":")
+        return Claimed(int(attempt), int(deaths))
+    if text[0] == "w":
+        return Busy(int(text[1:]) / 1000)
+    return Finished(dead=text == "x")
+
+
+class RedisClaims:
+    """A ClaimStore in Redis. While an event is claimed by this store, a second claim of it answers Busy."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        consumer: str,
+        prefix: str = "mailboat",
+        ttl: float = DEFAULT_TTL,
+        lease: float = DEFAULT_LEASE,
+        instance: str | None = None,
+        life: str | None = None,
+        ca_file: str | None = None,
+        timeout: float = 5.0,
+        replicas: int = 0,
+    ) -> None:
+        """``instance``: name that a restarted container keeps and no other process has, such as the pod's name; None
+        for a unique one. ``replicas``: wait up to 100 ms for so many replicas after each call."""
+        if not prefix or not consumer or lease <= 0 or ttl < lease:
+            raise ConfigError("claims need a prefix, a consumer, and a ttl that is longer than the lease")
+        address = parse_address(url)
+        if replicas and address.is_cluster:
+            raise ConfigError("replicas can't be waited for on a cluster: set min-replicas-to-write on its nodes")
+        self.owner = owner_of(instance, life)
+        self._connections = RedisConnections(address, ca_file, timeout)
+        self._cluster = address.is_cluster
+        self._replication = Replication(replicas)
+        self._prefix = f"{prefix}:{consumer}:"
+        self._ttl = max(1, round(ttl))
+        self._lease = lease
+        self._lease_ms = max(1, round(lease * 1000))
+        self._client: Any = None
+        self._thread_client: Any = None
+        self._renewal = Renewal(self._renew, lease=lease)
+
+    async def open(self) -> None:
+        """Start the renewals. A server that is unavailable now is used as soon as it is there."""
+        self._client = self._connections.asynchronous()
+        self._renewal.start()
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._renewal.stop)
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
+
+    async def claim(self, claims: Sequence[Claim]) -> list[Answer]:
+        wanted = [claim for claim in claims if not self._renewal.holds(claim.event_id)]
+        replays = [("1" if claim.replay else "0",) for claim in wanted]
+        call = self._call(
+            "claim",
+            [claim.event_id for claim in wanted],
+            (self._lease_ms, self._ttl),
+            replays if ("1",) in replays else (),
+        )
+        found = {claim.event_id: answer_of(text) for claim, text in zip(wanted, await self._run(call), strict=True)}
+        self._renewal.hold([event_id for event_id, answer in found.items() if isinstance(answer, Claimed)])
+        return [found.get(claim.event_id, Busy(self._lease / 3)) for claim in claims]
+
+    async def done(self, event_ids: Sequence[str]) -> list[bool]:
+        return await self._settle(event_ids, self._call("finish", event_ids, (self._ttl, "d")))
+
+    async def dead(self, event_ids: Sequence[str]) -> list[bool]:
+        return await self._settle(event_ids, self._call("finish", event_ids, (self._ttl, "x")))
+
+    async def fail(self, failures: Sequence[Failure]) -> list[bool]:
+        event_ids = [failure.event_id for failure in failures]
+        each = [(max(0, round(failure.retry_in * 1000)), "1" if failure.counted else "0") for failure in failures]
+        return await self._settle(event_ids, self._call("fail", event_ids, (self._ttl,), each))
+
+    async def release(self, event_ids: Sequence[str]) -> None:
+        await self.fail([Failure(event_id, 0.0, counted=False) for event_id in event_ids])
+
+    async def _settle(self, event_ids: Sequence[str], call: Call) -> list[bool]:
+        """Until the call succeeds, leases are renewed: the caller may repeat it."""
+        answers = [answer == 1 for answer in await self._run(call)]
+        self._renewal.drop(event_ids)
+        return answers
+
+    def _call(
+        self,
+        name: str,
+        event_ids: Sequence[str],
+        common: tuple[str | int, ...],
+        each: Sequence[tuple[str | int, ...]] = (),
+    ) -> Call:
+        return Call(name, [self._prefix + event_id for event_id in event_ids], self.owner, common, each)
+
+    async def _run(self, call: Call) -> Answers:
+        if not call.keys:
+            return Answers()
+        try:
+            return await arun(self._client, call, cluster=self._cluster, replication=self._replication)
+        except ERRORS as error:
+            raise unavailable(error, self._connections.address) from error
+
+    # -- in the thread -----------------------------------------------------------------------------------------------
+
+    def _renew(self, event_ids: Sequence[str]) -> list[str]:
+        """Renew leases and return the ids of lost claims. Claims that Redis forgot are made again."""
+        answers = self._run_in_thread(self._call("renew", event_ids, (self._lease_ms, self._ttl)))
+        lost = [event_id for event_id, answer in zip(event_ids, answers, strict=True) if answer == 0]
+        forgotten = [
+            event_id
+            for event_id, answer in zip(event_ids, answers, strict=True)
+            if answer == -1 and self._renewal.holds(event_id)
+        ]
+        return lost + (self._restore(forgotten) if forgotten else [])
+
+    def _restore(self, event_ids: Sequence[str]) -> list[str]:
+        answers = self._run_in_thread(self._call("claim", event_ids, (self._lease_ms, self._ttl)))
+        mine = {event_id for event_id, text in zip(event_ids, answers, strict=True) if text[0] == "m"}
+        settled = [event_id for event_id in mine if not self._renewal.holds(event_id)]
+        if settled:  # settled in the meantime: the claim must not stay behind
+            self._run_in_thread(self._call("fail", settled, (self._ttl,), [(0, "0")] * len(settled)))
+        return [event_id for event_id in event_ids if event_id not in mine]
+
+    def _run_in_thread(self, call: Call) -> Answers:
+        try:
+            if self._thread_client is None:
+                self._thread_client = self._connections.synchronous()
+            return run(self._thread_client, call, cluster=self._cluster)
+        except ERRORS as error:
+            raise unavailable(error, self._connections.address) from error

@@ -1,0 +1,164 @@
+"""The Lua scripts of the Redis store: their text, their calls, and how a call is made and repeated.
+
+A script takes many keys. On a cluster, where a call may have keys of one slot only, the same scripts are called with
+one key each, in one pipeline. A call whose reply was lost is repeated once, and marked as repeated: the scripts then
+recognise their own work. The scripts need Redis 7.0 or Valkey.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
+
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    ConnectionError,
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisClusterException,
+    RedisError,
+    TimeoutError,
+)
+
+from mailboat.consumer.broker.protocol import ClaimsUnavailable
+
+MOST_KEYS: Final = 500
+"""Keys per call. A script blocks the server while it runs: 500 keys take about a millisecond."""
+ERRORS: Final = (RedisError, RedisClusterException, OSError)
+_REPEATED: Final = (ConnectionError, TimeoutError, OSError, ReadOnlyError)
+_ROUNDS: Final = 3
+"""A call, its repetition, and one more if the server has forgotten the script."""
+
+
+@cache
+def script(name: str) -> tuple[str, str]:
+    """Return the text of a script of this package, and its hash."""
+    text = files(__package__).joinpath(f"{name}.lua").read_text(encoding="utf-8")
+    return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a script: arguments for all keys, then arguments for each key."""
+
+    name: str
+    keys: Sequence[str]
+    owner: str
+    common: tuple[str | int, ...]
+    each: Sequence[tuple[str | int, ...]] = ()
+    repeated: bool = False
+
+    def commands(self, most_keys: int) -> list[list[str | int]]:
+        """Return EVALSHA commands of at most so many keys."""
+        _, sha = script(self.name)
+        found: list[list[str | int]] = []
+        for first in range(0, len(self.keys), most_keys):
+            keys = self.keys[first : first + most_keys]
+            each = [value for values in self.each[first : first + most_keys] for value in values]
+            found.append(
+                ["EVALSHA", sha, len(keys), *keys, self.owner, "1" if self.repeated else "0", *self.common, *each]
+            )
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Replication:
+    """Replicas that must have a write, and how long a call waits for them. No replicas: no waiting."""
+
+    replicas: int = 0
+    within: float = 0.1
+
+
+NO_REPLICATION: Final = Replication()
+
+
+class Answers(list[Any]):
+    """Answers for all keys of a call. ``replicated`` is False if too few replicas have the writes."""
+
+    replicated = True
+
+
+def run(client: Any, call: Call, *, cluster: bool = False, replication: Replication = NO_REPLICATION) -> Answers:
+    """Make a call with a synchronous client."""
+    for _ in range(_ROUNDS):
+        try:
+            with client.pipeline(**_kind(cluster)) as pipeline:
+                _fill(pipeline, call, cluster, replication)
+                return _answers(pipeline.execute(raise_on_error=False), replication)
+        except NoScriptError:
+            client.script_load(script(call.name)[0])
+        except _REPEATED:
+            if call.repeated:
+                raise
+            if not cluster:  # the address may have moved to another server
+                client.connection_pool.disconnect(inuse_connections=False)
+        call = replace(call, repeated=True)
+    raise ConnectionError("the server forgets scripts as soon as they are loaded")
+
+
+async def arun(client: Any, call: Call, *, cluster: bool = False, replication: Replication = NO_REPLICATION) -> Answers:
+    """Make a call with an asynchronous client."""
+    for _ in range(_ROUNDS):
+        try:
+            async with client.pipeline(**_kind(cluster)) as pipeline:
+                _fill(pipeline, call, cluster, replication)
+                return _answers(await pipeline.execute(raise_on_error=False), replication)
+        except NoScriptError:
+            await client.script_load(script(call.name)[0])
+        except _REPEATED:
+            if call.repeated:
+                raise
+            if not cluster:
+                await client.connection_pool.disconnect(inuse_connections=False)
+        call = replace(call, repeated=True)
+    raise ConnectionError("the server forgets scripts as soon as they are loaded")
+
+
+def _kind(cluster: bool) -> dict[str, bool]:
+    return {} if cluster else {"transaction": False}
+
+
+def _fill(pipeline: Any, call: Call, cluster: bool, replication: Replication) -> None:
+    for command in call.commands(1 if cluster else MOST_KEYS):
+        pipeline.execute_command(*command)
+    if replication.replicas:
+        pipeline.execute_command("WAIT", replication.replicas, int(replication.within * 1000))
+
+
+def _answers(results: list[Any], replication: Replication) -> Answers:
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    replicated = not replication.replicas or results.pop() >= replication.replicas
+    answers = Answers(answer for result in results for answer in result)
+    answers.replicated = replicated
+    return answers
+
+
+def unavailable(error: Exception, where: object) -> ClaimsUnavailable:
+    """Return the error for the engine: what happened, where, what to do; no password and no key."""
+    match error:
+        case AuthenticationError():
+            told = "refuses the user name or the password: check the URL in the Secret"
+        case BusyLoadingError():
+            told = "is loading its data after a restart"
+        case OutOfMemoryError():
+            told = "is full and refuses to write: raise maxmemory, or shorten the time that events are remembered"
+        case ReadOnlyError():
+            told = "is a read-only replica: the URL must lead to the primary"
+        case NoPermissionError():
+            told = "refuses a command to this user (NOPERM): docs/idempotency.md lists the rights that are needed"
+        case TimeoutError():
+            told = "did not answer in time"
+        case ConnectionError() | OSError():
+            told = "can't be reached, or closed the connection"
+        case _:
+            told = f"answered with an error: {str(error).partition(' script:')[0][:200]}"
+    return ClaimsUnavailable(f"Redis at {where} {told}")
