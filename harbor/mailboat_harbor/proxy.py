@@ -28,6 +28,7 @@ class Proxy:
         self._writers: set[asyncio.StreamWriter] = set()
         self._serving: set[asyncio.Task[None]] = set()
         self._hearing = asyncio.Event()
+        self._losing_reply = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"proxy-{self.port}", daemon=True)
         self._thread.start()
@@ -62,6 +63,10 @@ class Proxy:
     def undeafen(self) -> None:
         """Forward data again, including the data held back so far."""
         self._run(self._set_hearing(True))
+
+    def lose_reply(self) -> None:
+        """Drop the target's next answer, and the connection: the request was executed, and the client can't know."""
+        self._losing_reply = True
 
     def close(self) -> None:
         """Stop permanently. Idempotent."""
@@ -134,15 +139,21 @@ class Proxy:
             return
         self._writers.add(target_writer)
         try:
-            await asyncio.gather(self._pass_on(reader, target_writer), self._pass_on(target_reader, writer))
+            await asyncio.gather(self._pass_on(reader, target_writer), self._pass_on(target_reader, writer, reply=True))
         except (OSError, asyncio.CancelledError):
             pass  # a closed connection is no error here
         finally:
             self._forget(target_writer)
 
-    async def _pass_on(self, source: asyncio.StreamReader, destination: asyncio.StreamWriter) -> None:
+    async def _pass_on(
+        self, source: asyncio.StreamReader, destination: asyncio.StreamWriter, *, reply: bool = False
+    ) -> None:
         while data := await source.read(_CHUNK):
             await self._hearing.wait()
+            if reply and self._losing_reply:
+                self._losing_reply = False
+                destination.transport.abort()
+                return
             destination.write(data)
             await destination.drain()
         if destination.can_write_eof():

@@ -102,7 +102,7 @@ def start_cluster(directory: Path, nodes: int = 3) -> list[RedisServer]:
     servers = [start_valkey(directory / f"node{number}", options=options) for number in range(nodes)]
     clients = [server.client() for server in servers]
     bounds = [_SLOTS * number // nodes for number in range(nodes + 1)]
-    for client, first, behind in zip(clients, bounds, bounds[1:], strict=True):
+    for client, first, behind in zip(clients, bounds[:-1], bounds[1:], strict=True):
         client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, behind - 1)
         clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", client.get_connection_kwargs()["port"])
     _wait(lambda: all(_serves(client, nodes) for client in clients), "the cluster")
@@ -112,8 +112,8 @@ def start_cluster(directory: Path, nodes: int = 3) -> list[RedisServer]:
 
 
 def _serves(client: redis.Redis, nodes: int) -> bool:
-    info = client.execute_command("CLUSTER", "INFO")
-    return info["cluster_state"] == "ok" and int(info["cluster_known_nodes"]) == nodes
+    info = str(client.execute_command("CLUSTER", "INFO"))
+    return "cluster_state:ok" in info and f"cluster_known_nodes:{nodes}" in info
 
 
 def start_sentinel(directory: Path, primary: RedisServer, name: str = "main") -> RedisServer:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from mailboat.consumer.claims.redis_store import RedisClaims
 from mailboat_harbor.redis_server import RedisServer
-
-
-class StoreFactory(Protocol):
-    async def __call__(self, url: str, **options: Any) -> RedisClaims: ...
+from support.claim_stores import StoreFactory
 
 
 @pytest.fixture

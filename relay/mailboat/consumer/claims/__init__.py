@@ -4,6 +4,7 @@
 |---|---|
 | ``redis_store`` | ``RedisClaims``: claims in Redis or Valkey; scripts in ``*.lua``, called through ``scripts`` |
 | ``redis_connections`` | clients for one server, Sentinel and cluster from one URL |
+| ``redis_health`` | whether Redis can be relied on: eviction, lost memory, replicas |
 | ``memory_store`` | ``MemoryClaims``: attempts in memory, for consumers without idempotency |
 | ``renewal`` | the thread that renews leases |
 

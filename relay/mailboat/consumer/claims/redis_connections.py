@@ -134,7 +134,6 @@ class RedisConnections:
             "socket_timeout": self.timeout,
             "socket_connect_timeout": self.timeout,
             "decode_responses": True,
-            "client_name": "mailboat",
         }
         if self.address.is_cluster:
             return cluster(startup_nodes=[node(*host) for host in self.address.hosts], retry=retry, **options)
@@ -149,3 +148,9 @@ class RedisConnections:
         if not self.address.tls:
             return {}
         return {"ssl": True, "ssl_ca_certs": self.ca_file, "ssl_min_version": ssl.TLSVersion.TLSv1_2}
+
+
+def clients_of(client: Any) -> list[Any]:
+    """Return the client, and those of the sentinels behind it: closing the first does not close the others."""
+    manager = getattr(getattr(client, "connection_pool", None), "sentinel_manager", None)
+    return [client, *(manager.sentinels if manager is not None else ())]

@@ -23,10 +23,13 @@ import re
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any, Final
 
-from mailboat.consumer.broker.protocol import Answer, Busy, Claim, Claimed, Failure, Finished
-from mailboat.consumer.claims.redis_connections import RedisConnections, parse_address
+from mailboat.consumer.broker.protocol import Answer, Busy, Claim, Claimed, ClaimsUnavailable, Failure, Finished
+from mailboat.consumer.claims.redis_connections import RedisConnections, clients_of, parse_address
+from mailboat.consumer.claims.redis_health import Facts, Marker, Problem, forecast, problems, read_facts
 from mailboat.consumer.claims.renewal import Renewal
 from mailboat.consumer.claims.scripts import ERRORS, Answers, Call, Replication, arun, run, unavailable
 from mailboat.errors import ConfigError
@@ -35,6 +38,7 @@ log = logging.getLogger(__name__)
 
 DEFAULT_TTL: Final = 720 * 3600.0
 DEFAULT_LEASE: Final = 30.0
+_MOST_UNSETTLED: Final = 100_000
 _NOT_IN_OWNER: Final = re.compile(r"[|:\s]")
 
 
@@ -74,6 +78,7 @@ class RedisClaims:
         ca_file: str | None = None,
         timeout: float = 5.0,
         replicas: int = 0,
+        check_every: float = 60.0,
     ) -> None:
         """``instance``: name that a restarted container keeps and no other process has, such as the pod's name; None
         for a unique one. ``replicas``: wait up to 100 ms for so many replicas after each call."""
@@ -92,18 +97,33 @@ class RedisClaims:
         self._lease_ms = max(1, round(lease * 1000))
         self._client: Any = None
         self._thread_client: Any = None
-        self._renewal = Renewal(self._renew, lease=lease)
+        self._marker = Marker(f"{self._prefix}marker", self._ttl)
+        self._problems: tuple[Problem, ...] = ()
+        self._facts: Facts | None = None
+        self._unreplicated = False
+        self._unsettled: dict[str, None] = {}
+        self._renewal = Renewal(self._renew, lease=lease, check=self._check, check_every=check_every)
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """Reasons not to rely on this store, as of the last check."""
+        return self._problems
 
     async def open(self) -> None:
         """Start the renewals. A server that is unavailable now is used as soon as it is there."""
         self._client = self._connections.asynchronous()
         self._renewal.start()
+        try:
+            await asyncio.to_thread(self._check)
+        except ClaimsUnavailable as error:
+            log.warning("Claim store unavailable", extra={"error": str(error)})
 
     async def close(self) -> None:
         await asyncio.to_thread(self._renewal.stop)
-        if self._client is not None:
-            await self._client.aclose()
-            self._client = None
+        for client in clients_of(self._thread_client) if self._thread_client is not None else ():
+            await asyncio.to_thread(client.close)
+        for client in clients_of(self._client) if self._client is not None else ():
+            await client.aclose()
 
     async def claim(self, claims: Sequence[Claim]) -> list[Answer]:
         wanted = [claim for claim in claims if not self._renewal.holds(claim.event_id)]
@@ -133,10 +153,20 @@ class RedisClaims:
         await self.fail([Failure(event_id, 0.0, counted=False) for event_id in event_ids])
 
     async def _settle(self, event_ids: Sequence[str], call: Call) -> list[bool]:
-        """Until the call succeeds, leases are renewed: the caller may repeat it."""
-        answers = [answer == 1 for answer in await self._run(call)]
+        """Write results. If that fails, the caller may repeat it: the scripts recognise results of the first call."""
         self._renewal.drop(event_ids)
-        return answers
+        repeated = any(event_id in self._unsettled for event_id in event_ids)
+        try:
+            answers = await self._run(replace(call, repeated=repeated))
+        except ClaimsUnavailable:
+            self._unsettled.update(dict.fromkeys(event_ids))
+            while len(self._unsettled) > _MOST_UNSETTLED:
+                del self._unsettled[next(iter(self._unsettled))]
+            raise
+        if repeated:
+            for event_id in event_ids:
+                self._unsettled.pop(event_id, None)
+        return [answer == 1 for answer in answers]
 
     def _call(
         self,
@@ -151,9 +181,13 @@ class RedisClaims:
         if not call.keys:
             return Answers()
         try:
-            return await arun(self._client, call, cluster=self._cluster, replication=self._replication)
+            answers = await arun(self._client, call, cluster=self._cluster, replication=self._replication)
         except ERRORS as error:
             raise unavailable(error, self._connections.address) from error
+        if answers.replicated == self._unreplicated:
+            self._unreplicated = not answers.replicated
+            self._report()
+        return answers
 
     # -- in the thread -----------------------------------------------------------------------------------------------
 
@@ -176,10 +210,42 @@ class RedisClaims:
             self._run_in_thread(self._call("fail", settled, (self._ttl,), [(0, "0")] * len(settled)))
         return [event_id for event_id in event_ids if event_id not in mine]
 
+    def _check(self) -> None:
+        try:
+            client = self._synchronous()
+            lost = self._marker.check(client)
+            facts = read_facts(client, cluster=self._cluster, memory_lost=lost)
+        except ERRORS as error:
+            raise unavailable(error, self._connections.address) from error
+        if self._facts is None:
+            log.info(
+                "Claims in Redis: %s",
+                forecast(self._ttl, facts.maxmemory),
+                extra={"redis": str(self._connections.address)},
+            )
+        self._facts = facts
+        self._report()
+
+    def _report(self) -> None:
+        """Work out the problems, and log new and solved ones."""
+        facts = self._facts or Facts()
+        if self._unreplicated:
+            facts = replace(facts, replicas=min(facts.replicas or 0, self._replication.replicas - 1))
+        earlier = {problem.reason for problem in self._problems}
+        self._problems = problems(facts, self._replication.replicas, datetime.now(UTC), self._problems)
+        for problem in self._problems:
+            if problem.reason not in earlier:
+                log.warning("Claims are not reliable: %s", problem.message, extra={"reason": problem.reason})
+        for solved in sorted(earlier - {problem.reason for problem in self._problems}):
+            log.info("Claims are reliable again", extra={"reason": solved})
+
+    def _synchronous(self) -> Any:
+        if self._thread_client is None:
+            self._thread_client = self._connections.synchronous()
+        return self._thread_client
+
     def _run_in_thread(self, call: Call) -> Answers:
         try:
-            if self._thread_client is None:
-                self._thread_client = self._connections.synchronous()
-            return run(self._thread_client, call, cluster=self._cluster)
+            return run(self._synchronous(), call, cluster=self._cluster)
         except ERRORS as error:
             raise unavailable(error, self._connections.address) from error

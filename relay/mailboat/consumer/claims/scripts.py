@@ -8,6 +8,7 @@ recognise their own work. The scripts need Redis 7.0 or Valkey.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -154,9 +155,13 @@ def unavailable(error: Exception, where: object) -> ClaimsUnavailable:
         case ReadOnlyError():
             told = "is a read-only replica: the URL must lead to the primary"
         case NoPermissionError():
-            told = "refuses a command to this user (NOPERM): docs/idempotency.md lists the rights that are needed"
+            command = re.search(r"'([\w|]+)' command", str(error))
+            what = command[1] if command else "a key"
+            told = f"refuses {what} to this user (NOPERM): docs/idempotency.md lists the rights that are needed"
         case TimeoutError():
             told = "did not answer in time"
+        case ConnectionError() | OSError() if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            told = "has a certificate that is not trusted: name the file of its CA"
         case ConnectionError() | OSError():
             told = "can't be reached, or closed the connection"
         case _:

@@ -1,0 +1,134 @@
+"""Checks whether Redis can be relied on to remember: eviction policy, lost memory, replicas; and a memory forecast.
+
+Each problem says what may happen to events and what to do. The checks read ``INFO`` and one marker key per consumer.
+The marker is written at the first check; if it is gone or another one later, Redis lost keys in between. The time of
+the loss stands in the new marker, so that all instances report it, until everything that was lost would have expired
+anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from redis.exceptions import NoPermissionError
+
+EVICTS_KEYS: Final = "EvictsKeys"
+MEMORY_LOST: Final = "MemoryLost"
+NOT_REPLICATED: Final = "NotReplicated"
+BYTES_PER_EVENT: Final = 100
+"""Memory of one remembered event in Redis, measured with ids of 36 characters and a short prefix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A reason not to rely on the store."""
+
+    reason: str
+    """EvictsKeys, MemoryLost or NotReplicated."""
+    message: str
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the checks found. Several servers of a cluster: the worst of each."""
+
+    policy: str = "noeviction"
+    maxmemory: int = 0
+    replicas: int | None = None
+    memory_lost: datetime | None = None
+
+
+def problems(facts: Facts, wanted_replicas: int, now: datetime, earlier: Iterable[Problem] = ()) -> tuple[Problem, ...]:
+    """Return the problems. One that was there before keeps its time."""
+    found: dict[str, str] = {}
+    if facts.maxmemory and facts.policy != "noeviction":
+        found[EVICTS_KEYS] = (
+            f"maxmemory-policy is {facts.policy}: a full Redis forgets events, and they may be handled again. Set it to"
+            " noeviction, and maxmemory high enough."
+        )
+    if facts.memory_lost is not None:
+        found[MEMORY_LOST] = (
+            f"Redis lost keys at about {facts.memory_lost:%Y-%m-%d %H:%M:%S} UTC: events that are delivered again are"
+            " handled again. Switch persistence on (appendonly), and look for FLUSHALL, a restart or an eviction."
+        )
+    if facts.replicas is not None and facts.replicas < wanted_replicas:
+        found[NOT_REPLICATED] = (
+            f"{facts.replicas} of {wanted_replicas} replicas confirm writes: a failover may forget events, and they may"
+            " be handled again."
+        )
+    since = {problem.reason: problem.since for problem in earlier}
+    since[MEMORY_LOST] = facts.memory_lost or now
+    return tuple(Problem(reason, message, since.get(reason, now)) for reason, message in found.items())
+
+
+def forecast(ttl: float, maxmemory: int) -> str:
+    """Return a sentence on the memory that a rate of events needs."""
+    per_rate = BYTES_PER_EVENT * ttl
+    text = (
+        f"each event is remembered for {ttl / 3600:g} h in about {BYTES_PER_EVENT} bytes: {_size(per_rate)} for"
+        f" 1 event/s, {_size(per_rate * 100)} for 100 events/s"
+    )
+    if maxmemory:
+        text += f"; maxmemory of {_size(maxmemory)} suffices for {maxmemory / per_rate:.3g} events/s"
+    return text
+
+
+def _size(number: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.3g} TB"
+
+
+class Marker:
+    """The marker key of one consumer. All methods run in the renewal's thread."""
+
+    def __init__(self, key: str, ttl: int) -> None:
+        self._key = key
+        self._ttl = ttl
+        self._written: str | None = None
+
+    def check(self, client: Any) -> datetime | None:
+        """Return the time at which Redis lost keys; None if it did not."""
+        now = int(client.time()[0])
+        value = client.get(self._key)
+        if value is None:
+            lost = now if self._written is not None else 0
+            client.set(self._key, f"{now}|{lost}", nx=True, ex=self._ttl)  # another instance may be faster
+            value = client.get(self._key) or f"{now}|{lost}"
+        else:
+            client.expire(self._key, self._ttl)
+        written, _, lost_at = value.partition("|")
+        lost = int(lost_at) if lost_at.isdigit() else 0
+        if self._written not in (None, written) and not lost:  # another instance wrote it, and knew nothing of the loss
+            lost = now
+            client.set(self._key, f"{written}|{lost}", ex=self._ttl)
+        self._written = written
+        return datetime.fromtimestamp(lost, UTC) if lost and now - lost < self._ttl else None
+
+
+def read_facts(client: Any, *, cluster: bool, memory_lost: datetime | None) -> Facts:
+    """Read the facts of one server, or of all primaries of a cluster. Rights that are missing leave facts out."""
+    memory, replication = (_infos(client, section, cluster) for section in ("memory", "replication"))
+    evicting = [each for each in memory if each.get("maxmemory_policy", "noeviction") != "noeviction"]
+    worst = (evicting or memory or [{}])[0]
+    replicas = [int(each["connected_slaves"]) for each in replication if "connected_slaves" in each]
+    return Facts(
+        policy=str(worst.get("maxmemory_policy", "noeviction")),
+        maxmemory=int(worst.get("maxmemory", 0)),
+        replicas=min(replicas, default=None),
+        memory_lost=memory_lost,
+    )
+
+
+def _infos(client: Any, section: str, cluster: bool) -> list[Mapping[str, Any]]:
+    try:
+        found = client.info(section, target_nodes=client.PRIMARIES) if cluster else client.info(section)
+    except NoPermissionError:
+        return []
+    return list(found.values()) if cluster and not any(isinstance(v, str | int) for v in found.values()) else [found]
