@@ -98,13 +98,19 @@ def _start(
 
 def start_cluster(directory: Path, nodes: int = 3) -> list[RedisServer]:
     """Start a Valkey cluster of primaries that share all slots; return once every node serves."""
-    options = {"cluster-enabled": "yes", "cluster-node-timeout": "2000"}
-    servers = [start_valkey(directory / f"node{number}", options=options) for number in range(nodes)]
+    buses = [free_port() for _ in range(nodes)]
+    servers = [
+        start_valkey(
+            directory / f"node{number}",
+            options={"cluster-enabled": "yes", "cluster-node-timeout": "2000", "cluster-port": str(bus)},
+        )
+        for number, bus in enumerate(buses)
+    ]
     clients = [server.client() for server in servers]
     bounds = [_SLOTS * number // nodes for number in range(nodes + 1)]
-    for client, first, behind in zip(clients, bounds[:-1], bounds[1:], strict=True):
-        client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, behind - 1)
-        clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", client.get_connection_kwargs()["port"])
+    for number, client in enumerate(clients):
+        client.execute_command("CLUSTER", "ADDSLOTSRANGE", bounds[number], bounds[number + 1] - 1)
+        clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", servers[number].port, buses[number])
     _wait(lambda: all(_serves(client, nodes) for client in clients), "the cluster")
     for client in clients:
         client.close()
