@@ -30,6 +30,8 @@ _REFUSE: Final = (
     " cast(:p8 as text))"
 )
 
+_ONCE: Final = "select mailboat.once(cast(:p1 as text), cast(:p2 as uuid))"
+
 
 class Session(Scope, Protocol):
     """Interface of a worker's connection in the pull engine."""
@@ -49,6 +51,22 @@ class Session(Scope, Protocol):
     def is_lost(self) -> bool:
         """Return whether the connection is lost, and its transaction with it."""
         ...
+
+    async def close(self) -> None: ...
+
+
+class InboxSession(Scope, Protocol):
+    """Interface of a connection of the inbox, for consumers behind a broker."""
+
+    async def once(self, consumer: str, event_id: UUID) -> bool:
+        """Mark an event as handled, in the open transaction or in a new one; return False if it is marked already."""
+        ...
+
+    async def commit(self) -> None: ...
+
+    async def rollback(self) -> None: ...
+
+    def is_lost(self) -> bool: ...
 
     async def close(self) -> None: ...
 
@@ -129,6 +147,7 @@ def _psycopg_style(statement: str) -> bytes:
 
 _PSYCOPG_PULL: Final = _psycopg_style(_PULL)
 _PSYCOPG_REFUSE: Final = _psycopg_style(_REFUSE)
+_PSYCOPG_ONCE: Final = _psycopg_style(_ONCE)
 _SETTINGS: Final[dict[str, Any]] = {"application_name": "mailboat consumer", "connect_timeout": 10}
 
 
@@ -155,6 +174,10 @@ class PsycopgAsync:
         cursor = self._connection.cursor(binary=True)
         await cursor.execute(_PSYCOPG_PULL, self._wanted.pull)
         return [_event(row) for row in await cursor.fetchall()]
+
+    async def once(self, consumer: str, event_id: UUID) -> bool:
+        cursor = await self._connection.execute(_PSYCOPG_ONCE, [consumer, str(event_id)])
+        return bool((await cursor.fetchone())[0])
 
     async def commit(self) -> None:
         await self._connection.commit()
@@ -216,6 +239,10 @@ class Psycopg(_InThread):
         events: list[Event] = await self.in_thread(pull)
         return events
 
+    async def once(self, consumer: str, event_id: UUID) -> bool:
+        parameters = [consumer, str(event_id)]
+        return bool(await self.in_thread(lambda: self._connection.execute(_PSYCOPG_ONCE, parameters).fetchone()[0]))
+
     async def commit(self) -> None:
         await self.in_thread(self._connection.commit)
 
@@ -267,6 +294,9 @@ class SqlAlchemy(_InThread):
     async def pull(self) -> list[Event]:
         rows: list[Event] = await self.in_thread(lambda: [_event(row) for row in self._run(_PULL, self._wanted.pull)])
         return rows
+
+    async def once(self, consumer: str, event_id: UUID) -> bool:
+        return bool(await self.in_thread(lambda: self._run(_ONCE, (consumer, str(event_id)))[0][0]))
 
     def _run(self, statement: str, values: Sequence[Any]) -> Any:
         from sqlalchemy import text
@@ -338,6 +368,9 @@ class SqlAlchemyAsync:
 
     async def pull(self) -> list[Event]:
         return [_event(row) for row in await self._run(_PULL, self._wanted.pull)]
+
+    async def once(self, consumer: str, event_id: UUID) -> bool:
+        return bool((await self._run(_ONCE, (consumer, str(event_id))))[0][0])
 
     async def _run(self, statement: str, values: Sequence[Any]) -> Any:
         from sqlalchemy import text

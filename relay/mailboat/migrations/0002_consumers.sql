@@ -79,7 +79,31 @@ create table mailboat.handled (
     handled_at  timestamptz not null default clock_timestamp(),
     primary key (consumer, event_id)
 );
-create index handled_age on mailboat.handled (handled_at);
+create index handled_age on mailboat.handled (consumer, handled_at);
+
+-- Consumers behind a broker with an inbox: the events that each process is handling. A row whose time is over belonged to a
+-- process that died; its events count one attempt more.
+create table mailboat.inbox_holders (
+    consumer  text not null,
+    instance  text not null,
+    life      text not null,                            -- of one process; later lives of an instance sort behind earlier ones
+    until     timestamptz not null,
+    running   uuid[] not null,
+    primary key (consumer, instance, life)
+) with (fillfactor = 50);
+
+-- Their events that failed or killed a process, until they are handled; dead letters until they are pruned.
+create table mailboat.inbox_attempts (
+    consumer    text not null,
+    event_id    uuid not null,
+    attempts    integer not null,
+    deaths      integer not null,                       -- attempts that ended with the death of the process
+    due_at      timestamptz,                            -- null: at once
+    dead        boolean not null default false,
+    changed_at  timestamptz not null default clock_timestamp(),
+    primary key (consumer, event_id)
+);
+create index inbox_attempts_age on mailboat.inbox_attempts (consumer, changed_at);
 
 -- Up to which position a pull hands out one event (or group) at a time, since a consumer died with the events before it.
 alter table mailboat.cursors add column suspect_until bigint;
@@ -1205,19 +1229,157 @@ begin
 end
 $$;
 
--- Deletes marks of mailboat.once that are older than any redelivery can be; returns how many.
-create function mailboat.prune_handled(consumer text, older_than interval default '30 days') returns bigint
+-- Deletes marks of mailboat.once, and attempts of an inbox, that are older than any redelivery can be: the oldest ones, up to
+-- `most`. Returns how many; fewer than `most` means that none is left.
+create function mailboat.prune_handled(consumer text, older_than interval default '30 days', most integer default 10000)
+    returns bigint
     language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 declare
     pruned bigint;
+    more   bigint;
 begin
     perform mailboat.check_consumer(consumer, '');
     delete from mailboat.handled h
-    where h.consumer = prune_handled.consumer and h.handled_at < clock_timestamp() - older_than;
+    where h.ctid = any (array(select o.ctid from mailboat.handled o
+                              where o.consumer = prune_handled.consumer and o.handled_at < clock_timestamp() - older_than
+                              order by o.handled_at limit most for update skip locked));
     get diagnostics pruned = row_count;
-    return pruned;
+    delete from mailboat.inbox_attempts a
+    where a.ctid = any (array(select o.ctid from mailboat.inbox_attempts o
+                              where o.consumer = prune_handled.consumer and o.changed_at < clock_timestamp() - older_than
+                              order by o.changed_at limit most - pruned for update skip locked));
+    get diagnostics more = row_count;
+    return pruned + more;
+end
+$$;
+
+-- ---- inbox: attempts of consumers behind a broker -------------------------------------------------------------------
+
+-- Which of these events may be handled now, each with its attempt; they are noted as running. `running` are the events that
+-- the process has in hand already, `replays` those of `event_ids` that a person replayed. States: claimed; done; dead; wait.
+-- Two processes may get the same event at once in a race: mailboat.once lets one of them wait for the other.
+create function mailboat.inbox_claim(
+    consumer text, instance text, life text, lease interval, running uuid[], event_ids uuid[], replays uuid[],
+    out event_id uuid, out state text, out attempt integer, out deaths integer, out wait double precision
+) returns setof record
+    language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    perform mailboat.check_consumer(inbox_claim.consumer, '');
+    -- Processes that died, and earlier lives of this one. Locked in one order, so that two that do this at once do not deadlock.
+    with gone as (
+        delete from mailboat.inbox_holders h
+        where h.ctid = any (array(
+            select o.ctid from mailboat.inbox_holders o
+            where o.consumer = inbox_claim.consumer
+              and (o.instance <> inbox_claim.instance and o.until < clock_timestamp()
+                   or o.instance = inbox_claim.instance and o.life < inbox_claim.life)
+            order by o.instance, o.life
+            for update))
+        returning h.running
+    )
+    insert into mailboat.inbox_attempts as a (consumer, event_id, attempts, deaths)
+    select inbox_claim.consumer, e.id, count(*), count(*)
+    from gone, unnest(gone.running) e(id)
+    where not exists (select from mailboat.handled d where d.consumer = inbox_claim.consumer and d.event_id = e.id)
+    group by e.id
+    on conflict on constraint inbox_attempts_pkey do update
+    set attempts = a.attempts + excluded.attempts, deaths = a.deaths + excluded.deaths, changed_at = clock_timestamp()
+    where not a.dead;
+
+    update mailboat.inbox_attempts a
+    set attempts = 0, deaths = 0, dead = false, due_at = null, changed_at = clock_timestamp()
+    where a.consumer = inbox_claim.consumer and a.event_id = any (inbox_claim.replays) and a.dead;
+
+    return query
+    with answered as materialized (
+        select q.id, q.ordinal, coalesce(a.attempts, 0) + 1 as attempt, coalesce(a.deaths, 0) as deaths,
+               case when d.event_id is not null then 'done'
+                    when a.dead then 'dead'
+                    when a.due_at > clock_timestamp() or o.until is not null then 'wait'
+                    else 'claimed' end as state,
+               extract(epoch from greatest(a.due_at, o.until) - clock_timestamp())::float8 as wait
+        from unnest(inbox_claim.event_ids) with ordinality q(id, ordinal)
+        left join mailboat.handled d on d.consumer = inbox_claim.consumer and d.event_id = q.id
+        left join mailboat.inbox_attempts a on a.consumer = inbox_claim.consumer and a.event_id = q.id
+        left join lateral (
+            select max(h.until) as until from mailboat.inbox_holders h
+            where h.consumer = inbox_claim.consumer and h.instance <> inbox_claim.instance
+              and h.until > clock_timestamp() and q.id = any (h.running)
+        ) o on true
+    ), noted as (
+        insert into mailboat.inbox_holders as h (consumer, instance, life, until, running)
+        select inbox_claim.consumer, inbox_claim.instance, inbox_claim.life, clock_timestamp() + inbox_claim.lease,
+               inbox_claim.running || array(select n.id from answered n where n.state = 'claimed')
+        on conflict on constraint inbox_holders_pkey do update set until = excluded.until, running = excluded.running
+    )
+    select n.id, n.state, n.attempt, n.deaths, greatest(n.wait, 0) from answered n order by n.ordinal;
+end
+$$;
+
+-- Keeps the events of a process its own. `running` is used if others took the process for dead in the meantime.
+create function mailboat.inbox_renew(consumer text, instance text, life text, lease interval, running uuid[]) returns void
+    language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform mailboat.check_consumer(consumer, '');
+    insert into mailboat.inbox_holders as h (consumer, instance, life, until, running)
+    values (inbox_renew.consumer, inbox_renew.instance, inbox_renew.life, clock_timestamp() + lease, inbox_renew.running)
+    on conflict on constraint inbox_holders_pkey do update set until = excluded.until;
+end
+$$;
+
+-- Events that were not handled: how many attempts count by now, and when the next one may begin. Attempts never go down.
+create function mailboat.inbox_fail(
+    consumer text, instance text, life text, event_ids uuid[], attempts integer[], deaths integer[],
+    retry_in double precision[], dead boolean
+) returns void
+    language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    perform mailboat.check_consumer(inbox_fail.consumer, '');
+    insert into mailboat.inbox_attempts as a (consumer, event_id, attempts, deaths, due_at, dead)
+    select inbox_fail.consumer, e.id, e.attempts, e.deaths, clock_timestamp() + make_interval(secs => e.retry_in), inbox_fail.dead
+    from unnest(inbox_fail.event_ids, inbox_fail.attempts, inbox_fail.deaths, inbox_fail.retry_in) e(id, attempts, deaths, retry_in)
+    where e.attempts > 0 or e.retry_in > 0 or inbox_fail.dead
+    order by e.id
+    on conflict on constraint inbox_attempts_pkey do update
+    set attempts = greatest(a.attempts, excluded.attempts), deaths = greatest(a.deaths, excluded.deaths),
+        due_at = excluded.due_at, dead = a.dead or excluded.dead, changed_at = clock_timestamp();
+    update mailboat.inbox_holders h
+    set running = array(select r from unnest(h.running) r where r <> all (inbox_fail.event_ids))
+    where h.consumer = inbox_fail.consumer and h.instance = inbox_fail.instance and h.life = inbox_fail.life;
+end
+$$;
+
+-- Events that were handled after a failure: their attempts are of no interest any more.
+create function mailboat.inbox_done(consumer text, event_ids uuid[]) returns void
+    language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform mailboat.check_consumer(consumer, '');
+    delete from mailboat.inbox_attempts a
+    where a.consumer = inbox_done.consumer and a.event_id = any (inbox_done.event_ids) and not a.dead;
+end
+$$;
+
+-- A process that stops in good order.
+create function mailboat.inbox_leave(consumer text, instance text, life text) returns void
+    language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform mailboat.check_consumer(consumer, '');
+    delete from mailboat.inbox_holders h
+    where h.consumer = inbox_leave.consumer and h.instance = inbox_leave.instance and h.life = inbox_leave.life;
 end
 $$;
 
@@ -1376,7 +1538,8 @@ begin
           and p.proname in ('grant_consumer', 'revoke_consumer', 'outbox_of', 'drop_journals', 'read_stretch', 'window_bounds',
                             'uncut', 'park_event', 'line_up', 'give_up', 'journal_entry', 'note_begin', 'lock_cursor', 'save_cursor',
                             'fresh_partitions', 'take_parked', 'take_window', 'pull', 'once', 'forget', 'prune_handled', 'beat',
-                            'leave', 'tend', 'consumer_settings', 'pull_lag')
+                            'leave', 'tend', 'consumer_settings', 'pull_lag', 'inbox_claim', 'inbox_renew', 'inbox_fail', 'inbox_done',
+                            'inbox_leave')
            or p.oid = 'mailboat.refuse(text, uuid, text, text, boolean, interval, boolean, text)'::regprocedure
     loop
         execute format('revoke execute on function %s from public', internal);
@@ -1398,9 +1561,13 @@ begin
             execute format(
                 'grant execute on function mailboat.pull(text, integer, text),'
                 ' mailboat.refuse(text, uuid, text, text, boolean, interval, boolean, text), mailboat.once(text, uuid),'
-                ' mailboat.forget(text, uuid), mailboat.prune_handled(text, interval), mailboat.beat(text, text, interval, text),'
+                ' mailboat.forget(text, uuid), mailboat.prune_handled(text, interval, integer), mailboat.beat(text, text, interval, text),'
                 ' mailboat.leave(text, text, text), mailboat.tend(text, text), mailboat.consumer_settings(text, text),'
-                ' mailboat.pull_lag(text, integer, text) to %I', role);
+                ' mailboat.pull_lag(text, integer, text),'
+                ' mailboat.inbox_claim(text, text, text, interval, uuid[], uuid[], uuid[]),'
+                ' mailboat.inbox_renew(text, text, text, interval, uuid[]),'
+                ' mailboat.inbox_fail(text, text, text, uuid[], integer[], integer[], double precision[], boolean),'
+                ' mailboat.inbox_done(text, uuid[]), mailboat.inbox_leave(text, text, text) to %I', role);
         end if;
     end loop;
 end

@@ -19,15 +19,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
-import secrets
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from mailboat.consumer.broker.protocol import Answer, Busy, Claim, Claimed, ClaimsUnavailable, Failure, Finished
+from mailboat.consumer.claims.owner import DEFAULT_LEASE, DEFAULT_TTL, owner_of
 from mailboat.consumer.claims.redis_connections import RedisConnections, clients_of, parse_address
 from mailboat.consumer.claims.redis_health import Facts, Marker, Problem, forecast, problems, read_facts
 from mailboat.consumer.claims.renewal import Renewal
@@ -36,20 +34,7 @@ from mailboat.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-DEFAULT_TTL: Final = 720 * 3600.0
-DEFAULT_LEASE: Final = 30.0
 _MOST_UNSETTLED: Final = 100_000
-_NOT_IN_OWNER: Final = re.compile(r"[|:\s]")
-
-
-def incarnation() -> str:
-    """Return a name for this life of a process. Later lives sort behind earlier ones."""
-    return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(3)}"
-
-
-def owner_of(instance: str | None, life: str | None = None) -> str:
-    """Return the owner of claims. Without an instance it is unique, and no restart takes its claims over early."""
-    return f"{_NOT_IN_OWNER.sub('_', instance or secrets.token_hex(8))}:{life or incarnation()}"
 
 
 def answer_of(text: str) -> Answer:
@@ -146,7 +131,10 @@ class RedisClaims:
 
     async def fail(self, failures: Sequence[Failure]) -> list[bool]:
         event_ids = [failure.event_id for failure in failures]
-        each = [(max(0, round(failure.retry_in * 1000)), "1" if failure.counted else "0") for failure in failures]
+        each = [
+            (round(min(max(failure.retry_in, 0.0), self._ttl) * 1000), "1" if failure.counted else "0")
+            for failure in failures
+        ]
         return await self._settle(event_ids, self._call("fail", event_ids, (self._ttl,), each))
 
     async def release(self, event_ids: Sequence[str]) -> None:
