@@ -1,8 +1,9 @@
 """Mailboat: delivers events from a PostgreSQL transactional outbox.
 
 Applications write events with `emit` and `emit_many`, inside their own transaction. They handle events with `Consumer`
-and `Event`; handlers may raise `Ignore`, `RetryLater` and `Refuse`. `migrate` migrates a database. The names for
-handlers and `migrate` are imported on first use.
+and `Event`; handlers may raise `Ignore`, `RetryLater` and `Refuse`. `Once` claims events in Redis for applications with
+a loop of their own, and raises `ClaimHeld`. `migrate` migrates a database. The names for handlers, `Once` and `migrate`
+are imported on first use.
 """
 
 from importlib import import_module
@@ -14,15 +15,18 @@ from mailboat.newevent import NewEvent
 
 if TYPE_CHECKING:
     from mailboat.consumer import Consumer, Event, Ignore, Refuse, RetryLater
+    from mailboat.consumer.claims.once import ClaimHeld, Once
     from mailboat.outbox.migrating import migrate
 
 __all__ = [
+    "ClaimHeld",
     "Consumer",
     "EmitRefused",
     "Event",
     "Ignore",
     "MailboatError",
     "NewEvent",
+    "Once",
     "Refuse",
     "RetryLater",
     "emit",
@@ -32,6 +36,7 @@ __all__ = [
 
 _ON_FIRST_USE = {
     **dict.fromkeys(("Consumer", "Event", "Ignore", "Refuse", "RetryLater"), "mailboat.consumer"),
+    **dict.fromkeys(("ClaimHeld", "Once"), "mailboat.consumer.claims.once"),
     "migrate": "mailboat.outbox.migrating",
 }
 

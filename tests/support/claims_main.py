@@ -36,7 +36,6 @@ from mailboat.consumer.claims.redis_store import RedisClaims
 from mailboat.consumer.received import Event
 from mailboat.consumer.transactions import PsycopgAsync, Wanted
 
-CONSUMER = "main"
 COMMIT_EVERY = 10
 TABLES = """
 create table if not exists effects_of_main (event_id uuid not null, attempt integer);
@@ -58,20 +57,23 @@ class Loop:
 
     def __init__(self, orders: dict[str, Any]) -> None:
         self.orders = orders
+        self.consumer = orders.get("consumer", "main")
         self.passed = passing(orders)
         self.database = psycopg.connect(orders["postgres"], autocommit=True)
         self.database.execute(TABLES)
 
     async def run(self) -> None:
-        found = self.database.execute("select finished from offsets where consumer = %s", [CONSUMER]).fetchone()
+        found = self.database.execute("select finished from offsets where consumer = %s", [self.consumer]).fetchone()
         events = self.orders["events"]
         handle = {"none": self.plain, "bare": self.bare}.get(self.orders["mode"], self.claimed)
         if handle == self.claimed:
             await self.open_store()
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
         for offset in range(found[0] if found else 0, len(events)):
             await handle(events[offset])
             if (offset + 1) % COMMIT_EVERY == 0 or offset + 1 == len(events):
-                self.database.execute(OFFSET, [CONSUMER, offset + 1])
+                self.database.execute(OFFSET, [self.consumer, offset + 1])
         if handle == self.claimed:
             await self.store.close()
             await self.execution.close()
@@ -88,18 +90,20 @@ class Loop:
 
     async def bare(self, event_id: str) -> None:
         client = redis.Redis.from_url(self.orders["redis"])
-        if client.set(f"pf:evt:processed:{CONSUMER}:{event_id}", "1", nx=True, ex=3600):
+        if client.set(f"pf:evt:processed:{self.consumer}:{event_id}", "1", nx=True, ex=3600):
             await self.effect(event_id, None, self.database)
         client.close()
 
     async def open_store(self) -> None:
         instance = {"instance": "container"}  # the same after a restart: claims are taken over at once
-        wanted = Wanted(CONSUMER, None, None)
-        self.execution = InboxExecution(lambda: PsycopgAsync.open(self.orders["postgres"], wanted), consumer=CONSUMER)
+        wanted = Wanted(self.consumer, None, None)
+        self.execution = InboxExecution(
+            lambda: PsycopgAsync.open(self.orders["postgres"], wanted), consumer=self.consumer
+        )
         self.store: ClaimStore = (
-            InboxClaims(self.orders["postgres"], consumer=CONSUMER, **instance)
+            InboxClaims(self.orders["postgres"], consumer=self.consumer, **instance)
             if self.orders["mode"] == "inbox"
-            else RedisClaims(self.orders["redis"], consumer=CONSUMER, prefix="contrast", **instance)
+            else RedisClaims(self.orders["redis"], consumer=self.consumer, prefix="contrast", **instance)
         )
         await self.store.open()
 
