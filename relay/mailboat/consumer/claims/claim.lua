@@ -1,6 +1,6 @@
 -- Claims events. KEYS: one per event. ARGV: owner, repeated ('1' or '0', not needed here), lease in ms,
 -- ttl in s, then nothing, or per key '1' for a replay, else '0'.
--- Answers per key: m<attempt>:<deaths> it is ours; w<ms> wait; d done; x dead.
+-- Answers per key, separated by commas: m<attempt>:<deaths> it is ours; w<ms> wait; d done; x dead.
 local owner, lease, ttl = ARGV[1], tonumber(ARGV[3]), ARGV[4]
 local instance, incarnation = string.match(owner, '^(.*):([^:]*)$')
 local time = redis.call('TIME')
@@ -45,4 +45,4 @@ for i, key in ipairs(KEYS) do
   end
   answers[i] = answer
 end
-return answers
+return table.concat(answers, ',')

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- Gives claims back. KEYS: one per event. ARGV: owner, '1' if the call is repeated, ttl in s, then per key: ms until the next
--- attempt, and '1' if this attempt counts, else '0'. Answers per key: 1, or 0 if the claim was lost to another consumer.
+-- attempt, and '1' if this attempt counts, else '0'. Answers per key, separated by commas: 1, or 0 if the claim was lost to another consumer.
 local owner, again, ttl = ARGV[1], ARGV[2] == '1', ARGV[3]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -26,4 +26,4 @@ for i, key in ipairs(KEYS) do
     answers[i] = (again and (not value or state == 'f')) and 1 or 0
   end
 end
-return answers
+return table.concat(answers, ',')

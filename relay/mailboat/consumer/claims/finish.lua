@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- Marks claimed events as finished. KEYS: one per event. ARGV: owner, '1' if the call is repeated, ttl in s, value ('d' or 'x').
--- Answers per key: 1, or 0 if the claim was lost to another consumer.
+-- Answers per key, separated by commas: 1, or 0 if the claim was lost to another consumer.
 local owner, again, ttl, final = ARGV[1], ARGV[2] == '1', ARGV[3], ARGV[4]
 local answers = {}
 for i, key in ipairs(KEYS) do
@@ -17,4 +17,4 @@ for i, key in ipairs(KEYS) do
   end
   answers[i] = (ours or (again and value == final)) and 1 or 0
 end
-return answers
+return table.concat(answers, ',')

@@ -160,18 +160,18 @@ class OnceClaim:
             return self._call("fail", self._once._ttl, round(self._once._retry_in * 1000), "1")
         return self._call("fail", self._once._ttl, 0, "0")
 
-    def _begun(self, text: str | bytes) -> bool:
+    def _begun(self, text: str) -> bool:
         from mailboat.consumer.claims.redis_store import answer_of
 
-        answer = answer_of(text.decode() if isinstance(text, bytes) else text)
+        answer = answer_of(text)
         if isinstance(answer, Busy):
             raise ClaimHeld(self.event_id, answer.seconds)
         if isinstance(answer, Claimed):
             self.attempt = answer.attempt
         return self.attempt > 0
 
-    def _ended(self, kept: int) -> None:
-        if not kept:
+    def _ended(self, kept: str) -> None:
+        if kept != "1":
             log.warning("Claim lost to another consumer before its end", extra={"event": self.event_id})
 
 

@@ -34,11 +34,14 @@ from mailboat.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
+_FIRST: Final = Claimed(1)
 _MOST_UNSETTLED: Final = 100_000
 
 
 def answer_of(text: str) -> Answer:
     """Return what an answer of ``claim.lua`` means."""
+    if text == "m1:0":
+        return _FIRST
     if text[0] == "m":
         attempt, _, deaths = text[1:].partition(":")
         return Claimed(int(attempt), int(deaths))
@@ -154,7 +157,7 @@ class RedisClaims:
         if repeated:
             for event_id in event_ids:
                 self._unsettled.pop(event_id, None)
-        return [answer == 1 for answer in answers]
+        return [answer == "1" for answer in answers]
 
     def _call(
         self,
@@ -182,11 +185,11 @@ class RedisClaims:
     def _renew(self, event_ids: Sequence[str]) -> list[str]:
         """Renew leases and return the ids of lost claims. Claims that Redis forgot are made again."""
         answers = self._run_in_thread(self._call("renew", event_ids, (self._lease_ms, self._ttl)))
-        lost = [event_id for event_id, answer in zip(event_ids, answers, strict=True) if answer == 0]
+        lost = [event_id for event_id, answer in zip(event_ids, answers, strict=True) if answer == "0"]
         forgotten = [
             event_id
             for event_id, answer in zip(event_ids, answers, strict=True)
-            if answer == -1 and self._renewal.holds(event_id)
+            if answer == "-1" and self._renewal.holds(event_id)
         ]
         return lost + (self._restore(forgotten) if forgotten else [])
 

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- Renews leases. KEYS: one per event. ARGV: owner, repeated (not needed here), lease in ms, ttl in s.
--- Answers per key: 1 renewed; 0 the claim was lost to another consumer; -1 Redis has no such key (any more).
+-- Answers per key, separated by commas: 1 renewed; 0 the claim was lost to another consumer; -1 Redis has no such key (any more).
 local owner, lease, ttl = ARGV[1], tonumber(ARGV[3]), ARGV[4]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -18,4 +18,4 @@ for i, key in ipairs(KEYS) do
     answers[i] = value and 0 or -1
   end
 end
-return answers
+return table.concat(answers, ',')
