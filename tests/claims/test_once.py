@@ -11,6 +11,8 @@ import pytest
 import pytest_asyncio
 import redis
 import redis.asyncio
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from mailboat import ClaimHeld, Once
 from mailboat.consumer.broker.protocol import ClaimsUnavailable
@@ -102,7 +104,7 @@ async def test_a_cancelled_block_gives_its_event_back(once: Once, each_redis: Re
 
 
 def test_an_unavailable_server_is_named_so(once_sync: Once) -> None:
-    away = Once(redis.Redis(port=1, retry=None), consumer="billing")
+    away = Once(redis.Redis(port=1, retry=Retry(NoBackoff(), 0)), consumer="billing")
     with pytest.raises(ClaimsUnavailable, match="can't be reached"), away.claim("e1"):
         pass
 

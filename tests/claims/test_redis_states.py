@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
-from redis import Redis
 
 from mailboat.consumer.broker.protocol import Answer, Busy, Claim, Claimed, Failure, Finished
 from mailboat.consumer.claims.redis_store import RedisClaims
@@ -16,7 +16,7 @@ TTL = 720 * 3600
 
 
 @pytest.fixture
-def redis(each_redis: RedisServer) -> Redis:
+def redis(each_redis: RedisServer) -> Any:
     return each_redis.client()
 
 
@@ -51,7 +51,7 @@ def without_time(value: str | None) -> str | None:
     ],
 )
 async def test_a_claim(
-    store: RedisClaims, redis: Redis, key: str, before: str | None, answer: Answer, after: str
+    store: RedisClaims, redis: Any, key: str, before: str | None, answer: Answer, after: str
 ) -> None:
     if before is not None:
         redis.set(key, before.replace("FUTURE", str(FUTURE)).replace("PAST", str(PAST)))
@@ -62,7 +62,7 @@ async def test_a_claim(
 
 
 @pytest.mark.parametrize("before", ["p|other:z|UNTIL|1", "p|me:c|UNTIL|1", "f||UNTIL|2"])
-async def test_a_held_or_parked_event_is_waited_for(store: RedisClaims, redis: Redis, key: str, before: str) -> None:
+async def test_a_held_or_parked_event_is_waited_for(store: RedisClaims, redis: Any, key: str, before: str) -> None:
     seconds, microseconds = redis.time()
     redis.set(key, before.replace("UNTIL", str(seconds * 1000 + microseconds // 1000 + 60_000)))
     (answer,) = await store.claim([Claim("e1")])
@@ -70,7 +70,7 @@ async def test_a_held_or_parked_event_is_waited_for(store: RedisClaims, redis: R
     assert 30 < answer.seconds <= 60
 
 
-async def test_a_key_of_another_type_counts_as_done(store: RedisClaims, redis: Redis, key: str) -> None:
+async def test_a_key_of_another_type_counts_as_done(store: RedisClaims, redis: Any, key: str) -> None:
     redis.hset(key, "state", "done")
     assert await store.claim([Claim("e1")]) == [Finished()]
     assert await store.done(["e1"]) == [False]
@@ -82,7 +82,7 @@ async def test_a_key_of_another_type_counts_as_done(store: RedisClaims, redis: R
     [("x", Claimed(1), "p|me:b|T|1"), ("d", Finished(), "d"), (None, Claimed(1), "p|me:b|T|1")],
 )
 async def test_a_replay_reopens_a_dead_letter_only(
-    store: RedisClaims, redis: Redis, key: str, before: str | None, answer: Answer, after: str
+    store: RedisClaims, redis: Any, key: str, before: str | None, answer: Answer, after: str
 ) -> None:
     if before is not None:
         redis.set(key, before)
@@ -120,7 +120,7 @@ THEIRS = f"p|other:z|{FUTURE}|4|1"
     ],
 )
 async def test_a_result(
-    store: RedisClaims, redis: Redis, key: str, action: str, before: str | None, ours: bool | None, after: str | None
+    store: RedisClaims, redis: Any, key: str, action: str, before: str | None, ours: bool | None, after: str | None
 ) -> None:
     if before is not None:
         redis.set(key, before)
@@ -143,7 +143,7 @@ async def test_an_event_that_this_store_holds_is_not_given_out_twice(store: Redi
     assert await store.claim([Claim("e1")]) == [Claimed(1)]
 
 
-async def test_many_events_in_one_call_keep_their_order(store: RedisClaims, redis: Redis, key: str) -> None:
+async def test_many_events_in_one_call_keep_their_order(store: RedisClaims, redis: Any, key: str) -> None:
     redis.set(f"{key}700", "d")
     redis.set(f"{key}1100", "x")
     ids = [f"e1{number}" for number in range(1200)]

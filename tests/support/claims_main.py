@@ -95,7 +95,7 @@ class Loop:
         client.close()
 
     async def open_store(self) -> None:
-        instance = {"instance": "container"}  # the same after a restart: claims are taken over at once
+        instance: dict[str, Any] = {"instance": "container"}  # the same after a restart: claims are taken over at once
         wanted = Wanted(self.consumer, None, None)
         self.execution = InboxExecution(
             lambda: PsycopgAsync.open(self.orders["postgres"], wanted), consumer=self.consumer
