@@ -23,7 +23,9 @@ from support.wait import await_until
 pytestmark = pytest.mark.asyncio
 
 
-def kafka_source(server: KafkaServer, topic: str, group: str, *, protocol: str = "classic", **options: Any) -> KafkaSource:
+def kafka_source(
+    server: KafkaServer, topic: str, group: str, *, protocol: str = "classic", **options: Any
+) -> KafkaSource:
     settings = consumer_settings(
         [server.bootstrap], {}, {}, subscription=NAME, group=group, group_protocol=protocol
     ) | options.pop("client", {})
@@ -205,7 +207,11 @@ async def test_a_missing_topic_is_reported_and_found_when_it_is_made(
     ("config", "secrets", "message"),
     [
         ({"enable.auto.commit": "true"}, {}, "spec.source.kafka.config: enable.auto.commit"),
-        ({"security.protocol": "sasl_ssl", "sasl.mechanism": "nonsense"}, {"sasl.password": "hunter2"}, "does not accept"),
+        (
+            {"security.protocol": "sasl_ssl", "sasl.mechanism": "nonsense"},
+            {"sasl.password": "hunter2"},
+            "does not accept",
+        ),
     ],
 )
 async def test_wrong_settings_are_refused(config: Any, secrets: Any, message: str) -> None:

@@ -102,8 +102,7 @@ def outboxes_of(manifests: Manifests, secrets: Secrets) -> list[Outbox]:
             tuple(
                 each
                 for each in manifests.subscriptions
-                if (each.metadata.namespace, each.spec.relay)
-                == (relay.metadata.namespace, relay.metadata.name)
+                if (each.metadata.namespace, each.spec.relay) == (relay.metadata.namespace, relay.metadata.name)
             ),
             secrets,
         )
