@@ -1,4 +1,4 @@
-"""Consumers of a Kafka topic are killed around their handlers: nothing is lost, no key's order breaks (C1, C2, C4, C5)."""
+"""Consumers of a Kafka topic are killed around their handlers: nothing is lost, no order breaks (C1, C2, C4, C5)."""
 
 from __future__ import annotations
 
