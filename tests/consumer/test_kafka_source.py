@@ -91,7 +91,7 @@ async def test_the_run_ahead_is_bounded_and_other_partitions_continue(
         await await_until(lambda: not it.engine.state().source.partitions[0].paused)
 
 
-@pytest.mark.parametrize("kind", ["async", "sync"])
+@pytest.mark.parametrize("kind", ["async", pytest.param("sync", marks=pytest.mark.verify)])
 async def test_a_revoke_drains_and_the_next_owner_continues_behind(
     broker: tuple[KafkaServer, str], kafka_topic: Any, unique_name: Callable[[str], str], kind: str
 ) -> None:
