@@ -144,7 +144,7 @@ def _latency(servers: Stage, extent: Extent) -> list[Goal]:
 def _writers(servers: Stage, extent: Extent) -> None:
     print(f"\nWhat the doorbell costs writers: {writers.CONNECTIONS} connections, one event per commit\n")
     for notify in (None, "Never", "Auto", "Always"):
-        name = f"writers_{(notify or 'alone').lower()}"
+        name = f"writers-{(notify or 'alone').lower()}"
         found = writers.commits_per_second(servers, name, notify, extent.writer_seconds)
         print(f"  {'no relay' if notify is None else f'wake.notify: {notify}':<24} {found.rate:>9,.0f} commits/s")
 
@@ -159,7 +159,7 @@ def _consumers(servers: Stage, extent: Extent) -> list[Goal]:
     hundred = in_own_process(pulling.pull, url, some * 9 // 10, 100, False)
     _row("(f) pull, empty handler, 100 at a time", hundred)
     _row("    the same, 1 at a time", in_own_process(pulling.pull, url, some // 100, 1, False))
-    _row("    groups of 100", in_own_process(pulling.pull, grouped, some // 5, 100, True))
+    _row("    groups of 100", in_own_process(pulling.pull, grouped, some // 10, 100, True))
     _row("(g) a plain queue table, 100 at a time", in_own_process(pulling.take_from_plain_queue, url, some // 2, 100))
     _row("    the same, 1 at a time", in_own_process(pulling.take_from_plain_queue, url, some // 100, 1))
     found = in_own_process(pulling.commit_to_effect, url, 100, extent.latency_seconds)

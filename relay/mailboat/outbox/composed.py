@@ -53,10 +53,17 @@ class Composed:
     """Statements for one set of subscriptions, and the routing of their rows."""
 
     tail: bytes
+    """For a ``done`` in which transactions were running."""
+    tail_without_late: bytes
+    """For a ``done`` in which none was."""
     small_window: bytes
     late: bytes
     large_window: Mapping[Stretch, bytes]
     subscriptions: Mapping[int, Subscription]
+
+    def tail_since(self, done: str) -> bytes:
+        """Return the statement that reads what became visible since the snapshot ``done``."""
+        return self.tail_without_late if done.endswith(":") else self.tail
 
     @property
     def width(self) -> int:
@@ -105,8 +112,10 @@ class Compositions:
             "also_routes": sql.SQL("") if single else sql.SQL(", {}").format(routes(wanted)),
             "wanted": any_of(wanted),
         }
+        late_arm = sql.SQL(_SQL["late_arm"]).format(**parts)
         return Composed(
-            sql.SQL(_SQL["tail"]).format(**parts).as_bytes(),
+            sql.SQL(_SQL["tail"]).format(late_arm=late_arm, **parts).as_bytes(),
+            sql.SQL(_SQL["tail"]).format(late_arm=sql.SQL(""), **parts).as_bytes(),
             sql.SQL(_SQL["small_window"]).format(**parts).as_bytes(),
             sql.SQL(_SQL["late"]).format(**parts).as_bytes(),
             {Stretch(*kind): _large_window(Stretch(*kind), parts) for kind in product((False, True), repeat=2)},

@@ -47,6 +47,8 @@ class Server:
     """A transaction pooler is in between: no session locks, no LISTEN, no prepared statements."""
     prepared_transactions: bool
     """Two-phase commit is enabled. A transaction that runs NOTIFY can't be prepared."""
+    process: int
+    """Server process of the connection. If it changes, there is a pooler in between."""
 
 
 _USE_THE_PRIMARY = (
@@ -293,7 +295,7 @@ async def _identified(connection: Session, pooler: str) -> Server:
     )
     identifier, timeline = _only(await cursor.fetchone())
     pooled = pooler is Pooler.TRANSACTION or (pooler is Pooler.AUTO and pid != connection.info.backend_pid)
-    return Server(identifier, int(timeline, 16), version, pooled, prepared > 0)
+    return Server(identifier, int(timeline, 16), version, pooled, prepared > 0, pid)
 
 
 def _only(row: Row | None) -> Row:

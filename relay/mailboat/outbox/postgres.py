@@ -59,6 +59,7 @@ from mailboat.outbox.windows import Windows
 from mailboat_spec import Notify
 
 _SQL = statements("subscriptions")
+_PLANNER = statements("windows")["planner"]
 
 
 class PostgresStore:
@@ -83,6 +84,7 @@ class PostgresStore:
             lambda: ReadingThread(url, sentry.server, settings.deadline, "surveyor"),
             self._compositions,
             settings.limits,
+            pooled=sentry.server.pooled,
         )
         self._prober = ReadingThread(url, sentry.server, settings.deadline, "prober")
         self._routes: dict[int, Route] = {}
@@ -186,12 +188,15 @@ class PostgresStore:
     async def claim(self, keys: Collection[CursorKey]) -> list[Cursor]:
         if not keys:
             return []
+        await self._windows.store_unwritten(await self._at_desk())
         known = {key: self._routes[key.subscription].subscription.generation for key in keys}
         return await self._leases.claim(await self._at_desk(), known)
 
     async def release(self, leases: Collection[Lease]) -> None:
         if leases:
-            await self._leases.release(await self._at_desk(), leases)
+            desk = await self._at_desk()
+            await self._windows.store_unwritten(desk)
+            await self._leases.release(desk, leases)
 
     async def rest(self) -> None:
         """Close all connections but the sentry and disable wake-ups. Called when this relay owns no partition."""
@@ -284,6 +289,9 @@ class PostgresStore:
         async with self._opening:
             if self._desk is None:
                 self._desk = await self._connect("desk")
+                if not self._desk.server.pooled:
+                    async with self._desk.autocommit() as cursor:
+                        await cursor.execute(_PLANNER)
             return self._desk
 
     async def _connect(self, purpose: str) -> Link:

@@ -95,10 +95,14 @@ class ReadingThread:
                     raise DatabaseUnavailable("given up while a connection was being made")
                 if not self._server.pooled:
                     self._connection.execute(pins(self._server.version, self._deadline, local=False))
+                    self._connection.execute(_SQL["planner"])
+                    identity = self._connection.cursor(binary=True).execute(_SQL["guard"])
+                    refuse_other_server(identity.fetchone(), self._server)
             with begun(self._connection, self._server, self._deadline, _BEGIN) as pipeline:
-                guard = pipeline.send(_SQL["guard"])
+                guard = pipeline.send(_SQL["guard"]) if self._server.pooled else None
                 answer = work(pipeline)
-            refuse_other_server(guard.fetchone(), self._server)
+            if guard is not None:
+                refuse_other_server(guard.fetchone(), self._server)
             return answer()
         except psycopg.Error as error:
             if self._connection is None and isinstance(error, psycopg.ProgrammingError):
@@ -194,8 +198,11 @@ class Survey:
     subscription that resumes after days does not block reads, settlements or measurements of others.
     """
 
-    def __init__(self, new_thread: Callable[[], ReadingThread], compositions: Compositions, limits: ReadLimits) -> None:
+    def __init__(
+        self, new_thread: Callable[[], ReadingThread], compositions: Compositions, limits: ReadLimits, *, pooled: bool
+    ) -> None:
         self._new_thread = new_thread
+        self._pooled = pooled
         self._compositions = compositions
         self._limits = limits
         self._threads: set[ReadingThread] = set()
@@ -218,7 +225,12 @@ class Survey:
             await thread.close()
 
     def _measure(self, pipeline: Pipeline, group: TipGroup) -> Callable[[], Window | None]:
-        bounds = {"done": group.done, "limit": self._limits.small_rows + 1, "max_bytes": self._limits.bytes}
+        bounds = {
+            "pooled": self._pooled,
+            "done": group.done,
+            "limit": self._limits.small_rows + 1,
+            "max_bytes": self._limits.bytes,
+        }
         for lease in group.members:  # one lease reads for all; if it was lost, the next one
             spans = pipeline.send(self._compositions.span, {**asking(lease), **bounds})
             pipeline.wait()

@@ -18,11 +18,15 @@ depends on the results of the first, so a member whose lease was lost opens no w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from psycopg import Cursor
 
+from mailboat.errors import DatabaseUnavailable
 from mailboat.events import Event
 from mailboat.outbox.composed import Compositions, asking, lease_arrays
 from mailboat.outbox.link import Link, Pipeline, Row, Server, refuse_other_server
@@ -43,15 +47,34 @@ from mailboat.outbox.store import (
 
 _SQL = statements("windows")
 
+STORE_EVERY: Final = 2.0
+"""Seconds between two writes of the progress of idle cursors. A cursor without events is not written per tick."""
+
+_POOLER_FOUND: Final = (
+    "the connection changed its server process: there is a transaction pooler in between. Set spec.database.pooler:"
+    " Transaction on the OutboxRelay."
+)
+
 
 class Windows:
     """The windows of one outbox, for one relay."""
 
-    def __init__(self, compositions: Compositions, sync_level: str, limits: ReadLimits, parking: Parking) -> None:
+    def __init__(
+        self,
+        compositions: Compositions,
+        sync_level: str,
+        limits: ReadLimits,
+        parking: Parking,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._compositions = compositions
         self._sync_level = sync_level
         self._limits = limits
         self._parking = parking
+        self._clock = clock
+        self._unwritten: dict[Lease, str] = {}
+        """``done`` of closed cursors that is not stored yet."""
+        self._stored_at = clock()
 
     async def tick(
         self,
@@ -61,16 +84,27 @@ class Windows:
         measured: Sequence[Measured],
     ) -> TickResult:
         """Settle, poll and open windows; see the module's docstring."""
-        lost, opening, overflowing = await link.pipeline(
-            lambda pipeline: self._tick(pipeline, link.server, settlements, tips, measured)
+        stores = link.server.pooled or self._clock() - self._stored_at >= STORE_EVERY
+        lost, windows, overflowing = await link.pipeline(
+            lambda pipeline: self._tick(pipeline, link.server, settlements, tips, measured, stores=stores)
         )
-        outcomes = [found.outcome(_keys(followed)) for found, followed in opening]
+        if stores:
+            self._unwritten.clear()
+            self._stored_at = self._clock()
+        outcomes = [found.outcome(_keys(followed)) for found, followed in windows]
         return TickResult(
             frozenset(lost.union(*(outcome.lost for outcome in outcomes))),
             tuple(outcome.opened for outcome in outcomes if outcome.opened is not None),
             tuple(outcome.advanced for outcome in outcomes if outcome.advanced is not None),
             tuple(overflowing),
         )
+
+    async def store_unwritten(self, link: Link) -> None:
+        """Store the progress of idle cursors that is in memory only. Before a change of ownership, so that the next
+        owner does not read the same events again."""
+        if self._unwritten:
+            await link.pipeline(lambda pipeline: self._store(pipeline, link.server.timeline))
+            self._unwritten.clear()
 
     def _tick(
         self,
@@ -79,8 +113,10 @@ class Windows:
         settlements: Sequence[Settlement],
         tips: Sequence[TipGroup],
         measured: Sequence[Measured],
-    ) -> tuple[set[CursorKey], list[tuple[_Found, Cursor[Row]]], list[TipGroup]]:
-        guard = pipeline.send(_SQL["guard"])
+        *,
+        stores: bool,
+    ) -> tuple[set[CursorKey], list[tuple[_Found, Cursor[Row] | None]], list[TipGroup]]:
+        guard = pipeline.send(_SQL["guard"]) if server.pooled else None
         settled = _settle(pipeline, settlements)
         durable = [settlement for settlement in settlements if settlement.durable]
         if durable:
@@ -89,31 +125,66 @@ class Windows:
             for settlement in durable:
                 if settlement.lease.key not in lost:
                     self._parking.apply(pipeline, settlement)
-        asked = [self._ask(pipeline, group) for group in tips]
+        asked = [self._ask(pipeline, group, server) for group in tips]
         pipeline.wait()
-        refuse_other_server(guard.fetchone(), server)
+        if guard is not None:
+            refuse_other_server(guard.fetchone(), server)
         if not durable:
             lost = _not_settled(settlements, settled)
-        looks = [self._look(pipeline, group, tail, lost) for group, tail in zip(tips, asked, strict=True)]
+        looks = [self._look(pipeline, group, tail, lost, server) for group, tail in zip(tips, asked, strict=True)]
         # Without new events write nothing, unless a common ``done`` merges several groups.
         windows = [found for found in looks if isinstance(found, _Found) and (found.anything or len(tips) > 1)]
         windows += [_Found(each.window, each.members, None) for each in measured]
-        opening = [(found, _open(pipeline, found, server.timeline)) for found in windows]
+        opening = [(found, self._open(pipeline, found, server)) for found in windows]
+        stored = stores and self._store(pipeline, server.timeline)
         level = self._sync_level if any(found.has_events for found in windows) else "off"
         if level == "off" and durable:
             level = "local"
-        if level != "off":
+        if settlements or stored or any(opened for _, opened in opening):
             pipeline.send(_SQL["sync"], {"level": level})
         return lost, opening, [overflow for overflow in looks if isinstance(overflow, TipGroup)]
 
-    def _ask(self, pipeline: Pipeline, group: TipGroup) -> Cursor[Row]:
+    def _ask(self, pipeline: Pipeline, group: TipGroup, server: Server) -> Cursor[Row]:
         """Send the query for events visible since ``done``, with the lease of the first member for all."""
-        tail = self._compositions.for_members(group.members).tail
+        tail = self._compositions.for_members(group.members).tail_since(group.done)
         bounds = {"limit": 1 if group.cautious else self._limits.small_rows + 1, "max_bytes": self._limits.bytes}
-        return pipeline.send(tail, {**asking(group.members[0]), "done": group.done, **bounds})
+        where = {**asking(group.members[0]), "done": group.done, "pooled": server.pooled}
+        return pipeline.send(tail, where | bounds)
+
+    def _open(self, pipeline: Pipeline, found: _Found, server: Server) -> Cursor[Row] | None:
+        """Open the window for the members that have events. Note the progress of the others (see ``STORE_EVERY``)."""
+        members = [lease for lease in found.members if found.has_for(lease)]
+        for lease in found.members:
+            self._unwritten.pop(lease, None)
+            if not found.has_for(lease):
+                self._unwritten[lease] = found.window.upto
+        if not members:
+            return None
+        return pipeline.send(
+            _SQL["open"],
+            {
+                **lease_arrays(members),
+                "done": found.window.done,
+                "upto": found.window.upto,
+                "lowest": found.window.lowest,
+                "highest": found.window.highest,
+                "timeline": server.timeline,
+                "pooled": server.pooled,
+            },
+        )
+
+    def _store(self, pipeline: Pipeline, timeline: int) -> bool:
+        """Store the progress of idle cursors and return True if there was any. A lost lease is skipped; the next
+        heartbeat reports it."""
+        by_done: dict[str, list[Lease]] = defaultdict(list)
+        for lease, done in self._unwritten.items():
+            by_done[done].append(lease)
+        for done, leases in by_done.items():
+            pipeline.send(_SQL["advance"], {**lease_arrays(leases), "done": done, "timeline": timeline})
+        return bool(by_done)
 
     def _look(
-        self, pipeline: Pipeline, group: TipGroup, tail: Cursor[Row], lost: set[CursorKey]
+        self, pipeline: Pipeline, group: TipGroup, tail: Cursor[Row], lost: set[CursorKey], server: Server
     ) -> _Found | TipGroup | None:
         """Return the next window of a group, the group itself if that is too large, or None if all leases are lost."""
         asked = members = list(group.members)
@@ -124,11 +195,13 @@ class Windows:
             asked = members = [lease for lease in members if lease.key not in lost]
             if not members:
                 return None
-            tail = self._ask(pipeline, replace(group, members=tuple(asked)))
+            tail = self._ask(pipeline, replace(group, members=tuple(asked)), server)
             pipeline.wait()
             rows = tail.fetchall()
         members = [lease for lease in members if lease.key not in lost]
-        found, too_much, upto = rows[0][-3:]
+        found, too_much, upto, process = rows[0][-4:]
+        if process != server.process and not server.pooled:
+            raise DatabaseUnavailable(_POOLER_FOUND)
         if too_much:
             return replace(group, members=tuple(members))
         composed = self._compositions.for_members(asked)
@@ -164,15 +237,15 @@ class _Found:
     def has_for(self, lease: Lease) -> bool:
         return self.events is None or lease.key in self.events
 
-    def outcome(self, kept: set[CursorKey]) -> _Outcome:
-        """Split the members into opened, advanced and lost. ``kept``: members whose cursor was updated."""
-        members = [lease for lease in self.members if lease.key in kept]
-        opened = tuple(lease for lease in members if self.has_for(lease))
-        moved = tuple(lease for lease in members if not self.has_for(lease))
+    def outcome(self, updated: set[CursorKey]) -> _Outcome:
+        """Split the members into opened, advanced and lost. ``updated``: members whose window was stored."""
+        wanting = [lease for lease in self.members if self.has_for(lease)]
+        opened = tuple(lease for lease in wanting if lease.key in updated)
+        moved = tuple(lease for lease in self.members if not self.has_for(lease))
         return _Outcome(
             Opened(self.window, opened, self.events) if opened else None,
             Advanced(self.window.upto, moved) if moved else None,
-            tuple(lease.key for lease in self.members if lease.key not in kept),
+            tuple(lease.key for lease in wanting if lease.key not in updated),
         )
 
 
@@ -203,20 +276,5 @@ def _not_settled(settlements: Sequence[Settlement], settled: Sequence[Cursor[Row
     return lost
 
 
-def _open(pipeline: Pipeline, found: _Found, timeline: int) -> Cursor[Row]:
-    return pipeline.send(
-        _SQL["open"],
-        {
-            **lease_arrays(found.members),
-            "has_events": [found.has_for(lease) for lease in found.members],
-            "done": found.window.done,
-            "upto": found.window.upto,
-            "lowest": found.window.lowest,
-            "highest": found.window.highest,
-            "timeline": timeline,
-        },
-    )
-
-
-def _keys(cursor: Cursor[Row]) -> set[CursorKey]:
-    return {CursorKey(*row) for row in cursor.fetchall()}
+def _keys(cursor: Cursor[Row] | None) -> set[CursorKey]:
+    return set() if cursor is None else {CursorKey(*row) for row in cursor.fetchall()}

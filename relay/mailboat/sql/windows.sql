@@ -1,12 +1,22 @@
 -- The statements around windows. docs/windows.md says why each looks the way it does.
 --
--- P (`done`) and C (`upto`) are always taken from the cursor row, in the statement that reads events, with the epoch
--- checked: a value kept in memory would skip events after a failover, where transaction ids are given out again.
 -- The two arms are a UNION ALL because an OR reads the whole retained table on every poll.
+--
+-- A relay stores P (`done`) of an idle cursor only every few seconds. Until then it has the current P in memory and passes it as a
+-- parameter, with the epoch checked. A P in memory is valid only as long as its connection: after a crash or a failover the
+-- server assigns the same transaction ids again. Behind a pooler, a connection hides a crash, so there every P is stored at once,
+-- and compared with the stored one (`pooled`).
+
+-- name: planner
+-- Settings of a connection that reads windows, without a pooler. No bitmaps: they are built completely, a day of index entries,
+-- before the first row is returned and a limit can end the scan.
+select set_config('jit', 'off', false),
+       set_config('enable_seqscan', 'off', false),
+       set_config('enable_bitmapscan', 'off', false),
+       set_config('plan_cache_mode', 'force_generic_plan', false)
 
 -- name: guard
--- First in every transaction: settings for this transaction only (a pooler may lie between), and which server this is.
--- No bitmaps: they are made whole, a day's worth of index entries, before the first row comes and a limit can end it.
+-- First in every transaction behind a pooler: the same settings for this transaction, and the identity of the server.
 select set_config('jit', 'off', true),
        set_config('enable_seqscan', 'off', true),
        set_config('enable_bitmapscan', 'off', true),
@@ -17,21 +27,18 @@ select set_config('jit', 'off', true),
        (select system_identifier from pg_control_system())
 
 -- name: tail
--- What became visible since the group's `done`, by transaction id, up to a limit. At least one row, to carry the snapshot; no
--- row at all when the cursor that is asked for the group is not its relay's any more: that says nothing about events.
--- Where there are too many rows for one read, or too many bytes in them, none is returned, only how many were found.
+-- The events that became visible since the group's `done`, by transaction id, up to a limit. The result has at least one row, with
+-- the snapshot. It has no row if this relay lost the lease of the cursor; that says nothing about events. If there are too many rows
+-- or bytes for one read, the result has no events, only their number.
+-- Last column: the server process.
 with tip as materialized (
-    select done
+    select %(done)s::text::pg_snapshot as done
     from mailboat.cursors
     where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s and upto is null
-      and done::text = %(done)s
+      and (not %(pooled)s or done::text = %(done)s)
 ),
 fresh as materialized (
-    select e.*
-    from {rows} as e
-    where e.xid = any (array(select pg_snapshot_xip(done) from tip))
-      and pg_visible_in_snapshot(e.xid, pg_current_snapshot())
-    union all
+    {late_arm}
     select e.*
     from {rows} as e
     where e.xid >= (select pg_snapshot_xmax(done) from tip)
@@ -43,22 +50,31 @@ total as materialized (
     select count(*) as rows, count(*) >= %(limit)s or sum({row_bytes}) > %(max_bytes)s as too_much
     from fresh as found
 )
-select {columns}{also_routes}, total.rows, total.too_much, pg_current_snapshot()::text
+select {columns}{also_routes}, total.rows, total.too_much, pg_current_snapshot()::text,
+       pg_backend_pid()
 from tip
 cross join total
 left join fresh as found on not total.too_much and {wanted}
 order by found.id
 
+-- name: late_arm
+-- The first arm of the tail: transactions that were running in `done`. Left out if there were none.
+select e.*
+    from {rows} as e
+    where e.xid = any (array(select pg_snapshot_xip(done) from tip))
+      and pg_visible_in_snapshot(e.xid, pg_current_snapshot())
+    union all
+    
 -- name: span
 -- Where to walk: from the lowest to the highest id of what became visible since the group's `done`. Late events, whose
 -- transactions were open at `done`, may lie far back, with all that was settled since in between; where they are few the walk
 -- begins behind them, and `late` reads them by transaction. `offset 0` is a fence: without it the planner walks the primary
 -- key from its beginning to find a minimum.
 with tip as materialized (
-    select done
+    select %(done)s::text::pg_snapshot as done
     from mailboat.cursors
     where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s and upto is null
-      and done::text = %(done)s
+      and (not %(pooled)s or done::text = %(done)s)
 )
 select pg_current_snapshot()::text,
        case when count(*) filter (where fresh.late) < %(limit)s
@@ -82,20 +98,29 @@ from (
 ) as fresh
 
 -- name: open
--- Opens a window for the members that have events in it, and moves those that have none past it.
+-- Opens a window for the members that have events in it.
 update mailboat.cursors as c
-set done     = case when m.has_events then c.done else %(upto)s::pg_snapshot end,
-    upto     = case when m.has_events then %(upto)s::pg_snapshot end,
-    lowest   = case when m.has_events then %(lowest)s::bigint end,
-    highest  = case when m.has_events then %(highest)s::bigint end,
+set done     = %(done)s::text::pg_snapshot,
+    upto     = %(upto)s::text::pg_snapshot,
+    lowest   = %(lowest)s::bigint,
+    highest  = %(highest)s::bigint,
     position = 0,
     resumes  = 0,
     timeline = %(timeline)s
-from unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::uuid[], %(has_events)s::boolean[])
-     as m (subscription_id, partition, epoch, has_events)
+from unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::uuid[]) as m (subscription_id, partition, epoch)
 where c.subscription_id = m.subscription_id and c.partition = m.partition and c.epoch = m.epoch
-  and c.upto is null and c.done::text = %(done)s
+  and c.upto is null and (not %(pooled)s or c.done::text = %(done)s)
 returning c.subscription_id, c.partition
+
+-- name: advance
+-- Stores the `done` of closed cursors that had no events up to it.
+update mailboat.cursors as c
+set done     = %(done)s::text::pg_snapshot,
+    position = 0,
+    resumes  = 0,
+    timeline = %(timeline)s
+from unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::uuid[]) as m (subscription_id, partition, epoch)
+where c.subscription_id = m.subscription_id and c.partition = m.partition and c.epoch = m.epoch and c.upto is null
 
 -- name: standing
 -- Which cursors still are in this window, under this owner. One of them then reads for all: it must not be one that was lost,

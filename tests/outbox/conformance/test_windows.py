@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mailboat.errors import DatabaseUnavailable
 from mailboat.outbox.settings import ReadLimits
 from mailboat.outbox.store import Measured, Settlement
 from support.store_backends import SETTINGS, PostgresWorld, World, subscription
@@ -338,3 +339,29 @@ async def test_an_idle_tick_writes_nothing(postgres_world: PostgresWorld) -> Non
         for number in relay.subscriptions:
             await relay.store.backlog(number)
     assert postgres_world.row_versions() == before
+
+
+async def test_progress_without_events_is_stored_later_or_before_a_release(postgres_world: PostgresWorld) -> None:
+    relay = await Relay.start(postgres_world, [subscription("a", partitions=8)])
+    await relay.claim()
+    before = set(postgres_world.row_versions())
+    write(postgres_world, *["k"] * 3)
+    await relay.drained()
+    await relay.tick()
+
+    assert len(set(postgres_world.row_versions()) - before) == 1, "only the cursor that had events"
+    (current,) = set(relay.done.values())
+    await relay.store.release([relay.lease(key) for key in relay.keys])
+    stored = postgres_world.database.execute("select distinct done::text from mailboat.cursors")
+    assert stored == [(current,)]
+
+
+async def test_a_pooler_that_was_not_announced_is_detected(postgres_world: PostgresWorld) -> None:
+    relay = await Relay.start(postgres_world, ONE)
+    await relay.claim()
+    await relay.tick()
+    desk = relay.store._desk  # type: ignore[attr-defined]
+    desk.server = replace(desk.server, process=desk.server.process + 1)
+
+    with pytest.raises(DatabaseUnavailable, match="pooler: Transaction"):
+        await relay.tick()
