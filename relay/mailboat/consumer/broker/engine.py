@@ -329,21 +329,22 @@ class BrokerEngine:
 
     async def _no_claims(self, works: list[Work], delay: float) -> None:
         """The store is unavailable: let the lanes stand, or handle the events without it."""
-        if self._settings.handle_unclaimed:
-            for work in works:
+        standing = []
+        for work in works:
+            if work.interrupted is not None:  # revoked meanwhile
+                self._drop(work)
+                self._source.give_back(work.record)
+                self._lanes.finish(work)
+            elif self._settings.handle_unclaimed:
                 work.attempt += 1
                 self.counts.unclaimed += 1
                 self._claimed.append(work)
+            else:
+                self._drop(work)
+                standing.append(work)
+        if self._settings.handle_unclaimed:
             self._wake_worker()
             return
-        standing = []
-        for work in works:
-            self._drop(work)
-            if work.interrupted is not None:
-                self._source.give_back(work.record)
-                self._lanes.finish(work)
-            else:
-                standing.append(work)
         self._lanes.put_back(standing)
         await asyncio.sleep(delay)
 
