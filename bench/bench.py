@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import dataclass
 
+import consuming
 import latency
 import pulling
 import writers
@@ -22,6 +23,7 @@ from measured import Measured, in_own_process
 from pipe import bare_pipe, produce_alone, read_alone
 
 from mailboat_harbor.missing import PartMissing, ServerFailed
+from mailboat_harbor.redis_server import start_valkey
 from stage import Stage, fill, stage
 
 MEBIBYTE = 1024 * 1024
@@ -63,6 +65,7 @@ def main() -> int:
             goals = [*_throughput(servers, extent), *_latency(servers, extent)]
             _writers(servers, extent)
             goals += _consumers(servers, extent)
+            goals += _behind_kafka(servers, extent)
     except (PartMissing, ServerFailed) as error:
         print(error, file=sys.stderr)
         return 1
@@ -163,6 +166,22 @@ def _consumers(servers: Stage, extent: Extent) -> list[Goal]:
     p50, p99 = found.percentile(0.5), found.percentile(0.99)
     print(f"\n  From commit to effect at 100 events/s: p50 {p50 * 1000:.1f} ms, p99 {p99 * 1000:.1f} ms")
     return [Goal("a consumer handles 20,000 events/s, 100 at a time", f"{hundred.rate:,.0f}", hundred.rate >= 20_000)]
+
+
+def _behind_kafka(servers: Stage, extent: Extent) -> list[Goal]:
+    """Handlers behind a broker."""
+    bootstrap, topic, events = servers.broker.bootstrap, servers.new_topic("consumers"), extent.events
+    consuming.fill_topic(bootstrap, topic, events)
+    print(f"\n  {'Consumers behind Kafka, one process':<48} {'events/s':>10} {'CPU µs/event':>13} {'peak MiB':>9}")
+    plain = in_own_process(consuming.consume, bootstrap, topic, events, None, 32)
+    _row("(h) empty handler, no idempotency", plain)
+    with start_valkey() as valkey:
+        claimed = in_own_process(consuming.consume, bootstrap, topic, events, valkey.url, 64)
+        _row("    the same with claims in Redis", claimed)
+    return [
+        Goal("behind Kafka, 50,000 events/s without claims", f"{plain.rate:,.0f}", plain.rate >= 50_000),
+        Goal("and 25,000 events/s with claims in Redis", f"{claimed.rate:,.0f}", claimed.rate >= 25_000),
+    ]
 
 
 def _row(name: str, found: Measured) -> None:

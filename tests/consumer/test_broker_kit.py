@@ -17,14 +17,17 @@ import yaml
 from confluent_kafka import Producer
 from pydantic import BaseModel
 
-from mailboat import Consumer, Event, Inbox, Kafka, Redis, Refuse
+from mailboat import Consumer, Event, Inbox, Kafka, PubSub, Redis, Refuse
 from mailboat.errors import ConfigError
+from mailboat.events import Outgoing
 from mailboat_harbor.kafka import KafkaServer
 from mailboat_harbor.ports import free_port
 from mailboat_harbor.postgres import PostgresServer
+from mailboat_harbor.pubsub import PubSubServer
 from mailboat_harbor.redis_server import RedisServer
 from mailboat_spec.consumer_report import ConsumerReport, read_consumer_reports
 from support.databases import Database, migrated_database
+from support.sink_backends import PubSubBackend
 from support.wait import await_until
 
 TopicFactory = Callable[..., str]
@@ -236,3 +239,28 @@ async def test_what_a_source_can_not_do_is_refused_at_the_start(shop: Shop, tmp_
         await missing.serve()
     with pytest.raises(ConfigError, match="idempotency= and dead_letter= are for source= only"):
         await shop.handlers(Consumer("shop/billing", dead_letter="x")).serve()
+
+
+async def test_a_pubsub_subscription_is_a_source(
+    pubsub: PubSubServer, valkey: RedisServer, unique_name: Callable[[str], str]
+) -> None:
+    google = PubSubBackend(pubsub, enable_message_ordering=True)
+    sink = google.sink()
+    await sink.open()
+    headers = {"ce-specversion": "1.0", "ce-type": "order.placed", "ce-source": "shop"}
+    for number in range(5):
+        message = Outgoing(str(number), "o-0", b'{"number": %d}' % number, {**headers, "ce-id": str(uuid4())})
+        assert await sink.publish([message]) == {}
+    await sink.close()
+    handled: list[int] = []
+    source = PubSub("acme", subscription=google.topic, endpoint=pubsub.host)
+    consumer = Consumer(f"shop/{unique_name('billing')}", source=source, idempotency=Redis(valkey.url))
+
+    @consumer.on("order.*")
+    async def invoice(order: Order) -> None:
+        handled.append(order.number)
+
+    async with serving(consumer):
+        await await_until(lambda: len(handled) == 5, what="all events")
+    google.close()
+    assert handled == [0, 1, 2, 3, 4]

@@ -31,7 +31,8 @@ async def test_a_position_never_passes_an_unsettled_message(gaps: list[int], see
         expected = [entry.offset for entry in waiting]
         assert progress.position is None or all(offset >= progress.position for offset in expected)
         first = min((entries.index(entry) for entry in waiting), default=len(entries))
-        assert progress.settled == first and progress.ahead == len(entries) - first
+        assert progress.settled == first
+        assert progress.ahead == len(entries) - first
         assert progress.bytes_ahead == 10 * progress.ahead
 
 
@@ -76,7 +77,8 @@ async def test_a_failing_key_waits_alone_and_becomes_a_dead_letter(claims: Any) 
     assert calls.index(("good", 2, 1)) < calls.index(("bad", 1, 2)), "the good key waited for the bad one"
     (letter,) = it.dead.letters
     assert (letter.refusal.reason, letter.attempts, letter.consumer) == ("HandlerFailed", 3, "shop/billing")
-    assert "ValueError: never" in letter.refusal.error and (state.engine.dead, state.counts.refused) == (1, 3)
+    assert "ValueError: never" in letter.refusal.error
+    assert (state.engine.dead, state.counts.refused) == (1, 3)
     if store:
         assert sorted(state for state, _ in store.states.values()) == ["dead", *["done"] * 5]
         assert store.calls[0] == ("claim", 4), "one call claims all ready heads"
@@ -264,7 +266,8 @@ async def test_a_lost_partition_is_not_settled_and_its_key_does_not_overlap(clai
         it.source.feed([again, record("a", 2)])  # the partition came back
         gate.set()
         await await_until(lambda: len(it.source.settled) == 2)
-    assert most == 1 and it.source.settled[0] is again
+    assert most == 1
+    assert it.source.settled[0] is again
 
 
 async def test_context_variables_do_not_leak_between_events() -> None:
@@ -286,10 +289,12 @@ async def test_context_variables_do_not_leak_between_events() -> None:
 
 async def test_the_log_names_a_handler_that_blocks_the_event_loop(caplog: pytest.LogCaptureFixture) -> None:
     async def rude(event: Event) -> None:
-        time.sleep(2.6)
+        time.sleep(2.6)  # noqa: ASYNC251
 
     async with running(rude) as it:
         it.source.feed([record("a", 1)])
         await await_until(lambda: it.source.settled)
-    assert "Event loop blocked" in caplog.text and "rude" in caplog.text and "time.sleep" in caplog.text
+    assert "Event loop blocked" in caplog.text
+    assert "rude" in caplog.text
+    assert "time.sleep" in caplog.text
     assert isinstance(it.source, FakeSource)

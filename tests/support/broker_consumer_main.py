@@ -89,6 +89,8 @@ async def run(orders: dict[str, Any]) -> None:
     )
     if orders["protocol"] == "classic":
         client |= {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
+    if "instance" in orders:  # a static member: its successor need not wait for the end of the session
+        client |= {"group.instance.id": orders["instance"]}
     url = orders.get("redis")
     claims = None
     if url is not None:

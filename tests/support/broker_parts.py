@@ -187,7 +187,7 @@ async def running(
     parts = Engine(engine, source, dispatcher, claims, dead)
     task = asyncio.create_task(engine.run(parts.stop))
     try:
-        while isinstance(source, FakeSource) and source.receiver is None:
+        while isinstance(source, FakeSource) and source.receiver is None:  # noqa: ASYNC110
             await asyncio.sleep(0)
         yield parts
     finally:

@@ -7,8 +7,12 @@ is handled once.
 | module | holds |
 |---|---|
 | ``protocol`` | the types between engine, source, claim store and dead letters |
-| ``engine``, ``lanes`` | lanes per key, attempts, back-off, drains |
+| ``engine``, ``engine_state`` | claims, attempts, back-off, dead letters, drains; settings and state |
+| ``lanes`` | which event may start next, and which offset may be committed; pure |
+| ``workers``, ``execution``, ``watchdog`` | tasks and threads that run handlers; handlers that block the event loop |
+| ``marks``, ``burial``, ``availability`` | results on their way to the claim store and the dead-letter topic; outages |
 | ``kafka``, ``pubsub`` | the sources |
+| ``kafka_client`` | settings and errors of the Kafka client |
 | ``pubsub_keys``, ``pubsub_stream`` | order of a key's messages; the gRPC calls |
 | ``decode`` | a broker's message as an event |
 | ``dead_letters`` | an event that can't be handled as a message on the dead-letter topic |

@@ -26,20 +26,18 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Collection, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from random import Random
 from typing import Any, Final
 
 from mailboat.consumer.broker.availability import Availability
 from mailboat.consumer.broker.burial import Burial
-from mailboat.consumer.broker.execution import Isolated, StillRunning
+from mailboat.consumer.broker.engine_state import EngineCounts, EngineSettings, EngineState, ParkedLane
 from mailboat.consumer.broker.lanes import Lanes, Work
 from mailboat.consumer.broker.marks import Mark, Marks
 from mailboat.consumer.broker.protocol import (
     CONSUMER_DIED,
-    TIMED_OUT,
     Answer,
     BrokerPoint,
     Busy,
@@ -54,20 +52,18 @@ from mailboat.consumer.broker.protocol import (
     PassingPoint,
     Record,
     Source,
-    SourceState,
     ignore_point,
 )
 from mailboat.consumer.broker.watchdog import Watchdog
-from mailboat.consumer.dispatch import Counts, Dispatcher, NotHandled
-from mailboat.consumer.outcomes import GIVEN_BACK, Refusal, refusal_for
-from mailboat.consumer.received import Event
-from mailboat.pump.retry import Backoff
+from mailboat.consumer.broker.workers import REVOKED, Workers
+from mailboat.consumer.dispatch import Dispatcher
+from mailboat.consumer.outcomes import GIVEN_BACK, Refusal
+
+__all__ = ["BrokerEngine", "EngineCounts", "EngineSettings", "EngineState", "ParkedLane"]
 
 log = logging.getLogger(__name__)
 
 _FOREVER: Final = float("inf")
-_SLICE: Final = 0.005
-"""Seconds that a worker runs handlers that do not wait before it lets other tasks run."""
 _SAME_EVENT: Final = 0.1
 """Seconds until a second copy of an event that this process handles right now is looked at again."""
 _NEXT_SUSPECT: Final = 0.02
@@ -76,90 +72,9 @@ _INTERRUPTING: Final = 2.0
 """Seconds that a cancelled handler may take to end."""
 _SHOWN: Final = 20
 """Parked lanes listed in the state."""
-_REVOKED: Final = "revoked"
-_BACKOFF: Final = Backoff(initial=1.0, factor=2, ceiling=60.0, jitter=0.2)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSettings:
-    """Settings of an engine, from the subscription."""
-
-    consumer: str
-    """``namespace/name``."""
-    group: str | None = None
-    """Kafka consumer group, for dead letters."""
-    concurrency: int = 32
-    max_attempts: int = 4
-    backoff: Backoff = _BACKOFF
-    timeout: float | None = None
-    """Seconds that a handler may take."""
-    stop_at: int | None = None
-    """Number of consecutive dead letters that stops the subscription."""
-    handle_unclaimed: bool = False
-    """``onUnavailable: Handle``: without the claim store, handle events without remembering them."""
-
-
-@dataclass(slots=True)
-class EngineCounts:
-    """Counters since the process started, beside those of the dispatcher."""
-
-    received: int = 0
-    duplicates: int = 0
-    """Events skipped because they were done."""
-    skipped: int = 0
-    """Replayed dead letters that are addressed to another consumer."""
-    dead: int = 0
-    takeovers: int = 0
-    """Events whose earlier consumer died."""
-    overlaps: int = 0
-    """Results that came after the claim was lost: another consumer may have handled the event as well."""
-    unclaimed: int = 0
-    """Events handled without the claim store."""
-
-
-@dataclass(frozen=True, slots=True)
-class ParkedLane:
-    """A lane that waits."""
-
-    partition: int
-    key: str | None
-    event_id: str
-    event_type: str
-    attempts: int
-    cause: str
-    retry_in: float | None
-    """None: until a person acts."""
-    behind: int
-    """Later events of the key."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineState:
-    """What /status and /metrics show of an engine."""
-
-    source: SourceState
-    counts: Counts
-    engine: EngineCounts
-    running: int
-    ready: int
-    behind: int
-    """Events that wait for an earlier event of their key."""
-    parked: int
-    lanes: list[ParkedLane]
-    """The first parked lanes."""
-    claims_trouble: str | None
-    dead_letters_trouble: str | None
-    stopped: str | None
-    """Why the engine starts no more events (``stopAt``); None if it does."""
-    blocked_by: str | None
-    """Handler that blocks the event loop."""
-
-
-@dataclass(slots=True)
-class _Worker:
-    task: asyncio.Task[None] | None = None
-    work: Work | None = None
-    woken: asyncio.Event = field(default_factory=asyncio.Event)
+_CLAIMED: Final = BrokerPoint.CLAIMED  # bound once: looking up a member of an enum is slow
+_HANDLED: Final = BrokerPoint.HANDLED
+_MARKED_DONE: Final = BrokerPoint.MARKED_DONE
 
 
 class BrokerEngine:
@@ -199,10 +114,6 @@ class BrokerEngine:
         self._suspect: Work | None = None
         """Claimed event that is handled alone, because its consumers died."""
         self._burying: set[Work] = set()
-        self._running: dict[Work, tuple[_Worker, float]] = {}
-        """Handlers that run, with their deadline, oldest first."""
-        self._idle: deque[_Worker] = deque()
-        self._waking = False
         self._claims_away = Availability("Claim store", log, settings.consumer, self._random)
         self._dead_away = Availability("Dead-letter topic", log, settings.consumer, self._random)
         self._marks = (
@@ -213,13 +124,12 @@ class BrokerEngine:
         self._burial = None if dead_letters is None else Burial(dead_letters, self._dead_away, self._buried)
         self._claim_wake = asyncio.Event()
         self._parked_timer: asyncio.TimerHandle | None = None
-        self._timeout_timer: asyncio.TimerHandle | None = None
         self._let_go = asyncio.Event()
         self._dead_in_a_row = 0
         self._stopped: str | None = None
         self._ending = False
-        self._watchdog = Watchdog(settings.consumer, self._current_handler)
-        self._workers: list[_Worker] = []
+        self._workers = Workers(self, dispatcher, execution, count=settings.concurrency, timeout=settings.timeout)
+        self._watchdog = Watchdog(settings.consumer, self._workers.current_handler)
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -229,14 +139,10 @@ class BrokerEngine:
         if self._claims is not None:
             await self._until_open(self._claims.open, ClaimsUnavailable, self._claims_away, stop)
         opening = [] if self._dead_letters is None else [asyncio.create_task(self._open_dead_letters(stop))]
-        self._workers = [_Worker() for _ in range(self._settings.concurrency)]
-        for number, worker in enumerate(self._workers):
-            worker.task = asyncio.create_task(self._work(worker), name=f"worker {number}")
         roles = [self._watchdog.run()]
         roles += [] if self._marks is None else [self._marks.run(), self._claim()]
         roles += [] if self._burial is None else [self._burial.run()]
-        tasks = [asyncio.create_task(role) for role in roles]
-        tasks += [worker.task for worker in self._workers if worker.task is not None]
+        tasks = [*self._workers.start(), *(asyncio.create_task(role) for role in roles)]
         stopping = asyncio.create_task(stop.wait())
         await asyncio.sleep(0)  # the watchdog starts before the first handler
         try:
@@ -252,9 +158,9 @@ class BrokerEngine:
             for task in tasks:
                 task.cancel()
             ended = await asyncio.gather(*tasks, return_exceptions=True)
-            for timer in (self._parked_timer, self._timeout_timer):
-                if timer is not None:
-                    timer.cancel()
+            self._workers.stop_timer()
+            if self._parked_timer is not None:
+                self._parked_timer.cancel()
             await self._execution.close()
             if self._dead_letters is not None:
                 await self._dead_letters.close()
@@ -305,7 +211,7 @@ class BrokerEngine:
             source=self._source.state(),
             counts=self._dispatcher.counts,
             engine=self.counts,
-            running=len(self._running),
+            running=len(self._workers.running),
             ready=len(self._lanes.ready) + len(self._claimed),
             behind=self._lanes.behind_count,
             parked=self._lanes.parked_count,
@@ -327,10 +233,8 @@ class BrokerEngine:
         gone = frozenset(partitions)
         self._forget(gone)
         if not await self._drained(gone, within):
-            for work, (worker, _) in list(self._running.items()):
-                if work.record.partition in gone and work.interrupted is None and worker.task is not None:
-                    work.interrupted = _REVOKED
-                    worker.task.cancel()
+            for work in [each for each in self._workers.running if each.record.partition in gone]:
+                self._workers.interrupt(work, REVOKED)
             await self._drained(gone, _INTERRUPTING)
         for work in self._held:
             work.detached = work.detached or work.record.partition in gone
@@ -356,9 +260,9 @@ class BrokerEngine:
         self._claimed = kept
         for work in self._claiming:
             if work.record.partition in gone:
-                work.interrupted = _REVOKED
+                work.interrupted = REVOKED
         suspect = self._suspect
-        if suspect is not None and suspect.record.partition in gone and suspect not in self._running:
+        if suspect is not None and suspect.record.partition in gone and suspect not in self._workers.running:
             self._give_back(suspect)
 
     def _withdraw_buried(self) -> None:
@@ -385,7 +289,7 @@ class BrokerEngine:
         """Claim ready heads, as many as workers are free, in one call."""
         assert self._claims is not None
         while True:
-            free = self._settings.concurrency - len(self._running) - len(self._claimed)
+            free = self._settings.concurrency - len(self._workers.running) - len(self._claimed)
             held_back = self._stopped or self._ending or self._suspect is not None
             works = [] if held_back or free <= 0 else self._next_heads(free)
             if not works:
@@ -425,21 +329,22 @@ class BrokerEngine:
 
     async def _no_claims(self, works: list[Work], delay: float) -> None:
         """The store is unavailable: let the lanes stand, or handle the events without it."""
-        if self._settings.handle_unclaimed:
-            for work in works:
+        standing = []
+        for work in works:
+            if work.interrupted is not None:  # revoked meanwhile
+                self._drop(work)
+                self._source.give_back(work.record)
+                self._lanes.finish(work)
+            elif self._settings.handle_unclaimed:
                 work.attempt += 1
                 self.counts.unclaimed += 1
                 self._claimed.append(work)
+            else:
+                self._drop(work)
+                standing.append(work)
+        if self._settings.handle_unclaimed:
             self._wake_worker()
             return
-        standing = []
-        for work in works:
-            self._drop(work)
-            if work.interrupted is not None:
-                self._source.give_back(work.record)
-                self._lanes.finish(work)
-            else:
-                standing.append(work)
         self._lanes.put_back(standing)
         await asyncio.sleep(delay)
 
@@ -473,7 +378,7 @@ class BrokerEngine:
     def _start_suspect(self) -> None:
         """Handle the suspect as soon as nothing else is in hand."""
         suspect = self._suspect
-        if suspect is None or suspect in self._running or suspect in self._claimed:
+        if suspect is None or suspect in self._workers.running or suspect in self._claimed:
             return
         if self._held == self._burying | {suspect}:
             log.warning("Event handled alone, since its consumers died", extra=self._fields(suspect))
@@ -489,117 +394,51 @@ class BrokerEngine:
         self._settle(work)
         return True
 
-    # -- handlers ----------------------------------------------------------------------------------------------------
+    # -- workers -----------------------------------------------------------------------------------------------------
 
-    async def _work(self, worker: _Worker) -> None:
-        """Run handlers, one after the other."""
-        slice_end = self._loop.time() + _SLICE
-        while True:
-            work = self._next_work()
-            if work is None:
-                worker.woken.clear()
-                self._idle.append(worker)
-                await worker.woken.wait()
-                self._waking = False
-                slice_end = self._loop.time() + _SLICE
-                continue
-            self._wake_worker()
-            await self._handle(work, worker)
-            if self._loop.time() > slice_end:
-                await asyncio.sleep(0)
-                slice_end = self._loop.time() + _SLICE
-
-    def _next_work(self) -> Work | None:
+    def next_work(self) -> Work | None:
+        """Return an event to handle; None if there is none, or if the engine starts no more."""
         if self._stopped or self._ending:
             return None
         if self._claims is not None:
             return self._claimed.popleft() if self._claimed else None
         while self._lanes.ready:
             work = self._lanes.ready.popleft()
-            if not self._is_foreign(work):
+            if work.record.replay_for is None or not self._is_foreign(work):
                 self._held.add(work)
                 work.attempt += 1
                 return work
         return None
 
-    async def _handle(self, work: Work, worker: _Worker) -> None:
-        """Run the handlers of one event."""
-        self._passing(BrokerPoint.CLAIMED)
-        record = work.record
-        if record.cannot_decode is not None:
-            self._failed(work, Refusal("CannotDecode", record.cannot_decode, final=True))
-            return
+    def refusal_before(self, work: Work) -> Refusal | None:
+        self._passing(_CLAIMED)
+        if work.record.cannot_decode is not None:
+            return Refusal("CannotDecode", work.record.cannot_decode, final=True)
         if work.attempt > self._settings.max_attempts:
             work.attempt -= 1
-            self._failed(work, Refusal(CONSUMER_DIED, "the process died in every attempt", final=True))
-            return
-        event = record.event
-        if work.attempt != 1 or work.redeliveries:
-            event = replace(event, attempt=work.attempt, redeliveries=work.redeliveries)
-        timeout = self._settings.timeout
-        self._running[work] = (worker, _FOREVER if timeout is None else self._loop.time() + timeout)
-        if timeout is not None and self._timeout_timer is None:
-            self._timeout_timer = self._loop.call_later(timeout, self._interrupt_late)
-        worker.work = work
-        refusal: Refusal | None = None
-        cause: BaseException | None = None
-        try:
-            known = not await Isolated(self._execution.run(event, self._dispatch))
-            self.counts.duplicates += known
-        except NotHandled as failure:
-            refusal, cause = failure.refusal, failure.__cause__
-        except ClaimsUnavailable as error:
-            self._claims_away.failed(str(error))
-            refusal = replace(GIVEN_BACK, error=str(error))
-        except StillRunning:
-            raise  # the process ends; the claim expires with its lease
-        except asyncio.CancelledError:
-            if work.interrupted is None:
-                raise
-            refusal = self._interruption(work)
-        except Exception as error:
-            refusal, cause = refusal_for(error), error
-        finally:
-            del self._running[work]
-            worker.work = None
-        if work.interrupted is not None and worker.task is not None:
-            worker.task.uncancel()
-        self._passing(BrokerPoint.HANDLED)
-        if refusal is not None:
-            self._failed(work, refusal, cause)
-        else:
+            return Refusal(CONSUMER_DIED, "the process died in every attempt", final=True)
+        return None
+
+    def finished(self, work: Work, refusal: Refusal | None, cause: BaseException | None, *, known: bool) -> None:
+        self._passing(_HANDLED)
+        if refusal is None:
             self._dead_in_a_row = 0
-            self._mark(work, Mark.DONE)
-
-    def _dispatch(self, event: Event, scope: Any) -> Awaitable[None]:
-        return self._dispatcher.handle((event,), scope)
-
-    def _interruption(self, work: Work) -> Refusal:
-        if work.interrupted == TIMED_OUT:
-            work.interrupted = None
-            return Refusal(TIMED_OUT, f"the handler took longer than {self._settings.timeout:g} s")
-        return GIVEN_BACK
-
-    def _interrupt_late(self) -> None:
-        """Cancel handlers past their deadline."""
-        self._timeout_timer = None
-        now = self._loop.time()
-        for work, (worker, deadline) in list(self._running.items()):
-            if work.interrupted is None and deadline <= now and worker.task is not None:
-                work.interrupted = TIMED_OUT
-                log.warning(
-                    "Handler timed out", extra={**self._fields(work), "handler": self._handlers_of(work.record.event)}
-                )
-                worker.task.cancel()
-        pending = [deadline for work, (_, deadline) in self._running.items() if work.interrupted is None]
-        if pending:
-            self._timeout_timer = self._loop.call_at(min(pending), self._interrupt_late)
+            self.counts.duplicates += known
+            if work.claimed:
+                self._mark(work, Mark.DONE)
+            else:
+                self._passing(_MARKED_DONE)
+                self._settle(work)
+            return
+        if isinstance(cause, ClaimsUnavailable):
+            self._claims_away.failed(str(cause))
+        self._failed(work, refusal, cause)
 
     # -- results -----------------------------------------------------------------------------------------------------
 
     def _failed(self, work: Work, refusal: Refusal, cause: BaseException | None = None) -> None:
         """Retry later, or give the event up."""
-        if work.interrupted == _REVOKED and refusal is GIVEN_BACK:
+        if work.interrupted == REVOKED and refusal is GIVEN_BACK:
             self._give_back(work)
             return
         if refusal.reason != GIVEN_BACK.reason:
@@ -686,7 +525,7 @@ class BrokerEngine:
                 self._release(work)
             case Mark.FAILED:
                 self._drop(work)
-                if work.detached or work.interrupted == _REVOKED:
+                if work.detached or work.interrupted == REVOKED:
                     self._lanes.finish(work)
                 elif self._burial is None and work.cause is not None and work.cause.endswith("no attempts left"):
                     self._park(work, _FOREVER, work.cause)
@@ -750,11 +589,8 @@ class BrokerEngine:
             self._wake_worker()
 
     def _wake_worker(self) -> None:
-        """Wake one idle worker if there is work; it wakes the next one. So handlers that do not wait are run by one."""
-        if self._waking or not self._idle or not (self._claimed if self._marks is not None else self._lanes.ready):
-            return
-        self._waking = True
-        self._idle.popleft().woken.set()
+        if self._claimed if self._marks is not None else self._lanes.ready:
+            self._workers.wake()
 
     def _fields(self, work: Work) -> dict[str, Any]:
         event = work.record.event
@@ -766,15 +602,3 @@ class BrokerEngine:
             "partition": work.record.partition,
             "offset": work.record.original.offset,
         }
-
-    def _handlers_of(self, event: Event) -> str:
-        return ", ".join(each.name for each in self._dispatcher.handlers_for(event.type)) or "no handler"
-
-    def _current_handler(self) -> str:
-        """Return the handler that runs in the event loop. Called from the watchdog's thread."""
-        task = asyncio.current_task(self._loop)
-        for worker in self._workers:
-            if worker.task is task and (work := worker.work) is not None:
-                event = work.record.event
-                return f"{self._handlers_of(event)} (event {event.id})"
-        return "the application" if task is None else f"task {task.get_name()}"

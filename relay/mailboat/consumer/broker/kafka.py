@@ -199,7 +199,8 @@ class KafkaSource:
                 self._fail(error)
                 continue
             number, offset = message.partition(), message.offset()
-            assert number is not None and offset is not None, "only errors have none"
+            assert number is not None, "only errors have none"
+            assert offset is not None, "only errors have none"
             partition = partitions.get(number)
             if partition is None:  # revoked while the client handed it out
                 continue

@@ -113,7 +113,7 @@ def describe(report: Report, bootstrap: str, topic: str, group: str) -> str:
         case KafkaError.GROUP_AUTHORIZATION_FAILED:
             return f"{where} does not let this client use group {group}: allow Read on the group to its user"
         case KafkaError._AUTHENTICATION | KafkaError.SASL_AUTHENTICATION_FAILED:
-            return f"{where} refused the login: {report.text}; check sasl.* in spec.source.kafka.config and configSecretRef"
+            return f"{where} refused the login: {report.text}; check sasl.* in config and configSecretRef of the source"
         case KafkaError._SSL:
             return f"TLS to {where} failed: {report.text}; check ssl.* and security.protocol"
         case code if code in NETWORK:

@@ -21,40 +21,25 @@ Key = tuple[int, str]
 class Work:
     """One record on its way through the engine."""
 
-    __slots__ = (
-        "attempt",
-        "cause",
-        "claimed",
-        "detached",
-        "due",
-        "first_failed",
-        "id",
-        "interrupted",
-        "lane",
-        "record",
-        "redeliveries",
-    )
+    # Defaults are attributes of the class: an object is made for every event, and most never differ.
+    id = ""
+    """Event id as the claim store knows it; empty until the event is claimed."""
+    attempt = 0
+    redeliveries = 0
+    claimed = False
+    """True while the claim store holds a claim of this process."""
+    detached = False
+    """The partition was revoked or lost: the source is not told about the result."""
+    interrupted: str | None = None
+    """Why the engine cancelled the handler."""
+    due = 0.0
+    cause: str | None = None
+    """Why the lane is parked."""
+    first_failed: datetime | None = None
 
     def __init__(self, record: Record, lane: Key | None) -> None:
         self.record = record
         self.lane = lane
-        self.id = ""
-        """Event id as the claim store knows it; empty until the event is claimed."""
-        self.attempt = 0
-        self.redeliveries = 0
-        self.claimed = False
-        """True while the claim store holds a claim of this process."""
-        self.detached = False
-        """The partition was revoked or lost: the source is not told about the result."""
-        self.interrupted: str | None = None
-        """Why the engine cancelled the handler."""
-        self.due = 0.0
-        self.cause: str | None = None
-        """Why the lane is parked."""
-        self.first_failed: datetime | None = None
-
-    def __lt__(self, other: Work) -> bool:
-        return self.due < other.due
 
 
 class Lanes:

@@ -1,0 +1,79 @@
+"""Consumers behind Kafka: the engine with an empty handler, without and with claims in Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import uuid4
+
+from confluent_kafka import Producer
+from measured import Measured, Stopwatch
+
+from mailboat import Event
+from mailboat.consumer.broker.decode import decode
+from mailboat.consumer.broker.engine import BrokerEngine, EngineSettings
+from mailboat.consumer.broker.execution import PlainExecution
+from mailboat.consumer.broker.kafka import KafkaSource
+from mailboat.consumer.broker.kafka_client import consumer_settings
+from mailboat.consumer.claims.redis_store import RedisClaims
+from mailboat.consumer.dispatch import Dispatcher
+from mailboat.consumer.handlers import handler
+
+_NAME = "bench/consumer"
+_KEYS = 5_000
+
+
+def fill_topic(bootstrap: str, topic: str, events: int) -> None:
+    """Produce events of 200 bytes as a relay does, of 5,000 keys."""
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20})
+    headers = {
+        "ce_specversion": "1.0",
+        "ce_type": "order.placed",
+        "ce_source": "/shop",
+        "ce_time": "2026-01-01T00:00:00Z",
+    }
+    for number in range(events):
+        produced = False
+        while not produced:
+            try:
+                producer.produce(topic, b"x" * 200, f"key-{number % _KEYS}", headers={**headers, "ce_id": str(uuid4())})
+                produced = True
+            except BufferError:
+                producer.poll(0.1)
+    producer.flush()
+
+
+def consume(bootstrap: str, topic: str, events: int, redis: str | None, concurrency: int) -> Measured:
+    """Handle so many events of the topic in one process; the first tenth is not measured."""
+    return asyncio.run(_consume(bootstrap, topic, events, redis, concurrency))
+
+
+async def _consume(bootstrap: str, topic: str, events: int, redis: str | None, concurrency: int) -> Measured:
+    dispatcher = Dispatcher(_NAME)
+    warm, enough = asyncio.Event(), asyncio.Event()
+
+    async def handle(event: Event) -> None:
+        if dispatcher.counts.handled >= events // 10:
+            warm.set()
+        if dispatcher.counts.handled >= events - 1:
+            enough.set()
+
+    dispatcher.add(handler("*", handle))
+    group = f"bench-{uuid4()}"
+    client = consumer_settings([bootstrap], {}, {}, subscription=_NAME, group=group)
+    engine = BrokerEngine(
+        dispatcher,
+        KafkaSource(client, topic, decode, consumer=_NAME),
+        None if redis is None else RedisClaims(redis, consumer=group),
+        PlainExecution(1),
+        None,
+        EngineSettings(consumer=_NAME, concurrency=concurrency, timeout=30.0),
+    )
+    stop = asyncio.Event()
+    running = asyncio.create_task(engine.run(stop))
+    await warm.wait()
+    watch, before = Stopwatch(), dispatcher.counts.handled
+    await enough.wait()
+    found = watch.stop(dispatcher.counts.handled - before)
+    stop.set()
+    await running
+    return found

@@ -1,0 +1,189 @@
+"""Workers: tasks that run handlers, one event after the other.
+
+A handler that does not wait costs no task and no task switch: one worker runs all of them, and lets other tasks run
+every few milliseconds. The next worker is woken only when there is more work, and gets its turn as soon as a handler
+waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Protocol
+
+from mailboat.consumer.broker.execution import Isolated, StillRunning
+from mailboat.consumer.broker.lanes import Work
+from mailboat.consumer.broker.protocol import TIMED_OUT, ClaimsUnavailable, Execution
+from mailboat.consumer.dispatch import Dispatcher, NotHandled
+from mailboat.consumer.outcomes import GIVEN_BACK, Refusal, refusal_for
+from mailboat.consumer.received import Event
+
+log = logging.getLogger(__name__)
+
+REVOKED: Final = "revoked"
+"""``Work.interrupted`` if the partition was revoked."""
+_FOREVER: Final = float("inf")
+_SLICE: Final = 0.005
+"""Seconds that a worker runs handlers that do not wait before it lets other tasks run."""
+
+
+class Board(Protocol):
+    """The engine, as its workers see it."""
+
+    def next_work(self) -> Work | None: ...
+
+    def refusal_before(self, work: Work) -> Refusal | None:
+        """Return why the event is not handled at all; None if it is."""
+
+    def finished(self, work: Work, refusal: Refusal | None, cause: BaseException | None, *, known: bool) -> None:
+        """``refusal`` is None if the handlers succeeded. ``known``: the inbox has the event, no handler ran."""
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    task: asyncio.Task[None] | None = None
+    work: Work | None = None
+    deadline: float = _FOREVER
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Workers:
+    """All workers of one engine."""
+
+    def __init__(
+        self, board: Board, dispatcher: Dispatcher, execution: Execution, *, count: int, timeout: float | None
+    ) -> None:
+        self._board = board
+        self._dispatcher = dispatcher
+        self._execution = execution
+        self._timeout = timeout
+        self._timer: asyncio.TimerHandle | None = None
+        self._workers = [_Worker() for _ in range(count)]
+        self._idle: deque[_Worker] = deque()
+        self._waking = False
+        self.running: dict[Work, _Worker] = {}
+        """Handlers that run."""
+
+    def start(self) -> list[asyncio.Task[None]]:
+        """Return the tasks. The caller cancels them."""
+        self._loop = asyncio.get_running_loop()
+        tasks = []
+        for number, worker in enumerate(self._workers):
+            worker.task = asyncio.create_task(self._work(worker), name=f"worker {number}")
+            tasks.append(worker.task)
+        return tasks
+
+    def stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def wake(self) -> None:
+        """Wake one idle worker. It wakes the next one if there is more work."""
+        if self._idle and not self._waking:
+            self._waking = True
+            self._idle.popleft().woken.set()
+
+    def interrupt(self, work: Work, why: str) -> None:
+        """Cancel the handler of an event that is running."""
+        worker = self.running[work]
+        if work.interrupted is None and worker.task is not None:
+            work.interrupted = why
+            worker.task.cancel()
+
+    async def _work(self, worker: _Worker) -> None:
+        clock, next_work = self._loop.time, self._board.next_work
+        slice_end = clock() + _SLICE
+        while True:
+            work = next_work()
+            if work is None:
+                worker.woken.clear()
+                self._idle.append(worker)
+                await worker.woken.wait()
+                self._waking = False
+                slice_end = clock() + _SLICE
+                continue
+            if not self._waking:
+                self.wake()
+            if (refusal := self._board.refusal_before(work)) is not None:
+                self._board.finished(work, refusal, None, known=False)
+            else:
+                await self._handle(work, worker)
+            if clock() > slice_end:
+                await asyncio.sleep(0)
+                slice_end = clock() + _SLICE
+
+    async def _handle(self, work: Work, worker: _Worker) -> None:
+        event = work.record.event
+        if work.attempt != 1 or work.redeliveries:
+            event = replace(event, attempt=work.attempt, redeliveries=work.redeliveries)
+        self.running[work] = worker
+        worker.work = work
+        if self._timeout is not None:
+            worker.deadline = self._loop.time() + self._timeout
+            if self._timer is None:
+                self._timer = self._loop.call_at(worker.deadline, self._interrupt_late)
+        handled = False
+        refusal: Refusal | None = None
+        cause: BaseException | None = None
+        try:
+            handled = await Isolated(self._execution.run(event, self._dispatch))
+        except NotHandled as failure:
+            refusal, cause = failure.refusal, failure.__cause__
+        except ClaimsUnavailable as error:
+            refusal, cause = GIVEN_BACK, error
+        except StillRunning:
+            raise  # the process ends; the claim expires with its lease
+        except asyncio.CancelledError:
+            if work.interrupted is None:
+                raise
+            refusal = GIVEN_BACK if work.interrupted == REVOKED else self._timed_out()
+        except Exception as error:
+            refusal, cause = refusal_for(error), error
+        finally:
+            del self.running[work]
+            worker.work = None
+        if work.interrupted is not None and worker.task is not None:
+            worker.task.uncancel()
+            if work.interrupted == TIMED_OUT:
+                work.interrupted = None
+        self._board.finished(work, refusal, cause, known=not handled)
+
+    def _dispatch(self, event: Event, scope: Any) -> Awaitable[None]:
+        return self._dispatcher.handle_one(event, scope)
+
+    def _timed_out(self) -> Refusal:
+        return Refusal(TIMED_OUT, f"the handler took longer than {self._timeout:g} s")
+
+    def _interrupt_late(self) -> None:
+        """Cancel handlers past their deadline."""
+        self._timer = None
+        now = self._loop.time()
+        late = [(work, worker) for work, worker in self.running.items() if worker.deadline <= now]
+        for work, _ in late:
+            if work.interrupted is None:
+                log.warning(
+                    "Handler timed out",
+                    extra={
+                        "consumer": self._dispatcher.name,
+                        "handler": self._names(work.record.event),
+                        "event": str(work.record.event.id),
+                    },
+                )
+                self.interrupt(work, TIMED_OUT)
+        pending = [worker.deadline for work, worker in self.running.items() if work.interrupted is None]
+        if pending:
+            self._timer = self._loop.call_at(min(pending), self._interrupt_late)
+
+    def current_handler(self) -> str:
+        """Return the handler that runs in the event loop now. May be called from another thread."""
+        task = asyncio.current_task(self._loop)
+        for worker in self._workers:
+            if worker.task is task and (work := worker.work) is not None:
+                return f"{self._names(work.record.event)} (event {work.record.event.id})"
+        return "the application" if task is None else f"task {task.get_name()}"
+
+    def _names(self, event: Event) -> str:
+        return ", ".join(each.name for each in self._dispatcher.handlers_for(event.type)) or "no handler"
