@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable, Iterator
 
 import psycopg
 import pytest
 
+from mailboat.errors import ConfigError
 from mailboat_harbor.postgres import Database
 from support.databases import migrated_database
 from support.inprocess_relay import afloat, status_of
@@ -174,6 +176,8 @@ def test_nothing_comes_while_paused_and_a_change_of_partitions_loses_and_doubles
 
 def test_a_table_with_columns_of_other_names_is_pulled_too(outbox: Database, puller: MakePuller) -> None:
     make_renamed(outbox)
+    with pytest.raises(ConfigError, match=r"emitDeadLetters needs an outbox with Mailboat's own columns"):
+        declare(outbox, RENAMED, sink={"pull": {"emitDeadLetters": True}})
     declare(outbox, RENAMED)
     outbox.execute(f"insert into {RENAMED.table} ({RENAMED.columns['event_type']}, payload) values ('x', 'one')")
     assert puller().take_all() == ["one"]
@@ -290,6 +294,51 @@ def test_a_parked_event_that_kills_its_consumers_is_found_too(outbox: Database, 
     consumer = puller()
     assert wait_until(consumer.take, what="its successor") == ["a-2"]
     assert dead_letters(outbox) == [("a-1", 3, "ConsumerDied")]
+
+
+def test_dead_letters_are_emitted_once_with_the_refusal_and_never_in_a_circle(
+    outbox: Database, puller: MakePuller
+) -> None:
+    """C8: the document rebuilds the event, for another subscription to carry."""
+    emits = {"pull": {"emitDeadLetters": True}}
+    declare(outbox, sink=emits, delivery={"maxAttempts": 1})
+    declare(outbox, name="alarm", sink=emits, filter={"eventTypes": ["mailboat.*"]}, delivery={"maxAttempts": 1})
+    payloads = {"a": b'{"n": 1.50}', "b": b"\x00\xff", "c": b'"' + b"x" * 600_000 + b'"', "d": b"\xff{", "e": None}
+    with psycopg.connect(outbox.url) as connection:
+        for key, payload in payloads.items():
+            connection.execute(
+                "insert into mailboat.outbox (event_type, key, payload, content_type) values ('x', %s, %s, %s)",
+                (key, payload, "image/png" if key == "b" else "application/json"),
+            )
+    consumer = puller()
+    for event in (batch := consumer.pull()):
+        consumer.refuse(event, "no " + "\u20ac" * 20_000, reason="Because " + "x" * 10_000)
+    emitted = "select count(*) from mailboat.outbox where event_type = 'mailboat.dead-letter'"
+    assert consumer.pull() == []  # sets them aside, and gives up
+    consumer.connection.rollback()
+    assert outbox.execute(emitted) == [(0,)]
+    assert consumer.take_all() == []  # and does not receive its own
+    alarm = puller()
+    alarm.name = "shop/alarm"
+    letters = alarm.pull()
+    assert [(each.event_type, each.key) for each in letters] == [("mailboat.dead-letter", key) for key in payloads]
+    documents = [json.loads(each.payload) for each in letters]
+    assert {(each["reason"], each["attempts"], each["consumer"]) for each in documents} == {
+        ("Because " + "x" * 120, 1, NAME)
+    }
+    assert all(len(each["error"]) == 16_384 for each in documents)
+    originals = [each["originalEvent"] for each in documents]
+    assert [each["id"] for each in originals] == [str(each.event_id) for each in batch]
+    assert [each["payload"] for each in originals] == [{"n": 1.5}, None, None, None, None]
+    assert b'"payload" : {"n": 1.50}' in letters[0].payload
+    assert [each["payloadBase64"] for each in originals] == [None, "AP8=", None, "/3s=", None]
+    assert [each["payloadBytes"] for each in originals] == [11, 2, 600_002, 2, None]
+    assert letters[0].tags == [f"dead-letter-of={NAME}", "reason=Because " + "x" * 120]
+    for each in letters:
+        alarm.refuse(each)
+    assert alarm.take_all() == []
+    assert outbox.execute("select count(*) from mailboat.dead_letters") == [(10,)]
+    assert outbox.execute(emitted) == [(5,)]
 
 
 # ---- groups -------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from mailboat.cli.options import Outbox, outboxes, seconds, with_manifests
-from mailboat.cli.printing import columns, counted, moment, payload_text, shortened
+from mailboat.cli.printing import columns, counted, json_line, moment, payload_text, shortened
 from mailboat.cli.selecting import Selection, found_in, with_selection
 from mailboat.errors import ConfigError
 from mailboat.outbox import deadletters
@@ -21,6 +21,8 @@ from mailboat.outbox.deadletters import Candidate, DeadLetter
 from mailboat.terminals import safe
 
 _HEADER = ("ID", "SUBSCRIPTION", "TYPE", "KEY", "ATTEMPTS", "DIED", "REPLAYED", "REASON", "ERROR")
+_APART = frozenset({"payload", "document"})
+"""Fields that are not printed among the others."""
 
 
 @click.group()
@@ -74,12 +76,17 @@ def _plain(value: object) -> str:
 @dlq.command()
 @click.argument("id")
 @with_manifests
-def show(id: str, files: tuple[Path, ...], secrets_dir: Path | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="For programs: the dead letter as one JSON document per line.")
+def show(id: str, files: tuple[Path, ...], secrets_dir: Path | None, as_json: bool) -> None:
     """Show everything about the dead letter ID (its number, or the event's id): failure, headers, payload."""
     look = partial(deadletters.show_dead, limit=10)
     letters = asyncio.run(found_in(outboxes(files, secrets_dir), "dlq show", Selection.of_id(id), look))
     if not letters:
         raise _no_such(id)
+    if as_json:
+        for letter in letters:
+            click.echo(json_line(letter.document))
+        return
     click.echo("\n\n".join(describe(letter, letter.payload, letter.content_type) for letter in letters))
 
 
@@ -88,8 +95,8 @@ def _no_such(id: str) -> ConfigError:
 
 
 def describe(row: Any, payload: bytes | None, content_type: str) -> str:
-    """Return all fields of a row, one per line, then the payload."""
-    fields = {name.replace("_", " "): value for name, value in row._asdict().items() if name != "payload"}
+    """Return the fields of a row, one per line, then the payload."""
+    fields = {name.replace("_", " "): value for name, value in row._asdict().items() if name not in _APART}
     width = max(map(len, fields))
     lines = [f"{name:<{width}}  {_field(value)}" for name, value in fields.items()]
     return "\n".join([*lines, "payload", payload_text(payload, content_type)])

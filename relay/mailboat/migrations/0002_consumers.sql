@@ -27,6 +27,7 @@ create table mailboat.pull_policies (
     backoff_max      double precision not null,
     backoff_jitter   double precision not null,
     blocks           boolean not null,                  -- onExhausted: Block
+    emits_dead       boolean not null,                  -- sink.pull.emitDeadLetters
     no_handler       text not null                      -- for kits: DeadLetter or Ignore
 );
 
@@ -528,6 +529,67 @@ create function mailboat.line_up(subscription bigint, of_partition integer, keys
             order by q.key, q.rank, case when q.rank = 0 then q.id end, q.ordinal);
     end;
 
+-- A payload as JSON, exactly as it was written; null if it is not JSON.
+create function mailboat.json_payload(payload bytea, content_type text) returns json
+    language plpgsql immutable
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return case when mailboat.is_json(content_type) then convert_from(payload, 'UTF8')::json end;
+exception when data_exception or program_limit_exceeded then
+    return null;
+end
+$$;
+
+-- A dead letter as one document. A payload that is JSON is embedded as it was written, any other is encoded as base64. One of
+-- more than 512 KiB is left out, so that the document fits into an event and a message; the table keeps it.
+create function mailboat.dead_letter_document(letter mailboat.dead_letters) returns json
+    language plpgsql stable
+    set search_path = pg_catalog, pg_temp
+    set timezone = 'UTC'
+as $$
+declare
+    s        mailboat.subscriptions;
+    size     constant integer := octet_length(letter.payload);
+    embedded constant json := case when size <= 524288 then mailboat.json_payload(letter.payload, letter.content_type) end;
+begin
+    select m.* into s from mailboat.subscriptions m where m.id = letter.subscription_id;
+    return json_build_object(
+        'originalEvent', json_build_object(
+            'id', letter.event_id, 'type', letter.event_type, 'key', letter.key, 'aggregateType', letter.aggregate_type,
+            'aggregateId', letter.aggregate_id, 'createdAt', letter.created_at, 'contentType', letter.content_type,
+            'headers', letter.headers, 'tags', letter.tags, 'traceparent', letter.traceparent, 'payload', embedded,
+            'payloadBase64', case when embedded is null and size <= 524288
+                                  then translate(encode(letter.payload, 'base64'), E'\n', '') end,
+            'payloadBytes', size),
+        'reason', letter.reason,
+        'failedAt', letter.last_failed_at,
+        'error', letter.last_error,
+        'attempts', letter.attempts,
+        'consumer', s.name,
+        'source', json_build_object('outbox', s.outbox, 'position', letter.id, 'partition', letter.partition,
+                                    'deadLetter', letter.dead_id));
+end
+$$;
+
+-- Emits dead letters as events, in the transaction that gives up on them: another subscription carries them to a topic. They
+-- keep the key of the event. The dead letter of such an event is not emitted, whichever subscription it is of.
+create function mailboat.emit_dead(s mailboat.subscriptions, dead_ids bigint[]) returns void
+    language plpgsql
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    execute format($emit$
+        insert into %s (event_type, aggregate_type, aggregate_id, key, payload, tags)
+        select 'mailboat.dead-letter', d.aggregate_type, d.aggregate_id, d.key,
+               convert_to(mailboat.dead_letter_document(d)::text, 'UTF8'), array['dead-letter-of=' || $2, 'reason=' || d.reason]
+        from mailboat.dead_letters d
+        where d.dead_id = any ($1) and d.event_type <> 'mailboat.dead-letter'
+        order by d.dead_id$emit$, to_regclass(s.outbox))
+    using dead_ids, s.name;
+end
+$$;
+
 -- Gives up on parked events, or blocks their key, as onExhausted says; then their keys go on.
 create function mailboat.give_up(
     s mailboat.subscriptions, p mailboat.pull_policies, of_partition integer, ordinals bigint[]
@@ -537,6 +599,7 @@ create function mailboat.give_up(
 as $$
 declare
     keys text[];
+    letters bigint[];
 begin
     if p.blocks then
         update mailboat.parked set blocked = true, next_attempt_at = null
@@ -555,8 +618,13 @@ begin
                coalesce(first_failed_at, clock_timestamp()), coalesce(last_failed_at, clock_timestamp()), id, event_id,
                event_type, aggregate_type, aggregate_id, key, payload, content_type, headers, tags, traceparent, created_at, slot
         from gone order by id, ordinal
+        returning dead_id
     )
-    select array_agg(distinct key) filter (where key is not null) into keys from gone;
+    select (select array_agg(distinct key) filter (where key is not null) from gone), (select array_agg(dead_id) from dead)
+    into keys, letters;
+    if p.emits_dead then
+        perform mailboat.emit_dead(s, letters);
+    end if;
     perform mailboat.line_up(s.id, of_partition, keys);
     return 'DeadLettered';
 end
@@ -1144,6 +1212,7 @@ begin
                   hint = 'The pull counts the event as handled when it commits. Call mailboat.refuse in a transaction of its own.';
     end if;
     refuse.error := left(coalesce(refuse.error, ''), 16384);
+    refuse.reason := left(coalesce(refuse.reason, 'HandlerFailed'), 128);
     select m.* into it from mailboat.parked m where m.subscription_id = s.id and m.event_id = refuse.event_id;
     if found then
         perform from mailboat.cursors m where m.subscription_id = s.id and m.partition = it.partition for no key update;
@@ -1374,7 +1443,7 @@ begin
         select p.oid from pg_proc p
         where p.pronamespace = 'mailboat'::regnamespace
           and p.proname in ('grant_consumer', 'revoke_consumer', 'outbox_of', 'drop_journals', 'read_stretch', 'window_bounds',
-                            'uncut', 'park_event', 'line_up', 'give_up', 'journal_entry', 'note_begin', 'lock_cursor', 'save_cursor',
+                            'uncut', 'park_event', 'line_up', 'emit_dead', 'give_up', 'journal_entry', 'note_begin', 'lock_cursor', 'save_cursor',
                             'fresh_partitions', 'take_parked', 'take_window', 'pull', 'once', 'forget', 'prune_handled', 'beat',
                             'leave', 'tend', 'consumer_settings', 'pull_lag')
            or p.oid = 'mailboat.refuse(text, uuid, text, text, boolean, interval, boolean, text)'::regprocedure
