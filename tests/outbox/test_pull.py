@@ -467,12 +467,39 @@ def test_what_a_caller_does_wrong_is_said(outbox: Database, puller: MakePuller, 
         puller().connection.execute(statement)
 
 
-def test_journals_go_with_their_subscription(outbox: Database) -> None:
-    journals = "select count(*) from pg_class where relname like 'journal_%' and relkind = 'S'"
+def test_journals_and_readers_go_with_their_subscription(outbox: Database) -> None:
+    made = (
+        "select (select count(*) from pg_class where relname like 'journal_%' and relkind = 'S'),"
+        " (select count(*) from pg_proc where pronamespace = 'mailboat'::regnamespace and proname ~ '_[0-9]+$'"
+        "  and not has_function_privilege('mailboat_consumer', oid, 'execute'))"
+    )
     declare(outbox, partitions=3)
-    assert outbox.execute(journals) == [(6,)]
+    assert outbox.execute(made) == [(6, 3)]
     outbox.execute("delete from mailboat.subscriptions")
-    assert outbox.execute(journals) == [(0,)]
+    assert outbox.execute(made) == [(0, 0)]
+
+
+def test_a_connection_that_stays_follows_a_change_of_the_filter_and_of_the_table(
+    outbox: Database, puller: MakePuller
+) -> None:
+    """Plans of the readers are kept by a session: longer than what they were made for."""
+    declare(outbox, filter={"eventTypes": ["a.*"]}, partitions=2)
+    consumer = puller()
+    for turn in range(3):  # each of the plans was used
+        emit(outbox, f"k-{turn}", type="a.x")
+        assert consumer.take_all() == [f"k-{turn}"]
+    declare(outbox, filter={"eventTypes": ["b.*"]}, partitions=3, delivery={"groupBy": ["tenant"]})
+    outbox.execute(
+        "create table mailboat.of_old partition of mailboat.outbox for values from (minvalue) to ('2001-01-01Z');"
+        "insert into mailboat.outbox (event_type, payload, created_at, headers)"
+        " values ('a.x', 'no', '2000-01-01Z', null), ('b.x', 'old', '2000-01-01Z', '{\"tenant\": \"t\"}')"
+    )
+    emit(outbox, "k-9", type="b.y")
+    got: set[tuple[bytes, str | None]] = set()
+    while batch := consumer.pull():
+        got |= {(bytes(each.payload), each.group_label) for each in batch}
+        consumer.connection.commit()
+    assert got == {(b"old", "t"), (b"k-9", None)}
 
 
 # ---- relays -------------------------------------------------------------------------------------------------------

@@ -24,5 +24,5 @@ where p is distinct from excluded
 delete from mailboat.pull_policies where subscription_id = %(subscription_id)s
 
 -- name: make_journals
--- Sequences that count attempts; see the migration.
-select mailboat.make_journals(%(subscription_id)s)
+-- Sequences that count attempts, and functions that read events; see the migration.
+select mailboat.make_journals(%(subscription_id)s), mailboat.make_readers(%(subscription_id)s)
