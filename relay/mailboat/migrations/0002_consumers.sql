@@ -31,13 +31,7 @@ create table mailboat.pull_policies (
     no_handler       text not null                      -- for kits: DeadLetter or Ignore
 );
 
--- Relays write it, those of their own outbox, like the tables of 0001.
-create trigger rights_insert after insert on mailboat.pull_policies referencing new table as changed
-    for each statement execute function mailboat.check_rights('subscription');
-create trigger rights_delete after delete on mailboat.pull_policies referencing old table as changed
-    for each statement execute function mailboat.check_rights('subscription');
-create trigger rights_update after update on mailboat.pull_policies referencing old table as former new table as changed
-    for each statement execute function mailboat.check_rights('subscription');
+select mailboat.guard_ledger('pull_policies', 'subscription');
 
 -- Refusals of events that no cursor has passed yet. The consumer's transaction was rolled back, so the event is still in its
 -- window; the next pull finds the refusal, sets the event aside and deletes the row.
@@ -62,16 +56,6 @@ create table mailboat.consumer_grants (
     role      name not null,
     primary key (consumer, outbox, role)
 );
-
--- Consumers that said they are idle: writers notify while one of them waits. A heartbeat for people who look, too.
-create table mailboat.consumers (
-    subscription_id  bigint not null references mailboat.subscriptions on delete cascade,
-    instance         text not null,
-    outbox           text not null,
-    beat_at          timestamptz not null,
-    idle_until       timestamptz not null,
-    primary key (subscription_id, instance)
-) with (fillfactor = 50, vacuum_truncate = off);        -- writers read it (mailboat.ring); truncating would lock them out
 
 -- Events that mailboat.once has seen.
 create table mailboat.handled (
@@ -846,6 +830,11 @@ begin
 end
 $$;
 
+-- The timeline of the server: a cursor that was not moved since a failover holds up retention.
+create function mailboat.timeline() returns integer
+    language sql volatile
+    return ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer;
+
 create function mailboat.save_cursor(c mailboat.cursors) returns void
     language sql
     set search_path = pg_catalog, pg_temp
@@ -853,7 +842,7 @@ create function mailboat.save_cursor(c mailboat.cursors) returns void
         update mailboat.cursors m
         set done = (c).done, upto = (c).upto, lowest = (c).lowest, highest = (c).highest, "position" = (c).position, hi = (c).hi,
             sequence = (c).sequence, debts = (c).debts, suspect_until = (c).suspect_until, resumes = 0, owner = null, epoch = null,
-            released = true
+            released = true, timeline = mailboat.timeline()
         where m.subscription_id = (c).subscription_id and m.partition = (c).partition;
     end;
 
@@ -889,7 +878,7 @@ begin
     if scanned > 0 and moves and cardinality(hits) = 0 and (late or not seen_late) then
         begin
             update mailboat.cursors m
-            set done = tip
+            set done = tip, timeline = mailboat.timeline()
             from (select n.subscription_id, n.partition
                   from mailboat.cursors n join unnest(closed, dones) seen(partition, done)
                     on n.partition = seen.partition and n.done::text = seen.done
@@ -1494,28 +1483,7 @@ begin
 end
 $$;
 
--- ---- waking and rights ----------------------------------------------------------------------------------------------
-
--- As before, and for idle consumers too.
-create or replace function mailboat.ring() returns trigger
-    language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-    set lock_timeout = '50ms'
-as $$
-begin
-    if (exists (select
-                from mailboat.doorbells d join mailboat.relays r on r.id = d.relay
-                where d.outbox = tg_argv[0] and d.rings and r.expires_at > clock_timestamp())
-        or exists (select from mailboat.consumers c where c.outbox = tg_argv[0] and c.idle_until > clock_timestamp()))
-       and pg_notification_queue_usage() <= 0.1
-    then
-        perform pg_notify('mailboat', tg_argv[0]);
-    end if;
-    return null;
-exception when others then
-    return null;
-end
-$$;
+-- ---- rights ----------------------------------------------------------------------------------------------------------
 
 do $$
 begin
