@@ -7,6 +7,8 @@ rows are deleted as they are taken, with no order of keys, no attempts and no ot
 from __future__ import annotations
 
 import asyncio
+import logging
+import secrets
 import time
 from typing import Any
 
@@ -45,19 +47,33 @@ def pull(url: str, events: int, at_once: int, grouped: bool) -> Measured:
     return asyncio.run(_pull(url, events, at_once, grouped))
 
 
-async def _pull(url: str, events: int, at_once: int, grouped: bool) -> Measured:
+def pull_beside_a_failing_key(url: str, events: int) -> tuple[Measured, Measured]:
+    """The same without, and with, a key whose events always fail: what the others get. Two runs of each, in turns."""
+    logging.getLogger("mailboat.consumer").setLevel(logging.CRITICAL)
+    found = [asyncio.run(_pull(url, events, 100, False, failing)) for failing in (None, "order-7") * 2]
+    return _sum(found[0], found[2]), _sum(found[1], found[3])
+
+
+def _sum(one: Measured, two: Measured) -> Measured:
+    cpu_seconds = one.cpu_seconds + two.cpu_seconds
+    return Measured(one.events + two.events, one.seconds + two.seconds, cpu_seconds, two.memory)
+
+
+async def _pull(url: str, events: int, at_once: int, grouped: bool, failing: str | None = None) -> Measured:
     delivery: dict[str, Any] = {
         "batchSize": at_once,
         "groupBy": ["transaction"] if grouped else [],
         "maxGroup": 100_000,
     }
     spec = {"partitions": 4, "delivery": delivery}
-    view = Consumer(f"bench/pull-{at_once}-{'grouped' if grouped else 'plain'}", url=url, spec=spec)
+    view = Consumer(f"bench/pull-{secrets.token_hex(4)}", url=url, spec=spec)
     enough, started = asyncio.Event(), asyncio.Event()
     stop = asyncio.Event()
 
     async def handle(event: Event) -> None:
         started.set()
+        if event.key == failing and failing is not None:
+            raise ValueError("always")
         if view.dispatcher.counts.handled >= events:
             enough.set()
 

@@ -82,12 +82,12 @@ async def _migrate(url: str) -> None:
         await migrate(connection, OUTBOX)
 
 
-def fill(url: str, events: int) -> None:
+def fill(url: str, events: int, keys: int = KEYS) -> None:
     """A backlog, committed in many transactions, with statistics and hint bits as an outbox in use has them."""
     with psycopg.connect(url, autocommit=True) as connection:
         for first in range(1, events + 1, _ROWS_PER_TRANSACTION):
             last = min(first + _ROWS_PER_TRANSACTION - 1, events)
-            connection.execute(_BACKLOG, {"keys": KEYS, "bytes": PAYLOAD_BYTES, "first": first, "last": last})
+            connection.execute(_BACKLOG, {"keys": keys, "bytes": PAYLOAD_BYTES, "first": first, "last": last})
         connection.execute("vacuum analyze mailboat.outbox")
         connection.execute("checkpoint")
 

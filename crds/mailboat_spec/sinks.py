@@ -194,6 +194,13 @@ class CustomSink(UsesSecrets):
 class PullSink(UsesSecrets):
     """No destination: applications pull the events."""
 
+    emit_dead_letters: bool = Field(
+        default=False,
+        strict=True,
+        description="Whether each dead letter is emitted into the outbox as an event of type mailboat.dead-letter, for "
+        "another subscription to carry to a topic. Default: false.",
+    )
+
 
 _KEEP_ONE: Final = "keep one, and give each other one a subscription of its own"
 

@@ -6,6 +6,7 @@ for it: after ``kill`` and ``launch`` a server is empty.
 
 from __future__ import annotations
 
+import tempfile
 import shutil
 import socket
 import time
@@ -87,7 +88,7 @@ def _start(
     command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--repl-diskless-sync-delay", "0"]
     if directory is not None:
         directory.mkdir(parents=True, exist_ok=True)
-        command += ["--dir", str(directory)]
+    command += ["--dir", str(directory or tempfile.gettempdir())]  # a replica writes a file there
     for directive, value in (options or {}).items():
         command += [f"--{directive}", value]
     log = None if directory is None else directory / "server.log"

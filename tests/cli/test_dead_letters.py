@@ -150,6 +150,38 @@ def test_a_dead_letter_is_shown_whole_and_readable(place, number):
         assert shown.endswith('payload\n{\n  "total": 12.50,\n  "lines": []\n}\n')
 
 
+def test_a_dead_letter_is_one_document_for_programs(place, number):
+    payload = b'{\n "total": 12.50, "note": "\xc2\x9b31m"}'
+    dead = bury(place, number, 7, event_id=uuid.UUID(int=7), payload=payload, key="k", headers='{"h": "v"}')
+    (line,) = place.ok("dlq", "show", str(dead), "--json").splitlines()
+    assert '{  "total": 12.50, "note": "\\u009b31m"}' in line
+    document = json.loads(line)
+    original = document.pop("originalEvent")
+    assert original == {
+        "id": str(uuid.UUID(int=7)),
+        "type": "order.placed",
+        "key": "k",
+        "aggregateType": None,
+        "aggregateId": None,
+        "createdAt": "2026-01-01T09:00:00+00:00",
+        "contentType": "application/json",
+        "headers": {"h": "v"},
+        "tags": [],
+        "traceparent": None,
+        "payload": json.loads(payload),
+        "payloadBase64": None,
+        "payloadBytes": len(payload),
+    }
+    assert document == {
+        "reason": "TooLarge",
+        "failedAt": "2026-01-01T11:00:00+00:00",
+        "error": "the broker refused it",
+        "attempts": 5,
+        "consumer": "shop/to-log",
+        "source": {"outbox": "mailboat.outbox", "position": 7, "partition": 0, "deadLetter": dead},
+    }
+
+
 @pytest.mark.parametrize(
     ("payload", "content_type", "shown"),
     [

@@ -22,6 +22,7 @@ from mailboat_harbor.postgres import Database, PostgresServer
 from support.consumer_main import EFFECTS, NAME
 from support.databases import migrated_database
 from support.ledger import Ledger, Written, payload
+from support.pulling import declare
 from support.racing_writers import Racers
 from support.wait import wait_until
 
@@ -159,4 +160,56 @@ def test_an_event_that_kills_the_process_is_given_up(outbox: Database) -> None:
     assert outbox.execute("select reason, attempts, event_type from mailboat.dead_letters") == [
         ("ConsumerDied", 2, "lethal")
     ]
+    check_effects(outbox, ledger)
+
+
+@pytest.mark.verify
+@pytest.mark.timeout(600)
+def test_a_failover_loses_and_doubles_nothing_and_does_not_hold_up_retention(
+    primary: PostgresServer, tmp_path: Path
+) -> None:
+    """Effects and progress reach the standby together, or neither does."""
+    with primary, primary.clone_standby(tmp_path / "standby") as standby:
+        primary.execute("alter system set synchronous_standby_names = '*'")
+        primary.execute("select pg_reload_conf()")
+        in_sync = "select sync_state from pg_stat_replication"
+        wait_until(lambda: primary.execute(in_sync) == [("sync",)], 60, "a synchronous standby")
+        primary.execute(EFFECTS)
+        before, after = Database(primary, "postgres"), Database(standby, "postgres")
+        url = f"postgresql://postgres@127.0.0.1:{primary.port},127.0.0.1:{standby.port}/postgres"
+        ledger = Ledger()
+        with Consumers(f"{url}?target_session_attrs=read-write", SPEC) as consumers:
+            alive = [consumers.start(), consumers.start()]
+            for start in range(0, 1000, 50):
+                feed(before, ledger, start, 50)
+            wait_until(lambda: before.execute("select count(*) > 100 from effects") == [(True,)], 60, "some effects")
+            primary.kill()
+            standby.execute("alter system set synchronous_standby_names = ''")
+            standby.promote()
+            feed(after, ledger, 1000, 500)
+            wait_until(lambda: is_settled(after), timeout=240, what="everything to be handled")
+            for each in alive:
+                each.terminate()
+            assert [each.wait(timeout=60) for each in alive] == [0, 0]
+        check_effects(after, ledger)
+        assert after.execute("select distinct timeline from mailboat.cursors where hi > 0") == [(2,)]
+
+
+@pytest.mark.verify
+def test_pauses_and_changes_of_partitions_under_load_lose_and_double_nothing(outbox: Database) -> None:
+    delivery = SPEC["delivery"]
+    with Consumers(outbox.url, SPEC) as consumers, Racers(outbox.url, writers=4, dawdle=0.2) as racers:
+        alive = [consumers.start() for _ in range(3)]
+        wait_until(lambda: outbox.execute("select count(*) > 0 from effects") == [(True,)], 60, "the first effect")
+        for partitions in (7, 2, 5, 1, 4):
+            outbox.execute("update mailboat.subscriptions set state = 'Paused'")
+            racers.wait(0.5)
+            outbox.execute("update mailboat.subscriptions set state = 'Running'")
+            declare(outbox, name="view", namespace="faults", partitions=partitions, delivery=delivery)
+            racers.wait(1.0)
+        ledger = racers.finish()
+        wait_until(lambda: is_settled(outbox), timeout=240, what="everything to be handled")
+        for each in alive:
+            each.terminate()
+        assert [each.wait(timeout=60) for each in alive] == [0, 0, 0]
     check_effects(outbox, ledger)

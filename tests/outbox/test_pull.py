@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable, Iterator
 
 import psycopg
 import pytest
 
+from mailboat.errors import ConfigError
 from mailboat_harbor.postgres import Database
 from support.databases import migrated_database
 from support.inprocess_relay import afloat, status_of
@@ -174,6 +176,8 @@ def test_nothing_comes_while_paused_and_a_change_of_partitions_loses_and_doubles
 
 def test_a_table_with_columns_of_other_names_is_pulled_too(outbox: Database, puller: MakePuller) -> None:
     make_renamed(outbox)
+    with pytest.raises(ConfigError, match=r"emitDeadLetters needs an outbox with Mailboat's own columns"):
+        declare(outbox, RENAMED, sink={"pull": {"emitDeadLetters": True}})
     declare(outbox, RENAMED)
     outbox.execute(f"insert into {RENAMED.table} ({RENAMED.columns['event_type']}, payload) values ('x', 'one')")
     assert puller().take_all() == ["one"]
@@ -290,6 +294,51 @@ def test_a_parked_event_that_kills_its_consumers_is_found_too(outbox: Database, 
     consumer = puller()
     assert wait_until(consumer.take, what="its successor") == ["a-2"]
     assert dead_letters(outbox) == [("a-1", 3, "ConsumerDied")]
+
+
+def test_dead_letters_are_emitted_once_with_the_refusal_and_never_in_a_circle(
+    outbox: Database, puller: MakePuller
+) -> None:
+    """C8: the document rebuilds the event, for another subscription to carry."""
+    emits = {"pull": {"emitDeadLetters": True}}
+    declare(outbox, sink=emits, delivery={"maxAttempts": 1})
+    declare(outbox, name="alarm", sink=emits, filter={"eventTypes": ["mailboat.*"]}, delivery={"maxAttempts": 1})
+    payloads = {"a": b'{"n": 1.50}', "b": b"\x00\xff", "c": b'"' + b"x" * 600_000 + b'"', "d": b"\xff{", "e": None}
+    with psycopg.connect(outbox.url) as connection:
+        for key, payload in payloads.items():
+            connection.execute(
+                "insert into mailboat.outbox (event_type, key, payload, content_type) values ('x', %s, %s, %s)",
+                (key, payload, "image/png" if key == "b" else "application/json"),
+            )
+    consumer = puller()
+    for event in (batch := consumer.pull()):
+        consumer.refuse(event, "no " + "\u20ac" * 20_000, reason="Because " + "x" * 10_000)
+    emitted = "select count(*) from mailboat.outbox where event_type = 'mailboat.dead-letter'"
+    assert consumer.pull() == []  # sets them aside, and gives up
+    consumer.connection.rollback()
+    assert outbox.execute(emitted) == [(0,)]
+    assert consumer.take_all() == []  # and does not receive its own
+    alarm = puller()
+    alarm.name = "shop/alarm"
+    letters = alarm.pull()
+    assert [(each.event_type, each.key) for each in letters] == [("mailboat.dead-letter", key) for key in payloads]
+    documents = [json.loads(each.payload) for each in letters]
+    assert {(each["reason"], each["attempts"], each["consumer"]) for each in documents} == {
+        ("Because " + "x" * 120, 1, NAME)
+    }
+    assert all(len(each["error"]) == 16_384 for each in documents)
+    originals = [each["originalEvent"] for each in documents]
+    assert [each["id"] for each in originals] == [str(each.event_id) for each in batch]
+    assert [each["payload"] for each in originals] == [{"n": 1.5}, None, None, None, None]
+    assert b'"payload" : {"n": 1.50}' in letters[0].payload
+    assert [each["payloadBase64"] for each in originals] == [None, "AP8=", None, "/3s=", None]
+    assert [each["payloadBytes"] for each in originals] == [11, 2, 600_002, 2, None]
+    assert letters[0].tags == [f"dead-letter-of={NAME}", "reason=Because " + "x" * 120]
+    for each in letters:
+        alarm.refuse(each)
+    assert alarm.take_all() == []
+    assert outbox.execute("select count(*) from mailboat.dead_letters") == [(10,)]
+    assert outbox.execute(emitted) == [(5,)]
 
 
 # ---- groups -------------------------------------------------------------------------------------------------------
@@ -418,12 +467,39 @@ def test_what_a_caller_does_wrong_is_said(outbox: Database, puller: MakePuller, 
         puller().connection.execute(statement)
 
 
-def test_journals_go_with_their_subscription(outbox: Database) -> None:
-    journals = "select count(*) from pg_class where relname like 'journal_%' and relkind = 'S'"
+def test_journals_and_readers_go_with_their_subscription(outbox: Database) -> None:
+    made = (
+        "select (select count(*) from pg_class where relname like 'journal_%' and relkind = 'S'),"
+        " (select count(*) from pg_proc where pronamespace = 'mailboat'::regnamespace and proname ~ '_[0-9]+$'"
+        "  and not has_function_privilege('mailboat_consumer', oid, 'execute'))"
+    )
     declare(outbox, partitions=3)
-    assert outbox.execute(journals) == [(6,)]
+    assert outbox.execute(made) == [(6, 3)]
     outbox.execute("delete from mailboat.subscriptions")
-    assert outbox.execute(journals) == [(0,)]
+    assert outbox.execute(made) == [(0, 0)]
+
+
+def test_a_connection_that_stays_follows_a_change_of_the_filter_and_of_the_table(
+    outbox: Database, puller: MakePuller
+) -> None:
+    """Plans of the readers are kept by a session: longer than what they were made for."""
+    declare(outbox, filter={"eventTypes": ["a.*"]}, partitions=2)
+    consumer = puller()
+    for turn in range(3):  # each of the plans was used
+        emit(outbox, f"k-{turn}", type="a.x")
+        assert consumer.take_all() == [f"k-{turn}"]
+    declare(outbox, filter={"eventTypes": ["b.*"]}, partitions=3, delivery={"groupBy": ["tenant"]})
+    outbox.execute(
+        "create table mailboat.of_old partition of mailboat.outbox for values from (minvalue) to ('2001-01-01Z');"
+        "insert into mailboat.outbox (event_type, payload, created_at, headers)"
+        " values ('a.x', 'no', '2000-01-01Z', null), ('b.x', 'old', '2000-01-01Z', '{\"tenant\": \"t\"}')"
+    )
+    emit(outbox, "k-9", type="b.y")
+    got: set[tuple[bytes, str | None]] = set()
+    while batch := consumer.pull():
+        got |= {(bytes(each.payload), each.group_label) for each in batch}
+        consumer.connection.commit()
+    assert got == {(b"old", "t"), (b"k-9", None)}
 
 
 # ---- relays -------------------------------------------------------------------------------------------------------

@@ -9,11 +9,13 @@ import psycopg
 import pytest
 from psycopg import sql
 
+import mailboat.outbox.migrate as migrate_module
 from mailboat.errors import DatabaseUnavailable, SchemaMismatch
 from mailboat.outbox.migrate import Applied, Migration, MigrationReport, known_migrations, migrate, pending
 from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
 from mailboat_harbor.postgres_binaries import NEWEST
 from support.databases import logged_in
+from support.pulling import Puller, declare
 
 _IN_A_HURRY = {"fsync": "off"}
 """For servers of a test's own that nobody crashes: a migration makes a hundred files, and flushes each."""
@@ -49,6 +51,34 @@ async def test_the_first_run_applies_everything_and_the_second_writes_nothing(ea
     before = catalog(each_database)
     assert await run(each_database.url) == MigrationReport(OUTBOX, (), first.missing_roles)
     assert catalog(each_database) == before
+
+
+async def test_a_database_with_events_gains_what_came_later(
+    each_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the first migration alone, with events, progress and dead letters, to the newest."""
+    known = known_migrations()
+    with monkeypatch.context() as before:
+        before.setattr("mailboat.outbox.migrate.known_migrations", lambda: known[:1])
+        before.setitem(migrate_module._SQL, "grant_roles", "select mailboat.grant_roles()")
+        await run(each_database.url)
+    each_database.execute(
+        "select mailboat.emit('order.placed', '{}'::jsonb, key => 'k');"
+        "insert into mailboat.subscriptions (outbox, name, partitions) values ('mailboat.outbox', 'shop/view', 1);"
+        "insert into mailboat.cursors (subscription_id, partition, done, system_identifier, timeline)"
+        " select id, 0, '3:3:', (select system_identifier from pg_control_system()), 1 from mailboat.subscriptions;"
+        "insert into mailboat.dead_letters (subscription_id, partition, attempts, sequence, reason, last_error,"
+        " first_failed_at, last_failed_at, id, event_id, event_type, content_type, created_at, slot)"
+        " select id, 0, 1, 1, 'Refused', 'no', now(), now(), 1, gen_random_uuid(), 'x', 'text/plain', now(), 0"
+        " from mailboat.subscriptions"
+    )
+    assert (await run(each_database.url)).applied == tuple(step.name for step in known[1:])
+    document = "select mailboat.dead_letter_document(d) ->> 'reason' from mailboat.dead_letters d"
+    assert each_database.execute(document) == [("Refused",)]
+    await asyncio.to_thread(declare, each_database)
+    consumer = Puller(each_database.url)
+    assert consumer.take_all() == ["{}"]
+    consumer.close()
 
 
 async def test_eight_starts_at_once_migrate_once(each_database: Database) -> None:

@@ -20,6 +20,7 @@ from mailboat.outbox.partitions import HardLimit, Partition, RetentionReport, be
 from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
 from mailboat_harbor.postgres_binaries import NEWEST
 from support.databases import migrated_database
+from support.pulling import Puller, declare, emit
 from support.wait import await_until
 
 OUTBOX = "mailboat.outbox"
@@ -118,6 +119,25 @@ async def test_undelivered_events_hold_their_partition_and_the_report_says_whose
     assert NAME in tables(outbox)
     catch_up(outbox)
     assert (await sweep(connection)).dropped == (NAME,)
+
+
+async def test_what_a_stopped_consumer_has_not_pulled_is_kept_until_the_hard_limit(
+    outbox: Database, connection: psycopg.AsyncConnection
+) -> None:
+    """A consumer that comes back after the limit goes on with what is left, and no error."""
+    add_day(outbox, events=5)
+    await asyncio.to_thread(declare, outbox)
+    consumer = Puller(outbox.url)
+    assert len(await asyncio.to_thread(consumer.take, 2)) == 2  # stops here, in the middle of a window
+    report = await sweep(connection)
+    assert [str(each) for each in report.blocked] == [f"{NAME}: subscription shop/view has not delivered all of it"]
+    emit(outbox, "k-new")
+    report = await sweep(connection, limit=HardLimit(older_than=OLD + timedelta(days=1)))
+    assert report.dropped == (NAME,)
+    assert [(lost.subscription, lost.events) for lost in report.lost] == [("shop/view", 3)]
+    assert await asyncio.to_thread(consumer.take_all) == ["k-new"]
+    consumer.close()
+    assert (await sweep(connection)).blocked == ()
 
 
 @pytest.mark.parametrize(

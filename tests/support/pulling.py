@@ -19,14 +19,14 @@ NAME = "shop/view"
 SOON = {"initial": "1ms", "max": "1ms", "jitter": 0.0}
 
 
-def subscription(name: str = "view", **spec: Any) -> EventSubscription:
+def subscription(name: str = "view", namespace: str = "shop", **spec: Any) -> EventSubscription:
     """An EventSubscription shop/view with ``sink: {pull: {}}``, one partition and no waits."""
     delivery = {"backoff": SOON, **spec.pop("delivery", {})}
     return EventSubscription.model_validate(
         {
             "apiVersion": "mailboat.dev/v1alpha1",
             "kind": "EventSubscription",
-            "metadata": {"name": name, "namespace": "shop"},
+            "metadata": {"name": name, "namespace": namespace},
             "spec": {
                 "relayRef": {"name": "orders"},
                 "sink": {"pull": {}},

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mailboat.cli.options import with_manifests
+from mailboat.cli.options import with_logging, with_manifests
 from mailboat.errors import ConfigError
 from mailboat.logs import LogFormat, configure
 
@@ -27,20 +27,7 @@ if TYPE_CHECKING:
     type=click.IntRange(1, 1024),
     help="Outbox: transactions at the same time. Source: events at the same time.",
 )
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
-    help="What is worth a line.",
-)
-@click.option(
-    "--log-format",
-    type=click.Choice([each.value for each in LogFormat]),
-    default=LogFormat.AUTO.value,
-    show_default=True,
-    help="auto: readable on a terminal, JSON lines elsewhere. Goes to standard error.",
-)
+@with_logging
 def consume(
     files: tuple[Path, ...],
     secrets_dir: Path | None,

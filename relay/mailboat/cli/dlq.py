@@ -14,7 +14,7 @@ import click
 
 from mailboat.cli import topic_letters
 from mailboat.cli.options import Outbox, outboxes, seconds, with_manifests
-from mailboat.cli.printing import columns, counted, moment, payload_text, shortened
+from mailboat.cli.printing import columns, counted, json_line, moment, payload_text, shortened
 from mailboat.cli.selecting import Selection, found_in, with_selection
 from mailboat.cli.topic_letters import consumer_topic
 from mailboat.errors import ConfigError
@@ -23,6 +23,8 @@ from mailboat.outbox.deadletters import Candidate, DeadLetter
 from mailboat.terminals import safe
 
 _HEADER = ("ID", "SUBSCRIPTION", "TYPE", "KEY", "ATTEMPTS", "DIED", "REPLAYED", "REASON", "ERROR")
+_APART = frozenset({"payload", "document"})
+"""Fields that are not printed among the others."""
 
 
 @click.group()
@@ -81,15 +83,20 @@ def _plain(value: object) -> str:
 @click.argument("id")
 @with_manifests
 @click.option("--subscription", metavar="NAME", help="Of this subscription (namespace/name, or the name alone).")
-def show(id: str, files: tuple[Path, ...], secrets_dir: Path | None, subscription: str | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="For programs: the dead letter as one JSON document per line.")
+def show(id: str, files: tuple[Path, ...], secrets_dir: Path | None, subscription: str | None, as_json: bool) -> None:
     """Show everything about the dead letter ID (as in the list, or the event's id): failure, headers, payload."""
     selection = Selection.of_id(id, subscription)
     if (topic := consumer_topic(files, secrets_dir, selection)) is not None:
-        return topic_letters.show_letters(topic, selection)
+        return topic_letters.show_letters(topic, selection, as_json=as_json)
     look = partial(deadletters.show_dead, limit=10)
     letters = asyncio.run(found_in(outboxes(files, secrets_dir), "dlq show", selection, look))
     if not letters:
         raise _no_such(id)
+    if as_json:
+        for letter in letters:
+            click.echo(json_line(letter.document))
+        return
     click.echo("\n\n".join(describe(letter, letter.payload, letter.content_type) for letter in letters))
 
 
@@ -98,8 +105,8 @@ def _no_such(id: str) -> ConfigError:
 
 
 def describe(row: Any, payload: bytes | None, content_type: str) -> str:
-    """Return all fields of a row, one per line, then the payload."""
-    fields = {name.replace("_", " "): value for name, value in row._asdict().items() if name != "payload"}
+    """Return the fields of a row, one per line, then the payload."""
+    fields = {name.replace("_", " "): value for name, value in row._asdict().items() if name not in _APART}
     width = max(map(len, fields))
     lines = [f"{name:<{width}}  {_field(value)}" for name, value in fields.items()]
     return "\n".join([*lines, "payload", payload_text(payload, content_type)])

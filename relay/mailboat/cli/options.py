@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from mailboat.errors import ConfigError, DatabaseUnavailable, InRecovery
+from mailboat.logs import LogFormat
 from mailboat.outbox.layout import Layout, renamed
 from mailboat.outbox.link import Link
 from mailboat.outbox.overview import KnownSubscription, known_subscriptions
@@ -47,6 +48,25 @@ secrets_option = click.option(
 def with_manifests(command: Command) -> Command:
     """Add -f and --secrets-dir to a command."""
     return manifest_option(secrets_option(command))
+
+
+def with_logging(command: Command) -> Command:
+    """Add --log-level and --log-format to a command."""
+    level = click.option(
+        "--log-level",
+        type=click.Choice(["debug", "info", "warning", "error"]),
+        default="info",
+        show_default=True,
+        help="What is worth a line.",
+    )
+    format_ = click.option(
+        "--log-format",
+        type=click.Choice([each.value for each in LogFormat]),
+        default=LogFormat.AUTO.value,
+        show_default=True,
+        help="auto: readable on a terminal, JSON lines elsewhere. Goes to standard error.",
+    )
+    return level(format_(command))
 
 
 @dataclass(frozen=True, slots=True)

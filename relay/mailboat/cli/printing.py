@@ -67,6 +67,13 @@ def payload_text(payload: bytes | None, content_type: str) -> str:
     return safe(text, lines=True)
 
 
+def json_line(text: str) -> str:
+    """Return valid JSON in one line, safe for a terminal. Numbers keep their exact spelling."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else " " if char in "\n\r\t" else json.dumps(char)[1:-1] for char in text)
+
+
 def reindented(text: str) -> str:
     """Return valid JSON with line breaks and indentation. Numbers and strings keep their exact spelling."""
     out: list[str] = []

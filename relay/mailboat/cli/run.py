@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import click
 
-from mailboat.cli.options import PATH, with_manifests
+from mailboat.cli.options import PATH, with_logging, with_manifests
 from mailboat.cli.running import Orders, run_fixed, run_following
 from mailboat.errors import ConfigError, MailboatError
 from mailboat.http.callers import Callers, Signatures
@@ -50,20 +50,7 @@ log = logging.getLogger("mailboat.run")
 )
 @click.option("--audience", metavar="TEXT", help="Whom signed calls must be meant for: this relay.")
 @click.option("--assignment", type=PATH, help="JSON file that says which relay moves what; watched.")
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
-    help="What is worth a line.",
-)
-@click.option(
-    "--log-format",
-    type=click.Choice([each.value for each in LogFormat]),
-    default=LogFormat.AUTO.value,
-    show_default=True,
-    help="auto: readable on a terminal, JSON lines elsewhere. Goes to standard error.",
-)
+@with_logging
 def run(
     files: tuple[Path, ...],
     secrets_dir: Path | None,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mailboat.cli.printing import columns, counted, moment, payload_text, shortened
+from mailboat.cli.printing import columns, counted, json_line, moment, payload_text, shortened
 from mailboat.cli.selecting import Selection
 from mailboat.errors import ConfigError, DeliveryError, SinkUnavailable
 from mailboat.runtime.config import load
@@ -118,12 +118,16 @@ def list_letters(topic: ConsumerTopic, selection: Selection, *, replayed: bool, 
         click.echo(f"(the newest {selection.limit}; --all shows all of them)", err=True)
 
 
-def show_letters(topic: ConsumerTopic, selection: Selection) -> None:
-    """Print everything about the selected dead letters."""
+def show_letters(topic: ConsumerTopic, selection: Selection, *, as_json: bool = False) -> None:
+    """Print everything about the selected dead letters; with ``as_json`` the document that was stored."""
     wanted = _filter(selection)
     found = asyncio.run(_matching(topic, wanted, everything=True))
     if not found:
         raise _no_such(selection)
+    if as_json:
+        for letter in found:
+            click.echo(_document(letter))
+        return
     click.echo("\n\n".join(map(_described, found)))
 
 
@@ -279,6 +283,13 @@ def _fields(letter: Letter) -> dict[str, Any]:
         "created_at": moment(event.created_at),
         "headers": dict(event.headers),
     }
+
+
+def _document(letter: Letter) -> str:
+    """Return the stored document. A dead letter that was too large for one has only its fields."""
+    if letter.content.truncated is None and letter.message.value is not None:
+        return json_line(letter.message.value.decode(errors="replace"))
+    return json.dumps(_fields(letter), default=str)
 
 
 def _described(letter: Letter) -> str:

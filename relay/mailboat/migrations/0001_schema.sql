@@ -60,6 +60,16 @@ create table mailboat.subscriptions (
     unique (outbox, name)
 );
 
+-- Heartbeats of applications that pull events (0002_consumers.sql). Writers notify while one of them is idle.
+create table mailboat.consumers (
+    subscription_id  bigint not null references mailboat.subscriptions on delete cascade,
+    instance         text not null,
+    outbox           text not null,
+    beat_at          timestamptz not null,
+    idle_until       timestamptz not null,
+    primary key (subscription_id, instance)
+) with (fillfactor = 50, vacuum_truncate = off);        -- writers read it (mailboat.ring); truncating would lock them out
+
 -- Progress: one small row per (subscription, partition). See docs/windows.md for what done, upto and position mean.
 create table mailboat.cursors (
     subscription_id  bigint not null references mailboat.subscriptions on delete cascade,
@@ -193,22 +203,25 @@ begin
 end
 $$;
 
-do $$
-declare
-    ledger text;
-    rows   text;
+-- Makes a table one in which relays keep their progress. `rows`: outbox if the table has a column of that name, else
+-- subscription.
+create function mailboat.guard_ledger(ledger text, rows text) returns void
+    language plpgsql
+    set search_path = pg_catalog, pg_temp
+as $$
 begin
-    foreach ledger in array array['relays', 'doorbells', 'subscriptions', 'cursors', 'parked', 'dead_letters'] loop
-        rows := case when ledger in ('relays', 'doorbells', 'subscriptions') then 'outbox' else 'subscription' end;
-        execute format('create trigger rights_insert after insert on mailboat.%I referencing new table as changed'
-                       ' for each statement execute function mailboat.check_rights(%L)', ledger, rows);
-        execute format('create trigger rights_delete after delete on mailboat.%I referencing old table as changed'
-                       ' for each statement execute function mailboat.check_rights(%L)', ledger, rows);
-        execute format('create trigger rights_update after update on mailboat.%I referencing old table as former new table as changed'
-                       ' for each statement execute function mailboat.check_rights(%L)', ledger, rows);
-    end loop;
+    execute format('create trigger rights_insert after insert on mailboat.%I referencing new table as changed'
+                   ' for each statement execute function mailboat.check_rights(%L)', ledger, rows);
+    execute format('create trigger rights_delete after delete on mailboat.%I referencing old table as changed'
+                   ' for each statement execute function mailboat.check_rights(%L)', ledger, rows);
+    execute format('create trigger rights_update after update on mailboat.%I referencing old table as former new table as changed'
+                   ' for each statement execute function mailboat.check_rights(%L)', ledger, rows);
 end
 $$;
+
+select mailboat.guard_ledger(ledger, rows)
+from (values ('relays', 'outbox'), ('doorbells', 'outbox'), ('subscriptions', 'outbox'), ('cursors', 'subscription'),
+             ('parked', 'subscription'), ('dead_letters', 'subscription')) l(ledger, rows);
 
 -- Whether cursors of an earlier layout (`debts`: the number of partitions, and the cursor of each) have settled an event.
 -- A cursor whose layout was itself not finished carries the debts of the one before.
@@ -250,7 +263,7 @@ comment on function mailboat.key_slot(text, bigint) is
 -- The queue of a key is found by a hash of the key: a long one does not fit into an index.
 create index parked_queue on mailboat.parked (subscription_id, partition, mailboat.key_slot(key, 0), rank, ordinal);
 
--- Wakes the relays that said they sleep. It must never hurt the business transaction it runs in (guarantee G10): whatever
+-- Wakes the relays and consumers that said they sleep. It must never hurt the business transaction it runs in (guarantee G10): whatever
 -- goes wrong is swallowed, a lock on the doorbells is not waited for, and a queue that fills up is left alone (a full one
 -- would fail commits). Only a live relay counts: one that was killed while idle leaves its row behind, and every commit would
 -- notify for ever. Polling is the truth; a notification that gets lost costs time only.
@@ -260,9 +273,10 @@ create function mailboat.ring() returns trigger
     set lock_timeout = '50ms'
 as $$
 begin
-    if exists (select
-               from mailboat.doorbells d join mailboat.relays r on r.id = d.relay
-               where d.outbox = tg_argv[0] and d.rings and r.expires_at > clock_timestamp())
+    if (exists (select
+                from mailboat.doorbells d join mailboat.relays r on r.id = d.relay
+                where d.outbox = tg_argv[0] and d.rings and r.expires_at > clock_timestamp())
+        or exists (select from mailboat.consumers c where c.outbox = tg_argv[0] and c.idle_until > clock_timestamp()))
        and pg_notification_queue_usage() <= 0.1
     then
         perform pg_notify('mailboat', tg_argv[0]);
@@ -716,7 +730,8 @@ begin
 end
 $$;
 
-revoke execute on function mailboat.ensure_partitions(text, interval), mailboat.create_outbox(text, text, text) from public;
+revoke execute on function mailboat.ensure_partitions(text, interval), mailboat.create_outbox(text, text, text),
+    mailboat.guard_ledger(text, text) from public;
 
 -- Grants the roles of every outbox, where they exist, what they need on it. Rights on an outbox hold for all of its partitions,
 -- those made later too, since nobody reads or writes a partition but through its outbox. A table of somebody else's making, with

@@ -27,16 +27,11 @@ create table mailboat.pull_policies (
     backoff_max      double precision not null,
     backoff_jitter   double precision not null,
     blocks           boolean not null,                  -- onExhausted: Block
+    emits_dead       boolean not null,                  -- sink.pull.emitDeadLetters
     no_handler       text not null                      -- for kits: DeadLetter or Ignore
 );
 
--- Relays write it, those of their own outbox, like the tables of 0001.
-create trigger rights_insert after insert on mailboat.pull_policies referencing new table as changed
-    for each statement execute function mailboat.check_rights('subscription');
-create trigger rights_delete after delete on mailboat.pull_policies referencing old table as changed
-    for each statement execute function mailboat.check_rights('subscription');
-create trigger rights_update after update on mailboat.pull_policies referencing old table as former new table as changed
-    for each statement execute function mailboat.check_rights('subscription');
+select mailboat.guard_ledger('pull_policies', 'subscription');
 
 -- Refusals of events that no cursor has passed yet. The consumer's transaction was rolled back, so the event is still in its
 -- window; the next pull finds the refusal, sets the event aside and deletes the row.
@@ -61,16 +56,6 @@ create table mailboat.consumer_grants (
     role      name not null,
     primary key (consumer, outbox, role)
 );
-
--- Consumers that said they are idle: writers notify while one of them waits. A heartbeat for people who look, too.
-create table mailboat.consumers (
-    subscription_id  bigint not null references mailboat.subscriptions on delete cascade,
-    instance         text not null,
-    outbox           text not null,
-    beat_at          timestamptz not null,
-    idle_until       timestamptz not null,
-    primary key (subscription_id, instance)
-) with (fillfactor = 50, vacuum_truncate = off);        -- writers read it (mailboat.ring); truncating would lock them out
 
 -- Events that mailboat.once has seen.
 create table mailboat.handled (
@@ -327,6 +312,130 @@ create function mailboat.pull_wanted(s mailboat.subscriptions, p mailboat.pull_p
         case when s.since_time is not null then format('e.created_at >= %L::timestamptz', s.since_time) end,
         case when s.since_id is not null then format('e.id >= %s', s.since_id) end);
 
+-- The statements that read events, as functions of one subscription: Postgres keeps their plans. Planning a statement on a
+-- table with a partition per day takes longer than to read a hundred events of it. Made with the declaration of the
+-- subscription, and again when its table or filter changes.
+--
+-- probe_<id>: which closed cursors have matching events to read. tail_<id>: what became visible since `done`. walk_<id>: a
+-- stretch of the positions of an open window. The union has the events of transactions that were running at `done`, which come
+-- late: where there was none, half of the plan is left out.
+create function mailboat.make_readers(subscription bigint) returns void
+    language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+    set client_min_messages = warning
+as $$
+declare
+    s       mailboat.subscriptions := (select m from mailboat.subscriptions m where m.id = subscription);
+    p       mailboat.pull_policies := (select m from mailboat.pull_policies m where m.subscription_id = subscription);
+    source  text;
+    wanted  text;
+    event   text;
+    reader  record;
+begin
+    if p.subscription_id is null then
+        return;
+    end if;
+    source := mailboat.pull_rows(s.outbox, p.columns);
+    wanted := mailboat.pull_wanted(s, p);
+    event := format('row(e.id, e.event_id, e.event_type, e.aggregate_type, e.aggregate_id, e.key, e.payload, e.content_type,'
+                    ' e.headers, e.tags, e.traceparent, e.created_at, e.slot, e.xid, %s)::mailboat.candidate',
+                    case when p.group_by = '{}' then 'null'
+                         else format('mailboat.group_label(%L, e.headers, e.tags, e.xid)', p.group_by) end);
+    for reader in
+        select r.name || '_' || subscription as name, r.arguments,
+               format('#variable_conflict use_column%1$sbegin%1$sif %2$s then%1$s%3$s;%1$selse%1$s%4$s;%1$send if;%1$send', E'\n', r.has_late,
+                      format(r.statement, source, wanted, event, format(r.late, source), p.group_by <> '{}'),
+                      format(r.statement, source, wanted, event, '', p.group_by <> '{}')) as body
+        from (values
+            ('probe',
+             'subscription bigint, partitions integer, most bigint, out scanned bigint, out tip pg_snapshot, out hits integer[],'
+             ' out closed integer[], out dones text[], out seen_late boolean',
+             'exists (select from mailboat.cursors m, pg_snapshot_xip(m.done) where m.subscription_id = $1 and m.upto is null)',
+             $probe$
+             with mine as materialized (
+                 select m.partition, m.done from mailboat.cursors m where m.subscription_id = $1 and m.upto is null
+             ), edge as materialized (
+                 select min(pg_snapshot_xmax(done)::text::numeric)::text::xid8 as xmax from mine
+             ), found as materialized (%4$s
+                 select e.id, e.xid, e.slot, e.created_at, e.event_type, e.aggregate_type, e.tags from %1$s as e
+                 where e.xid >= (select xmax from edge)
+                 limit $3 + 1
+             )
+             select (select count(*) from found), pg_current_snapshot(),
+                    array(select h.partition from (
+                        select distinct mine.partition from found as e join mine on mine.partition = e.slot %% $2
+                        where not pg_visible_in_snapshot(e.xid, mine.done) and pg_visible_in_snapshot(e.xid, pg_current_snapshot())
+                          and %2$s) h order by random()),
+                    (select array_agg(partition order by partition) from mine),
+                    (select array_agg(done::text order by partition) from mine),
+                    (select bool_or(exists (select pg_snapshot_xip(done))) from mine)
+             into scanned, tip, hits, closed, dones, seen_late$probe$,
+             $late$
+                 select e.id, e.xid, e.slot, e.created_at, e.event_type, e.aggregate_type, e.tags from %s as e
+                 where e.xid = any (array(select distinct pg_snapshot_xip(done) from mine)) and e.xid < (select xmax from edge)
+                 union all$late$),
+            -- At most 32 MiB of payload, or one event. Groups are whole, whatever they take.
+            ('tail',
+             'done pg_snapshot, reading bigint, partitions integer, of_partition integer, most integer, out scanned bigint,'
+             ' out upto pg_snapshot, out batch mailboat.candidate[], out lowest bigint, out highest bigint, out matching bigint',
+             'exists (select pg_snapshot_xip($1))',
+             $tail$
+             with found as materialized (%4$s
+                 select e.*, false as late from %1$s as e
+                 where e.xid >= pg_snapshot_xmax($1) and e.xid < pg_snapshot_xmax(pg_current_snapshot())
+                   and pg_visible_in_snapshot(e.xid, pg_current_snapshot())
+                 limit $2
+             ), listed as materialized (
+                 select e.*, sum(octet_length(e.payload)) over (order by e.id rows between unbounded preceding and 1 preceding) as before
+                 from found as e
+                 where e.slot %% $3 = $4 and %2$s order by e.id limit $5 + 1
+             )
+             select (select count(*) from found), pg_current_snapshot(),
+                    array(select %3$s from listed as e where coalesce(e.before, 0) < 33554432 or %5$L order by e.id),
+                    (select coalesce(min(id) filter (where not late), max(id) + 1) from found), (select max(id) from found),
+                    (select count(*) from listed)
+             into scanned, upto, batch, lowest, highest, matching$tail$,
+             $late$
+                 select e.*, true as late from %s as e
+                 where e.xid = any (array(select pg_snapshot_xip($1))) and pg_visible_in_snapshot(e.xid, pg_current_snapshot())
+                 union all$late$),
+            ('walk',
+             'done pg_snapshot, upto pg_snapshot, "position" bigint, lowest bigint, reach bigint, debts jsonb, partitions integer,'
+             ' of_partition integer, most integer, out batch mailboat.candidate[], out matching bigint',
+             '$3 < $4 - 1 and exists (select pg_snapshot_xip($1))',
+             $walk$
+             with found as (%4$s
+                 (select e.*, false as late from %1$s as e
+                  where e.id > greatest($3, $4 - 1) and e.id <= $5 and pg_visible_in_snapshot(e.xid, $2)
+                    and e.slot %% $7 = $8 and %2$s
+                    and case when $6 is null then not pg_visible_in_snapshot(e.xid, $1)
+                             else not mailboat.settled_before($6, e.slot, e.xid, e.id) end
+                  order by e.id limit $9 + 1)
+             ), listed as materialized (
+                 select e.*, sum(octet_length(e.payload)) over (order by e.id rows between unbounded preceding and 1 preceding) as before
+                 from found as e
+                 where e.slot %% $7 = $8 and %2$s order by e.id limit $9 + 1
+             )
+             select array(select %3$s from listed as e where coalesce(e.before, 0) < 33554432 or %5$L order by e.id),
+                    (select count(*) from listed)
+             into batch, matching$walk$,
+             $late$
+                 (select e.*, true as late from %s as e
+                  where e.xid = any (array(select pg_snapshot_xip($1))) and pg_visible_in_snapshot(e.xid, $2)
+                    and e.id > $3 and e.id < $4
+                  offset 0)
+                 union all$late$)
+        ) r(name, arguments, has_late, statement, late)
+    loop
+        continue when exists (select from pg_proc f where f.pronamespace = 'mailboat'::regnamespace and f.proname = reader.name
+                                                      and f.prosrc = reader.body);
+        execute format('create or replace function mailboat.%I(%s) language plpgsql set search_path = pg_catalog, pg_temp as %L',
+                       reader.name, reader.arguments, reader.body);
+        execute format('revoke execute on function mailboat.%I from public', reader.name);
+    end loop;
+end
+$$;
+
 -- The next events of a cursor that the caller has locked: at most `most` and one more, in order of position. A closed cursor
 -- reads what became visible since `done`; an open one goes on along the primary key. Where that is more than one read the
 -- result has bounds and no events: the window is to be opened and read again.
@@ -337,51 +446,23 @@ create function mailboat.read_stretch(
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    found   mailboat.stretch;
-    scanned bigint;
+    found    mailboat.stretch;
+    scanned  bigint;
     matching bigint;
-    reading constant bigint := 2000;                     -- rows of any partition that are read to be sorted
-    late    constant boolean := exists (select pg_snapshot_xip(c.done));   -- else nothing can come late: half the plan
-    rows_   text := mailboat.pull_rows(s.outbox, p.columns);
-    wanted  text := format('e.slot %% %s = %s and %s', s.partitions, c.partition, mailboat.pull_wanted(s, p));
-    visible text := ' and pg_visible_in_snapshot(e.xid, $2) and ' || wanted;
-    -- At most 32 MiB of payload, or one event. Groups are whole, whatever they take.
-    listed  text := format($listed$
-        select e.*, sum(octet_length(e.payload)) over (order by e.id rows between unbounded preceding and 1 preceding) as before
-        from found as e
-        where %s order by e.id limit %s$listed$, wanted, most + 1);
-    mine    text := format($mine$
-        select row(e.id, e.event_id, e.event_type, e.aggregate_type, e.aggregate_id, e.key, e.payload, e.content_type, e.headers,
-                   e.tags, e.traceparent, e.created_at, e.slot, e.xid,
-                   mailboat.group_label(%1$L, e.headers, e.tags, e.xid))::mailboat.candidate as event, e.id
-        from listed as e
-        where coalesce(e.before, 0) < 33554432 or %1$L::text[] <> '{}'$mine$, p.group_by);
-    first   text := format(' order by e.id limit %s', most + 1);
+    reading  constant bigint := 2000;                    -- rows of any partition that are read to be sorted
+    source   constant text := mailboat.pull_rows(s.outbox, p.columns);
 begin
     if c.upto is null then
-        execute format($tail$
-            with found as materialized (%3$s
-                select e.*, false as late from %1$s as e
-                where e.xid >= pg_snapshot_xmax($1) and e.xid < pg_snapshot_xmax(pg_current_snapshot())
-                  and pg_visible_in_snapshot(e.xid, pg_current_snapshot())
-                limit $2
-            ), listed as materialized (%2$s), mine as (%4$s)
-            select (select count(*) from found), pg_current_snapshot(), array(select event from mine order by id),
-                   (select coalesce(min(id) filter (where not late), max(id) + 1) from found), (select max(id) from found),
-                   (select count(*) from listed)
-            $tail$, rows_, listed, case when late then format($late$
-                select e.*, true as late from %s as e
-                where e.xid = any (array(select pg_snapshot_xip($1))) and pg_visible_in_snapshot(e.xid, pg_current_snapshot())
-                union all$late$, rows_) end, mine)
-        using c.done, reading + 1
+        execute format('select * from mailboat.tail_%s($1, $2, $3, $4, $5)', s.id)
+        using c.done, reading + 1, s.partitions, c.partition, most
         into scanned, found.upto, found.batch, found.lowest, found.highest, matching;
         if scanned > reading then
             found.batch := null;
             if c.done::text = '3:3:' then
-                execute format('select pg_current_snapshot(), min(e.id), max(e.id) from %s as e', rows_)
+                execute format('select pg_current_snapshot(), min(e.id), max(e.id) from %s as e', source)
                 into found.upto, found.lowest, found.highest;
             else
-                found := mailboat.window_bounds(rows_, c);
+                found := mailboat.window_bounds(source, c);
             end if;
             return found;
         end if;
@@ -390,29 +471,15 @@ begin
         return found;
     end if;
     if c.lowest is null then                            -- a small window that a relay opened
-        return mailboat.window_bounds(rows_, c);
+        return mailboat.window_bounds(source, c);
     end if;
     -- A bounded range of positions at a time: where few events match, the walk must not take longer than a statement may.
     found.reach := least(c.highest, greatest(c.position, c.lowest - 1) + 100000);
-    execute format($walk$
-        with found as (%5$s
-            (select e.*, false as late from %1$s as e
-             where e.id > greatest($3, $4 - 1) and e.id <= $5%3$s%4$s)
-        ), listed as materialized (%2$s), mine as (%6$s)
-        select array(select event from mine order by id), (select count(*) from listed)
-        $walk$, rows_, listed, visible || case
-            when c.debts is null then ' and not pg_visible_in_snapshot(e.xid, $1)'
-            else ' and not mailboat.settled_before($6, e.slot, e.xid, e.id)' end, first,
-            case when c.position < c.lowest - 1 and late then format($late$
-            (select e.*, true as late from %s as e
-             where e.xid = any (array(select pg_snapshot_xip($1))) and pg_visible_in_snapshot(e.xid, $2)
-               and e.id > $3 and e.id < $4
-             offset 0)
-            union all$late$, rows_) end, mine)
-    using c.done, c.upto, c.position, c.lowest, found.reach, c.debts
+    execute format('select * from mailboat.walk_%s($1, $2, $3, $4, $5, $6, $7, $8, $9)', s.id)
+    using c.done, c.upto, c.position, c.lowest, found.reach, c.debts, s.partitions, c.partition, most
     into found.batch, matching;
     if cardinality(found.batch) = 0 and found.reach < c.highest then
-        execute format('select min(e.id) - 1 from %s as e where e.id > $1', rows_) using found.reach into found.reach;
+        execute format('select min(e.id) - 1 from %s as e where e.id > $1', source) using found.reach into found.reach;
         found.reach := least(coalesce(found.reach, c.highest), c.highest);
     end if;
     found.upto := c.upto;
@@ -469,7 +536,7 @@ declare
     cut   integer := least(most, size);
     last  bigint;
 begin
-    if cut = 0 or cardinality(p.group_by) = 0 then
+    if cut = 0 then
         return cut;
     end if;
     if p.group_by <> '{transaction}' then
@@ -552,6 +619,67 @@ create function mailboat.line_up(subscription bigint, of_partition integer, keys
             order by q.key, q.rank, case when q.rank = 0 then q.id end, q.ordinal);
     end;
 
+-- A payload as JSON, exactly as it was written; null if it is not JSON.
+create function mailboat.json_payload(payload bytea, content_type text) returns json
+    language plpgsql immutable
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return case when mailboat.is_json(content_type) then convert_from(payload, 'UTF8')::json end;
+exception when data_exception or program_limit_exceeded then
+    return null;
+end
+$$;
+
+-- A dead letter as one document. A payload that is JSON is embedded as it was written, any other is encoded as base64. One of
+-- more than 512 KiB is left out, so that the document fits into an event and a message; the table keeps it.
+create function mailboat.dead_letter_document(letter mailboat.dead_letters) returns json
+    language plpgsql stable
+    set search_path = pg_catalog, pg_temp
+    set timezone = 'UTC'
+as $$
+declare
+    s        mailboat.subscriptions;
+    size     constant integer := octet_length(letter.payload);
+    embedded constant json := case when size <= 524288 then mailboat.json_payload(letter.payload, letter.content_type) end;
+begin
+    select m.* into s from mailboat.subscriptions m where m.id = letter.subscription_id;
+    return json_build_object(
+        'originalEvent', json_build_object(
+            'id', letter.event_id, 'type', letter.event_type, 'key', letter.key, 'aggregateType', letter.aggregate_type,
+            'aggregateId', letter.aggregate_id, 'createdAt', letter.created_at, 'contentType', letter.content_type,
+            'headers', letter.headers, 'tags', letter.tags, 'traceparent', letter.traceparent, 'payload', embedded,
+            'payloadBase64', case when embedded is null and size <= 524288
+                                  then translate(encode(letter.payload, 'base64'), E'\n', '') end,
+            'payloadBytes', size),
+        'reason', letter.reason,
+        'failedAt', letter.last_failed_at,
+        'error', letter.last_error,
+        'attempts', letter.attempts,
+        'consumer', s.name,
+        'source', json_build_object('outbox', s.outbox, 'position', letter.id, 'partition', letter.partition,
+                                    'deadLetter', letter.dead_id));
+end
+$$;
+
+-- Emits dead letters as events, in the transaction that gives up on them: another subscription carries them to a topic. They
+-- keep the key of the event. The dead letter of such an event is not emitted, whichever subscription it is of.
+create function mailboat.emit_dead(s mailboat.subscriptions, dead_ids bigint[]) returns void
+    language plpgsql
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    execute format($emit$
+        insert into %s (event_type, aggregate_type, aggregate_id, key, payload, tags)
+        select 'mailboat.dead-letter', d.aggregate_type, d.aggregate_id, d.key,
+               convert_to(mailboat.dead_letter_document(d)::text, 'UTF8'), array['dead-letter-of=' || $2, 'reason=' || d.reason]
+        from mailboat.dead_letters d
+        where d.dead_id = any ($1) and d.event_type <> 'mailboat.dead-letter'
+        order by d.dead_id$emit$, to_regclass(s.outbox))
+    using dead_ids, s.name;
+end
+$$;
+
 -- Gives up on parked events, or blocks their key, as onExhausted says; then their keys go on.
 create function mailboat.give_up(
     s mailboat.subscriptions, p mailboat.pull_policies, of_partition integer, ordinals bigint[]
@@ -561,6 +689,7 @@ create function mailboat.give_up(
 as $$
 declare
     keys text[];
+    letters bigint[];
 begin
     if p.blocks then
         update mailboat.parked set blocked = true, next_attempt_at = null
@@ -579,8 +708,13 @@ begin
                coalesce(first_failed_at, clock_timestamp()), coalesce(last_failed_at, clock_timestamp()), id, event_id,
                event_type, aggregate_type, aggregate_id, key, payload, content_type, headers, tags, traceparent, created_at, slot
         from gone order by id, ordinal
+        returning dead_id
     )
-    select array_agg(distinct key) filter (where key is not null) into keys from gone;
+    select (select array_agg(distinct key) filter (where key is not null) from gone), (select array_agg(dead_id) from dead)
+    into keys, letters;
+    if p.emits_dead then
+        perform mailboat.emit_dead(s, letters);
+    end if;
     perform mailboat.line_up(s.id, of_partition, keys);
     return 'DeadLettered';
 end
@@ -622,6 +756,7 @@ $$;
 create function mailboat.drop_journals() returns trigger
     language plpgsql security definer
     set search_path = pg_catalog, pg_temp
+    set client_min_messages = warning
 as $$
 declare
     name name;
@@ -633,28 +768,34 @@ begin
     loop
         execute format('drop sequence if exists mailboat.%I', name);
     end loop;
+    foreach name in array array['probe', 'tail', 'walk'] loop
+        execute format('drop function if exists mailboat.%I', name || '_' || old.subscription_id);
+    end loop;
     return null;
 end
 $$;
 
 create trigger drop_journals after delete on mailboat.pull_policies for each row execute function mailboat.drop_journals();
 
--- What a journal says: 26 bits of a hash of the state, 10 bits of a count, 27 bits of tenths of seconds.
-create function mailboat.journal_entry(journal text, state text, out begun integer, out lately boolean)
+-- What a journal says: 26 bits of a hash of the state, 10 bits of a count, 27 bits of tenths of seconds. `begun` has the
+-- count of each state that is asked for.
+create function mailboat.journal_entry(journal text, states text[], out begun integer[], out lately boolean)
     language plpgsql
     set search_path = pg_catalog, pg_temp
 as $$
 declare
     noted bigint;
 begin
-    begun := 0;
+    begun := array_fill(0, array[cardinality(states)]);
     lately := false;
     if to_regclass(journal) is not null then
         execute 'select last_value from ' || journal into noted;
-        if (noted >> 37) = (hashtextextended(state, 0) & 67108863) then
-            begun := (noted >> 27) & 1023;
-            lately := ((mailboat.tenths() - (noted & 134217727)) & 134217727) < 10;
-        end if;
+        for i in 1 .. cardinality(states) loop
+            if (noted >> 37) = (hashtextextended(states[i], 0) & 67108863) then
+                begun[i] := (noted >> 27) & 1023;
+                lately := ((mailboat.tenths() - (noted & 134217727)) & 134217727) < 10;
+            end if;
+        end loop;
     end if;
 end
 $$;
@@ -713,6 +854,11 @@ begin
 end
 $$;
 
+-- The timeline of the server: a cursor that was not moved since a failover holds up retention.
+create function mailboat.timeline() returns integer
+    language sql volatile
+    return ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer;
+
 create function mailboat.save_cursor(c mailboat.cursors) returns void
     language sql
     set search_path = pg_catalog, pg_temp
@@ -720,7 +866,7 @@ create function mailboat.save_cursor(c mailboat.cursors) returns void
         update mailboat.cursors m
         set done = (c).done, upto = (c).upto, lowest = (c).lowest, highest = (c).highest, "position" = (c).position, hi = (c).hi,
             sequence = (c).sequence, debts = (c).debts, suspect_until = (c).suspect_until, resumes = 0, owner = null, epoch = null,
-            released = true
+            released = true, timeline = mailboat.timeline()
         where m.subscription_id = (c).subscription_id and m.partition = (c).partition;
     end;
 
@@ -746,30 +892,8 @@ begin
     if closed is null then
         return '{}';
     end if;
-    execute format($probe$
-        with mine as materialized (
-            select m.partition, m.done from mailboat.cursors m where m.subscription_id = $1 and m.upto is null
-        ), edge as materialized (
-            select min(pg_snapshot_xmax(done)::text::numeric)::text::xid8 as xmax from mine
-        ), found as materialized (%5$s
-            select e.id, e.xid, e.slot, e.created_at, e.event_type, e.aggregate_type, e.tags from %1$s as e
-            where e.xid >= (select xmax from edge)
-            limit %4$s + 1
-        )
-        select (select count(*) from found), pg_current_snapshot(),
-               array(select h.partition from (
-                   select distinct mine.partition from found as e join mine on mine.partition = e.slot %% %2$s
-                   where not pg_visible_in_snapshot(e.xid, mine.done) and pg_visible_in_snapshot(e.xid, pg_current_snapshot())
-                     and %3$s) h order by random()),
-               (select array_agg(partition order by partition) from mine),
-               (select array_agg(done::text order by partition) from mine),
-               (select bool_or(exists (select pg_snapshot_xip(done))) from mine)
-        $probe$, mailboat.pull_rows(s.outbox, p.columns), s.partitions, mailboat.pull_wanted(s, p), most,
-        case when late then format($late$
-            select e.id, e.xid, e.slot, e.created_at, e.event_type, e.aggregate_type, e.tags from %s as e
-            where e.xid = any (array(select distinct pg_snapshot_xip(done) from mine)) and e.xid < (select xmax from edge)
-            union all$late$, mailboat.pull_rows(s.outbox, p.columns)) end)
-    using s.id
+    execute format('select * from mailboat.probe_%s($1, $2, $3)', s.id)
+    using s.id, s.partitions, most
     into scanned, tip, hits, closed, dones, seen_late;
     if scanned > most then
         return array(select unnest(closed) order by random());
@@ -778,7 +902,7 @@ begin
     if scanned > 0 and moves and cardinality(hits) = 0 and (late or not seen_late) then
         begin
             update mailboat.cursors m
-            set done = tip
+            set done = tip, timeline = mailboat.timeline()
             from (select n.subscription_id, n.partition
                   from mailboat.cursors n join unnest(closed, dones) seen(partition, done)
                     on n.partition = seen.partition and n.done::text = seen.done
@@ -825,7 +949,7 @@ begin
         return '{}';
     end if;
     state := concat_ws('|', head.ordinal, head.attempts, head.next_attempt_at);
-    select j.begun, j.lately into died, lately from mailboat.journal_entry(journal, state) j;
+    select j.begun[1], j.lately into died, lately from mailboat.journal_entry(journal, array[state]) j;
     if died > 0 and lately then
         return '{}';
     end if;
@@ -895,9 +1019,13 @@ declare
     last      integer;
     next      integer;
     ends      integer[];
-    taken     mailboat.candidate[] := '{}';
+    handed    integer := 0;                             -- events that are handed out
+    taken     integer[] := '{}';                        -- their places in the batch, if not all are
+    ids       uuid[];                                   -- of the batch, by place; so are the keys
+    keys      text[];
+    refused   uuid[];                                   -- events of the batch that a consumer refused
+    held      text[];                                   -- keys of the batch that wait behind a parked event
     aside     boolean;
-    held      text[];
     noted     mailboat.refusals;
     singles   boolean;
     died      integer;
@@ -906,6 +1034,8 @@ declare
     lately    boolean;
     returned  integer := 0;
     ordinals  bigint[];
+    waits     boolean;
+    parks     boolean;
     gives_up  boolean;
     buried    boolean := false;
 begin
@@ -925,7 +1055,8 @@ begin
                 stretch.complete := true;
                 stretch.more := false;
             end if;
-            cut := mailboat.uncut(s, p, c, stretch, most);
+            cut := case when p.group_by = '{}' then least(most, cardinality(stretch.batch))
+                        else mailboat.uncut(s, p, c, stretch, most) end;
             exit when cut is not null and cut <= greatest(most, p.max_group);
             if cut is not null or reading >= p.max_group then
                 raise exception 'a group of subscription % has more than % events', s.name, p.max_group
@@ -938,58 +1069,77 @@ begin
 
         passed := cut;
         if cut > 0 then
-            aside := exists (select from mailboat.refusals r where r.subscription_id = s.id)
-                     or exists (select from mailboat.parked m where m.subscription_id = s.id and m.partition = c.partition);
-            returned := returned + case when aside then (
-                select coalesce(sum(r.returns), 0) from mailboat.refusals r
-                where r.subscription_id = s.id
-                  and r.event_id = any (array(select u.event_id from unnest(stretch.batch[1:cut]) u))) else 0 end;
-            select j.begun, j.lately into begun, lately from mailboat.journal_entry(journal, state || '|single') j;
-            died := greatest(begun - returned, 0);
-            singles := begun > 0 or (stretch.batch[1]).position <= c.suspect_until;
-            if begun = 0 then
-                select j.begun, j.lately into in_batch, lately from mailboat.journal_entry(journal, state || '|batch') j;
-                singles := singles or in_batch > returned;
+            aside := false;
+            ids := null;
+            if exists (select from mailboat.refusals r where r.subscription_id = s.id)
+               or exists (select from mailboat.parked m where m.subscription_id = s.id and m.partition = c.partition) then
+                select array_agg(u.event_id order by u.place), array_agg(u.key order by u.place),
+                       array(select distinct v.key
+                             from unnest(stretch.batch) v
+                             where p.ordered and v.key is not null and v.position <= (stretch.batch[cut]).position
+                               and exists (select from mailboat.parked m
+                                           where m.subscription_id = s.id and m.partition = c.partition
+                                             and mailboat.key_slot(m.key, 0) = v.slot and m.key = v.key))
+                into ids, keys, held
+                from unnest(stretch.batch) with ordinality
+                     u("position", event_id, event_type, aggregate_type, aggregate_id, key, payload, content_type, headers, tags,
+                       traceparent, created_at, slot, xid, group_label, place)
+                where u.place <= cut;
+                select coalesce(array_agg(r.event_id), '{}'), returned + coalesce(sum(r.returns), 0) into refused, returned
+                from mailboat.refusals r
+                where r.subscription_id = s.id and r.event_id = any (ids);
+                aside := cardinality(refused) > 0 or cardinality(held) > 0;
             end if;
+            select j.begun[1], j.begun[2], j.lately into begun, in_batch, lately
+            from mailboat.journal_entry(journal, array[state || '|single', state || '|batch']) j;
+            died := greatest(begun - returned, 0);
+            singles := begun > 0 or (stretch.batch[1]).position <= c.suspect_until or in_batch > returned;
             if round = 1 and greatest(begun, in_batch) > returned and lately then
                 return '{}';
             end if;
 
             if not aside and not singles then
-                taken := stretch.batch[1:cut];
+                handed := cut;
             else
+                if ids is null then
+                    ids := array(select u.event_id from unnest(stretch.batch) u limit cut);
+                    keys := array(select u.key from unnest(stretch.batch) u limit cut);
+                    refused := '{}';
+                    held := '{}';
+                end if;
                 -- The end of each event's group, by its place in the batch.
-                ends := array(
-                    select case when cardinality(p.group_by) = 0 or u.group_label is null then u.place
+                ends := case when cardinality(p.group_by) > 0 then array(
+                    select case when u.group_label is null then u.place
                                 when p.group_by = '{transaction}' then max(u.place) over (partition by u.group_label)
                                 else max(u.place) over (partition by u.group_label, u.run) end
                     from (select b.group_label, b.place::integer as place,
                                  b.place - row_number() over (partition by b.group_label order by b.place) as run
-                          from unnest(stretch.batch[1:cut]) with ordinality
+                          from unnest(stretch.batch) with ordinality
                                b("position", event_id, event_type, aggregate_type, aggregate_id, key, payload, content_type,
-                                 headers, tags, traceparent, created_at, slot, xid, group_label, place)) u
-                    order by u.place);
-                held := array(
-                    select distinct m.key from mailboat.parked m
-                    where p.ordered and m.subscription_id = s.id and m.partition = c.partition and m.key is not null
-                      and m.key = any (array(select u.key from unnest(stretch.batch[1:cut]) u)));
+                                 headers, tags, traceparent, created_at, slot, xid, group_label, place)
+                          where b.place <= cut) u
+                    order by u.place) end;
+                parks := false;
                 next := 1;
                 while next <= cut loop
-                    last := ends[next];
+                    last := coalesce(ends[next], next);
                     for i in next + 1 .. cut loop
                         exit when i > last;
                         last := greatest(last, ends[i]);
                     end loop;
-                    select r.* into noted
-                    from mailboat.refusals r
-                    where r.subscription_id = s.id
-                      and r.event_id = any (array(select u.event_id from unnest(stretch.batch[next:last]) u))
-                    order by r.final desc, r.failures desc, r.due_at desc nulls last
-                    limit 1;
+                    noted := null;
+                    if ids[next:last] && refused then
+                        select r.* into noted
+                        from mailboat.refusals r
+                        where r.subscription_id = s.id and r.event_id = any (ids[next:last])
+                        order by r.final desc, r.failures desc, r.due_at desc nulls last
+                        limit 1;
+                        delete from mailboat.refusals r where r.subscription_id = s.id and r.event_id = any (ids[next:last]);
+                    end if;
+                    waits := keys[next:last] && held;
                     gives_up := noted.final or noted.failures >= p.max_attempts;
-                    if singles and cardinality(taken) = 0 and died > 0 and died + 1 >= p.max_attempts
-                       and coalesce(noted.failures = 0 and noted.due_at is null and not noted.final, true)
-                       and not exists (select from unnest(stretch.batch[next:last]) u where u.key = any (held)) then
+                    if singles and handed = 0 and died > 0 and died + 1 >= p.max_attempts
+                       and coalesce(noted.failures = 0 and noted.due_at is null and not noted.final, true) and not waits then
                         noted.failures := died + 1;
                         noted.due_at := clock_timestamp();
                         noted.reason := 'ConsumerDied';
@@ -997,8 +1147,7 @@ begin
                         gives_up := true;
                         buried := true;
                     end if;
-                    if noted.failures > 0 or noted.due_at is not null or noted.final
-                       or exists (select from unnest(stretch.batch[next:last]) u where u.key = any (held)) then
+                    if noted.failures > 0 or noted.due_at is not null or noted.final or waits then
                         ordinals := array(
                             select mailboat.park_event(
                                 s, c, u.e, c.sequence + u.place, case when last > next then (stretch.batch[next]).position end,
@@ -1014,25 +1163,22 @@ begin
                                        b("position", event_id, event_type, aggregate_type, aggregate_id, key, payload,
                                          content_type, headers, tags, traceparent, created_at, slot, xid, group_label, place)
                                   order by b.place) u);
+                        parks := true;
                         if gives_up then
                             perform mailboat.give_up(s, p, c.partition, ordinals);
                         end if;
                         if p.ordered and (not coalesce(gives_up, false) or p.blocks) then
-                            held := held || array(select u.key from unnest(stretch.batch[next:last]) u where u.key is not null);
+                            held := held || array_remove(keys[next:last], null);
                         end if;
                     else
-                        taken := taken || stretch.batch[next:last];
-                    end if;
-                    if aside then
-                        delete from mailboat.refusals r
-                        where r.subscription_id = s.id
-                          and r.event_id = any (array(select u.event_id from unnest(stretch.batch[next:last]) u));
+                        taken := taken || array(select generate_series(next, last));
+                        handed := cardinality(taken);
                     end if;
                     passed := last;
                     next := last + 1;
-                    exit when buried or singles and cardinality(taken) > 0;
+                    exit when buried or singles and handed > 0;
                 end loop;
-                if cardinality(held) > 0 then
+                if parks and cardinality(held) > 0 then
                     perform mailboat.line_up(s.id, c.partition, held);
                 end if;
                 c.suspect_until := case when singles then greatest(c.suspect_until, (stretch.batch[cut]).position) end;
@@ -1057,14 +1203,14 @@ begin
         else
             c."position" := stretch.reach;
         end if;
-        exit when buried or cardinality(taken) > 0 or c.upto is null;
+        exit when buried or handed > 0 or c.upto is null;
     end loop;
 
     perform mailboat.save_cursor(c);
     if buried then
         return null;
     end if;
-    if cardinality(taken) = 0 then
+    if handed = 0 then
         return '{}';
     end if;
     perform mailboat.note_begin(journal, state || case when singles then '|single' else '|batch' end,
@@ -1073,7 +1219,11 @@ begin
         select row(u."position", u.event_id, u.event_type, u.aggregate_type, u.aggregate_id, u.key, u.payload, u.content_type,
                    u.headers, u.tags, u.traceparent, u.created_at, c.partition, died + 1, greatest(begun, in_batch), false,
                    u.group_label)::mailboat.pulled
-        from unnest(taken) u);
+        from unnest(stretch.batch) with ordinality
+             u("position", event_id, event_type, aggregate_type, aggregate_id, key, payload, content_type, headers, tags,
+               traceparent, created_at, slot, xid, group_label, place)
+        where case when handed = passed then u.place <= passed else u.place = any (taken) end
+        order by u.place);
 end
 $$;
 
@@ -1087,6 +1237,7 @@ create function mailboat.pull(subscription text, max_events integer default null
     set jit = off
     set enable_seqscan = off
     set enable_bitmapscan = off                         -- made whole before the first row comes and a limit can end it
+    set plan_cache_mode = force_generic_plan            -- of the readers: see mailboat.make_readers
 as $$
 declare
     s      mailboat.subscriptions := mailboat.pull_subscription(subscription, outbox);
@@ -1133,7 +1284,7 @@ begin
                 return;
             elsif cardinality(taken) > 0 then
                 perform set_config('mailboat.pulled', s.id::text, true);
-                return query select (t.e).* from (select u as e from unnest(taken) u) t;
+                return query select * from unnest(taken);
                 return;
             end if;
         end loop;
@@ -1168,6 +1319,7 @@ begin
                   hint = 'The pull counts the event as handled when it commits. Call mailboat.refuse in a transaction of its own.';
     end if;
     refuse.error := left(coalesce(refuse.error, ''), 16384);
+    refuse.reason := left(coalesce(refuse.reason, 'HandlerFailed'), 128);
     select m.* into it from mailboat.parked m where m.subscription_id = s.id and m.event_id = refuse.event_id;
     if found then
         perform from mailboat.cursors m where m.subscription_id = s.id and m.partition = it.partition for no key update;
@@ -1493,28 +1645,7 @@ begin
 end
 $$;
 
--- ---- waking and rights ----------------------------------------------------------------------------------------------
-
--- As before, and for idle consumers too.
-create or replace function mailboat.ring() returns trigger
-    language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-    set lock_timeout = '50ms'
-as $$
-begin
-    if (exists (select
-                from mailboat.doorbells d join mailboat.relays r on r.id = d.relay
-                where d.outbox = tg_argv[0] and d.rings and r.expires_at > clock_timestamp())
-        or exists (select from mailboat.consumers c where c.outbox = tg_argv[0] and c.idle_until > clock_timestamp()))
-       and pg_notification_queue_usage() <= 0.1
-    then
-        perform pg_notify('mailboat', tg_argv[0]);
-    end if;
-    return null;
-exception when others then
-    return null;
-end
-$$;
+-- ---- rights ----------------------------------------------------------------------------------------------------------
 
 do $$
 begin
@@ -1536,7 +1667,7 @@ begin
         select p.oid from pg_proc p
         where p.pronamespace = 'mailboat'::regnamespace
           and p.proname in ('grant_consumer', 'revoke_consumer', 'outbox_of', 'drop_journals', 'read_stretch', 'window_bounds',
-                            'uncut', 'park_event', 'line_up', 'give_up', 'journal_entry', 'note_begin', 'lock_cursor', 'save_cursor',
+                            'uncut', 'park_event', 'line_up', 'emit_dead', 'give_up', 'journal_entry', 'note_begin', 'lock_cursor', 'save_cursor',
                             'fresh_partitions', 'take_parked', 'take_window', 'pull', 'once', 'forget', 'prune_handled', 'beat',
                             'leave', 'tend', 'consumer_settings', 'pull_lag', 'inbox_claim', 'inbox_renew', 'inbox_fail', 'inbox_done',
                             'inbox_leave')

@@ -65,6 +65,8 @@ class WholeDeadLetter(NamedTuple):
     tags: list[str]
     traceparent: str | None
     payload: bytes | None
+    document: str
+    """The dead letter as one JSON document."""
 
 
 class Candidate(NamedTuple):

@@ -19,7 +19,7 @@ from mailboat.outbox.cursor_locks import lock_cursors
 from mailboat.outbox.filters import Since, predicate
 from mailboat.outbox.layout import Layout
 from mailboat.outbox.link import Link, Row
-from mailboat.outbox.pulling import declare_policy
+from mailboat.outbox.pulling import declare_policy, effective_filter
 from mailboat.outbox.repartition import repartition, undone
 from mailboat.outbox.sqlfiles import statements
 from mailboat.outbox.store import Subscription
@@ -107,9 +107,9 @@ async def declare(
             generation = await repartition(cursor, layout, link.server, number, spec.partitions, before)
             partitions = spec.partitions
         if not outdated:
-            await declare_policy(cursor, number, spec, layout)
+            await declare_policy(cursor, number, declared.name, spec, layout)
     subscription = Subscription(number, declared.name, partitions, generation, state == "Paused")
-    return Route(subscription, predicate(spec.filter, Since(since_time, since_id)))
+    return Route(subscription, predicate(effective_filter(declared.name, spec), Since(since_time, since_id)))
 
 
 async def declare_pulled(link: Link, layout: Layout, resources: Iterable[EventSubscription]) -> list[str]:

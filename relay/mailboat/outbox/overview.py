@@ -12,6 +12,7 @@ from mailboat.outbox.filters import TRUE, Predicate, Since, predicate
 from mailboat.outbox.layout import Layout
 from mailboat.outbox.link import Link
 from mailboat.outbox.migrate import Applied, Migration, known_migrations, pending
+from mailboat.outbox.pulling import effective_filter
 from mailboat.outbox.sqlfiles import statements
 from mailboat_spec import EventSubscription, full_name
 
@@ -114,7 +115,7 @@ async def waiting(
 def _wanted(known: KnownSubscription, manifests: Iterable[EventSubscription]) -> Predicate:
     for manifest in manifests:
         if full_name(manifest) == known.name:
-            return predicate(manifest.spec.filter, known.since)
+            return predicate(effective_filter(known.name, manifest.spec), known.since)
     return TRUE
 
 

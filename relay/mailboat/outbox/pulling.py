@@ -11,17 +11,36 @@ from typing import Any
 
 from psycopg import AsyncCursor
 
+from mailboat.errors import ConfigError
 from mailboat.outbox.layout import Layout
 from mailboat.outbox.link import Row
 from mailboat.outbox.sqlfiles import statements
-from mailboat_spec import EventSubscriptionSpec, OnExhausted, Ordering, Pattern
+from mailboat_spec import EventSubscriptionSpec, Filter, OnExhausted, Ordering, Pattern
 
 _SQL = statements("pulling")
 
 
-def policy(number: int, spec: EventSubscriptionSpec, layout: Layout) -> dict[str, Any]:
+def effective_filter(name: str, spec: EventSubscriptionSpec) -> Filter:
+    """Return the subscription's filter. A pull subscription that emits its dead letters does not receive them."""
+    if not _emits_dead(spec):
+        return spec.filter
+    tags = spec.filter.tags
+    none_of = (*tags.none_of, f"dead-letter-of={name}")
+    return spec.filter.model_copy(update={"tags": tags.model_copy(update={"none_of": none_of})})
+
+
+def _emits_dead(spec: EventSubscriptionSpec) -> bool:
+    return spec.sink.pull is not None and spec.sink.pull.emit_dead_letters
+
+
+def policy(number: int, name: str, spec: EventSubscriptionSpec, layout: Layout) -> dict[str, Any]:
     """Return the row of ``mailboat.pull_policies``."""
-    delivery, tags = spec.delivery, spec.filter.tags
+    delivery, tags = spec.delivery, effective_filter(name, spec).tags
+    if layout.columns and _emits_dead(spec):
+        raise ConfigError(
+            f"EventSubscription {name}: spec.sink.pull.emitDeadLetters needs an outbox with Mailboat's own columns, and"
+            f" the columns of {layout.table} are mapped. Remove it: dead letters are kept in mailboat.dead_letters."
+        )
     return {
         "subscription_id": number,
         "columns": json.dumps(dict(layout.columns)),
@@ -40,16 +59,19 @@ def policy(number: int, spec: EventSubscriptionSpec, layout: Layout) -> dict[str
         "backoff_max": delivery.backoff.max.seconds,
         "backoff_jitter": delivery.backoff.jitter,
         "blocks": delivery.on_exhausted is OnExhausted.BLOCK,
+        "emits_dead": _emits_dead(spec),
         "no_handler": delivery.no_handler.value,
     }
 
 
-async def declare_policy(cursor: AsyncCursor[Row], number: int, spec: EventSubscriptionSpec, layout: Layout) -> None:
+async def declare_policy(
+    cursor: AsyncCursor[Row], number: int, name: str, spec: EventSubscriptionSpec, layout: Layout
+) -> None:
     """Store the policy, or delete it if the subscription is no longer pulled. Runs in the caller's transaction."""
     if spec.sink.pull is None:
         await cursor.execute(_SQL["withdraw"], {"subscription_id": number})
         return
-    await cursor.execute(_SQL["declare"], policy(number, spec, layout))
+    await cursor.execute(_SQL["declare"], policy(number, name, spec, layout))
     await cursor.execute(_SQL["make_journals"], {"subscription_id": number})
 
 

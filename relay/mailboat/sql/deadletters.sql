@@ -14,11 +14,11 @@ select * from (
 order by dead_id
 
 -- name: dead_whole
--- Everything about them, payload and all. A time of creation that Python has no number for is left out.
+-- Everything about them: the payload, and the document that mailboat.dead_letter_document makes of them. A time of creation that Python has no number for is left out.
 select r.dead_id, s.name, r.partition, r.sequence, r.event_id::text, r.event_type, r.aggregate_type, r.aggregate_id, r.key,
        r.attempts, r.reason, r.last_error, r.first_failed_at, r.last_failed_at, r.died_at, r.replayed_at,
        case when r.created_at between timestamptz '0001-01-02 00:00:00+00' and timestamptz '9999-12-30 00:00:00+00' then r.created_at end,
-       r.content_type, r.headers::text, r.tags, r.traceparent, r.payload
+       r.content_type, r.headers::text, r.tags, r.traceparent, r.payload, mailboat.dead_letter_document(r)::text
 from mailboat.dead_letters as r
 join mailboat.subscriptions as s on s.id = r.subscription_id
 where {matching}
