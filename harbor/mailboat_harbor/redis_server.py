@@ -6,9 +6,9 @@ for it: after ``kill`` and ``launch`` a server is empty.
 
 from __future__ import annotations
 
-import tempfile
 import shutil
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

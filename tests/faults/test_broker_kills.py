@@ -103,7 +103,10 @@ IN_THE_GATE = (BrokerPoint.CLAIMED, BrokerPoint.HANDLED, BrokerPoint.DEAD_LETTER
 @pytest.mark.parametrize("times", [1, pytest.param(20, marks=pytest.mark.verify)])
 @pytest.mark.parametrize(
     "point",
-    [pytest.param(each, marks=() if each in IN_THE_GATE else pytest.mark.verify, id=each.value) for each in BrokerPoint],
+    [
+        pytest.param(each, marks=() if each in IN_THE_GATE else pytest.mark.verify, id=each.value)
+        for each in BrokerPoint
+    ],
 )
 def test_a_consumer_is_killed_at_every_point(consumers: Consumers, point: BrokerPoint, times: int) -> None:
     feed = Feed(consumers.server, consumers.orders["topic"])
