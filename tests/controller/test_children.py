@@ -121,7 +121,6 @@ def test_a_pod_is_not_killed_before_its_relay_has_drained():
     timings = Timings()
     assert grace == DRAIN_SECONDS
     assert grace >= 2 * timings.drain_within, "a drain, and time for all that is closed after it"
-    assert grace <= timings.lease_ttl, "whoever hangs is dead before its leases end"
 
 
 def test_relays_are_spread_and_a_drained_node_takes_one_of_them_at_a_time():

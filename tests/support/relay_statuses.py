@@ -33,6 +33,7 @@ def subscription(**changes: Any) -> SubscriptionStatus:
         reason="",
         blocked=0,
         owned=(partition(0), partition(1)),
+        orphans=(),
         owners={0: "a", 1: "a", 2: "b", 3: "b"},
     )
     return replace(plain, **changes)
@@ -51,6 +52,7 @@ def relay(**changes: Any) -> RelayStatus:
         partitions_ahead_days=29.5,
         retention_blocked=None,
         peers=("a", "b"),
+        silent=(),
         subscriptions=(subscription(),),
         stalled=False,
     )

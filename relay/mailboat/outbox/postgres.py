@@ -135,10 +135,6 @@ class PostgresStore:
         self._pulled = self._pulled.difference(each.name for each in subscriptions) | pulled
         return {number: route.subscription for number, route in routes.items()}
 
-    def extend_leases(self, ttl: float) -> None:
-        """Raise the lease TTL to ``ttl`` seconds from the next heartbeat on. A shorter TTL is ignored."""
-        self._leases.extend_to(ttl)
-
     def withdraw(self, number: int) -> None:
         """Stop serving this subscription."""
         self._serves -= {number}

@@ -175,8 +175,8 @@ class Courier:
         return item.series or self._series
 
     async def lease_holds(self) -> bool:
-        """Wait until the lease covers a whole delivery. Return False if the pump is stopped first."""
-        while self._lease_left() <= self._stream.settings.timeout:
+        """Wait until the lease is renewed. Return False if the pump is stopped first."""
+        while self._lease_left() <= 0:
             if self.stopping():
                 return False
             await self._pause(0.1)

@@ -254,7 +254,7 @@ class PartitionPump:
             or any(flight.landed for flight in self._flights)  # evaluate available results before sending more
         ):
             return False
-        return self._lease_left() > self.stream.settings.timeout
+        return self._lease_left() > 0
 
     def _launch(self) -> None:
         flight, messages = self._take()

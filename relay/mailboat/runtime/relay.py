@@ -82,7 +82,7 @@ class Relay:
         self._random = random or Random()
         self._passing = passing
         self._lineup = line_up_again(subscriptions, secrets, Lineup()) if follows else line_up(subscriptions, secrets)
-        self._own_timings = timings
+        self._timings = timings or Timings()
         self._limits = limits or ReadLimits()
         self._totals = Totals()
         self._stir = asyncio.Event()
@@ -215,7 +215,6 @@ class Relay:
 
     async def _serve(self, store: PostgresStore, stop: asyncio.Event) -> None:
         """Declare the subscriptions, join, and run one session."""
-        timings = self._timings(self._config)
         subscriptions = await unless(stop, self._declare(store))
         streams = {
             number: self._stream(self._lineup.parts[subscription.name], subscription)
@@ -228,7 +227,7 @@ class Relay:
             streams,
             subscriptions,
             self._wake(),
-            timings,
+            self._timings,
             self._totals,
             self._clock,
             self._passing,
@@ -266,8 +265,6 @@ class Relay:
                 farewell.cancel()
                 changeover.left.clear()
                 self._unused += self._take_up(stop)
-                for leases in (store, session):  # a lease must outlast the longest delivery timeout
-                    leases.extend_leases(self._timings(self._config).lease_ttl)
                 changeover.dismiss(self._lineup, lambda each: self._let_others_finish(store, [each]))
                 await changeover.declare(self._lineup, self._edition, may_lay_out=self._may_lay_out)
                 self._may_lay_out = changeover.under_way
@@ -338,14 +335,7 @@ class Relay:
             if self._connection is None:
                 raise
             url = self._connection.url
-        return Connection.wanted_by(config.relay.spec, self._timings(config), self._limits, url)
-
-    def _timings(self, config: Configuration) -> Timings:
-        if self._own_timings is not None:
-            return self._own_timings
-        longest = max((each.spec.delivery.timeout.seconds for each in config.subscriptions), default=30.0)
-        # A lease must outlast a whole delivery, with a margin for a few late heartbeats.
-        return Timings(lease_ttl=longest + 30.0)
+        return Connection.wanted_by(config.relay.spec, self._timings, self._limits, url)
 
     def _waits(self, why: str) -> None:
         if why != self._message:
@@ -386,6 +376,7 @@ class Relay:
             partitions_ahead_days=janitor.upkeep.days_ahead if janitor else None,
             retention_blocked=janitor.upkeep.blocked if janitor else None,
             peers=tuple(p.id for p in session.roster.peers if p.alive) if session and session.roster else (),
+            silent=tuple(p.id for p in session.roster.peers if p.silent) if session and session.roster else (),
             subscriptions=tuple(
                 self._subscription(name) for name in sorted([*self._lineup.parts, *self._lineup.failed])
             ),

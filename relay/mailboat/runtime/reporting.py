@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from mailboat.outbox.store import Backlog, Lag
 from mailboat.runtime.lineup import CantRun
 from mailboat.runtime.session import Session, Totals
@@ -45,6 +47,7 @@ def failed_status(failed: CantRun, totals: Totals) -> SubscriptionStatus:
         reason=failed.reason,
         blocked=0,
         owned=(),
+        orphans=(),
         owners={},
     )
 
@@ -80,7 +83,9 @@ def subscription_status(
             )
         )
     if session is not None and number in session.reported:
-        owned = _pulled_partitions(session.subscriptions[number].partitions, backlog)
+        owned = _counted(range(session.subscriptions[number].partitions), backlog)
+    orphans = _counted(sorted(session.orphans.get(number, ())), backlog) if session and number and backlog else []
+    counted = [*owned, *orphans]
     known = session.subscriptions.get(number) if session and number is not None else None
     stream = session.streams.get(number) if session and number is not None else None
     away = next((p.counters.away for p in pumps.values() if p.counters.away), None)
@@ -93,10 +98,10 @@ def subscription_status(
         sink=resource.spec.sink.kind,
         state="Paused" if known and known.paused else "Running",
         partitions=known.partitions if known else resource.spec.partitions,
-        lag=sum(p.lag for p in owned),
-        lag_bounded=any(p.lag_bounded for p in owned),
-        oldest_age=max((p.oldest_age for p in owned if p.oldest_age is not None), default=None),
-        parked=sum(p.parked for p in owned),
+        lag=sum(p.lag for p in counted),
+        lag_bounded=any(p.lag_bounded for p in counted),
+        oldest_age=max((p.oldest_age for p in counted if p.oldest_age is not None), default=None),
+        parked=sum(p.parked for p in counted),
         dead=backlog.dead if backlog else 0,
         published=delivered(name, session, totals),
         refused=totals.refused[name] + sum(p.counters.refused for p in pumps.values()),
@@ -106,17 +111,18 @@ def subscription_status(
         reason="",
         blocked=backlog.blocked if backlog else 0,
         owned=tuple(owned),
+        orphans=tuple(orphans),
         owners={h.key.partition: h.owner for h in session.roster.holdings if h.key.subscription == number}
         if session and session.roster
         else {},
     )
 
 
-def _pulled_partitions(partitions: int, backlog: Backlog | None) -> list[PartitionStatus]:
-    """Return the status of all partitions of a pull subscription, with the events pending for consumers."""
+def _counted(partitions: Iterable[int], backlog: Backlog | None) -> list[PartitionStatus]:
+    """Return the status of partitions that this relay does not deliver: of consumers, or of a silent relay."""
     known = backlog or Backlog({}, {}, 0, 0)
-    lags = [known.partitions.get(partition, Lag(0, None)) for partition in range(partitions)]
+    lags = [(partition, known.partitions.get(partition, Lag(0, None))) for partition in partitions]
     return [
         PartitionStatus(partition, lag.pending, lag.bounded, lag.oldest_age, known.parked.get(partition, 0), 0, None)
-        for partition, lag in enumerate(lags)
+        for partition, lag in lags
     ]

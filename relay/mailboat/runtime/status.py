@@ -62,6 +62,8 @@ class SubscriptionStatus:
     blocked: int
     """Events without attempts left, which block their keys (``onExhausted: Block``)."""
     owned: tuple[PartitionStatus, ...]
+    orphans: tuple[PartitionStatus, ...]
+    """Partitions whose owner is silent or missing, counted by this relay and included in ``lag`` and ``parked``."""
     owners: dict[int, str | None]
     """Partition -> relay, as last read from the store."""
 
@@ -86,6 +88,8 @@ class RelayStatus:
     """Days for which the outbox has time partitions ahead; below 7 needs attention."""
     retention_blocked: str | None
     peers: tuple[str, ...]
+    silent: tuple[str, ...]
+    """Peers that hang or are cut off: their heartbeats are missing, and their leases still run."""
     subscriptions: tuple[SubscriptionStatus, ...]
     stalled: bool
     """The relay's loop makes no progress: the only reason for /livez to fail."""
