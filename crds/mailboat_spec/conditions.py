@@ -91,6 +91,10 @@ class Reason(StrEnum):
     """Fewer relays are ready than the spec requires."""
     PARTITIONS_WITHOUT_OWNER = "PartitionsWithoutOwner"
     """Some partitions have no owner."""
+    RELAY_SILENT = "RelaySilent"
+    """A relay hangs or is cut off. Others take over its partitions; the message names it."""
+    CONNECTING = "Connecting"
+    """The destination has not answered yet, and no attempt to reach it has failed."""
 
     FORBIDDEN = "Forbidden"
     """The API server refused a request of the operator: a quota, a policy, a missing permission. The message has the

@@ -65,7 +65,9 @@ class EventSubscriptionStatus(ResourceStatus):
         default=0, description="Matching events not yet settled; counted up to a bound, never beyond. Default: 0."
     )
     lag_display: str = Field(
-        default="", description='The same as kubectl prints it: "100000+" where counting stopped. Default: empty.'
+        default="",
+        description='The same as kubectl prints it: "100000+" where counting stopped or a relay hangs, "unknown" while no'
+        " relay reports. Default: empty.",
     )
     oldest_age: Duration | None = Field(
         default=None, description="Age of the oldest event not yet settled, as a duration. Default: none."

@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 _CALLS_AT_A_TIME: Final = 8
 """Concurrent calls to the relays of one resource, so that unresponsive pods do not delay other resources."""
+_LATE: Final = "was not asked yet: other relays take too long to answer"
 _FURTHEST_AHEAD: Final = 2**61
 """Milliseconds. Added to the current time, the result still fits into a Postgres bigint."""
 
@@ -112,12 +113,13 @@ class Fleet:
     async def ask(self, key: Key, pods: Sequence[RelayPod], partitions: Partitions) -> list[Answer]:
         """Poll every pod. Return one answer each: the new one, else the last successful one if recent, else the error.
 
+        A pod that answered before and does not now is marked as silent at once.
+
         ``partitions``: subscriptions that answers may contain, with their partition counts.
         """
         memory = self._relays.setdefault(key, _Relay())
         answered = await self._ask(memory, key, pods, partitions)
-        late = "was not asked yet: other relays take too long to answer"
-        answers = [answered.get(pod.uid) or Answer(pod.name, None, late) for pod in pods]
+        answers = [answered.get(pod.uid) or Answer(pod.name, None, _LATE) for pod in pods]
         now = self._clock()
         result = []
         for pod, answer in zip(pods, answers, strict=True):
@@ -125,7 +127,9 @@ class Fleet:
                 memory.seen[pod.uid] = _Seen(answer, now)
             seen = memory.seen.get(pod.uid)
             fresh = seen is not None and now - seen.at <= self._patience.silence
-            result.append(seen.answer if seen is not None and fresh else answer)
+            report = seen.answer.report if seen is not None and fresh else None
+            silent = answer.report is None and seen is not None and answer.error != _LATE
+            result.append(Answer(pod.name, report, answer.error, silent))
         present = {pod.uid for pod in pods}
         memory.seen = {uid: seen for uid, seen in memory.seen.items() if uid in present}
         memory.asked = {uid: at for uid, at in memory.asked.items() if uid in present}

@@ -9,6 +9,7 @@ had.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -344,7 +345,7 @@ class Reconciler:
             ),
         )
         status = subscription_status(facts, now)
-        self._metrics.lag.labels(metadata["namespace"], metadata["name"]).set(status.get("lag", 0))
+        self._metrics.lag.labels(metadata["namespace"], metadata["name"]).set(status.get("lag", math.nan))
         await self._reporter.report(SUBSCRIPTION, found, status)
 
     def _forget_departed(self, key: Key) -> None:

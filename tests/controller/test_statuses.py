@@ -87,6 +87,11 @@ NO_TABLES = {
         ({"answers": BOTH[:1]}, ("False", "PartitionsWithoutOwner"), "Reconciling"),
         ({"answers": (answer("a", [owned(0), owned(1)], sinkReachable=False),)}, ("False", "SinkUnavailable"), None),
         (
+            {"answers": (answer("a", [owned(0), owned(1)], sinkReachable=None),)},
+            ("Unknown", "Connecting"),
+            "Reconciling",
+        ),
+        (
             {"answers": (answer(state="Failed", lastError="secret x was not found", reason="SecretNotFound"),)},
             ("False", "SecretNotFound"),
             "Stalled",
@@ -113,10 +118,36 @@ def test_numbers_are_added_up_over_relays():
     assert status["assignments"][0] == {"partition": 0, "pod": "a", "lag": 70, "oldestAge": "1m"}
 
 
-def test_what_was_known_last_stays_while_nobody_answers():
-    before = subscription_status(replace(FACTS, answers=(answer("a", [owned(0, lag=9)]), BOTH[1])), NOW)
-    status = subscription_status(replace(FACTS, before=before, answers=(Answer("a", None, "away"),)), NOW)
-    assert (status["lag"], status["assignments"]) == (9, before["assignments"])
+@pytest.mark.parametrize("answers", [(), (Answer("a", None, "away"),), (Answer("a", None, "away", silent=True),)])
+def test_lag_is_unknown_while_no_relay_reports(answers):
+    """G7: no relay, one that never answered, and one that does not answer any more."""
+    before = subscription_status(replace(FACTS, answers=(answer("a", [owned(0, lag=9)], dead=3), BOTH[1])), NOW)
+    status = subscription_status(replace(FACTS, before=before, answers=answers), NOW)
+    assert (status["lagDisplay"], status["dead"]) == ("unknown", 3)
+    assert status.keys().isdisjoint({"lag", "oldestAge", "assignments"})
+
+
+OWNERS = {"0": "shop/a", "1": "shop/b"}
+HUNG = replace(answer("b", [owned(1, lag=0)], owners=OWNERS), error="did not answer in time", silent=True)
+CUT_OFF = answer("b", [owned(1, lag=0)], owners=OWNERS)
+"""Cut off from the database only: it still answers, and does not know yet."""
+
+
+@pytest.mark.parametrize(("silent", "why"), [(HUNG, "did not answer in time"), (CUT_OFF, "its heartbeats are missing")])
+def test_a_silent_relay_is_named_at_once_and_its_partitions_are_counted_by_another(silent, why):
+    counting = answer("a", [owned(0, lag=1)], orphans=[owned(1, lag=60)], owners=OWNERS, relay={"silent": ["shop/b"]})
+    status = subscription_status(replace(FACTS, answers=(counting, silent)), NOW)
+    found = conditions(status)
+    assert found["Ready"] == found["Assigned"] == ("False", "RelaySilent")
+    assert f"b: {why}" in status["conditions"][0]["message"]
+    assert (status["lag"], status["lagDisplay"], status["assignments"][1]["pod"]) == (61, "61", "b")
+    assert [item.warning for item in news(subscription_status(FACTS, NOW)["conditions"], status["conditions"])] == [
+        True
+    ]
+    of_relay = relay_status(replace(RELAY_FACTS, answers=(counting, silent)), NOW)
+    assert conditions(of_relay)["Ready"] == ("False", "RelaySilent")
+    not_counted_yet = replace(FACTS, answers=(answer("a", [owned(0, lag=1)], owners=OWNERS), HUNG))
+    assert subscription_status(not_counted_yet, NOW)["lagDisplay"] == "1+", "at least"
 
 
 def test_an_owner_that_the_store_names_counts_if_it_is_there():
@@ -331,7 +362,7 @@ def test_lag_that_a_silent_relay_had_is_still_lag():
     before = subscription_status(replace(FACTS, answers=both), NOW)
     hangs = (answer("a", [owned(0, lag=10)], owners={"0": "shop/a", "1": "shop/b"}), Answer("b", None, "slow"))
     status = subscription_status(replace(FACTS, answers=hangs, before=before), NOW)
-    assert status["lag"] == 74
+    assert (status["lag"], status["lagDisplay"]) == (74, "74+")
     assert [(each["pod"], each["lag"]) for each in status["assignments"]] == [("a", 10), ("b", 64)]
     gone = (answer("a", [owned(0, lag=0)], owners={"0": "shop/a", "1": None}),)
     status = subscription_status(replace(FACTS, answers=gone, before=status), NOW)

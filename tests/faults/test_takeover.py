@@ -148,7 +148,9 @@ async def test_the_lag_of_a_frozen_relay_is_counted_and_its_name_reported_by_ano
 
         def counted() -> bool:
             seen = status_of(watcher, "kfake")
-            named = watcher.status().silent == (sleeper.relay,) and [o.partition for o in seen.orphans] == sorted(theirs)
+            named = watcher.status().silent == (sleeper.relay,) and [o.partition for o in seen.orphans] == sorted(
+                theirs
+            )
             return named and seen.lag == sum(o.lag for o in seen.orphans) == expected > 0
 
         await await_until(counted, 30, f"{expected} events of {sleeper.relay} to be counted")

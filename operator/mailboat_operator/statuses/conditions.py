@@ -40,7 +40,13 @@ _HOPELESS: Final = frozenset(
 )
 """Reasons that persist until a person acts; kstatus calls that stalled."""
 _UNDER_WAY: Final = frozenset(
-    {Reason.PROGRESSING, Reason.STARTING, Reason.PARTITIONS_WITHOUT_OWNER, Reason.NOT_ENOUGH_RELAYS}
+    {
+        Reason.PROGRESSING,
+        Reason.STARTING,
+        Reason.CONNECTING,
+        Reason.PARTITIONS_WITHOUT_OWNER,
+        Reason.NOT_ENOUGH_RELAYS,
+    }
 )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from mailboat_operator.pods import RelayPod
+from mailboat_operator.reports import Answer, pod_of
 from mailboat_operator.statuses.conditions import Verdict, no, yes
 from mailboat_spec import ConditionType, Reason
 
@@ -24,6 +25,32 @@ def not_reported(pods: str) -> str:
     return (
         f"No relay has reported yet ({pods}). If it stays so, look at the logs of these pods, and whether a "
         "NetworkPolicy keeps the operator from their port."
+    )
+
+
+def silent_relays(answers: Iterable[Answer], relay: str) -> dict[str, str]:
+    """Return the pods that hang or are cut off, each with the reason.
+
+    A pod is silent if it does not answer the operator any more, or if another relay misses its heartbeats: a relay that
+    only lost the database still answers.
+    """
+    namespace = relay.partition("/")[0]
+    missed = {
+        pod_of(name, namespace)
+        for answer in answers
+        if answer.report is not None and not answer.silent and (report := answer.report.relay(relay)) is not None
+        for name in report.silent
+    }
+    silent = {answer.pod: "its heartbeats are missing" for answer in answers if answer.pod in missed}
+    return silent | {answer.pod: answer.error for answer in answers if answer.silent}
+
+
+def named_silent(silent: Mapping[str, str]) -> str:
+    """Return the message that names silent relays, and what happens next."""
+    who = "; ".join(f"{pod}: {why}" for pod, why in sorted(silent.items())[:NAMED])
+    return (
+        f"Relays hang or are cut off ({who}). Others take over their partitions within 20 seconds. If it stays so, look"
+        " at the node and the logs of these pods, and delete those that hang."
     )
 
 

@@ -10,7 +10,15 @@ from typing import Any, Final
 from mailboat_operator.pods import RelayPod
 from mailboat_operator.reports import Answer, RelayReport, reason_given
 from mailboat_operator.statuses.conditions import Verdict, no, unknown, with_progress, written, yes
-from mailboat_operator.statuses.of_pods import NAMED, named, not_reported, secrets_mounted, where_to_put_it
+from mailboat_operator.statuses.of_pods import (
+    NAMED,
+    named,
+    named_silent,
+    not_reported,
+    secrets_mounted,
+    silent_relays,
+    where_to_put_it,
+)
 from mailboat_spec import ConditionStatus, ConditionType, OutboxRelay, Reason, Runtime
 
 _DAYS_AHEAD: Final = 7.0
@@ -128,6 +136,8 @@ def _ready(facts: RelayFacts, reports: Sequence[RelayReport]) -> Verdict:
     for verdict in (_database(reports), _schema(reports)):
         if verdict.status is ConditionStatus.FALSE and verdict.reason is not Reason.PARTITIONS_RUN_OUT:
             return no(ready, verdict.reason, verdict.message)
+    if silent := silent_relays(facts.answers, facts.name):
+        return no(ready, Reason.RELAY_SILENT, named_silent(silent))
     count = len(_ready_pods(facts))
     if wanted is not None and count < wanted:
         why = _troubles(facts) or facts.uncreated or "see the pods labelled mailboat.dev/relay"
@@ -143,6 +153,8 @@ def _ready(facts: RelayFacts, reports: Sequence[RelayReport]) -> Verdict:
 def _unanswered(facts: RelayFacts) -> str:
     if troubles := _troubles(facts):
         return f"No relay has reported yet: {troubles}."
+    if silent_pods := silent_relays(facts.answers, facts.name):
+        return named_silent(silent_pods)
     silent = [answer for answer in facts.answers if answer.report is None]
     shown = "; ".join(f"{answer.pod}: {answer.error or 'starting'}" for answer in silent[:NAMED])
     return not_reported(shown or "starting")

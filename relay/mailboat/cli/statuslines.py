@@ -104,7 +104,7 @@ def _added_up(name: str, parts: Sequence[Mapping[str, Any]]) -> StatusLine:
         dead=max(part["dead"] for part in parts),
         rate=sum(part["rate"] for part in parts),
         # A relay without a partition of the subscription has not connected to its sink, so its value is ignored.
-        sink_reachable=all(part["sinkReachable"] for part in parts if part["owned"]),
+        sink_reachable=all(part["sinkReachable"] is not False for part in parts if part["owned"]),
         last_error=next((part["lastError"] for part in parts if part["lastError"]), None),
     )
 

@@ -106,7 +106,7 @@ def subscription_status(
         published=delivered(name, session, totals),
         refused=totals.refused[name] + sum(p.counters.refused for p in pumps.values()),
         rate=rate,
-        sink_reachable=trouble is None,
+        sink_reachable=False if trouble else True if stream and stream.ready else None,
         last_error=trouble or unannounced or next(errors, totals.last_error.get(name)) or stale,
         reason="",
         blocked=backlog.blocked if backlog else 0,

@@ -55,7 +55,8 @@ class SubscriptionStatus:
     refused: int
     rate: float
     """Events per second, over the last seconds."""
-    sink_reachable: bool
+    sink_reachable: bool | None
+    """None until the destination answered, or an attempt to reach it failed, for the first time."""
     last_error: str | None
     reason: str
     """If Failed, a machine-readable ``mailboat_spec.Reason``; else empty."""
