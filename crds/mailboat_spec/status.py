@@ -66,8 +66,8 @@ class EventSubscriptionStatus(ResourceStatus):
     )
     lag_display: str = Field(
         default="",
-        description='The same as kubectl prints it: "100000+" where counting stopped or a relay hangs, "unknown" while no'
-        " relay reports. Default: empty.",
+        description='The same as kubectl prints it: "100000+" where counting stopped or a relay hangs, "unknown" while'
+        " no relay reports. Default: empty.",
     )
     oldest_age: Duration | None = Field(
         default=None, description="Age of the oldest event not yet settled, as a duration. Default: none."

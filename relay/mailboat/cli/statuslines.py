@@ -132,8 +132,14 @@ def from_database(known: KnownSubscription, waiting: Waiting, manifests: Iterabl
         dead=waiting.dead,
         rate=None,
         sink_reachable=None,
-        last_error=known.paused_reason or known.parked_error,
+        last_error=_kept(known) or known.paused_reason or known.parked_error,
     )
+
+
+def _kept(known: KnownSubscription) -> str | None:
+    if known.kept_until is None:
+        return None
+    return f"its progress is kept until {known.kept_until}: created again, it continues; `mailboat forget` ends that"
 
 
 def not_started(manifest: EventSubscription) -> StatusLine:

@@ -316,12 +316,12 @@ class Relay:
             while True:
                 farewell = await store.retire_gone(named | leaving, edition)
                 for name in farewell.retired:
-                    log.info("A deleted subscription was forgotten.", extra={"subscription": name})
+                    log.info("Subscription deleted; its progress is kept for 24 h", extra={"subscription": name})
                 if not farewell.awaited:
                     return
                 await asyncio.sleep(_FAREWELL_EVERY)
         except MailboatError as error:  # the session on the same connection fails too and is restarted
-            log.debug("Deleted subscriptions were not forgotten: %s", error)
+            log.debug("Deleted subscriptions were not retired: %s", error)
 
     def _wanted_connection(self) -> Connection:
         """Return the connection that the wanted configuration needs.
