@@ -129,7 +129,7 @@ class Fleet:
             fresh = seen is not None and now - seen.at <= self._patience.silence
             report = seen.answer.report if seen is not None and fresh else None
             silent = answer.report is None and seen is not None and answer.error != _LATE
-            result.append(Answer(pod.name, report, answer.error, silent))
+            result.append(Answer(pod.name, report, answer.error, silent, pod.trouble))
         present = {pod.uid for pod in pods}
         memory.seen = {uid: seen for uid, seen in memory.seen.items() if uid in present}
         memory.asked = {uid: at for uid, at in memory.asked.items() if uid in present}

@@ -56,7 +56,7 @@ from mailboat_operator.reading import (
 from mailboat_operator.relays import Signer
 from mailboat_operator.reporting import Reporter
 from mailboat_operator.reports import Answer, partitions_of
-from mailboat_operator.statuses.conditions import News
+from mailboat_operator.statuses.conditions import News, overdue
 from mailboat_operator.statuses.of_relay import RelayFacts, relay_status
 from mailboat_operator.statuses.of_subscription import SubscriptionFacts, subscription_status
 from mailboat_operator.world import Key, World
@@ -65,6 +65,8 @@ from mailboat_spec.names import RELAY_LABEL
 
 _SOON: Final = 1.0
 """Seconds until the next reconcile while a push or a partition move is in flight."""
+_WITHOUT_PODS: Final = 60.0
+"""Seconds until the next reconcile of a relay without pods. Events trigger it sooner; a start that takes too long none."""
 _AT_A_STRETCH: Final = 20
 """Statuses built before other tasks get a turn: some milliseconds."""
 _STUCK: Final = 5
@@ -187,7 +189,7 @@ class Reconciler:
         if CONFIG_MAP in done.kept.obstructed or (done.kept.obstructed and not look.asked):
             return self._keeper.patience
         if not look.asked:
-            return None
+            return _WITHOUT_PODS
         return self._interval if done.settled else min(self._interval, _SOON)
 
     def _patiently(self, key: Key, done: _Done, stuck: KubeError | None) -> _Done:
@@ -313,7 +315,9 @@ class Reconciler:
             selector=_selector(look),
         )
         self._metrics.without_sidecar.labels(*look.key).set(sum(pod.lacks_sidecar for pod in look.pods))
-        await self._reporter.report(RELAY, look.found, relay_status(facts, now))
+        status = relay_status(facts, now)
+        await self._reporter.report(RELAY, look.found, status)
+        await self._reporter.tell(RELAY, look.found, overdue(status["conditions"], now))
         if delayed is not None:
             raise delayed
 

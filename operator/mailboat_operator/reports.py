@@ -165,6 +165,8 @@ class Answer:
     error: str = ""
     silent: bool = False
     """The pod answered before and does not any more. ``report``, if any, is from before."""
+    trouble: str = ""
+    """Kubernetes' reason why the pod's relay does not run; empty if there is none."""
 
 
 def read_report(content: bytes) -> Report | None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mailboat_operator.counting import Tally
 from mailboat_operator.pods import RelayPod
 from mailboat_operator.reports import Answer, Report, bounded, read_report
-from mailboat_operator.statuses.conditions import news
+from mailboat_operator.statuses.conditions import news, overdue
 from mailboat_operator.statuses.of_relay import RelayFacts, relay_status
 from mailboat_operator.statuses.of_subscription import SubscriptionFacts, subscription_status
 from mailboat_operator.statuses.patching import status_patch
@@ -207,6 +207,26 @@ def test_the_steps_of_a_start_are_no_news_but_falling_back_to_them_is():
     for number, reason in enumerate(["NotEnoughRelays", "Starting", "PartitionsWithoutOwner"]):
         assert [item.reason for item in news(well, stages[number])] == [reason]
         assert [item.reason for item in news(stages[number], well)] == ["Delivering"]
+
+
+def test_a_start_that_takes_too_long_is_an_event():
+    for answers, reason in (((), "NotEnoughRelays"), ((Answer("a", None, "no route"),), "Starting")):
+        stage = subscription_status(replace(FACTS, answers=answers), NOW)["conditions"]
+        assert overdue(stage, NOW + timedelta(seconds=119)) == []
+        (item,) = overdue(stage, NOW + timedelta(seconds=120))
+        assert (item.warning, item.reason) == (True, reason)
+    assert overdue(subscription_status(FACTS, NOW)["conditions"], NOW + timedelta(days=1)) == []
+
+
+def test_kubernetes_word_about_a_pod_replaces_the_guess_about_the_network():
+    killed = Answer("a", None, "can't be connected to", trouble="was killed (OOMKilled)")
+    for answers, told in (
+        ((killed,), "No relay has reported yet: a was killed (OOMKilled)."),
+        ((replace(killed, silent=True),), "Relays do not answer (a: was killed (OOMKilled))."),
+    ):
+        (ready, *_) = subscription_status(replace(FACTS, answers=answers), NOW)["conditions"]
+        assert ready["message"].startswith(told)
+        assert "NetworkPolicy" not in ready["message"]
 
 
 # ---- the relay ----------------------------------------------------------------------------------------------------

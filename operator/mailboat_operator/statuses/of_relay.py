@@ -153,11 +153,9 @@ def _ready(facts: RelayFacts, reports: Sequence[RelayReport]) -> Verdict:
 def _unanswered(facts: RelayFacts) -> str:
     if troubles := _troubles(facts):
         return f"No relay has reported yet: {troubles}."
-    if silent_pods := silent_relays(facts.answers, facts.name):
-        return named_silent(silent_pods)
-    silent = [answer for answer in facts.answers if answer.report is None]
-    shown = "; ".join(f"{answer.pod}: {answer.error or 'starting'}" for answer in silent[:NAMED])
-    return not_reported(shown or "starting")
+    if silent := silent_relays(facts.answers, facts.name):
+        return named_silent(silent)
+    return not_reported([answer for answer in facts.answers if answer.report is None])
 
 
 def _troubles(facts: RelayFacts) -> str:

@@ -203,8 +203,7 @@ def _nobody_answers(facts: SubscriptionFacts) -> Verdict:
         return no(ConditionType.READY, Reason.NOT_ENOUGH_RELAYS, message)
     if silent := silent_relays(facts.answers, facts.relay):
         return unknown(ConditionType.READY, Reason.RELAY_SILENT, named_silent(silent))
-    pods = ", ".join(answer.pod for answer in facts.answers[:3])
-    return unknown(ConditionType.READY, Reason.STARTING, not_reported(pods))
+    return unknown(ConditionType.READY, Reason.STARTING, not_reported(facts.answers))
 
 
 def _no_database(words: _Words) -> Verdict:
