@@ -108,6 +108,10 @@ class Reason(StrEnum):
     """The cursors belong to another database system (a restored dump): run ``mailboat rebase`` to continue."""
     SCHEMA_MISMATCH = "SchemaMismatch"
     """Tables, columns or privileges are missing: run the SQL in the message, or ``mailboat migrate``."""
+    ROLES_MISSING = "RolesMissing"
+    """The schema is up to date, but the group roles are missing: an administrator should run the SQL in the message."""
+    DATABASE_CHANGED = "DatabaseChanged"
+    """Event: the relays use another database, or another database system, than before."""
     PARTITIONS_RUN_OUT = "PartitionsRunOut"
     """Time partitions exist for less than seven days ahead: writes would fail after the last one."""
 

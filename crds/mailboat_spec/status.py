@@ -44,6 +44,10 @@ class OutboxRelayStatus(ResourceStatus):
         default="", description="Label selector of the relay pods, for the scale subresource. Default: empty."
     )
     subscriptions: int = Field(default=0, description="Subscriptions that refer to this relay. Default: 0.")
+    database: str = Field(
+        default="",
+        description="Database that the relays use, with the identifier of its system. Default: empty, none yet.",
+    )
 
 
 class Assignment(StatusModel):

@@ -57,7 +57,7 @@ from mailboat_operator.relays import Signer
 from mailboat_operator.reporting import Reporter
 from mailboat_operator.reports import Answer, partitions_of
 from mailboat_operator.statuses.conditions import News, overdue
-from mailboat_operator.statuses.of_relay import RelayFacts, relay_status
+from mailboat_operator.statuses.of_relay import RelayFacts, database_changed, relay_status
 from mailboat_operator.statuses.of_subscription import SubscriptionFacts, subscription_status
 from mailboat_operator.world import Key, World
 from mailboat_spec import EventSubscription, OutboxRelay, Reason, Runtime
@@ -66,7 +66,7 @@ from mailboat_spec.names import RELAY_LABEL
 _SOON: Final = 1.0
 """Seconds until the next reconcile while a push or a partition move is in flight."""
 _WITHOUT_PODS: Final = 60.0
-"""Seconds until the next reconcile of a relay without pods. Events trigger it sooner; a start that takes too long none."""
+"""Seconds until the next reconcile of a relay without pods, whose start may take too long."""
 _AT_A_STRETCH: Final = 20
 """Statuses built before other tasks get a turn: some milliseconds."""
 _STUCK: Final = 5
@@ -318,6 +318,7 @@ class Reconciler:
         status = relay_status(facts, now)
         await self._reporter.report(RELAY, look.found, status)
         await self._reporter.tell(RELAY, look.found, overdue(status["conditions"], now))
+        await self._reporter.tell(RELAY, look.found, database_changed(facts.before, status))
         if delayed is not None:
             raise delayed
 

@@ -127,6 +127,10 @@ class RelayReport(_Reported):
     schema_ready: bool = False
     partitions_ahead_days: Seconds | None = None
     retention_blocked: str | None = None
+    database: str = ""
+    """Name of the database and identifier of its system."""
+    missing_roles: str = ""
+    """SQL for an administrator if group roles are missing; else empty."""
     silent: tuple[str, ...] = ()
     """Relays whose heartbeats are missing."""
     subscriptions: tuple[SubscriptionReport, ...] = ()
@@ -187,7 +191,7 @@ def bounded(report: Report, relay: str, partitions: Partitions) -> Report:
 def _bounded_relay(report: RelayReport, partitions: Partitions) -> RelayReport:
     named = {each.name: each for each in report.subscriptions if each.name in partitions}
     kept = tuple(_bounded_subscription(each, partitions[each.name]) for each in named.values())
-    cut = _cut(report, "relay", "state", "message", "reason", "retention_blocked")
+    cut = _cut(report, "relay", "state", "message", "reason", "retention_blocked", "database", "missing_roles")
     silent = tuple(name for name in report.silent if len(name) <= _LONGEST_NAME)[:_MOST_SILENT]
     return cut.model_copy(update={"subscriptions": kept, "silent": silent})
 

@@ -102,7 +102,15 @@ def test_the_template_adds_and_our_own_labels_and_variables_win():
     assert pod["metadata"]["annotations"]["note"] == "x"
     (container,) = pod["spec"]["containers"]
     names = [each["name"] for each in container["env"]]
-    assert names == ["POD_NAME", "POD_NAMESPACE", "POD_UID", "TZ"]
+    assert names == [
+        "POD_NAME",
+        "POD_NAMESPACE",
+        "POD_UID",
+        "POD_IP",
+        "MAILBOAT_MANIFESTS",
+        "MAILBOAT_SECRETS_DIR",
+        "TZ",
+    ]
     assert "fieldRef" in container["env"][0]["valueFrom"]
     relay_id = container["args"][container["args"].index("--relay-id") + 1]
     assert relay_id == "$(POD_NAMESPACE)/$(POD_NAME)", "pods of two namespaces may have one name, and share a database"

@@ -15,7 +15,7 @@ from mailboat_operator.counting import Tally
 from mailboat_operator.pods import RelayPod
 from mailboat_operator.reports import Answer, Report, bounded, read_report
 from mailboat_operator.statuses.conditions import news, overdue
-from mailboat_operator.statuses.of_relay import RelayFacts, relay_status
+from mailboat_operator.statuses.of_relay import RelayFacts, database_changed, relay_status
 from mailboat_operator.statuses.of_subscription import SubscriptionFacts, subscription_status
 from mailboat_operator.statuses.patching import status_patch
 from mailboat_spec import EventSubscription, EventSubscriptionStatus, OutboxRelay, OutboxRelayStatus
@@ -304,6 +304,46 @@ def test_how_a_relay_is_doing(changes, ready):
     status = relay_status(replace(RELAY_FACTS, **changes), NOW)
     assert conditions(status)["Ready"] == ready
     assert OutboxRelayStatus.model_validate(status).selector == "x=y"
+
+
+STARTS = {"databaseReachable": False, "schemaReady": False, "message": "has not connected yet", "reason": "Starting"}
+
+
+def test_a_healthy_start_of_a_relay_is_one_event():
+    stages = [
+        relay_status(replace(RELAY_FACTS, answers=answers), NOW)["conditions"]
+        for answers in ((answer("a", relay=STARTS), answer("b", relay=STARTS)), BOTH)
+    ]
+    told = [news(before, after) for before, after in itertools.pairwise([(), *stages])]
+    assert [[item.reason for item in items] for items in told] == [[], ["Available"]]
+
+
+@pytest.mark.parametrize("reason", ["DatabaseUnreachable", "InvalidSpec"])
+def test_a_wrong_url_is_told_with_the_place_of_the_url(reason):
+    words = {**STARTS, "message": "no such host", "reason": reason}
+    facts = replace(RELAY_FACTS, relay=relay(), answers=(answer(relay=words),))
+    (ready, *_) = relay_status(facts, NOW)["conditions"]
+    assert ready["reason"] == reason
+    assert 'key "url" of Secret "orders-db"' in ready["message"]
+
+
+def test_another_database_is_an_event():
+    first = relay_status(replace(RELAY_FACTS, answers=(answer(relay={"database": "shop (system 1)"}),)), NOW)
+    away = relay_status(replace(RELAY_FACTS, before=first, answers=(answer(relay=STARTS),)), NOW)
+    other = (answer(relay={"database": "shop (system 2)"}),)
+    second = relay_status(replace(RELAY_FACTS, before=away, answers=other), NOW)
+    assert database_changed(first, away) == database_changed({}, first) == []
+    (item,) = database_changed(away, second)
+    assert (item.warning, item.reason) == (True, "DatabaseChanged")
+    assert "shop (system 2), before it was shop (system 1)" in item.message
+
+
+def test_roles_that_are_missing_are_told_with_what_an_administrator_runs():
+    facts = replace(RELAY_FACTS, answers=(answer(relay={"missingRoles": "create role mailboat_writer nologin;"}),))
+    status = relay_status(facts, NOW)
+    assert conditions(status)["SchemaReady"] == ("True", "RolesMissing")
+    (condition,) = (each for each in status["conditions"] if each["type"] == "SchemaReady")
+    assert "create role mailboat_writer nologin;" in condition["message"]
 
 
 def test_a_relay_that_misses_tables_has_reached_the_database():

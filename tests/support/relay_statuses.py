@@ -49,6 +49,8 @@ def relay(**changes: Any) -> RelayStatus:
         database_reachable=True,
         schema_ready=True,
         outbox="mailboat.outbox",
+        database="shop (system 7)",
+        missing_roles="",
         partitions_ahead_days=29.5,
         retention_blocked=None,
         peers=("a", "b"),

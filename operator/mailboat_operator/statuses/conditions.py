@@ -138,6 +138,8 @@ def _is_news(last: Mapping[str, Any] | None, now: Mapping[str, Any]) -> bool:
     if last is not None and all(last.get(field) == now[field] for field in ("status", "reason")):
         return False
     good, ready = _is_well(now), now["type"] == ConditionType.READY
+    if now["status"] == ConditionStatus.UNKNOWN and not ready:
+        return False  # Ready says why nothing is known
     if last is None:
         return ready if good else now["reason"] not in _UNDER_WAY
     if good:

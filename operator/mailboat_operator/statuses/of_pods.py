@@ -52,8 +52,8 @@ def named_silent(silent: Mapping[str, str]) -> str:
     """Return the message that names silent relays, and what happens next."""
     who = "; ".join(f"{pod}: {why}" for pod, why in sorted(silent.items())[:NAMED])
     return (
-        f"Relays do not answer ({who}). Others take over their partitions within 20 seconds. If it stays so, look at the"
-        " node and the logs of these pods, and delete those that hang."
+        f"Relays do not answer ({who}). Others take over their partitions within 20 seconds. If it stays so, look at"
+        " the node and the logs of these pods, and delete those that hang."
     )
 
 

@@ -242,7 +242,7 @@ def _sink_reachable(words: _Words) -> Verdict:
             return unknown(ConditionType.SINK_REACHABLE, Reason.CONNECTING, message)
         return yes(ConditionType.SINK_REACHABLE, Reason.REACHABLE, "The destination answers.")
     error = next((each.last_error for each in words.moving if each.sink_reachable is False and each.last_error), "")
-    message = "The destination can't be reached; no attempt is counted, and delivery resumes by itself."
+    message = "The destination can't be reached; no attempt is counted, and delivery resumes once it can."
     return no(ConditionType.SINK_REACHABLE, Reason.SINK_UNAVAILABLE, f"{message} {error}".strip())
 
 

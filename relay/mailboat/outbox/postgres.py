@@ -101,6 +101,11 @@ class PostgresStore:
         return cls(url, me, settings, await _open(url, "sentry", settings))
 
     @property
+    def database(self) -> str:
+        """Name of the database and identifier of its system, for people to recognise it by."""
+        return f"{self._sentry.connection.info.dbname} (system {self._sentry.server.system_identifier})"
+
+    @property
     def rings(self) -> bool:
         """True if this server and these settings allow wake-ups (NOTIFY) from writers."""
         server, notify = self._sentry.server, self._settings.notify

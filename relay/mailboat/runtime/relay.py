@@ -373,6 +373,8 @@ class Relay:
             database_reachable=session is not None,
             schema_ready=self._schema.ready,
             outbox=self._config.relay.spec.outbox.table,
+            database=self._store.database if self._store else "",
+            missing_roles=self._schema.missing_roles,
             partitions_ahead_days=janitor.upkeep.days_ahead if janitor else None,
             retention_blocked=janitor.upkeep.blocked if janitor else None,
             peers=tuple(p.id for p in session.roster.peers if p.alive) if session and session.roster else (),

@@ -191,8 +191,8 @@ class Session:
 
     async def _guard_leases(self) -> None:
         """End the session, and with it all calls to sinks, before another relay may take over the partitions."""
-        while (left := self._lease_left()) > 0:
-            await asyncio.sleep(left)  # noqa: ASYNC110 - a heartbeat moves the end and wakes nobody
+        while (left := self._lease_left()) > 0:  # noqa: ASYNC110 - a heartbeat moves the end and wakes nobody
+            await asyncio.sleep(left)
         raise DatabaseUnavailable(
             f"no heartbeat reached the database for {self._timings.trusted:.0f} s, so this relay gave up its"
             " partitions: others may take them over"

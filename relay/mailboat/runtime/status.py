@@ -85,6 +85,10 @@ class RelayStatus:
     database_reachable: bool
     schema_ready: bool
     outbox: str
+    database: str
+    """Name of the database and identifier of its system, while connected; else empty."""
+    missing_roles: str
+    """SQL for an administrator if group roles are missing that the relay's user may not create; else empty."""
     partitions_ahead_days: float | None
     """Days for which the outbox has time partitions ahead; below 7 needs attention."""
     retention_blocked: str | None
