@@ -12,6 +12,7 @@ from mailboat_spec.admission import keyed_by
 from mailboat_spec.base import StatusModel
 from mailboat_spec.conditions import Condition
 from mailboat_spec.durations import Duration
+from mailboat_spec.timestamps import Timestamp
 
 
 class ResourceStatus(StatusModel):
@@ -81,6 +82,9 @@ class EventSubscriptionStatus(ResourceStatus):
     published: int = Field(default=0, description="Events published so far. Default: 0.")
     rate: float = Field(default=0.0, description="Events published per second, over the last ten seconds. Default: 0.")
     last_error: str = Field(default="", description="The last failure, shortened, without payload. Default: empty.")
+    last_error_time: Timestamp | None = Field(
+        default=None, description="When it happened, or began while it lasts, RFC 3339. Default: none."
+    )
     assignments: tuple[Assignment, ...] = Field(
         default=(), description="Who holds which partition. Default: none.", json_schema_extra=keyed_by("partition")
     )

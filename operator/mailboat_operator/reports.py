@@ -108,6 +108,8 @@ class SubscriptionReport(_Reported):
     sink_reachable: bool | None = True
     """None until the destination answered, or could not be reached, for the first time."""
     last_error: str | None = None
+    last_error_age: Seconds | None = None
+    """Seconds since the error happened; 0 while it lasts."""
     reason: str = ""
     owned: tuple[PartitionReport, ...] = ()
     orphans: tuple[PartitionReport, ...] = ()

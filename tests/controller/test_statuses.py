@@ -118,6 +118,22 @@ def test_numbers_are_added_up_over_relays():
     assert status["assignments"][0] == {"partition": 0, "pod": "a", "lag": 70, "oldestAge": "1m"}
 
 
+def test_the_last_error_has_the_time_at_which_it_happened():
+    def status(now, before, **words):
+        answers = (answer("a", [owned(0), owned(1)], **words),)
+        return subscription_status(replace(FACTS, before=before, answers=answers), now)
+
+    first = status(NOW, {}, lastError="refused", lastErrorAge=60.0)
+    assert (first["lastError"], first["lastErrorTime"]) == ("refused", "2026-01-31T11:59:00Z")
+    later = NOW + timedelta(minutes=5)
+    assert status(later, first, lastError="refused", lastErrorAge=361.0) == first, "the same occurrence"
+    again = status(later, first, lastError="refused", lastErrorAge=0.5)
+    assert again["lastErrorTime"] == "2026-01-31T12:04:59Z"
+    lasts = status(later, again, lastError="away", lastErrorAge=0.0)
+    assert status(later + timedelta(hours=1), lasts, lastError="away", lastErrorAge=0.0) == lasts
+    assert "lastErrorTime" not in status(later, lasts)
+
+
 @pytest.mark.parametrize("answers", [(), (Answer("a", None, "away"),), (Answer("a", None, "away", silent=True),)])
 def test_lag_is_unknown_while_no_relay_reports(answers):
     """G7: no relay, one that never answered, and one that does not answer any more."""

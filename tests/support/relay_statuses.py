@@ -30,6 +30,7 @@ def subscription(**changes: Any) -> SubscriptionStatus:
         rate=12.5,
         sink_reachable=True,
         last_error=None,
+        last_error_age=None,
         reason="",
         blocked=0,
         owned=(partition(0), partition(1)),

@@ -62,5 +62,6 @@ SUBSCRIPTION_COLUMNS: Final = (
     _AGE,
     Column("Parked", ".status.parked", "integer", wide=True, description="Events waiting for their next attempt."),
     Column("Rate", ".status.rate", "number", wide=True, description="Events published per second."),
+    Column("Error Age", ".status.lastErrorTime", "date", wide=True, description="Time since the last failure."),
     Column("Last Error", ".status.lastError", wide=True, description="The last failure."),
 )

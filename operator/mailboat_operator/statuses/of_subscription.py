@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from mailboat_operator.pods import RelayPod
@@ -23,6 +23,7 @@ from mailboat_spec.secrecy import redact
 
 _ERROR_LIMIT: Final = 256
 _UNKNOWN: Final = "unknown"
+_SAME_TIME: Final = timedelta(seconds=30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,11 @@ class _Words:
         return [each for _, each in self.subscriptions if each.owned] or [each for _, each in self.subscriptions]
 
     @property
-    def last_error(self) -> str:
-        return next((each.last_error for each in self.moving if each.last_error), "")
+    def last_error(self) -> tuple[str, float]:
+        """The most recent error, and its age in seconds."""
+        told = [(each.last_error_age or 0.0, each.last_error) for each in self.moving if each.last_error]
+        since, error = min(told, default=(0.0, ""))
+        return error, since
 
 
 def subscription_status(facts: SubscriptionFacts, now: datetime) -> dict[str, Any]:
@@ -82,11 +86,12 @@ def subscription_status(facts: SubscriptionFacts, now: datetime) -> dict[str, An
         status["sink"] = facts.subscription.spec.sink.kind
     if not words.subscriptions:
         # No relay reports the subscription. These values hold until a relay changes them; lag grows by itself.
-        for field in ("parked", "dead", "lastError"):
+        for field in ("parked", "dead", "lastError", "lastErrorTime"):
             if field in facts.before:
                 status[field] = facts.before[field]
         return {**status, "lagDisplay": _UNKNOWN, "rate": 0.0}
     status.update(_numbers(facts, words))
+    status.update(_last_error(facts, words, now))
     return status
 
 
@@ -102,7 +107,6 @@ def _numbers(facts: SubscriptionFacts, words: _Words) -> dict[str, Any]:
         "parked": rounded_count(sum(report.parked for report in known)),
         "dead": max(each.dead for _, each in words.subscriptions),
         "rate": rounded_rate(sum(each.rate for _, each in words.subscriptions)),
-        "lastError": redact(words.last_error)[:_ERROR_LIMIT],
         "assignments": [_assignment(number, lags[number], *held) for number, held in sorted(words.held.items())],
     }
     if words.held and not known:
@@ -111,6 +115,19 @@ def _numbers(facts: SubscriptionFacts, words: _Words) -> dict[str, Any]:
     if ages and (age := rounded_age(max(ages))) is not None:
         numbers["oldestAge"] = str(Duration.of_seconds(age))
     return numbers
+
+
+def _last_error(facts: SubscriptionFacts, words: _Words, now: datetime) -> dict[str, Any]:
+    """The last error and its time. While an error lasts, the time is that of its begin."""
+    error, since = words.last_error
+    if not error:
+        return {"lastError": ""}
+    text, at = redact(error)[:_ERROR_LIMIT], now - timedelta(seconds=max(since, 0.0))
+    before = facts.before.get("lastErrorTime")
+    same = bool(before) and facts.before.get("lastError") == text
+    if same and (since == 0.0 or abs(at - datetime.fromisoformat(str(before))) < _SAME_TIME):
+        return {"lastError": text, "lastErrorTime": before}  # the time is computed anew at every poll
+    return {"lastError": text, "lastErrorTime": at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
 
 
 def _lags(facts: SubscriptionFacts, words: _Words) -> dict[int, int]:
@@ -152,8 +169,8 @@ def _words(facts: SubscriptionFacts) -> _Words:
                 held[partition.partition] = (pod, None if pod in silent else partition)
     for pod, each in subscriptions:
         for orphan in each.orphans if pod not in silent else ():
-            owner, report = held.get(orphan.partition, ("", orphan))
-            if report is None:
+            owner, counted = held.get(orphan.partition, ("", orphan))
+            if counted is None:
                 held[orphan.partition] = (owner, orphan)
     return _Words(relays, subscriptions, held, silent)
 

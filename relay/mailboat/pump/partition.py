@@ -77,6 +77,8 @@ class PumpCounters:
     delivered: int = 0
     refused: int = 0
     last_error: str | None = None
+    last_error_at: float = 0.0
+    """Time of the last error, by the stream's clock."""
     away: str | None = None
     """Reason while the sink is unavailable."""
 

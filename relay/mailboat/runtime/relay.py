@@ -389,7 +389,8 @@ class Relay:
         failed = self._lineup.failed.get(name)
         if failed is not None:
             return failed_status(failed, self._totals)
-        return subscription_status(self._lineup.parts[name].resource, self._session, self._totals, self._rates[name])
+        resource = self._lineup.parts[name].resource
+        return subscription_status(resource, self._session, self._totals, self._rates[name], self._clock())
 
     async def _sample_rates(self) -> None:
         while True:

@@ -44,6 +44,7 @@ def failed_status(failed: CantRun, totals: Totals) -> SubscriptionStatus:
         rate=0.0,
         sink_reachable=False,
         last_error=failed.error,
+        last_error_age=0.0,
         reason=failed.reason,
         blocked=0,
         owned=(),
@@ -53,9 +54,12 @@ def failed_status(failed: CantRun, totals: Totals) -> SubscriptionStatus:
 
 
 def subscription_status(
-    resource: EventSubscription, session: Session | None, totals: Totals, rate: float
+    resource: EventSubscription, session: Session | None, totals: Totals, rate: float, now: float = 0.0
 ) -> SubscriptionStatus:
-    """Return the status of a subscription, limited to the partitions that this relay owns or reports."""
+    """Return the status of a subscription, limited to the partitions that this relay owns or reports.
+
+    ``now``: time by the clock of the session.
+    """
     name = full_name(resource)
     number = next((n for n, s in session.streams.items() if s.name == name), None) if session else None
     pumps = (
@@ -91,8 +95,12 @@ def subscription_status(
     away = next((p.counters.away for p in pumps.values() if p.counters.away), None)
     trouble = away or (stream.trouble if stream else None)
     unannounced = stream.dead_topic.trouble if stream else None
-    errors = (p.last_error for p in owned if p.last_error)
     stale = f"lag is as it was last known: {unasked}" if unasked else None
+    lasting = trouble or unannounced or next((p.parked.trouble for p in pumps.values() if p.parked.trouble), None)
+    counters = (p.counters for p in pumps.values())
+    past = [(c.last_error_at, c.last_error) for c in counters if c.last_error]
+    past += [(at, error) for error, at in [totals.last_error[name]] if not past] if name in totals.last_error else []
+    last_at, last_error = max(past, default=(now, None))
     return SubscriptionStatus(
         name=name,
         sink=resource.spec.sink.kind,
@@ -107,7 +115,8 @@ def subscription_status(
         refused=totals.refused[name] + sum(p.counters.refused for p in pumps.values()),
         rate=rate,
         sink_reachable=False if trouble else True if stream and stream.ready else None,
-        last_error=trouble or unannounced or next(errors, totals.last_error.get(name)) or stale,
+        last_error=lasting or last_error or stale,
+        last_error_age=0.0 if lasting or (stale and not last_error) else now - last_at if last_error else None,
         reason="",
         blocked=backlog.blocked if backlog else 0,
         owned=tuple(owned),

@@ -72,7 +72,8 @@ class Totals:
 
     delivered: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     refused: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    last_error: dict[str, str] = field(default_factory=dict)
+    last_error: dict[str, tuple[str, float]] = field(default_factory=dict)
+    """Last error of an ended pump, with its time by the relay's clock."""
 
 
 class Session:
@@ -282,7 +283,7 @@ class Session:
             self._totals.delivered[name] += pump.counters.delivered
             self._totals.refused[name] += pump.counters.refused
             if pump.counters.last_error:
-                self._totals.last_error[name] = pump.counters.last_error
+                self._totals.last_error[name] = (pump.counters.last_error, pump.counters.last_error_at)
             pump.counters.delivered = pump.counters.refused = 0
 
     def _lease_left(self) -> float:

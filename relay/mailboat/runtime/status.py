@@ -58,6 +58,8 @@ class SubscriptionStatus:
     sink_reachable: bool | None
     """None until the destination answered, or an attempt to reach it failed, for the first time."""
     last_error: str | None
+    last_error_age: float | None
+    """Seconds since ``last_error`` happened; 0 while it lasts; None without an error."""
     reason: str
     """If Failed, a machine-readable ``mailboat_spec.Reason``; else empty."""
     blocked: int
