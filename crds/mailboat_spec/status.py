@@ -85,6 +85,6 @@ class EventSubscriptionStatus(ResourceStatus):
     last_error_time: Timestamp | None = Field(
         default=None, description="When it happened, or began while it lasts, RFC 3339. Default: none."
     )
-    assignments: tuple[Assignment, ...] = Field(
+    partitions: tuple[Assignment, ...] = Field(
         default=(), description="Who holds which partition. Default: none.", json_schema_extra=keyed_by("partition")
     )

@@ -89,7 +89,10 @@ def subscription_status(facts: SubscriptionFacts, now: datetime) -> dict[str, An
         for field in ("parked", "dead", "lastError", "lastErrorTime"):
             if field in facts.before:
                 status[field] = facts.before[field]
-        return {**status, "lagDisplay": _UNKNOWN, "rate": 0.0}
+        last = [
+            {"partition": each["partition"], "pod": each.get("pod", "")} for each in facts.before.get("partitions", ())
+        ]
+        return {**status, "lagDisplay": _UNKNOWN, "rate": 0.0, **({"partitions": last} if last else {})}
     status.update(_numbers(facts, words))
     status.update(_last_error(facts, words, now))
     return status
@@ -107,7 +110,7 @@ def _numbers(facts: SubscriptionFacts, words: _Words) -> dict[str, Any]:
         "parked": rounded_count(sum(report.parked for report in known)),
         "dead": max(each.dead for _, each in words.subscriptions),
         "rate": rounded_rate(sum(each.rate for _, each in words.subscriptions)),
-        "assignments": [_assignment(number, lags[number], *held) for number, held in sorted(words.held.items())],
+        "partitions": [_assignment(number, lags[number], *held) for number, held in sorted(words.held.items())],
     }
     if words.held and not known:
         del numbers["lag"]
@@ -132,7 +135,7 @@ def _last_error(facts: SubscriptionFacts, words: _Words, now: datetime) -> dict[
 
 def _lags(facts: SubscriptionFacts, words: _Words) -> dict[int, int]:
     """Lag per partition. If no relay counts a partition, keep its last known lag; the sum is a lower bound then."""
-    before = {each["partition"]: each.get("lag", 0) for each in facts.before.get("assignments") or ()}
+    before = {each["partition"]: each.get("lag", 0) for each in facts.before.get("partitions") or ()}
     return {
         number: report.lag if report is not None else before.get(number, 0)
         for number, (_, report) in words.held.items()
