@@ -86,11 +86,11 @@ payments-to-pubsub           payments           8                               
 
 WIDE = """\
 NAME                 READY   RELAY      SINK    PARTITIONS   LAG       OLDEST   DEAD   STATUS            AGE   PARKED \
-  RATE    LAST ERROR
+  RATE    ERROR AGE   LAST ERROR
 orders-to-kafka      True    orders     kafka   8            12                 0      Delivering        *     0      \
   830.5
 orders-to-shop       False   orders     http    32           100000+   1h30m    3      SinkUnavailable   *     7      \
-  0       503 Service Unavailable
+  0                   503 Service Unavailable
 payments-to-pubsub           payments           8                                                        *
 """
 
