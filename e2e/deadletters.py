@@ -20,7 +20,4 @@ def mend_topic(stage: Stage) -> None:
 
 def mailboat(stage: Stage, *arguments: str) -> str:
     """What the CLI prints inside a relay's pod."""
-    return stage.kubectl(
-        *("exec", "deployment/orders-relay", "--", "mailboat", *arguments),
-        *("-f", "/etc/mailboat/config/resources.yaml", "--secrets-dir", "/etc/mailboat/secrets"),
-    )
+    return stage.kubectl("exec", "deployment/orders-relay", "--", "mailboat", *arguments)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -231,8 +231,29 @@ class Stage:
         """SIGKILL for a container, from outside: Kubernetes learns of it like of any crash. Its id is returned."""
         running = running_container(pod, container)
         assert running is not None, f"{pod['metadata']['name']} has no {container} that runs: nothing to kill"
-        self.cluster.kill_container(running)
+        self.cluster.signal_container(running, "SIGKILL")
         return running
+
+    @contextmanager
+    def frozen(self, pod: dict[str, Any], container: str) -> Iterator[None]:
+        """A container that stands still: its connections stay open, and it answers nothing."""
+        running = running_container(pod, container)
+        assert running is not None, f"{pod['metadata']['name']} has no {container} that runs: nothing to freeze"
+        self.cluster.signal_container(running, "SIGSTOP")
+        try:
+            yield
+        finally:
+            self.cluster.signal_container(running, "SIGCONT")
+
+    @contextmanager
+    def cut_off(self, pod: dict[str, Any]) -> Iterator[None]:
+        """A pod whose packets to and from other pods are dropped, as on a node that lost its network."""
+        rules = [("FORWARD", way, pod["status"]["podIP"], "--jump", "DROP") for way in ("--source", "--destination")]
+        with ExitStack() as open_again:
+            for rule in rules:
+                self.cluster.firewall("--insert", *rule)
+                open_again.callback(self.cluster.firewall, "--delete", *rule)
+            yield
 
 
 def staying(pods: list[dict[str, Any]]) -> list[dict[str, Any]]:

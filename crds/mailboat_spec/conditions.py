@@ -103,6 +103,10 @@ class Reason(StrEnum):
     """Fewer relays are ready than the spec requires."""
     PARTITIONS_WITHOUT_OWNER = "PartitionsWithoutOwner"
     """Some partitions have no owner."""
+    RELAY_SILENT = "RelaySilent"
+    """A relay hangs or is cut off. Others take over its partitions; the message names it."""
+    CONNECTING = "Connecting"
+    """The destination has not answered yet, and no attempt to reach it has failed."""
 
     FORBIDDEN = "Forbidden"
     """The API server refused a request of the operator: a quota, a policy, a missing permission. The message has the
@@ -116,6 +120,10 @@ class Reason(StrEnum):
     """The cursors belong to another database system (a restored dump): run ``mailboat rebase`` to continue."""
     SCHEMA_MISMATCH = "SchemaMismatch"
     """Tables, columns or privileges are missing: run the SQL in the message, or ``mailboat migrate``."""
+    ROLES_MISSING = "RolesMissing"
+    """The schema is up to date, but the group roles are missing: an administrator should run the SQL in the message."""
+    DATABASE_CHANGED = "DatabaseChanged"
+    """Event: the relays use another database, or another database system, than before."""
     PARTITIONS_RUN_OUT = "PartitionsRunOut"
     """Time partitions exist for less than seven days ahead: writes would fail after the last one."""
 

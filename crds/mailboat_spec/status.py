@@ -12,6 +12,7 @@ from mailboat_spec.admission import keyed_by
 from mailboat_spec.base import StatusModel
 from mailboat_spec.conditions import Condition
 from mailboat_spec.durations import Duration
+from mailboat_spec.timestamps import Timestamp
 
 
 class ResourceStatus(StatusModel):
@@ -44,6 +45,10 @@ class OutboxRelayStatus(ResourceStatus):
         default="", description="Label selector of the relay pods, for the scale subresource. Default: empty."
     )
     subscriptions: int = Field(default=0, description="Subscriptions that refer to this relay. Default: 0.")
+    database: str = Field(
+        default="",
+        description="Database that the relays use, with the identifier of its system. Default: empty, none yet.",
+    )
 
 
 class Assignment(StatusModel):
@@ -64,14 +69,16 @@ class EventSubscriptionStatus(ResourceStatus):
         default="", description="Kind and name of what is read, for example outbox/orders. Default: empty."
     )
     sink: str = Field(default="", description="Kind of the sink, for example kafka. Default: empty.")
-    partitions: int = Field(
+    partition_count: int = Field(
         default=0, description="Partitions of the subscription, or of the topic that it reads. Default: 0."
     )
     lag: int = Field(
         default=0, description="Matching events not yet settled; counted up to a bound, never beyond. Default: 0."
     )
     lag_display: str = Field(
-        default="", description='The same as kubectl prints it: "100000+" where counting stopped. Default: empty.'
+        default="",
+        description='The same as kubectl prints it: "100000+" where counting stopped or a relay hangs, "unknown" while'
+        " no relay reports. Default: empty.",
     )
     oldest_age: Duration | None = Field(
         default=None, description="Age of the oldest event not yet settled, as a duration. Default: none."
@@ -81,6 +88,9 @@ class EventSubscriptionStatus(ResourceStatus):
     published: int = Field(default=0, description="Events published so far. Default: 0.")
     rate: float = Field(default=0.0, description="Events published per second, over the last ten seconds. Default: 0.")
     last_error: str = Field(default="", description="The last failure, shortened, without payload. Default: empty.")
-    assignments: tuple[Assignment, ...] = Field(
+    last_error_time: Timestamp | None = Field(
+        default=None, description="When it happened, or began while it lasts, RFC 3339. Default: none."
+    )
+    partitions: tuple[Assignment, ...] = Field(
         default=(), description="Who holds which partition. Default: none.", json_schema_extra=keyed_by("partition")
     )

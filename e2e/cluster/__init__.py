@@ -74,8 +74,12 @@ class Cluster(ABC):
         """Give an image that the node has another name as well."""
 
     @abstractmethod
-    def kill_container(self, container: str) -> None:
-        """SIGKILL to the first process of a container, by its id."""
+    def signal_container(self, container: str, signal: str) -> None:
+        """Send a signal, for example SIGKILL, to the first process of a container, by its id."""
+
+    @abstractmethod
+    def firewall(self, *arguments: str) -> None:
+        """Run iptables on the node. What pods send to each other passes its chain FORWARD."""
 
     @abstractmethod
     def kill_api_server(self) -> None:

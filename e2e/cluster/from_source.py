@@ -85,8 +85,11 @@ class ClusterFromSource(Cluster):
     def tag(self, image: str, another: str) -> None:
         self._ctr("images", "tag", "--force", image, another)
 
-    def kill_container(self, container: str) -> None:
-        self._ctr("tasks", "kill", "--signal", "SIGKILL", container)
+    def signal_container(self, container: str, signal: str) -> None:
+        self._ctr("tasks", "kill", "--signal", signal, container)
+
+    def firewall(self, *arguments: str) -> None:
+        run("nsenter", "--target", str(self._init), "--net", "--mount", "iptables", "--wait", *arguments)
 
     def kill_api_server(self) -> None:
         pid = (self._plan.run / "pids" / "apiserver").read_text().strip()

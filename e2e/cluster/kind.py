@@ -65,8 +65,11 @@ class KindCluster(Cluster):
     def tag(self, image: str, another: str) -> None:
         self._on_node("ctr", "--namespace", "k8s.io", "images", "tag", "--force", image, another)
 
-    def kill_container(self, container: str) -> None:
-        self._on_node("ctr", "--namespace", "k8s.io", "tasks", "kill", "--signal", "SIGKILL", container)
+    def signal_container(self, container: str, signal: str) -> None:
+        self._on_node("ctr", "--namespace", "k8s.io", "tasks", "kill", "--signal", signal, container)
+
+    def firewall(self, *arguments: str) -> None:
+        self._on_node("iptables", "--wait", *arguments)
 
     def kill_api_server(self) -> None:
         self._on_node("sh", "-c", "kill -KILL $(pidof kube-apiserver)")

@@ -115,7 +115,7 @@ def test_every_partition_is_shown_with_the_pod_that_moves_it(stage: Stage) -> No
     pods = {pod["metadata"]["name"] for pod in stage.relay_pods()}
     assert len(pods) == 2
     wait_until(
-        lambda: stage.status(KAFKA)["assignments"],
+        lambda: stage.status(KAFKA)["partitions"],
         180,
         "two relays to share eight partitions",
         met=lambda shown: (

@@ -60,7 +60,7 @@ class Views(NamedTuple):
 
     @classmethod
     def of(cls, stage: Stage) -> Self:
-        assignments = stage.status("orders-to-kafka").get("assignments", ())
+        assignments = stage.status("orders-to-kafka").get("partitions", ())
         alive = {pod["metadata"]["name"] for pod in stage.relay_pods()}
         held = [
             (owned["partition"], pod)

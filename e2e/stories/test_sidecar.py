@@ -117,4 +117,4 @@ def assert_sidecar(pod: dict[str, Any]) -> None:
 
 
 def owners(stage: Stage) -> set[str]:
-    return {each["pod"] for each in stage.status("orders-to-kafka").get("assignments", ()) if each.get("pod")}
+    return {each["pod"] for each in stage.status("orders-to-kafka").get("partitions", ()) if each.get("pod")}

@@ -63,7 +63,8 @@ class Consumers:
             return ConsumerAnswer(pod.name, None, "was not asked yet: other pods take too long to answer")
 
         polling = self._polls.setdefault(key, Polling(self._patience))
-        answers, _ = await polling.ask(pods, lambda pod: self._client.consumer_status(pod, name), late)
+        polled = await polling.ask(pods, lambda pod: self._client.consumer_status(pod, name), late)
+        answers = [each.recent or each.answer for each in polled]
         reports = {
             pod.uid: answer.report for pod, answer in zip(pods, answers, strict=True) if answer.report is not None
         }

@@ -34,6 +34,7 @@ from mailboat_operator.world import Key
 
 log = logging.getLogger(__name__)
 
+_LATE: Final = "was not asked yet: other relays take too long to answer"
 _FURTHEST_AHEAD: Final = 2**61
 """Milliseconds. Added to the current time, the result still fits into a Postgres bigint."""
 
@@ -88,14 +89,27 @@ class Fleet:
     async def ask(self, key: Key, pods: Sequence[RelayPod], partitions: Partitions) -> list[Answer]:
         """Poll every pod. Return one answer each: the new one, else the last successful one if recent, else the error.
 
+        A pod that answered before and does not now is marked as silent at once.
+
         ``partitions``: subscriptions that answers may contain, with their partition counts.
         """
         name = "/".join(key)
-        answers, answering = await self._memory(key).polling.ask(
+        polled = await self._memory(key).polling.ask(
             pods,
             lambda pod: self._client.status(pod, name, partitions),
-            lambda pod: Answer(pod.name, None, "was not asked yet: other relays take too long to answer"),
+            lambda pod: Answer(pod.name, None, _LATE),
         )
+        answers = [
+            Answer(
+                pod.name,
+                None if each.recent is None else each.recent.report,
+                each.answer.error,
+                each.known and each.answer.report is None and each.answer.error != _LATE,
+                pod.trouble,
+            )
+            for pod, each in zip(pods, polled, strict=True)
+        ]
+        answering = sum(each.answer.report is not None for each in polled)
         self._metrics.relays.labels(*key, "yes").set(answering)
         self._metrics.relays.labels(*key, "no").set(len(answers) - answering)
         return answers

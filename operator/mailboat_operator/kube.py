@@ -79,7 +79,8 @@ class KubeError(Exception):
     - ``NotFound``: the object does not exist (404).
     - ``Conflict``: another writer was faster (409); read again.
     - ``Gone``: the watch is too far behind (410); list again.
-    - ``Invalid``: the object is invalid (400, 413, 415, 422); a retry will not help.
+    - ``Invalid``: the object is invalid (400, 413, 415, 422, or 500 if server-side apply finds a field that its schema
+      lacks or that has another type); a retry will not help.
     - ``Forbidden``: the operator lacks a permission (401, 403); a person has to grant it.
     - ``Throttled``: too many requests (429); retry after ``retry_after``.
     - ``ApiUnavailable``: no answer; retry.
@@ -131,6 +132,8 @@ _BY_CODE: Final[Mapping[int, type[KubeError]]] = {
     422: Invalid,
     429: Throttled,
 }
+_WRONG_TYPE: Final = "failed to create typed patch object"
+"""In the answer of server-side apply to an object that does not fit its schema. Its status code is 500."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,6 +388,8 @@ def _change(kind: Kind, line: bytes) -> Change:
 
 def _error(code: int, message: str, retry_after: str | None) -> KubeError:
     seconds = float(retry_after) if retry_after is not None and retry_after.isdecimal() else None
+    if code == 500 and _WRONG_TYPE in message:
+        return Invalid(f"{message} ({code})", seconds)
     return _BY_CODE.get(code, ServerFailed)(f"{message} ({code})", seconds)
 
 

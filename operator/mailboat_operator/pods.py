@@ -11,6 +11,7 @@ from mailboat_spec.names import CONSUMER_PORT_NAME, INJECT_ANNOTATION
 
 _ON_THE_WAY: Final = frozenset({"ContainerCreating", "PodInitializing", None, ""})
 _NO_IMAGE: Final = frozenset({"ErrImagePull", "ImagePullBackOff"})
+_OUT_OF_MEMORY: Final = "OOMKilled"
 _LONGEST_TROUBLE: Final = 200
 
 
@@ -33,7 +34,7 @@ class RelayPod:
     ready: bool
     volumes: frozenset[str]
     trouble: str = ""
-    """Kubernetes' reason why the relay does not start; empty if there is none."""
+    """Kubernetes' reason why the relay does not start, or how it ended; empty if there is none."""
 
     @property
     def relay_id(self) -> str:
@@ -127,20 +128,38 @@ def relay_pod(pod: Mapping[str, Any]) -> RelayPod:
 def _trouble(spec: Mapping[str, Any], status: Mapping[str, Any]) -> str:
     """Return the scheduler's reason, else the kubelet's.
 
-    For an image, the text is constant: the kubelet alternates between pulling and waiting.
+    The text is constant: the kubelet alternates between pulling or restarting and waiting.
     """
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return _words("can't be scheduled", condition)
-    both = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
-    waiting = next((((each.get("state") or {}).get("waiting")) for each in both if each.get("name") == CONTAINER), None)
+    relay = _relay_of(status, "initContainerStatuses", "containerStatuses")
+    container = _relay_of(spec, "initContainers", "containers")
+    waiting = (relay.get("state") or {}).get("waiting") or {}
+    ended = (relay.get("state") or {}).get("terminated") or (relay.get("lastState") or {}).get("terminated") or {}
+    if waiting.get("reason") in _NO_IMAGE:
+        return f"the image {container.get('image')} can't be pulled"
+    if ended and not relay.get("ready"):
+        return _ended(ended, container)
     if not waiting or waiting.get("reason") in _ON_THE_WAY:
         return ""
-    if waiting.get("reason") in _NO_IMAGE:
-        containers = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
-        image = next((each.get("image") for each in containers if each.get("name") == CONTAINER), "")
-        return f"the image {image} can't be pulled"
     return _words("can't start", waiting)
+
+
+def _relay_of(part: Mapping[str, Any], *lists: str) -> Mapping[str, Any]:
+    """Return the relay's entry in these lists of a pod's spec or status; empty if there is none."""
+    each = (entry for name in lists for entry in part.get(name) or ())
+    return next((entry for entry in each if entry.get("name") == CONTAINER), {})
+
+
+def _ended(ended: Mapping[str, Any], container: Mapping[str, Any]) -> str:
+    """Say how the relay's container ended last. Its limit matters only if it ran out of memory."""
+    reason, code = ended.get("reason") or "Error", ended.get("exitCode")
+    if reason != _OUT_OF_MEMORY:
+        return f"ended with exit code {code} ({reason}), and is restarted: see its log"
+    limit = ((container.get("resources") or {}).get("limits") or {}).get("memory")
+    remedy = "raise spec.template.resources.limits.memory" if limit else "the node ran out of memory"
+    return f"was killed (OOMKilled, exit code {code}, memory limit {limit or 'none'}), and is restarted: {remedy}"
 
 
 def _words(what: str, source: Mapping[str, Any]) -> str:

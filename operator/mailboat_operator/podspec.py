@@ -203,6 +203,8 @@ def _arguments(port: int) -> list[str]:
         SECRETS_FOLDER,
         "--listen",
         f"[::]:{port}",  # IPv4 and IPv6, as far as the node supports them
+        "--advertise",
+        "$(POD_IP)",  # pods do not know each other by name
         "--relay-id",
         "$(POD_NAMESPACE)/$(POD_NAME)",  # namespaces may share a database; see `RelayPod.relay_id`
         "--control-keys",
@@ -220,13 +222,19 @@ def _environment(template: PodTemplate, *, optional: bool) -> list[dict[str, Any
     With ``optional``, references may be unresolved. A container with an unresolved reference does not start, and a
     sidecar would block the application.
     """
-    own = [
+    own: list[dict[str, Any]] = [
         {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
         for name, path in (
             ("POD_NAME", "metadata.name"),
             ("POD_NAMESPACE", "metadata.namespace"),
             ("POD_UID", "metadata.uid"),
+            ("POD_IP", "status.podIP"),
         )
+    ]
+    # So that `mailboat dlq list` and the like need no options in the container.
+    own += [
+        {"name": "MAILBOAT_MANIFESTS", "value": f"{CONFIG_FOLDER}/{RESOURCES_KEY}"},
+        {"name": "MAILBOAT_SECRETS_DIR", "value": SECRETS_FOLDER},
     ]
     taken = {each["name"] for each in own}
     further = [variable.manifest() for variable in template.env if variable.name not in taken]

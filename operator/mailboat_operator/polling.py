@@ -46,6 +46,18 @@ P = TypeVar("P", bound=PolledPod)
 A = TypeVar("A", bound=PolledAnswer)
 
 
+@dataclass(frozen=True, slots=True)
+class Polled(Generic[A]):
+    """Result of one pod."""
+
+    answer: A
+    """The answer of this poll."""
+    recent: A | None
+    """The last answer with a report, if it is not too old."""
+    known: bool
+    """The pod answered before, or now."""
+
+
 @dataclass(slots=True)
 class Polling(Generic[A]):
     """The last answers of one resource's pods."""
@@ -60,23 +72,22 @@ class Polling(Generic[A]):
 
     async def ask(
         self, pods: Sequence[P], call: Callable[[P], Awaitable[A]], late: Callable[[P], A]
-    ) -> tuple[list[A], int]:
-        """Poll every pod. Return one answer each (the new one, else the last successful one if recent, else the error)
-        and the number of pods that answered now. ``late`` makes the answer of a pod that was not asked in time."""
+    ) -> list[Polled[A]]:
+        """Poll every pod and return one result each. ``late`` makes the answer of a pod that was not asked in time."""
         answered = await self._ask(pods, call)
         now = self.clock()
-        result, answering = [], 0
+        result = []
         for pod in pods:
             answer = answered.get(pod.uid) or late(pod)
             if answer.report is not None:
                 self.seen[pod.uid] = (answer, now)
-                answering += 1
-            last, at = self.seen.get(pod.uid, (answer, now))
-            result.append(last if now - at <= self.patience.silence else answer)
+            last, at = self.seen.get(pod.uid, (None, now))
+            recent = last if now - at <= self.patience.silence else None
+            result.append(Polled(answer, recent, known=last is not None))
         present = {pod.uid for pod in pods}
         self.seen = {uid: seen for uid, seen in self.seen.items() if uid in present}
         self.asked = {uid: at for uid, at in self.asked.items() if uid in present}
-        return result, answering
+        return result
 
     async def _ask(self, pods: Sequence[P], call: Callable[[P], Awaitable[A]]) -> dict[str, A]:
         """Return the answers that arrived within the time limit, by pod uid."""

@@ -70,7 +70,7 @@ def recalled(
             return Recalled(form)
     if told is not None or knows_by_name(written, namespace, name):  # left out by the operator, or a predecessor's
         return Recalled(None)
-    if written is None and (found.get("status") or {}).get("assignments"):
+    if written is None and (found.get("status") or {}).get("partitions"):
         return Recalled(None, lost=True)
     reports = [answer.report for answer in answers if answer.report is not None]
     return Recalled(

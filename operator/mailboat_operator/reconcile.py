@@ -9,6 +9,7 @@ had.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -55,8 +56,8 @@ from mailboat_operator.reading import (
 from mailboat_operator.relays import Signer
 from mailboat_operator.reporting import Reporter
 from mailboat_operator.reports import Answer, partitions_of
-from mailboat_operator.statuses.conditions import News
-from mailboat_operator.statuses.of_relay import RelayFacts, relay_status
+from mailboat_operator.statuses.conditions import News, overdue
+from mailboat_operator.statuses.of_relay import RelayFacts, database_changed, relay_status
 from mailboat_operator.statuses.of_subscription import SubscriptionFacts, subscription_status
 from mailboat_operator.world import Key, World
 from mailboat_spec import EventSubscription, OutboxRelay, Reason, Runtime
@@ -64,6 +65,8 @@ from mailboat_spec.names import RELAY_LABEL
 
 _SOON: Final = 1.0
 """Seconds until the next reconcile while a push or a partition move is in flight."""
+_WITHOUT_PODS: Final = 60.0
+"""Seconds until the next reconcile of a relay without pods, whose start may take too long."""
 _AT_A_STRETCH: Final = 20
 """Statuses built before other tasks get a turn: some milliseconds."""
 _STUCK: Final = 5
@@ -186,7 +189,7 @@ class Reconciler:
         if CONFIG_MAP in done.kept.obstructed or (done.kept.obstructed and not look.asked):
             return self._keeper.patience
         if not look.asked:
-            return None
+            return _WITHOUT_PODS
         return self._interval if done.settled else min(self._interval, _SOON)
 
     def _patiently(self, key: Key, done: _Done, stuck: KubeError | None) -> _Done:
@@ -312,7 +315,10 @@ class Reconciler:
             selector=_selector(look),
         )
         self._metrics.without_sidecar.labels(*look.key).set(sum(pod.lacks_sidecar for pod in look.pods))
-        await self._reporter.report(RELAY, look.found, relay_status(facts, now))
+        status = relay_status(facts, now)
+        await self._reporter.report(RELAY, look.found, status)
+        await self._reporter.tell(RELAY, look.found, overdue(status["conditions"], now))
+        await self._reporter.tell(RELAY, look.found, database_changed(facts.before, status))
         if delayed is not None:
             raise delayed
 
@@ -344,7 +350,7 @@ class Reconciler:
             ),
         )
         status = subscription_status(facts, now)
-        self._metrics.lag.labels(metadata["namespace"], metadata["name"]).set(status.get("lag", 0))
+        self._metrics.lag.labels(metadata["namespace"], metadata["name"]).set(status.get("lag", math.nan))
         await self._reporter.report(SUBSCRIPTION, found, status)
 
     def _forget_departed(self, key: Key) -> None:

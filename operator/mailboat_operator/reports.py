@@ -23,6 +23,7 @@ from mailboat_spec.consumer_report import ConsumerReport
 _LONGEST_TEXT: Final = 1024
 _LONGEST_NAME: Final = 317  # namespace/pod
 _MOST_PARTITIONS: Final = 256
+_MOST_SILENT: Final = 16
 _USUAL_PARTITIONS: Final[int] = EventSubscriptionSpec.model_fields["partitions"].default
 _SMALLEST: Final = 64 * 1024
 _PER_SUBSCRIPTION: Final = 2048
@@ -105,10 +106,15 @@ class SubscriptionReport(_Reported):
     blocked: Count = 0
     """Blocked keys."""
     rate: Annotated[float, Field(le=1e12)] = 0.0
-    sink_reachable: bool = True
+    sink_reachable: bool | None = True
+    """None until the destination answered, or could not be reached, for the first time."""
     last_error: str | None = None
+    last_error_age: Seconds | None = None
+    """Seconds since the error happened; 0 while it lasts."""
     reason: str = ""
     owned: tuple[PartitionReport, ...] = ()
+    orphans: tuple[PartitionReport, ...] = ()
+    """Partitions whose owner is silent or missing, counted by the reporting relay."""
     owners: dict[int, str | None] = Field(default_factory=dict)
 
 
@@ -124,6 +130,12 @@ class RelayReport(_Reported):
     schema_ready: bool = False
     partitions_ahead_days: Seconds | None = None
     retention_blocked: str | None = None
+    database: str = ""
+    """Name of the database and identifier of its system."""
+    missing_roles: str = ""
+    """SQL for an administrator if group roles are missing; else empty."""
+    silent: tuple[str, ...] = ()
+    """Relays whose heartbeats are missing."""
     subscriptions: tuple[SubscriptionReport, ...] = ()
 
     def subscription(self, name: str) -> SubscriptionReport | None:
@@ -158,6 +170,10 @@ class Answer:
     pod: str
     report: Report | None
     error: str = ""
+    silent: bool = False
+    """The pod answered before and does not any more. ``report``, if any, is from before."""
+    trouble: str = ""
+    """Kubernetes' reason why the pod's relay does not run; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,19 +203,22 @@ def bounded(report: Report, relay: str, partitions: Partitions) -> Report:
 def _bounded_relay(report: RelayReport, partitions: Partitions) -> RelayReport:
     named = {each.name: each for each in report.subscriptions if each.name in partitions}
     kept = tuple(_bounded_subscription(each, partitions[each.name]) for each in named.values())
-    cut = _cut(report, "relay", "state", "message", "reason", "retention_blocked")
-    return cut.model_copy(update={"subscriptions": kept})
+    cut = _cut(report, "relay", "state", "message", "reason", "retention_blocked", "database", "missing_roles")
+    silent = tuple(name for name in report.silent if len(name) <= _LONGEST_NAME)[:_MOST_SILENT]
+    return cut.model_copy(update={"subscriptions": kept, "silent": silent})
 
 
 def _bounded_subscription(report: SubscriptionReport, count: int) -> SubscriptionReport:
-    owned = tuple(each for each in report.owned if 0 <= each.partition < count)[:count]
+    owned, orphans = (
+        tuple(each for each in given if 0 <= each.partition < count)[:count] for given in (report.owned, report.orphans)
+    )
     owners = {
         number: owner
         for number, owner in report.owners.items()
         if 0 <= number < count and len(owner or "") <= _LONGEST_NAME
     }
     cut = _cut(report, "state", "last_error", "reason")
-    return cut.model_copy(update={"owned": owned, "owners": owners})
+    return cut.model_copy(update={"owned": owned, "orphans": orphans, "owners": owners})
 
 
 def _cut(report: Reported, *fields: str) -> Reported:

@@ -68,7 +68,19 @@ async def test_a_relay_that_comes_or_goes_moves_only_what_must_move(cluster):
         assert all(last[number] == after[number] for number in after if after[number] != "orders-relay-c")
 
 
-async def test_a_relay_that_is_silent_for_a_moment_keeps_its_partitions(cluster, monkeypatch):
+async def test_a_subscription_is_not_ready_before_its_destination_answered(cluster):
+    await cluster.create_relay()
+    await cluster.create_subscription()
+    async with operating(cluster):
+        relay = await cluster.run_pod("orders-relay-a")
+        relay.sink_reachable = None
+        found = await cluster.until_condition(SUBSCRIPTION, "orders-to-kafka", "Ready", "Unknown", "Connecting")
+        assert condition_of(found, "SinkReachable")["status"] == "Unknown"
+        relay.sink_reachable = True
+        await cluster.until_condition(SUBSCRIPTION, "orders-to-kafka", "Ready", "True", "Delivering")
+
+
+async def test_a_relay_that_is_silent_for_a_moment_is_named_and_keeps_its_partitions(cluster, monkeypatch):
     now = 0.0  # stands still, so that a moment is one, however long it takes
     monkeypatch.setattr(leading, "Fleet", functools.partial(Fleet, clock=lambda: now))
     await cluster.create_relay()
@@ -81,8 +93,15 @@ async def test_a_relay_that_is_silent_for_a_moment_keeps_its_partitions(cluster,
         await second.stop()
         asked = first.asked
         await await_until(lambda: first.asked > asked + 3, what="a few looks")
+        found = await cluster.until_condition(SUBSCRIPTION, "orders-to-kafka", "Ready", "False", "RelaySilent")
+        assert "orders-relay-b: can't be connected to" in condition_of(found, "Ready")["message"]
+        first.silent, name = [second.id], f"{cluster.namespace}/orders-to-kafka"
+        cluster.outbox.lag[name] = dict.fromkeys(range(4), 10)
+        await cluster.until(SUBSCRIPTION, "orders-to-kafka", lambda it: it["status"].get("lagDisplay") == "40", "40")
         assert cluster.outbox.assignments == pushes
         await second.start()
+        first.silent, asked = [], first.asked
+        await cluster.until_condition(SUBSCRIPTION, "orders-to-kafka", "Ready", "True", "Delivering")
         await await_until(lambda: first.asked > asked + 6, what="a few more looks")
         assert cluster.outbox.assignments == pushes
         await second.stop()

@@ -162,14 +162,25 @@ async def test_an_object_of_the_same_name_that_is_not_ours_is_never_touched(clus
         await cluster.until_condition(RELAY, "orders", "Ready", "False", "Starting")
 
 
-async def test_what_the_api_server_refuses_is_said_in_its_words(cluster):
-    affinity: dict[str, Any] = {
-        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}
-    }
+@pytest.mark.parametrize(
+    ("affinity", "words"),
+    [
+        (
+            {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}},
+            "nodeSelectorTerms",
+        ),
+        ({"foo": "bar"}, ".spec.template.spec.affinity.foo: field not declared in schema"),
+        ({"nodeAffinity": "x"}, ".spec.template.spec.affinity.nodeAffinity: expected map"),
+    ],
+    ids=["a wrong value", "an unknown field", "a wrong type"],
+)
+async def test_what_the_api_server_refuses_is_said_in_its_words(cluster, affinity, words):
     await cluster.create_relay(template={"affinity": affinity})
     async with operating(cluster):
         found = await cluster.until_condition(RELAY, "orders", "Ready", "False", "InvalidSpec")
-        assert "nodeSelectorTerms" in condition_of(found, "Ready")["message"]
+        assert words in condition_of(found, "Ready")["message"]
+        assert condition_of(found, "Stalled")["status"] == "True"
+        assert "Warning" in [each[0] for each in await cluster.until_told("orders", "InvalidSpec")]
         await cluster.patch(RELAY, "orders", {"spec": {"template": {"affinity": None}}})
         await cluster.until(DEPLOYMENT, "orders-relay", bool, "the Deployment")
 

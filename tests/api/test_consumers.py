@@ -90,9 +90,9 @@ async def test_consumers_in_the_applications_pods_are_shown(cluster: Cluster) ->
         found = await cluster.until_condition(SUBSCRIPTION, "billing", "Ready", "True", "Consuming")
         found = await cluster.until(SUBSCRIPTION, "billing", lambda it: it["status"].get("lag") == 12, "the lag")
         status = found["status"]
-        assert (status["source"], status["sink"], status["partitions"]) == ("kafka/orders", "pull", 3)
+        assert (status["source"], status["sink"], status["partitionCount"]) == ("kafka/orders", "pull", 3)
         assert (status["lagDisplay"], status["oldestAge"], status["parked"], status["dead"]) == ("12", "1m", 3, 2)
-        assert {each["partition"]: each["pod"] for each in status["assignments"]} == {
+        assert {each["partition"]: each["pod"] for each in status["partitions"]} == {
             0: "shop-a",
             1: "shop-b",
             2: "shop-a",

@@ -94,7 +94,7 @@ def test_choices_are_explained(explaining: ApiServer) -> None:
     [
         ("eventsubscription", "One stream of events."),
         ("evs.spec.sink.kafka.bootstrapServers", "Brokers to ask first, each as host:port."),
-        ("evs.status.assignments", "Who holds which partition."),
+        ("evs.status.partitions", "Who holds which partition."),
         ("outboxrelay", "One outbox, and the relays that serve it."),
         ("obr.spec.outbox.retention.maxBytes", "Drop only: size of the outbox"),
         ("obr.status.conditions", "Conditions, at most one of each type."),

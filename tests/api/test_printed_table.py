@@ -110,13 +110,13 @@ payments-to-pubsub                                                              
 
 WIDE = """\
 NAME                 READY   SOURCE          SINK    PARTITIONS   LAG       OLDEST   DEAD   STATUS            AGE   \
-PARKED   RATE    LAST ERROR
+PARKED   RATE    ERROR AGE   LAST ERROR
 billing              True    kafka/orders    pull    12           214       2h       3      Consuming         *     \
 0        0
 orders-to-kafka      True    outbox/orders   kafka   8            12                 0      Delivering        *     \
 0        830.5
 orders-to-shop       False   outbox/orders   http    32           100000+   1h30m    3      SinkUnavailable   *     \
-7        0       503 Service Unavailable
+7        0                   503 Service Unavailable
 payments-to-pubsub                                                                                            *
 """
 

@@ -42,6 +42,7 @@ class RelayProcess:
             "$(POD_NAME)": self.name,
             "$(POD_NAMESPACE)": pod["metadata"]["namespace"],
             "$(POD_UID)": pod["metadata"]["uid"],
+            "$(POD_IP)": "127.0.0.1",
             "[::]": ip,
         }
         arguments = list(container["args"])

@@ -190,7 +190,9 @@ def test_what_only_concerns_pods_disturbs_no_delivery(pod: Pod) -> None:
     assert "The new configuration is in use." not in [line["message"] for line in pod.relay.lines()]
 
 
-def test_a_deleted_subscription_is_forgotten_but_for_its_dead_letters(pod: Pod, place: Place) -> None:
+def test_a_deleted_subscription_continues_within_a_day_and_begins_anew_later_or_when_forgotten(
+    pod: Pod, place: Place
+) -> None:
     pod.mount(1, pod.to_file(), pod.to_file("second", "uid-2"))
     pod.start()
     pod.relay.wait_ready()
@@ -216,15 +218,34 @@ def test_a_deleted_subscription_is_forgotten_but_for_its_dead_letters(pod: Pod, 
             " left join mailboat.cursors c on c.subscription_id = s.id group by s.id order by s.name"
         )
 
-    gone = [("shop/old", 0, False), ("shop/others", 0, False), ("shop/second", 0, True), ("shop/to-log", 2, False)]
-    wait_until(lambda: cursors() == gone, PATIENCE, "the subscription to be forgotten")
-    assert place.database.execute("select count(*) from mailboat.dead_letters") == [(1,)]
+    kept = [("shop/old", 0, False), ("shop/others", 0, False), ("shop/second", 2, True), ("shop/to-log", 2, False)]
+    wait_until(lambda: cursors() == kept, PATIENCE, "the subscription to be retired")
+    assert "its progress is kept until" in place.mailboat("status").stdout
     assert "shop/second" in place.ok("dlq", "list")
 
-    pod.push(3, pod.to_file(), pod.to_file("second", "uid-4"))  # made anew: it starts anew
-    pod.until_arrived(3)
-    assert ("shop/second", 2, False) in cursors()
+    pod.push(3, pod.to_file(), pod.to_file("second", "uid-4"))  # created again: it continues
+    wait_until(lambda: ("shop/second", 2, False) in cursors(), PATIENCE, "the subscription to be back")
+    pod.emit()
+    pod.until_arrived(4)
+    pod.push(4, pod.to_file(), pod.to_file("second", "uid-5"))  # replaced at once, as by kubectl replace --force
+    pod.until_version(4)
+    pod.emit()
+    pod.until_arrived(6)
+
+    pod.push(5, pod.to_file())
+    wait_until(lambda: cursors() == kept, PATIENCE, "the subscription to be retired again")
+    place.database.execute("update mailboat.subscriptions set retired_at = retired_at - interval '1 day'")
+    assert "the progress of shop/second is removed" in place.ok("maintain")
+    assert ("shop/second", 0, True) in cursors()
+    pod.push(6, pod.to_file(), pod.to_file("second", "uid-6"))  # a day later: from its start
+    pod.until_arrived(9)
     assert place.database.execute("select count(*) from mailboat.dead_letters") == [(1,)]
+
+    pod.push(7, pod.to_file())
+    wait_until(lambda: cursors() == kept, PATIENCE, "the subscription to be retired for the third time")
+    place.ok("forget", "second", "--yes")
+    pod.push(8, pod.to_file(), pod.to_file("second", "uid-7"))
+    pod.until_arrived(12)
 
 
 @pytest.mark.verify

@@ -42,6 +42,16 @@ def test_without_any_relay_the_database_tells(place: Place):
     assert oldest.endswith("s")
 
 
+def test_in_the_container_of_a_relay_no_command_needs_options(place: Place):
+    place.environment = {"MAILBOAT_MANIFESTS": str(place.folder)}
+    asyncio.run(make_known(place.database, subscription_manifest()))
+    assert place.mailboat("emit", "order.placed", "{}", manifests=False).exit_code == 0
+    assert "shop/to-log" in place.mailboat("status", manifests=False).stdout
+    assert place.mailboat("dlq", "list", manifests=False).exit_code == 0
+    asked = place.mailboat("status", "--url", "http://127.0.0.1:9", manifests=False)
+    assert "no status from http://127.0.0.1:9" in asked.stderr, "--url counts, though the variable is set"
+
+
 def test_the_lag_knows_the_filter(place: Place):
     manifest = subscription_manifest(filter={"eventTypes": ["order.*"]})
     place.write(*[*_relay_of(place), manifest])

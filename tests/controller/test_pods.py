@@ -89,3 +89,33 @@ def test_what_keeps_a_relay_from_starting_is_read_from_its_pod():
     assert pulls == ["the image relay:1 can't be pulled"] * 2
     bad = {"reason": "CreateContainerConfigError", "message": "runAsNonRoot"}
     assert trouble("initContainerStatuses", bad) == "can't start (CreateContainerConfigError: runAsNonRoot)"
+
+
+@pytest.mark.parametrize(
+    ("limits", "ended", "words"),
+    [
+        (
+            {"memory": "64Mi"},
+            {"reason": "OOMKilled", "exitCode": 137},
+            "was killed (OOMKilled, exit code 137, memory limit 64Mi), and is restarted: raise spec.template",
+        ),
+        ({}, {"reason": "OOMKilled", "exitCode": 137}, "memory limit none), and is restarted: the node ran out"),
+        ({}, {"reason": "Error", "exitCode": 3}, "ended with exit code 3 (Error), and is restarted: see its log"),
+    ],
+)
+def test_how_a_relay_ended_is_told_until_it_is_ready_again(limits, ended, words):
+    def trouble(ready, **state):
+        container = {"name": "mailboat-relay", "resources": {"limits": limits}}
+        status = {"name": "mailboat-relay", "ready": ready, "state": state, "lastState": {"terminated": ended}}
+        return relay_pod(
+            {
+                "metadata": {"namespace": "shop", "name": "a", "uid": "u"},
+                "spec": {"containers": [container]},
+                "status": {"containerStatuses": [status]},
+            }
+        ).trouble
+
+    waits = {"reason": "CrashLoopBackOff", "message": "back-off 5m0s restarting failed container"}
+    assert trouble(False, waiting=waits) == trouble(False, running={}), "the same words while it comes and goes"
+    assert words in trouble(False, running={})
+    assert trouble(True, running={}) == ""

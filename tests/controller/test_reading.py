@@ -35,7 +35,7 @@ INVALID = {
     "metadata": {"name": "out", "namespace": "shop", "uid": "new"},
     "spec": {"nonsense": True},
 }
-WORKED = {**INVALID, "status": {"assignments": [{"partition": 0, "pod": "a"}]}}
+WORKED = {**INVALID, "status": {"partitions": [{"partition": 0, "pod": "a"}]}}
 UNREADABLE = Configuration(5, configuration(subscription()).text.replace('"log":{}', '"log":{"of":"another version"}'))
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from mailboat_operator.counting import Tally
 from mailboat_operator.pods import RelayPod
 from mailboat_operator.reports import Answer, Report, bounded, read_report
-from mailboat_operator.statuses.conditions import news
-from mailboat_operator.statuses.of_relay import RelayFacts, relay_status
+from mailboat_operator.statuses.conditions import news, overdue
+from mailboat_operator.statuses.of_relay import RelayFacts, database_changed, relay_status
 from mailboat_operator.statuses.of_subscription import SubscriptionFacts, subscription_status
 from mailboat_operator.statuses.patching import status_patch
 from mailboat_spec import EventSubscription, EventSubscriptionStatus, OutboxRelay, OutboxRelayStatus
@@ -60,7 +60,7 @@ def test_all_is_well():
         "KeysBlocked": ("False", "NothingBlocked"),
         "SecretsMounted": ("True", "UpToDate"),
     }
-    assert [(each["partition"], each["pod"]) for each in status["assignments"]] == [(0, "a"), (1, "b")]
+    assert [(each["partition"], each["pod"]) for each in status["partitions"]] == [(0, "a"), (1, "b")]
     assert (status["sink"], status["published"], status["observedGeneration"]) == ("log", 7, 3)
     ready = EventSubscriptionStatus.model_validate(status).condition("Ready")
     assert ready is not None
@@ -75,7 +75,7 @@ def test_partitions_of_a_pull_subscription_belong_to_consumers():
     found = conditions(status)
     assert found["Ready"] == ("True", "Delivering")
     assert not {"Assigned", "SinkReachable"} & set(found)
-    assert [(each["pod"], each["lag"]) for each in status["assignments"]] == [("", 5), ("", 0)]
+    assert [(each["pod"], each["lag"]) for each in status["partitions"]] == [("", 5), ("", 0)]
     assert conditions(subscription_status(replace(facts, answers=(answer("b"),)), NOW))["Ready"][1] == "Delivering"
 
 
@@ -98,6 +98,11 @@ NO_TABLES = {
         ({"answers": (answer(relay={"databaseReachable": False}),)}, ("False", "DatabaseUnreachable"), None),
         ({"answers": BOTH[:1]}, ("False", "PartitionsWithoutOwner"), "Reconciling"),
         ({"answers": (answer("a", [owned(0), owned(1)], sinkReachable=False),)}, ("False", "SinkUnavailable"), None),
+        (
+            {"answers": (answer("a", [owned(0), owned(1)], sinkReachable=None),)},
+            ("Unknown", "Connecting"),
+            "Reconciling",
+        ),
         (
             {"answers": (answer(state="Failed", lastError="secret x was not found", reason="SecretNotFound"),)},
             ("False", "SecretNotFound"),
@@ -122,13 +127,56 @@ def test_numbers_are_added_up_over_relays():
     status = subscription_status(replace(FACTS, answers=answers), NOW)
     assert (status["lag"], status["lagDisplay"], status["oldestAge"]) == (130, "130+", "1m")
     assert (status["parked"], status["dead"], status["rate"], status["lastError"]) == (1, 2, 21.0, "refused")
-    assert status["assignments"][0] == {"partition": 0, "pod": "a", "lag": 70, "oldestAge": "1m"}
+    assert status["partitions"][0] == {"partition": 0, "pod": "a", "lag": 70, "oldestAge": "1m"}
 
 
-def test_what_was_known_last_stays_while_nobody_answers():
-    before = subscription_status(replace(FACTS, answers=(answer("a", [owned(0, lag=9)]), BOTH[1])), NOW)
-    status = subscription_status(replace(FACTS, before=before, answers=(Answer("a", None, "away"),)), NOW)
-    assert (status["lag"], status["assignments"]) == (9, before["assignments"])
+def test_the_last_error_has_the_time_at_which_it_happened():
+    def status(now, before, **words):
+        answers = (answer("a", [owned(0), owned(1)], **words),)
+        return subscription_status(replace(FACTS, before=before, answers=answers), now)
+
+    first = status(NOW, {}, lastError="refused", lastErrorAge=60.0)
+    assert (first["lastError"], first["lastErrorTime"]) == ("refused", "2026-01-31T11:59:00Z")
+    later = NOW + timedelta(minutes=5)
+    assert status(later, first, lastError="refused", lastErrorAge=361.0) == first, "the same occurrence"
+    again = status(later, first, lastError="refused", lastErrorAge=0.5)
+    assert again["lastErrorTime"] == "2026-01-31T12:04:59Z"
+    lasts = status(later, again, lastError="away", lastErrorAge=0.0)
+    assert status(later + timedelta(hours=1), lasts, lastError="away", lastErrorAge=0.0) == lasts
+    assert "lastErrorTime" not in status(later, lasts)
+
+
+@pytest.mark.parametrize("answers", [(), (Answer("a", None, "away"),), (Answer("a", None, "away", silent=True),)])
+def test_lag_is_unknown_while_no_relay_reports(answers):
+    """G7: no relay, one that never answered, and one that does not answer any more."""
+    before = subscription_status(replace(FACTS, answers=(answer("a", [owned(0, lag=9)], dead=3), BOTH[1])), NOW)
+    status = subscription_status(replace(FACTS, before=before, answers=answers), NOW)
+    assert (status["lagDisplay"], status["dead"]) == ("unknown", 3)
+    assert status.keys().isdisjoint({"lag", "oldestAge"})
+    assert status["partitions"] == [{"partition": 0, "pod": "a"}, {"partition": 1, "pod": "b"}], "that it once worked"
+
+
+OWNERS = {"0": "shop/a", "1": "shop/b"}
+HUNG = replace(answer("b", [owned(1, lag=0)], owners=OWNERS), error="did not answer in time", silent=True)
+CUT_OFF = answer("b", [owned(1, lag=0)], owners=OWNERS)
+"""Cut off from the database only: it still answers, and does not know yet."""
+
+
+@pytest.mark.parametrize(("silent", "why"), [(HUNG, "did not answer in time"), (CUT_OFF, "its heartbeats are missing")])
+def test_a_silent_relay_is_named_at_once_and_its_partitions_are_counted_by_another(silent, why):
+    counting = answer("a", [owned(0, lag=1)], orphans=[owned(1, lag=60)], owners=OWNERS, relay={"silent": ["shop/b"]})
+    status = subscription_status(replace(FACTS, answers=(counting, silent)), NOW)
+    found = conditions(status)
+    assert found["Ready"] == found["Assigned"] == ("False", "RelaySilent")
+    assert f"b: {why}" in status["conditions"][0]["message"]
+    assert (status["lag"], status["lagDisplay"], status["partitions"][1]["pod"]) == (61, "61", "b")
+    assert [item.warning for item in news(subscription_status(FACTS, NOW)["conditions"], status["conditions"])] == [
+        True
+    ]
+    of_relay = relay_status(replace(RELAY_FACTS, answers=(counting, silent)), NOW)
+    assert conditions(of_relay)["Ready"] == ("False", "RelaySilent")
+    not_counted_yet = replace(FACTS, answers=(answer("a", [owned(0, lag=1)], owners=OWNERS), HUNG))
+    assert subscription_status(not_counted_yet, NOW)["lagDisplay"] == "1+", "at least"
 
 
 def test_an_owner_that_the_store_names_counts_if_it_is_there():
@@ -188,6 +236,26 @@ def test_the_steps_of_a_start_are_no_news_but_falling_back_to_them_is():
     for number, reason in enumerate(["NotEnoughRelays", "Starting", "PartitionsWithoutOwner"]):
         assert [item.reason for item in news(well, stages[number])] == [reason]
         assert [item.reason for item in news(stages[number], well)] == ["Delivering"]
+
+
+def test_a_start_that_takes_too_long_is_an_event():
+    for answers, reason in (((), "NotEnoughRelays"), ((Answer("a", None, "no route"),), "Starting")):
+        stage = subscription_status(replace(FACTS, answers=answers), NOW)["conditions"]
+        assert overdue(stage, NOW + timedelta(seconds=119)) == []
+        (item,) = overdue(stage, NOW + timedelta(seconds=120))
+        assert (item.warning, item.reason) == (True, reason)
+    assert overdue(subscription_status(FACTS, NOW)["conditions"], NOW + timedelta(days=1)) == []
+
+
+def test_kubernetes_word_about_a_pod_replaces_the_guess_about_the_network():
+    killed = Answer("a", None, "can't be connected to", trouble="was killed (OOMKilled)")
+    for answers, told in (
+        ((killed,), "No relay has reported yet: a was killed (OOMKilled)."),
+        ((replace(killed, silent=True),), "Relays do not answer (a: was killed (OOMKilled))."),
+    ):
+        (ready, *_) = subscription_status(replace(FACTS, answers=answers), NOW)["conditions"]
+        assert ready["message"].startswith(told)
+        assert "NetworkPolicy" not in ready["message"]
 
 
 # ---- the relay ----------------------------------------------------------------------------------------------------
@@ -267,6 +335,46 @@ def test_how_a_relay_is_doing(changes, ready):
     assert OutboxRelayStatus.model_validate(status).selector == "x=y"
 
 
+STARTS = {"databaseReachable": False, "schemaReady": False, "message": "has not connected yet", "reason": "Starting"}
+
+
+def test_a_healthy_start_of_a_relay_is_one_event():
+    stages = [
+        relay_status(replace(RELAY_FACTS, answers=answers), NOW)["conditions"]
+        for answers in ((answer("a", relay=STARTS), answer("b", relay=STARTS)), BOTH)
+    ]
+    told = [news(before, after) for before, after in itertools.pairwise([(), *stages])]
+    assert [[item.reason for item in items] for items in told] == [[], ["Available"]]
+
+
+@pytest.mark.parametrize("reason", ["DatabaseUnreachable", "InvalidSpec"])
+def test_a_wrong_url_is_told_with_the_place_of_the_url(reason):
+    words = {**STARTS, "message": "no such host", "reason": reason}
+    facts = replace(RELAY_FACTS, relay=relay(), answers=(answer(relay=words),))
+    (ready, *_) = relay_status(facts, NOW)["conditions"]
+    assert ready["reason"] == reason
+    assert 'key "url" of Secret "orders-db"' in ready["message"]
+
+
+def test_another_database_is_an_event():
+    first = relay_status(replace(RELAY_FACTS, answers=(answer(relay={"database": "shop (system 1)"}),)), NOW)
+    away = relay_status(replace(RELAY_FACTS, before=first, answers=(answer(relay=STARTS),)), NOW)
+    other = (answer(relay={"database": "shop (system 2)"}),)
+    second = relay_status(replace(RELAY_FACTS, before=away, answers=other), NOW)
+    assert database_changed(first, away) == database_changed({}, first) == []
+    (item,) = database_changed(away, second)
+    assert (item.warning, item.reason) == (True, "DatabaseChanged")
+    assert "shop (system 2), before it was shop (system 1)" in item.message
+
+
+def test_roles_that_are_missing_are_told_with_what_an_administrator_runs():
+    facts = replace(RELAY_FACTS, answers=(answer(relay={"missingRoles": "create role mailboat_writer nologin;"}),))
+    status = relay_status(facts, NOW)
+    assert conditions(status)["SchemaReady"] == ("True", "RolesMissing")
+    (condition,) = (each for each in status["conditions"] if each["type"] == "SchemaReady")
+    assert "create role mailboat_writer nologin;" in condition["message"]
+
+
 def test_a_relay_that_misses_tables_has_reached_the_database():
     found = conditions(relay_status(replace(RELAY_FACTS, answers=(answer(relay=NO_TABLES),)), NOW))
     assert found["DatabaseReachable"] == ("True", "Reachable")
@@ -343,11 +451,11 @@ def test_lag_that_a_silent_relay_had_is_still_lag():
     before = subscription_status(replace(FACTS, answers=both), NOW)
     hangs = (answer("a", [owned(0, lag=10)], owners={"0": "shop/a", "1": "shop/b"}), Answer("b", None, "slow"))
     status = subscription_status(replace(FACTS, answers=hangs, before=before), NOW)
-    assert status["lag"] == 74
-    assert [(each["pod"], each["lag"]) for each in status["assignments"]] == [("a", 10), ("b", 64)]
+    assert (status["lag"], status["lagDisplay"]) == (74, "74+")
+    assert [(each["pod"], each["lag"]) for each in status["partitions"]] == [("a", 10), ("b", 64)]
     gone = (answer("a", [owned(0, lag=0)], owners={"0": "shop/a", "1": None}),)
     status = subscription_status(replace(FACTS, answers=gone, before=status), NOW)
-    assert (status["lag"], status["assignments"][1]["pod"]) == (64, "")
+    assert (status["lag"], status["partitions"][1]["pod"]) == (64, "")
     taken = (answer("a", [owned(0), owned(1, lag=3)]),)
     assert subscription_status(replace(FACTS, answers=taken, before=status), NOW)["lag"] == 3
 

@@ -13,7 +13,8 @@ from click import Context
 from mailboat.cli.main import main
 from mailboat.errors import SchemaMismatch
 from mailboat.outbox.migrate import Applied, known_migrations, pending
-from mailboat_operator.podspec import CONFIG_FOLDER, CONTAINER, RESOURCES_KEY, SECRETS_FOLDER, child_name
+from mailboat_operator.podspec import CONTAINER, child_name
+from mailboat_spec import Reason
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
@@ -60,7 +61,7 @@ def test_the_command_line_in_a_cluster_is_called_as_relays_have_it(page: str) ->
     for command in commands:
         target, _, inside = command.partition(" -- mailboat ")
         assert target in (f"deployment/{child_name('orders')}", f"deployment/shop --container {CONTAINER}")
-        assert inside.endswith(f" -f {CONFIG_FOLDER}/{RESOURCES_KEY} --secrets-dir {SECRETS_FOLDER}")
+        assert "-f" not in inside.split(), "the operator's variables say where the manifests are"
         assert main.get_command(Context(main), inside.split()[0]) is not None
 
 
@@ -80,6 +81,12 @@ def test_what_an_older_relay_says_of_a_migrated_database_is_shown() -> None:
     with pytest.raises(SchemaMismatch) as refusal:
         pending(known, [Applied(known[-1].version + 1, "0099_future.sql", "x")])
     assert f"\n{refusal.value}\n" in (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+
+
+def test_every_reason_that_needs_attention_is_explained_with_what_to_do() -> None:
+    well = {"Available", "Reachable", "UpToDate", "AllAssigned", "Running", "NothingBlocked", "PausedBySpec"}
+    page = (ROOT / "docs" / "mistakes.md").read_text(encoding="utf-8")
+    assert {reason for reason in Reason if not re.search(rf"(`|False ){reason}[`:]", page)} <= well | {"Delivering"}
 
 
 def test_every_list_of_packages_is_explained() -> None:

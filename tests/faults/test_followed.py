@@ -153,6 +153,42 @@ def test_a_configuration_that_changes_twenty_times_under_load(
         assert not [message for message in pods.messages(name) if message.startswith("Not connected:")]
 
 
+def test_a_subscription_that_is_deleted_and_created_again_under_load_sends_nothing_twice(
+    outbox: Database, kfake: KafkaServer, collector: KafkaCollector, pods: Pods
+) -> None:
+    """G9: kubectl replace --force, a pruned and re-applied manifest, a re-installed chart."""
+    relay = outbox_relay(outbox.url)
+    relay["metadata"]["uid"] = "relay-uid"
+
+    def created(number: int, **spec: Any) -> list[Manifest]:
+        stream = subscription("kfake", kafka_sink(kfake.bootstrap, collector.topic), **spec)
+        stream["metadata"]["uid"] = f"uid-{number}"
+        return [relay, stream]
+
+    def retired() -> bool:
+        return outbox.execute("select retired_at is not null from mailboat.subscriptions") == [(True,)]
+
+    pods.mount(*created(0, partitions=4))
+    for name in ("relay-1", "relay-2"):
+        pods.start(name).wait_ready()
+    with Racers(outbox.url, writers=4, seed=52) as racers:
+        wait_until(lambda: shares(outbox.url).keys() == pods.running.keys(), PATIENCE, "both relays to move events")
+        for number in range(1, 7):
+            if number % 3:
+                pods.push(relay)
+                wait_until(retired, PATIENCE, "the subscription to be retired")
+                racers.wait(0.5)
+            partitions = 4 if number < 4 else 6
+            version = pods.push(*created(number, partitions=partitions))
+            for name in pods.running:
+                _until_in_use(pods, name, version, {"partitions": partitions})
+            racers.wait(0.5)
+        ledger = racers.finish()
+    collector.until_all(ledger.committed, timeout=60)
+    collector.until_quiet()
+    check_delivery(ledger.committed, ledger.rolled_back, collector.arrivals)
+
+
 def _until_in_use(pods: Pods, name: str, version: int, change: dict[str, Any]) -> None:
     def in_use() -> bool:
         told = pods.status(name)

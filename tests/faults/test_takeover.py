@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections import Counter
@@ -18,7 +19,7 @@ from conftest import TopicFactory
 from mailboat_harbor.kafka import KafkaServer
 from mailboat_harbor.postgres import Database
 from support.collectors import KafkaCollector
-from support.inprocess_relay import afloat
+from support.inprocess_relay import afloat, events, status_of, write
 from support.ledger import check_delivery
 from support.manifests import kafka_sink
 from support.racing_writers import Racers
@@ -83,7 +84,7 @@ def test_a_killed_relay_is_taken_over_and_a_new_one_gets_its_share(
         victim = relays[0].relay
         fleet.kill(relays[0])
         killed_at = time.monotonic()
-        # Its lease would end after 40 seconds; that it is dead is known at once.
+        # Its lease would end after 15 seconds; that it is dead is known at once.
         wait_until(lambda: victim not in shares(outbox.url), 30, "the others to take over what the dead relay had")
         took = time.monotonic() - killed_at
         assert settled_shares(outbox.url, 2) == [4, 4]
@@ -110,6 +111,52 @@ def test_a_relay_that_sleeps_through_its_lease_loses_it_and_changes_nothing(
         settled_shares(outbox.url, 2)
         # What it had in hand when it fell asleep it may send again: one interruption, as by a kill.
         finish(racers, collector, kills=1)
+
+
+@pytest.mark.verify
+def test_a_frozen_relay_is_replaced_within_twenty_seconds_with_the_timings_of_a_user(
+    outbox: Database, collector: KafkaCollector, launch: Callable[..., Fleet]
+) -> None:
+    fleet = launch(timings=None, delivery_timeout="30s")  # longer than a lease: heartbeats renew it under way
+    with Racers(outbox.url, writers=4, seed=28) as racers:
+        sleeper, other = fleet.start_connected(2)
+        settled_shares(outbox.url, 2)
+        sleeper.suspend()
+        frozen_at = time.monotonic()
+        wait_until(lambda: set(owners(outbox.url).values()) == {other.relay}, 60, "the other relay to take over")
+        took = time.monotonic() - frozen_at
+        sleeper.resume()
+        settled_shares(outbox.url, 2)
+        finish(racers, collector, kills=1)
+    assert took < 20, f"taken over after {took:.1f} s (G7)"
+
+
+async def test_the_lag_of_a_frozen_relay_is_counted_and_its_name_reported_by_another(
+    outbox: Database, collector: KafkaCollector, launch: Callable[..., Fleet]
+) -> None:
+    timings = replace(SWIFT, lease_ttl=120.0)  # no takeover: what is counted is what waits
+    fleet = launch(timings=timings)
+    async with afloat(*fleet.manifests, relay="a-watcher", timings=timings) as watcher:
+        (sleeper,) = fleet.start_connected(1)
+        await asyncio.to_thread(settled_shares, outbox.url, 2)
+        sleeper.suspend()
+        committed = write(outbox.url, events(64, keys=64))
+        theirs = [p for (_, p), owner in owners(outbox.url).items() if owner == sleeper.relay]
+        waiting = f"select count(*) from mailboat.outbox where slot %% {PARTITIONS} = any (%s)"
+        with psycopg.connect(outbox.url) as connection:
+            (expected,) = connection.execute(waiting, [theirs]).fetchone() or (0,)
+
+        def counted() -> bool:
+            seen = status_of(watcher, "kfake")
+            named = watcher.status().silent == (sleeper.relay,) and [o.partition for o in seen.orphans] == sorted(
+                theirs
+            )
+            return named and seen.lag == sum(o.lag for o in seen.orphans) == expected > 0
+
+        await await_until(counted, 30, f"{expected} events of {sleeper.relay} to be counted")
+        sleeper.resume()
+        await asyncio.to_thread(collector.until_all, committed, timeout=60)
+        await await_until(lambda: not status_of(watcher, "kfake").orphans, 30, "nothing to be orphaned any more")
 
 
 # ---- good order ---------------------------------------------------------------------------------------------------

@@ -115,8 +115,9 @@ async def test_everywhere_is_both_kinds_of_addresses_or_what_there_is_of_them(ke
 
         monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: True)
         monkeypatch.setattr(socket, "create_server", refusing)
-    server = HttpServer.bind("::", 0)
+    server = HttpServer.bind("::", 0, "2001:db8::7")
     try:
+        assert server.address.startswith("http://[2001:db8::7]:"), "what others are told"
         port = int(server.address.rpartition(":")[2])
         assert reaches(socket.AF_INET, "127.0.0.1", port)
         if kernel == "with IPv6" and socket.has_dualstack_ipv6():

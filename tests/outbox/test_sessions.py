@@ -31,7 +31,7 @@ INHERITED = {
     "lock_timeout": ("1h", "0"),
     "idle_session_timeout": ("1h", "0"),
     "transaction_timeout": ("1h", "0"),
-    "idle_in_transaction_session_timeout": ("1h", "30s"),
+    "idle_in_transaction_session_timeout": ("1h", "10s"),
     "datestyle": ("German", "ISO, YMD"),
     "timezone": ("Asia/Tokyo", "UTC"),
     "quote_all_identifiers": ("on", "off"),

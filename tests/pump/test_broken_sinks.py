@@ -41,6 +41,9 @@ class Broken(MemorySink):
     cancelled = 0
 
     async def open(self) -> None:
+        if self.how == "hangs in open":
+            await asyncio.sleep(10)
+            self.how = "raises in open"
         if self.how == "raises in open":
             raise OSError("ca.pem is gone")
         await super().open()
@@ -63,7 +66,7 @@ class Broken(MemorySink):
         raise OSError("ca.pem is gone")
 
 
-def status_of(fleet: Fleet, relay: RunningRelay) -> tuple[bool, str]:
+def status_of(fleet: Fleet, relay: RunningRelay) -> tuple[bool | None, str]:
     assert relay.session is not None, "the relay lives"
     status = subscription_status(fleet.declared[0].resource, relay.session, Totals(), 0.0)
     return status.sink_reachable, status.last_error or ""
@@ -97,6 +100,21 @@ async def test_a_sink_that_raises_is_away_and_told_once(how: str, caplog: pytest
 
 
 @in_virtual_time
+async def test_whether_a_destination_is_reachable_is_not_known_before_the_first_answer() -> None:
+    fleet = Fleet(new_sink=Broken)
+    assert isinstance(fleet.sink, Broken)
+    fleet.sink.how = "hangs in open"
+    relay = fleet.start()
+    await until(lambda: relay.session is not None and relay.session.owned, "ownership")
+    assert status_of(fleet, relay)[0] is None
+    await until(lambda: status_of(fleet, relay)[0] is not None, "the first attempt to end")
+    assert status_of(fleet, relay)[0] is False
+    fleet.sink.how = None
+    await until(lambda: bool(status_of(fleet, relay)[0]), "the destination to answer")
+    await fleet.stop()
+
+
+@in_virtual_time
 async def test_a_sink_that_never_answers_is_given_up_in_time_and_keeps_its_order() -> None:
     fleet = Fleet(new_sink=Broken)
     assert isinstance(fleet.sink, Broken)
@@ -104,7 +122,7 @@ async def test_a_sink_that_never_answers_is_given_up_in_time_and_keeps_its_order
     await until(lambda: relay.session is not None and relay.session.owned, "ownership")
     fleet.sink.how = "never answers"
     events = [event.event_id for event in fleet.write(*"abcabcabc")]
-    await until(lambda: not status_of(fleet, relay)[0], "it to be told", within=1.0 + SLACK + 1.0)
+    await until(lambda: status_of(fleet, relay)[0] is False, "it to be told", within=1.0 + SLACK + 1.0)
     assert "gave no answer within 11 s" in status_of(fleet, relay)[1]
     assert fleet.sink.cancelled, "what it has in hand must not arrive behind the pump's back"
     fleet.sink.how = None

@@ -30,7 +30,7 @@ from mailboat.pump.ownership import decide, targets
 from mailboat.pump.retry import Backoff, Outage, Policy
 from mailboat.pump.rhythm import LINGER, Rhythm, WakeSettings
 from mailboat.pump.verdicts import Fate, Item, judge, set_aside, settled_prefix
-from mailboat.runtime.session import _most_telling
+from mailboat.runtime.session import _most_telling, orphans
 
 
 def event(id: int, key: str | None = None, slot: int | None = None) -> Event:
@@ -194,6 +194,20 @@ def test_what_is_its_own_in_the_store_but_not_in_hand_is_claimed_again() -> None
     roster = Roster((RelayPeer("a", frozenset({1}), True),), (Holding(key, "a", None),), {})
     assert decide("a", roster, set(), {}, 0.0, 10.0).claim == {key}
     assert not decide("a", roster, {key}, {}, 0.0, 10.0).claim
+
+
+def test_the_partitions_of_a_silent_relay_are_counted_by_one_other_that_serves_them() -> None:
+    everything, held = frozenset({1, 2}), {0: "a", 1: "b", 2: None, 3: "gone"}
+    peers = (
+        RelayPeer("a", everything, alive=True, silent=True),
+        RelayPeer("b", everything, alive=True),
+        RelayPeer("c", everything, alive=True),
+        RelayPeer("gone", everything, alive=False),
+    )
+    holdings = [Holding(CursorKey(number, p), owner, None) for number in (1, 2) for p, owner in held.items()]
+    roster = Roster(peers, tuple(holdings), {})
+    assert orphans(roster, "b", {1}) == {1: frozenset({0, 2, 3})}
+    assert orphans(roster, "a", {1}) == orphans(roster, "c", {1}) == {}
 
 
 # -- verdicts --------------------------------------------------------------------------------------------------------

@@ -197,14 +197,19 @@ async def test_a_relay_that_is_stopped_during_a_pause_leaves_what_is_in_hand_to_
 
 
 class SlowSink(MemorySink):
-    """Needs a second for every batch."""
+    """Needs a second for every batch. One at a time: timers that end together have no order."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._one_at_a_time = asyncio.Lock()
 
     def publish(self, batch: Sequence[Outgoing]) -> Coroutine[Any, Any, Failures]:
         return self._slowly(super().publish(batch))
 
     async def _slowly(self, answers: Coroutine[Any, Any, Failures]) -> Failures:
-        await asyncio.sleep(1.0)
-        return await answers
+        async with self._one_at_a_time:
+            await asyncio.sleep(1.0)
+            return await answers
 
 
 @in_virtual_time

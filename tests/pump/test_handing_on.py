@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 
 import pytest
@@ -86,13 +87,40 @@ async def test_a_killed_relay_is_taken_over_and_duplicates_carry_the_same_number
 
 
 @in_virtual_time
-async def test_nothing_is_handed_over_when_the_lease_may_end_before_the_answer() -> None:
-    fleet = Fleet(timings=replace(TIMINGS, lease_ttl=0.8), streams=settings(timeout=1.0))
+async def test_a_relay_that_cannot_renew_its_leases_gives_up_its_batch_before_another_may_take_over() -> None:
+    fleet = Fleet(streams=settings(timeout=60.0))  # a batch may take longer than a lease, as long as heartbeats arrive
+    fleet.sink.hold_answers()
     fleet.write("a")
-    fleet.start()
-    await asyncio.sleep(20)
-    assert fleet.sink.publishes == 0
-    await fleet.stop()
+    relay = fleet.start()
+    await until(lambda: fleet.sink.publishes > 0, "a batch on its way")
+    await asyncio.sleep(3 * TIMINGS.lease_ttl)
+    assert relay.session is not None
+    (before,) = fleet.outbox.relays.values()
+    fleet.outbox.latency = lambda: 100.0
+    await until(lambda: relay.session is None, "the end of the session")
+    assert fleet.outbox.now() - before.beat_at < timedelta(seconds=TIMINGS.lease_ttl)
+    fleet.sink.let_go()
+    assert fleet.arrived() == []
+    await fleet.end()
+
+
+@in_virtual_time
+async def test_heartbeats_go_on_while_a_relay_drains() -> None:
+    timings = replace(TIMINGS, drain_within=4 * TIMINGS.lease_ttl)
+    fleet = Fleet(timings=timings, streams=settings(timeout=60.0))
+    fleet.sink.hold_answers()
+    fleet.write(*"abc")
+    fleet.start("one")
+    await until(lambda: fleet.sink.publishes > 0, "a batch on its way")
+    fleet.start("two")
+    stopping = asyncio.ensure_future(fleet.stop("one"))
+    await asyncio.sleep(2 * TIMINGS.lease_ttl)
+    assert owners(fleet) == {"one": 1}, "taken over from a relay that only takes its time"
+    fleet.sink.let_go()
+    await stopping
+    await fleet.all_settled()
+    assert len(fleet.arrived()) == 3
+    await fleet.stop("two")
 
 
 @in_virtual_time

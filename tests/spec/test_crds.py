@@ -139,7 +139,7 @@ def test_lists_say_how_they_are_merged() -> None:
         if field.get("type") == "array"
     }
     assert kinds["conditions"] == ("map", ["type"])
-    assert kinds["assignments"] == ("map", ["partition"])
+    assert kinds["partitions"] == ("map", ["partition"])
     assert kinds["bootstrapServers"] == kinds["eventTypes"] == kinds["noneOf"] == ("set", None)
     assert kinds["env"] == ("map", ["name"])
 

@@ -54,7 +54,7 @@ items:
     conditions:
     - {type: Ready, status: "True", reason: Delivering, message: "", lastTransitionTime: 2026-01-31T12:00:00Z}
     - {type: NotKnownYet, status: Unknown}
-    assignments: [{partition: 0, pod: orders-0, lag: 12}]
+    partitions: [{partition: 0, pod: orders-0, lag: 12}]
 """
 
 
@@ -91,7 +91,7 @@ def test_what_kubectl_prints_is_a_config_file() -> None:
     assert ready is not None
     assert ready.reason == "Delivering"
     assert subscription.status.condition("Stalled") is None
-    assert subscription.status.assignments[0].pod == "orders-0"
+    assert subscription.status.partitions[0].pod == "orders-0"
 
 
 @pytest.mark.parametrize("status", [{"lag": "many"}, "broken", {"conditions": [{"type": 5}]}, []])

@@ -211,7 +211,7 @@ def condition_of(found: Object, type_: str) -> dict[str, Any]:
 
 def holders(found: Object) -> dict[int, str]:
     """Partition -> pod, as the status has it."""
-    return {each["partition"]: each["pod"] for each in (found.get("status") or {}).get("assignments") or ()}
+    return {each["partition"]: each["pod"] for each in (found.get("status") or {}).get("partitions") or ()}
 
 
 def spread(*shares: int) -> Callable[[Object], bool]:

@@ -156,6 +156,7 @@ class Fleet:
         self.relays: dict[str, RelayProcess] = {}
         self.kills = 0
         """SIGKILLs so far, those that relays gave themselves included."""
+        self.manifests = manifests
         self._directory = directory
         self._timings = timings
         self._limits = limits

@@ -30,9 +30,11 @@ def subscription(**changes: Any) -> SubscriptionStatus:
         rate=12.5,
         sink_reachable=True,
         last_error=None,
+        last_error_age=None,
         reason="",
         blocked=0,
         owned=(partition(0), partition(1)),
+        orphans=(),
         owners={0: "a", 1: "a", 2: "b", 3: "b"},
     )
     return replace(plain, **changes)
@@ -48,9 +50,12 @@ def relay(**changes: Any) -> RelayStatus:
         database_reachable=True,
         schema_ready=True,
         outbox="mailboat.outbox",
+        database="shop (system 7)",
+        missing_roles="",
         partitions_ahead_days=29.5,
         retention_blocked=None,
         peers=("a", "b"),
+        silent=(),
         subscriptions=(subscription(),),
         stalled=False,
     )

@@ -55,7 +55,9 @@ class RelayStandIn:
         self.version: int | None = None
         self.config_error: str | None = None
         self.failed: dict[str, str] = {}
-        self.sink_reachable = True
+        self.sink_reachable: bool | None = True
+        self.silent: list[str] = []
+        """Relays whose heartbeats it misses, and whose partitions it counts."""
         self.paused: set[str] = set()
         self.configs = 0
         self.asked = 0
@@ -143,6 +145,7 @@ class RelayStandIn:
             "partitionsAheadDays": 29.5,
             "retentionBlocked": None,
             "peers": [],
+            "silent": self.silent,
             "stalled": False,
             "subscriptions": [self._subscription(each) for each in subscriptions] if self.outbox.reachable else [],
         }
@@ -153,6 +156,7 @@ class RelayStandIn:
         count = document["spec"].get("partitions", 8)
         lags = self.outbox.lag.get(name, {})
         owned = [number for number in range(count) if owners.get(number) == self.id]
+        orphans = [number for number in range(count) if owners.get(number) in self.silent]
         paused = name in self.paused or document["spec"].get("state") == "Paused"
         return {
             "name": name,
@@ -168,18 +172,21 @@ class RelayStandIn:
             "refused": 0,
             "rate": 0.0,
             "sinkReachable": self.sink_reachable,
-            "lastError": self.failed.get(name) or (None if self.sink_reachable else "broker: connection refused"),
-            "owned": [
-                {
-                    "partition": number,
-                    "lag": lags.get(number, 0),
-                    "lagBounded": lags.get(number, 0) >= 100_000,
-                    "oldestAge": 90.0 if lags.get(number, 0) else None,
-                    "parked": 0,
-                    "published": 0,
-                    "lastError": None,
-                }
-                for number in owned
-            ],
+            "lastError": self.failed.get(name)
+            or ("broker: connection refused" if self.sink_reachable is False else None),
+            "owned": [_partition(number, lags.get(number, 0)) for number in owned],
+            "orphans": [_partition(number, lags.get(number, 0)) for number in orphans],
             "owners": {str(number): owners.get(number) for number in range(count)},
         }
+
+
+def _partition(number: int, lag: int) -> dict[str, Any]:
+    return {
+        "partition": number,
+        "lag": lag,
+        "lagBounded": lag >= 100_000,
+        "oldestAge": 90.0 if lag else None,
+        "parked": 0,
+        "published": 0,
+        "lastError": None,
+    }

@@ -54,7 +54,7 @@ SUBSCRIPTION_COLUMNS: Final = (
     _READY,
     Column("Source", ".status.source", description="Kind and name of what is read."),
     Column("Sink", ".status.sink", description="The kind of destination."),
-    Column("Partitions", ".status.partitions", "integer", description="Slices that are moved independently."),
+    Column("Partitions", ".status.partitionCount", "integer", description="Slices that are moved independently."),
     Column("Lag", ".status.lagDisplay", description="Matching events not yet settled."),
     Column("Oldest", ".status.oldestAge", description="Age of the oldest of them."),
     Column("Dead", ".status.dead", "integer", description="Dead letters not yet replayed."),
@@ -62,5 +62,6 @@ SUBSCRIPTION_COLUMNS: Final = (
     _AGE,
     Column("Parked", ".status.parked", "integer", wide=True, description="Events waiting for their next attempt."),
     Column("Rate", ".status.rate", "number", wide=True, description="Events published per second."),
+    Column("Error Age", ".status.lastErrorTime", "date", wide=True, description="Time since the last failure."),
     Column("Last Error", ".status.lastError", wide=True, description="The last failure."),
 )

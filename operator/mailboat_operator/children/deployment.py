@@ -24,6 +24,8 @@ from mailboat_operator.podspec import (
 )
 from mailboat_spec import OutboxRelay
 
+_ROLLOUT_SECONDS: Final = 120
+"""Time without progress after which Kubernetes reports that a rollout hangs. It goes on when the cause is gone."""
 _SPREAD_OVER: Final = ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
 
 
@@ -37,6 +39,7 @@ def deployment(relay: OutboxRelay, image: RelayImage, secrets: Sequence[str]) ->
         "spec": {
             "replicas": relay.spec.replicas,
             "paused": False,  # else `kubectl rollout pause` would keep a new image or Secret from relays, unnoticed
+            "progressDeadlineSeconds": _ROLLOUT_SECONDS,
             "revisionHistoryLimit": 3,
             "selector": {"matchLabels": selector},
             # The new relay is ready before the old one stops, so its partitions move only once.

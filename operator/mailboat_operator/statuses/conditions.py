@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from mailboat_spec import ConditionStatus, ConditionType, Reason
 from mailboat_spec.secrecy import redact
 
 _MESSAGE_LIMIT: Final = 1024
+_TOO_LONG: Final = timedelta(minutes=2)
+"""Age from which a start that should resolve by itself is worth an event."""
 
 _WELL: Final[Mapping[str, ConditionStatus]] = {
     ConditionType.READY: ConditionStatus.TRUE,
@@ -49,6 +51,7 @@ _UNDER_WAY: Final = frozenset(
     {
         Reason.PROGRESSING,
         Reason.STARTING,
+        Reason.CONNECTING,
         Reason.PARTITIONS_WITHOUT_OWNER,
         Reason.NOT_ENOUGH_RELAYS,
         Reason.NO_CONSUMERS,
@@ -129,10 +132,21 @@ def news(before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]]
     return list(dict.fromkeys(_told(condition) for last, condition in changes if _is_news(last, condition)))
 
 
+def overdue(conditions: Iterable[Mapping[str, Any]], now: datetime) -> list[News]:
+    """Return an event about a Ready condition whose reason resolves by itself, and which lasts too long for that."""
+    ready = next((each for each in conditions if each["type"] == ConditionType.READY), None)
+    if ready is None or ready["status"] == ConditionStatus.TRUE or ready["reason"] not in _UNDER_WAY:
+        return []
+    since = datetime.fromisoformat(ready["lastTransitionTime"])
+    return [News(True, ready["reason"], ready["message"])] if now - since >= _TOO_LONG else []
+
+
 def _is_news(last: Mapping[str, Any] | None, now: Mapping[str, Any]) -> bool:
     if last is not None and all(last.get(field) == now[field] for field in ("status", "reason")):
         return False
     good, ready = _is_well(now), now["type"] == ConditionType.READY
+    if now["status"] == ConditionStatus.UNKNOWN and not ready:
+        return False  # Ready says why nothing is known
     if last is None:
         return ready if good else now["reason"] not in _UNDER_WAY
     if good:

@@ -55,7 +55,7 @@ def consumer_status(facts: ConsumerFacts, now: datetime) -> dict[str, Any]:
         status |= {"source": spec.source_name, "sink": spec.sink.kind}
     if not facts.reports:
         # No consumer reports: keep the last known values.
-        for field in ("partitions", "lag", "lagDisplay", "oldestAge", "parked", "lastError", "assignments"):
+        for field in ("partitionCount", "lag", "lagDisplay", "oldestAge", "parked", "lastError", "partitions"):
             if field in facts.before:
                 status[field] = facts.before[field]
         return status
@@ -67,12 +67,12 @@ def _numbers(facts: ConsumerFacts) -> dict[str, Any]:
     lag = sum(each.lag for each in reports)
     ages = [each.oldest_age for each in reports if each.oldest_age is not None]
     numbers: dict[str, Any] = {
-        "partitions": sum(each.source.owned for each in reports if each.source is not None),
+        "partitionCount": sum(each.source.owned for each in reports if each.source is not None),
         "lag": rounded_count(lag),
         "lagDisplay": displayed(rounded_count(lag), any(each.lag_bounded for each in reports)),
         "parked": rounded_count(sum(each.parked for each in reports)),
         "lastError": redact(next((each.last_error for each in reports if each.last_error), ""))[:_ERROR_LIMIT],
-        "assignments": _assignments(facts.answers),
+        "partitions": _assignments(facts.answers),
     }
     if ages and (age := rounded_age(max(ages))) is not None:
         numbers["oldestAge"] = str(Duration.of_seconds(age))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from mailboat_operator.pods import RelayPod
+from mailboat_operator.reports import Answer, pod_of
 from mailboat_operator.statuses.conditions import Verdict, no, yes
 from mailboat_spec import ConditionType, Reason
 
@@ -19,11 +20,40 @@ def named(pods: Sequence[str]) -> str:
     return f"{shown} and {len(pods) - NAMED} more" if len(pods) > NAMED else shown
 
 
-def not_reported(pods: str) -> str:
-    """Message for the case that no relay answers. The cause may be in the pods, or between them and the operator."""
+def not_reported(answers: Sequence[Answer]) -> str:
+    """Message for the case that no relay answers. If Kubernetes names no cause, it may lie anywhere on the way."""
+    if troubled := [answer for answer in answers if answer.trouble]:
+        return f"No relay has reported yet: {'; '.join(f'{each.pod} {each.trouble}' for each in troubled[:NAMED])}."
+    pods = "; ".join(f"{answer.pod}: {answer.error or 'starting'}" for answer in answers[:NAMED]) or "starting"
     return (
         f"No relay has reported yet ({pods}). If it stays so, look at the logs of these pods, and whether a "
         "NetworkPolicy keeps the operator from their port."
+    )
+
+
+def silent_relays(answers: Iterable[Answer], relay: str) -> dict[str, str]:
+    """Return the pods that hang or are cut off, each with the reason.
+
+    A pod is silent if it does not answer the operator any more, or if another relay misses its heartbeats: a relay that
+    only lost the database still answers.
+    """
+    namespace = relay.partition("/")[0]
+    missed = {
+        pod_of(name, namespace)
+        for answer in answers
+        if answer.report is not None and not answer.silent and (report := answer.report.relay(relay)) is not None
+        for name in report.silent
+    }
+    silent = {answer.pod: "its heartbeats are missing" for answer in answers if answer.pod in missed}
+    return silent | {answer.pod: answer.trouble or answer.error for answer in answers if answer.silent}
+
+
+def named_silent(silent: Mapping[str, str]) -> str:
+    """Return the message that names silent relays, and what happens next."""
+    who = "; ".join(f"{pod}: {why}" for pod, why in sorted(silent.items())[:NAMED])
+    return (
+        f"Relays do not answer ({who}). Others take over their partitions within 20 seconds. If it stays so, look at"
+        " the node and the logs of these pods, and delete those that hang."
     )
 
 

@@ -9,8 +9,16 @@ from typing import Any, Final
 
 from mailboat_operator.pods import RelayPod
 from mailboat_operator.reports import Answer, RelayReport, reason_given
-from mailboat_operator.statuses.conditions import Verdict, no, unknown, with_progress, written, yes
-from mailboat_operator.statuses.of_pods import NAMED, named, not_reported, secrets_mounted, where_to_put_it
+from mailboat_operator.statuses.conditions import News, Verdict, no, unknown, with_progress, written, yes
+from mailboat_operator.statuses.of_pods import (
+    NAMED,
+    named,
+    named_silent,
+    not_reported,
+    secrets_mounted,
+    silent_relays,
+    where_to_put_it,
+)
 from mailboat_spec import ConditionStatus, ConditionType, OutboxRelay, Reason, Runtime
 
 _DAYS_AHEAD: Final = 7.0
@@ -53,6 +61,7 @@ def relay_status(facts: RelayFacts, now: datetime) -> dict[str, Any]:
     """Build the whole status, for comparison with the existing one."""
     alive = [pod for pod in facts.pods if pod.alive]
     verdicts = with_progress(_verdicts(facts))
+    database = _databases(_reports(facts)) or [facts.before.get("database", "")]
     return {
         "observedGeneration": facts.generation,
         "conditions": written(verdicts, facts.before.get("conditions") or (), facts.generation, now),
@@ -61,6 +70,7 @@ def relay_status(facts: RelayFacts, now: datetime) -> dict[str, Any]:
         "replicasDisplay": f"{len(_ready_pods(facts))}/{_wanted(facts, len(alive))}",
         "selector": facts.selector,
         "subscriptions": facts.subscriptions,
+        **({"database": ", ".join(database)} if any(database) else {}),
     }
 
 
@@ -76,15 +86,19 @@ def _ready_pods(facts: RelayFacts) -> list[RelayPod]:
     return [pod for pod in facts.pods if pod.alive and (pod.ready if pod.own else pod.name in answering)]
 
 
-def _verdicts(facts: RelayFacts) -> list[Verdict]:
-    reports = [
+def _reports(facts: RelayFacts) -> list[RelayReport]:
+    return [
         report
         for answer in facts.answers
         if answer.report is not None and (report := answer.report.relay(facts.name)) is not None
     ]
+
+
+def _verdicts(facts: RelayFacts) -> list[Verdict]:
+    reports = _reports(facts)
     verdicts = [_ready(facts, reports)]
     if reports:
-        verdicts += [_database(reports), _schema(reports), _retention(reports)]
+        verdicts += [_database(facts, reports), _schema(reports), _retention(reports)]
     if facts.relay is not None:
         verdicts.append(secrets_mounted(facts.lacking))
         if facts.relay.spec.runtime is Runtime.SIDECAR:
@@ -125,9 +139,11 @@ def _ready(facts: RelayFacts, reports: Sequence[RelayReport]) -> Verdict:
             return no(ready, Reason.INVALID_SPEC, f"Relay {answer.pod} {still}: {answer.report.config.error}")
     if not reports:
         return no(ready, Reason.STARTING, _unanswered(facts))
-    for verdict in (_database(reports), _schema(reports)):
+    for verdict in (_database(facts, reports), _schema(reports)):
         if verdict.status is ConditionStatus.FALSE and verdict.reason is not Reason.PARTITIONS_RUN_OUT:
             return no(ready, verdict.reason, verdict.message)
+    if silent := silent_relays(facts.answers, facts.name):
+        return no(ready, Reason.RELAY_SILENT, named_silent(silent))
     count = len(_ready_pods(facts))
     if wanted is not None and count < wanted:
         why = _troubles(facts) or facts.uncreated or "see the pods labelled mailboat.dev/relay"
@@ -143,9 +159,9 @@ def _ready(facts: RelayFacts, reports: Sequence[RelayReport]) -> Verdict:
 def _unanswered(facts: RelayFacts) -> str:
     if troubles := _troubles(facts):
         return f"No relay has reported yet: {troubles}."
-    silent = [answer for answer in facts.answers if answer.report is None]
-    shown = "; ".join(f"{answer.pod}: {answer.error or 'starting'}" for answer in silent[:NAMED])
-    return not_reported(shown or "starting")
+    if silent := silent_relays(facts.answers, facts.name):
+        return named_silent(silent)
+    return not_reported([answer for answer in facts.answers if answer.report is None])
 
 
 def _troubles(facts: RelayFacts) -> str:
@@ -154,17 +170,42 @@ def _troubles(facts: RelayFacts) -> str:
     return "; ".join(f"{pod.name} {pod.trouble}" for pod in troubled[:NAMED])
 
 
-def _database(reports: Sequence[RelayReport]) -> Verdict:
+def _database(facts: RelayFacts, reports: Sequence[RelayReport]) -> Verdict:
     reachable = ConditionType.DATABASE_REACHABLE
     if any(_reaches(report) for report in reports):
-        return yes(reachable, Reason.REACHABLE, "The database answers.")
+        found = _databases(reports)
+        return yes(reachable, Reason.REACHABLE, f"The database answers{': ' if found else ''}{', '.join(found)}.")
     told = next((report for report in reports if report.message), None)
     if told is None:
         return no(reachable, Reason.DATABASE_UNREACHABLE, "No relay reaches the database: see the relays' logs.")
     reason = reason_given(told.reason, Reason.DATABASE_UNREACHABLE)
+    where = _where_the_url_is(facts.relay)
     if reason is Reason.DATABASE_UNREACHABLE:
-        return no(reachable, reason, f"{told.message} (Is the URL in its Secret right, and is the server up?)")
+        return no(reachable, reason, f"{told.message} (Is the URL in {where} right, and is the server up?)")
+    if reason is Reason.INVALID_SPEC:
+        return no(reachable, reason, f"{told.message} (The URL is in {where}.)")
     return no(reachable, reason, where_to_put_it(reason, told.message))
+
+
+def _databases(reports: Sequence[RelayReport]) -> list[str]:
+    return sorted({report.database for report in reports if report.database and report.database_reachable})
+
+
+def _where_the_url_is(relay: OutboxRelay | None) -> str:
+    reference = relay.spec.database.url_secret_ref if relay is not None else None
+    return "spec.database.url" if reference is None else f'key "{reference.key}" of Secret "{reference.name}"'
+
+
+def database_changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[News]:
+    """Return an event if the relays use another database than before: by mistake, it may be an empty one."""
+    was, now = before.get("database"), after.get("database")
+    if not was or not now or was == now:
+        return []
+    message = (
+        f"The relays use another database: {now}, before it was {was}. Events that were not delivered stay in the other"
+        " one. If that was not meant, correct the URL in the Secret."
+    )
+    return [News(True, Reason.DATABASE_CHANGED, message)]
 
 
 def _reaches(report: RelayReport) -> bool:
@@ -176,7 +217,9 @@ def _schema(reports: Sequence[RelayReport]) -> Verdict:
     ready = ConditionType.SCHEMA_READY
     connected = [report for report in reports if _reaches(report)]
     if not connected:
-        return unknown(ready, Reason.DATABASE_UNREACHABLE, "Nothing is known without the database.")
+        starting = all(report.reason == Reason.STARTING for report in reports)
+        reason = Reason.STARTING if starting else Reason.DATABASE_UNREACHABLE
+        return unknown(ready, reason, "Nothing is known without the database.")
     if not any(report.schema_ready for report in connected):
         message = next((report.message for report in connected if report.message), "")
         if not message:
@@ -187,6 +230,12 @@ def _schema(reports: Sequence[RelayReport]) -> Verdict:
         why = next((report.message for report in connected if report.message), "See the relays' logs.")
         message = f"Less than seven days of time partitions lie ahead; without them writes fail. {why}"
         return no(ready, Reason.PARTITIONS_RUN_OUT, message)
+    if lacking := next((report.missing_roles for report in connected if report.missing_roles), ""):
+        message = (
+            "The outbox is as this version needs it, but the relay's user may not create roles. For applications and"
+            f" relays that should have no more rights than they need, an administrator runs:\n{lacking}"
+        )
+        return yes(ready, Reason.ROLES_MISSING, message)
     return yes(ready, Reason.UP_TO_DATE, "The outbox is as this version needs it.")
 
 

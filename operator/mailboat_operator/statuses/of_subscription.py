@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from mailboat_operator.pods import RelayPod
 from mailboat_operator.reports import Answer, PartitionReport, RelayReport, SubscriptionReport, pod_of, reason_given
 from mailboat_operator.statuses.conditions import Verdict, no, unknown, with_progress, written, yes
-from mailboat_operator.statuses.of_pods import not_reported, secrets_mounted, where_to_put_it
+from mailboat_operator.statuses.of_pods import (
+    named_silent,
+    not_reported,
+    secrets_mounted,
+    silent_relays,
+    where_to_put_it,
+)
 from mailboat_operator.statuses.rounding import displayed, rounded_age, rounded_count, rounded_rate
 from mailboat_spec import ConditionType, Duration, EventSubscription, Reason, State
 from mailboat_spec.secrecy import redact
 
 _ERROR_LIMIT: Final = 256
+_UNKNOWN: Final = "unknown"
+_SAME_TIME: Final = timedelta(seconds=30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +61,9 @@ class _Words:
     relays: Sequence[tuple[str, RelayReport]]
     subscriptions: Sequence[tuple[str, SubscriptionReport]]
     held: Mapping[int, tuple[str, PartitionReport | None]]
+    """Owner of each partition (empty: none), and its state unless no relay has counted it."""
+    silent: Mapping[str, str]
+    """Pods that hang or are cut off, each with the reason."""
 
     @property
     def moving(self) -> list[SubscriptionReport]:
@@ -60,8 +71,11 @@ class _Words:
         return [each for _, each in self.subscriptions if each.owned] or [each for _, each in self.subscriptions]
 
     @property
-    def last_error(self) -> str:
-        return next((each.last_error for each in self.moving if each.last_error), "")
+    def last_error(self) -> tuple[str, float]:
+        """The most recent error, and its age in seconds."""
+        told = [(each.last_error_age or 0.0, each.last_error) for each in self.moving if each.last_error]
+        since, error = min(told, default=(0.0, ""))
+        return error, since
 
 
 def subscription_status(facts: SubscriptionFacts, now: datetime) -> dict[str, Any]:
@@ -75,15 +89,18 @@ def subscription_status(facts: SubscriptionFacts, now: datetime) -> dict[str, An
     }
     if facts.subscription is not None:
         spec = facts.subscription.spec
-        status |= {"source": spec.source_name, "sink": spec.sink.kind, "partitions": spec.partitions}
+        status |= {"source": spec.source_name, "sink": spec.sink.kind, "partitionCount": spec.partitions}
     if not words.subscriptions:
-        # No relay reports the subscription: keep the last known values.
-        for field in ("lag", "lagDisplay", "oldestAge", "parked", "dead", "rate", "lastError", "assignments"):
+        # No relay reports the subscription. These values hold until a relay changes them; lag grows by itself.
+        for field in ("parked", "dead", "lastError", "lastErrorTime"):
             if field in facts.before:
                 status[field] = facts.before[field]
-        status["rate"] = 0.0
-        return status
+        last = [
+            {"partition": each["partition"], "pod": each.get("pod", "")} for each in facts.before.get("partitions", ())
+        ]
+        return {**status, "lagDisplay": _UNKNOWN, "rate": 0.0, **({"partitions": last} if last else {})}
     status.update(_numbers(facts, words))
+    status.update(_last_error(facts, words, now))
     return status
 
 
@@ -91,7 +108,7 @@ def _numbers(facts: SubscriptionFacts, words: _Words) -> dict[str, Any]:
     known = [report for _, report in words.held.values() if report is not None]
     lags = _lags(facts, words)
     lag = sum(lags.values())
-    bounded = any(report.lag_bounded for report in known)
+    bounded = any(report.lag_bounded for report in known) or len(known) < len(words.held)
     ages = [report.oldest_age for report in known if report.oldest_age is not None]
     numbers: dict[str, Any] = {
         "lag": rounded_count(lag),
@@ -99,20 +116,35 @@ def _numbers(facts: SubscriptionFacts, words: _Words) -> dict[str, Any]:
         "parked": rounded_count(sum(report.parked for report in known)),
         "dead": max(each.dead for _, each in words.subscriptions),
         "rate": rounded_rate(sum(each.rate for _, each in words.subscriptions)),
-        "lastError": redact(words.last_error)[:_ERROR_LIMIT],
-        "assignments": [
+        "partitions": [
             _assignment(number, lags[number], "" if facts.pulled else pod, report)
             for number, (pod, report) in sorted(words.held.items())
         ],
     }
+    if words.held and not known:
+        del numbers["lag"]
+        numbers["lagDisplay"] = _UNKNOWN
     if ages and (age := rounded_age(max(ages))) is not None:
         numbers["oldestAge"] = str(Duration.of_seconds(age))
     return numbers
 
 
+def _last_error(facts: SubscriptionFacts, words: _Words, now: datetime) -> dict[str, Any]:
+    """The last error and its time. While an error lasts, the time is that of its begin."""
+    error, since = words.last_error
+    if not error:
+        return {"lastError": ""}
+    text, at = redact(error)[:_ERROR_LIMIT], now - timedelta(seconds=max(since, 0.0))
+    before = facts.before.get("lastErrorTime")
+    same = bool(before) and facts.before.get("lastError") == text
+    if same and (since == 0.0 or abs(at - datetime.fromisoformat(str(before))) < _SAME_TIME):
+        return {"lastError": text, "lastErrorTime": before}  # the time is computed anew at every poll
+    return {"lastError": text, "lastErrorTime": at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
+
+
 def _lags(facts: SubscriptionFacts, words: _Words) -> dict[int, int]:
-    """Lag per partition. If the owner does not report, keep the last known lag: a silent owner delivers nothing."""
-    before = {each["partition"]: each.get("lag", 0) for each in facts.before.get("assignments") or ()}
+    """Lag per partition. If no relay counts a partition, keep its last known lag; the sum is a lower bound then."""
+    before = {each["partition"]: each.get("lag", 0) for each in facts.before.get("partitions") or ()}
     return {
         number: report.lag if report is not None else before.get(number, 0)
         for number, (_, report) in words.held.items()
@@ -142,11 +174,17 @@ def _words(facts: SubscriptionFacts) -> _Words:
             pod = pod_of(owner, namespace)
             if number in held and pod in answering and not held[number][0]:
                 held[number] = (pod, None)
-    for pod, each in subscriptions:
+    silent = silent_relays(facts.answers, facts.relay)
+    for pod, each in sorted(subscriptions, key=lambda said: said[0] not in silent):  # what silent ones said counts less
         for partition in each.owned:
             if partition.partition in held:
-                held[partition.partition] = (pod, partition)
-    return _Words(relays, subscriptions, held)
+                held[partition.partition] = (pod, None if pod in silent else partition)
+    for pod, each in subscriptions:
+        for orphan in each.orphans if pod not in silent else ():
+            owner, counted = held.get(orphan.partition, ("", orphan))
+            if counted is None:
+                held[orphan.partition] = (owner, orphan)
+    return _Words(relays, subscriptions, held, silent)
 
 
 def _verdicts(facts: SubscriptionFacts, words: _Words) -> list[Verdict]:
@@ -188,7 +226,7 @@ def _ready(facts: SubscriptionFacts, words: _Words) -> Verdict:
         return yes(ready, Reason.DELIVERING, "Consumers pull the events, and a relay reports the lag.")
     for verdict in (_assigned(words), _sink_reachable(words)):
         if verdict.status != "True":
-            return no(ready, verdict.reason, verdict.message)
+            return replace(verdict, type=ready)
     return yes(ready, Reason.DELIVERING, "Every partition has a relay, and the destination answers.")
 
 
@@ -196,8 +234,9 @@ def _nobody_answers(facts: SubscriptionFacts) -> Verdict:
     if not facts.answers:
         message = "No relay runs: see the conditions of the OutboxRelay."
         return no(ConditionType.READY, Reason.NOT_ENOUGH_RELAYS, message)
-    pods = ", ".join(answer.pod for answer in facts.answers[:3])
-    return unknown(ConditionType.READY, Reason.STARTING, not_reported(pods))
+    if silent := silent_relays(facts.answers, facts.relay):
+        return unknown(ConditionType.READY, Reason.RELAY_SILENT, named_silent(silent))
+    return unknown(ConditionType.READY, Reason.STARTING, not_reported(facts.answers))
 
 
 def _no_database(words: _Words) -> Verdict:
@@ -224,14 +263,19 @@ def _assigned(words: _Words) -> Verdict:
         shown = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
         message = f"Nobody holds {len(missing)} of {len(words.held)} partitions ({shown}): relays take them in seconds."
         return no(ConditionType.ASSIGNED, Reason.PARTITIONS_WITHOUT_OWNER, message)
+    if hung := {pod: words.silent[pod] for pod, _ in words.held.values() if pod in words.silent}:
+        return no(ConditionType.ASSIGNED, Reason.RELAY_SILENT, named_silent(hung))
     return yes(ConditionType.ASSIGNED, Reason.ALL_ASSIGNED, "Every partition is held by a relay.")
 
 
 def _sink_reachable(words: _Words) -> Verdict:
-    if all(each.sink_reachable for each in words.moving):
+    if all(each.sink_reachable is not False for each in words.moving):
+        if any(each.sink_reachable is None for each in words.moving):
+            message = "The relays are connecting to the destination; it has not answered yet."
+            return unknown(ConditionType.SINK_REACHABLE, Reason.CONNECTING, message)
         return yes(ConditionType.SINK_REACHABLE, Reason.REACHABLE, "The destination answers.")
-    error = next((each.last_error for each in words.moving if not each.sink_reachable and each.last_error), "")
-    message = "The destination can't be reached; no attempt is counted, and delivery resumes by itself."
+    error = next((each.last_error for each in words.moving if each.sink_reachable is False and each.last_error), "")
+    message = "The destination can't be reached; no attempt is counted, and delivery resumes once it can."
     return no(ConditionType.SINK_REACHABLE, Reason.SINK_UNAVAILABLE, f"{message} {error}".strip())
 
 

@@ -29,6 +29,9 @@ _HINT = "\nCheck that the server runs and can be reached from here, and the host
 PATH = click.Path(path_type=Path, readable=False)
 """Path that click does not check. Opening it reports errors with one wording and exit code; click's differ."""
 
+MANIFESTS_VARIABLE = "MAILBOAT_MANIFESTS"
+"""Default of -f. The operator sets it in relay containers; several paths are separated by colons."""
+
 manifest_option = click.option(
     "-f",
     "--file",
@@ -36,7 +39,9 @@ manifest_option = click.option(
     type=PATH,
     multiple=True,
     required=True,
-    help="Manifest, or folder of manifests (*.yaml, *.yml, *.json). May be given again.",
+    envvar=MANIFESTS_VARIABLE,
+    help="Manifest, or folder of manifests (*.yaml, *.yml, *.json). May be given again."
+    f" [default: ${MANIFESTS_VARIABLE}]",
 )
 secrets_option = click.option(
     "--secrets-dir",

@@ -34,6 +34,12 @@ log = logging.getLogger("mailboat.run")
     "--listen", default="127.0.0.1:8080", show_default=True, help="Address of /status etc.; port 0: any free one."
 )
 @click.option(
+    "--advertise",
+    metavar="HOST",
+    default="",
+    help="Name or IP address by which `mailboat status` reaches this relay, if it listens on all. [default: host name]",
+)
+@click.option(
     "--follow",
     is_flag=True,
     help="Take up changes of the files, and of PUT /config, without a restart. They may be missing at first.",
@@ -56,6 +62,7 @@ def run(
     secrets_dir: Path | None,
     relay_id: str | None,
     listen: str,
+    advertise: str,
     follow: bool,
     control_token_file: Path | None,
     control_keys: Path | None,
@@ -83,6 +90,7 @@ def run(
         find_secrets(secrets_dir, os.environ),
         relay_id or f"{socket.gethostname()}-{random_tokens.token_hex(3)}",
         parse_address(listen),
+        advertise,
         Callers(control_token_file, _signatures(control_keys, audience) if control_keys and audience else None),
         assignment,
     )

@@ -43,6 +43,7 @@ class Orders:
     secrets: Secrets
     relay_id: str
     listen: tuple[str, int]
+    advertised: str
     callers: Callers
     assignment: Path | None
 
@@ -57,7 +58,7 @@ class Process:
         # Before any relay reads them: a secret replaced while relays are created would be missed until its next change.
         self._secrets_seen = fingerprint([orders.secrets_folder]) if orders.secrets_folder is not None else None
         self.secret_versions = secret_versions(orders.secrets_folder)
-        self._server = HttpServer.bind(*orders.listen)
+        self._server = HttpServer.bind(*orders.listen, orders.advertised)
 
     def relay(self, config: Configuration, relay_id: str, *, follows: bool) -> Relay:
         identity = RelayIdentity(relay_id, str(uuid.uuid4()), self._server.address)

@@ -11,7 +11,7 @@ import click
 from mailboat.cli.options import Outbox, outboxes, with_manifests
 from mailboat.cli.printing import counted
 from mailboat.errors import ConfigError
-from mailboat.outbox.declaring import declare_pulled
+from mailboat.outbox.declaring import clear_given_up, declare_pulled
 from mailboat.outbox.handover import Handover
 from mailboat.outbox.layout import Layout
 from mailboat.outbox.link import Link
@@ -103,6 +103,8 @@ async def _verify(outbox: Outbox) -> None:
 def maintain(files: tuple[Path, ...], secrets_dir: Path | None) -> None:
     """Make time partitions ahead and drop expired ones, once.
 
+    The progress of subscriptions that were deleted more than 24 hours ago is removed, too.
+
     Relays do the same every hour; this is for outboxes whose relay may not, or for a look at what holds retention up.
     """
     asyncio.run(_maintain(outboxes(files, secrets_dir)))
@@ -113,12 +115,15 @@ async def _maintain(chosen: Sequence[Outbox]) -> None:
         name = full_name(outbox.relay)
         async with outbox.link("maintain") as link:
             supply = await ensure_partitions(link.connection, outbox.table)
+            cleared = await clear_given_up(link, outbox.table)
             now = RetentionClock().now(await server_time(link.connection))
             after, limit = limits(outbox.relay.spec.outbox.retention, now)
             report = await drop_expired(link.connection, outbox.layout, after, now=now, limit=limit)
             if report.dropped:
                 again = await ensure_partitions(link.connection, outbox.table)
                 supply = Supply(supply.made + again.made, again.days_ahead)
+        for subscription in cleared:
+            _say(name, f"the progress of {subscription} is removed, which was deleted more than 24 hours ago")
         if supply.days_ahead is None:
             _say(name, f"{outbox.table} is not partitioned by time: what is old in it is its owner's to delete")
             continue

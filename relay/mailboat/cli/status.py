@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from mailboat.cli.options import PATH, Outbox, outboxes, outboxes_of, secrets_option
+from mailboat.cli.options import MANIFESTS_VARIABLE, PATH, Outbox, outboxes, outboxes_of, secrets_option
 from mailboat.cli.printing import columns, counted
 from mailboat.cli.statuslines import (
     HEADER,
@@ -58,7 +59,8 @@ class Overview:
     "files",
     type=PATH,
     multiple=True,
-    help="Manifest or folder: asks the database, and the relays it knows.",
+    envvar=MANIFESTS_VARIABLE,
+    help=f"Manifest or folder: asks the database, and the relays it knows. [default: ${MANIFESTS_VARIABLE}]",
 )
 @secrets_option
 @click.option(
@@ -86,6 +88,8 @@ def status(
     With -f it works even while no relay runs. LAG counts up to a bound, and then says so (100000+). RATE and the state
     of sinks come from relays, and are "-" where none answers.
     """
+    if urls and click.get_current_context().get_parameter_source("files") is ParameterSource.ENVIRONMENT:
+        files = ()
     if bool(files) == bool(urls):
         raise click.UsageError("give either -f or --url")
     chosen, elsewhere = _chosen(files, secrets_dir) if files else ([], [])

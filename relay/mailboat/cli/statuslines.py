@@ -37,6 +37,8 @@ class StatusLine:
     rate: float | None
     sink_reachable: bool | None
     last_error: str | None
+    last_error_age: float | None = None
+    """Seconds since the error happened; None or 0 while it lasts."""
 
     @property
     def ready(self) -> bool:
@@ -59,8 +61,13 @@ class StatusLine:
             "-" if self.parked is None else str(self.parked),
             "-" if self.dead is None else str(self.dead),
             "-" if self.rate is None else f"{self.rate:.0f}/s" if self.rate >= 10 else f"{self.rate:.1f}/s",
-            shortened(self.last_error, _ERROR_WIDTH) if self.last_error else "",
+            shortened(self._error, _ERROR_WIDTH) if self.last_error else "",
         )
+
+    @property
+    def _error(self) -> str:
+        ago = self.last_error_age or 0.0
+        return f"{age(ago)} ago: {self.last_error}" if ago >= 1.0 else self.last_error or ""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -78,6 +85,7 @@ class StatusLine:
             "rate": self.rate,
             "sinkReachable": self.sink_reachable,
             "lastError": self.last_error,
+            "lastErrorAge": self.last_error_age,
         }
 
 
@@ -105,8 +113,8 @@ def _added_up(name: str, parts: Sequence[Mapping[str, Any]]) -> StatusLine:
         dead=max(part["dead"] for part in parts),
         rate=sum(part["rate"] for part in parts),
         # A relay without a partition of the subscription has not connected to its sink, so its value is ignored.
-        sink_reachable=all(part["sinkReachable"] for part in parts if part["owned"]),
-        last_error=next((part["lastError"] for part in parts if part["lastError"]), None),
+        sink_reachable=all(part["sinkReachable"] is not False for part in parts if part["owned"]),
+        **_last_error(parts),
     )
 
 
@@ -145,6 +153,13 @@ def _reaches_all(report: ConsumerReport) -> bool:
     return report.state != "Connecting" and not stopped and all(each.reachable for each in servers)
 
 
+def _last_error(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the most recent error of all relays, with its age."""
+    told = [(part.get("lastErrorAge") or 0.0, part["lastError"]) for part in parts if part["lastError"]]
+    since, error = min(told, default=(None, None))
+    return {"last_error": error, "last_error_age": since}
+
+
 def _state(states: Sequence[str]) -> str:
     """Combine the states of relays. Paused on one means paused. Failed only if it failed on all: others may run it."""
     if "Paused" in states:
@@ -168,8 +183,14 @@ def from_database(known: KnownSubscription, waiting: Waiting, manifests: Iterabl
         dead=waiting.dead,
         rate=None,
         sink_reachable=None,
-        last_error=known.paused_reason or known.parked_error,
+        last_error=_kept(known) or known.paused_reason or known.parked_error,
     )
+
+
+def _kept(known: KnownSubscription) -> str | None:
+    if known.kept_until is None:
+        return None
+    return f"its progress is kept until {known.kept_until}: created again, it continues; `mailboat forget` ends that"
 
 
 def not_started(manifest: EventSubscription) -> StatusLine:
@@ -202,5 +223,6 @@ def enriched(line: StatusLine, told: Iterable[StatusLine]) -> StatusLine:
                 rate=relay.rate,
                 sink_reachable=relay.sink_reachable,
                 last_error=relay.last_error or line.last_error,
+                last_error_age=relay.last_error_age if relay.last_error else None,
             )
     return line

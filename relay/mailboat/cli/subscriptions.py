@@ -53,8 +53,9 @@ async def _set_state(
 def forget(name: str, files: tuple[Path, ...], secrets_dir: Path | None, yes: bool) -> None:
     """Delete subscription NAME from the database: progress, parked events and dead letters.
 
-    For a subscription whose manifest is gone. One that a relay still has in its manifests would be made anew at once,
-    and would begin from the start: that is refused.
+    For a subscription whose manifest is gone. If it is created again later, it begins at its start; without this
+    command it would continue, up to 24 hours after it was deleted. One that a relay still has in its manifests would be
+    created again at once: that is refused.
     """
     asyncio.run(_forget(name, files, secrets_dir, yes))
 

@@ -32,7 +32,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[SubscriptionStatus], float]], ...] = (
     ),
     ("mailboat_parked", "Events that failed and wait for another attempt, and those behind them.", lambda s: s.parked),
     ("mailboat_dead_letters", "Dead letters of the whole subscription, not replayed.", lambda s: s.dead),
-    ("mailboat_sink_up", "1 while the destination can be reached.", lambda s: s.sink_reachable),
+    ("mailboat_sink_up", "1 while the destination can be reached.", lambda s: bool(s.sink_reachable)),
     ("mailboat_paused", "1 while the subscription is paused.", lambda s: s.state == "Paused"),
     ("mailboat_failed", "1 while this relay can't run the subscription at all.", lambda s: s.state == "Failed"),
     ("mailboat_partitions", "Partitions of the whole subscription.", lambda s: s.partitions),

@@ -159,18 +159,20 @@ class Answers(Protocol):
 class HttpServer:
     """The endpoints on a socket. The socket is bound first, so that the relay has its address before it starts."""
 
-    def __init__(self, listening: socket.socket) -> None:
+    def __init__(self, listening: socket.socket, host: str = "") -> None:
+        """``host``: name or IP address by which others reach a wildcard address. Default: the host name."""
         self._socket = listening
+        self._host = host
         self._runner: web.AppRunner | None = None
 
     @classmethod
-    def bind(cls, host: str, port: int) -> HttpServer:
+    def bind(cls, host: str, port: int, advertised: str = "") -> HttpServer:
         """Bind the address. The wildcard ``::`` includes IPv4, and means IPv4 alone if there is no IPv6.
 
         Raises ``ConfigError`` if the address can't be bound.
         """
         try:
-            return cls(listen(host, port, most=_CONNECTIONS))
+            return cls(listen(host, port, most=_CONNECTIONS), advertised)
         except OSError as error:
             raise ConfigError(
                 f"can't listen on {host}:{port}: {error.strerror or error}. Choose another address with --listen"
@@ -179,10 +181,10 @@ class HttpServer:
 
     @property
     def address(self) -> str:
-        """``http://host:port`` with the actual port. For a wildcard address the host is this machine's host name."""
+        """``http://host:port`` with the actual port. For a wildcard address the host is the advertised one."""
         host, port, *_ = self._socket.getsockname()
         if host in ("0.0.0.0", "::"):
-            host = socket.gethostname()
+            host = self._host or socket.gethostname()
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     async def start(self, surface: Answers) -> None:

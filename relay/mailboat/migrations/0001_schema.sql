@@ -44,7 +44,7 @@ create table mailboat.subscriptions (
     id              bigint generated always as identity primary key,
     outbox          text not null references mailboat.outboxes,
     name            text not null,                      -- namespace/name of the resource
-    uid             text not null default '',           -- of the resource: a re-created one starts anew
+    uid             text not null default '',           -- of the resource that declared it last
     state           text not null default 'Running' check (state in ('Running', 'Paused')),
     declared_state  text not null default 'Running',    -- what the resource said last; a change of it wins
     paused_reason   text,
@@ -55,7 +55,7 @@ create table mailboat.subscriptions (
     assignment_generation bigint not null default 0,
     config_version  bigint not null default 0,          -- newest configuration that named it; older ones change nothing
     declared_by     text not null default '',           -- uid of the OutboxRelay that the subscription belongs to
-    retired_at      timestamptz,                        -- its resource was deleted: only dead letters are left
+    retired_at      timestamptz,                        -- its resource was deleted: progress is kept for 24 hours, dead letters for ever
     created_at      timestamptz not null default now(),
     unique (outbox, name)
 );

@@ -3,13 +3,18 @@
 Each subscription is declared in one transaction that locks its row, so relays that start together agree. Relays receive
 a new configuration at different times. The row stores the newest config version (`Edition`) that declared it; an older
 version changes, recreates and deletes nothing.
+
+A subscription is known by its name. If its resource is deleted and created again (another UID), it continues where it
+stopped: the progress of a deleted one is kept for ``GRACE``. Later, or after `mailboat forget`, it begins at its start.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from datetime import timedelta
+from typing import Any, Final
 
 from psycopg import AsyncCursor, sql
 
@@ -25,7 +30,12 @@ from mailboat.outbox.sqlfiles import statements
 from mailboat.outbox.store import Subscription
 from mailboat_spec import EventSubscription, full_name
 
+log = logging.getLogger(__name__)
+
 _SQL = statements("subscriptions")
+GRACE: Final = timedelta(hours=24)
+"""Time for which the progress of a deleted subscription is kept."""
+_GRACE: Final = {"grace": GRACE.total_seconds()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +83,7 @@ async def declare(
         "since_id": spec.start.position,
         "version": edition.version,
         "relay_uid": edition.relay_uid,
+        **_GRACE,
     }
     before = await undone(link, layout, wanted) if may_lay_out else None
     async with link.transaction() as cursor:
@@ -81,15 +92,17 @@ async def declare(
             await cursor.execute(_SQL["declare"], wanted)
             found = await _find(cursor, wanted)
             assert found is not None
-        number, uid, partitions, generation, state, since_time, since_id, known_version, retired = found
+        number, uid, partitions, generation, state, since_time, since_id, known_version, retired, given_up = found
         outdated = edition.version < known_version
-        if retired or (uid and wanted["uid"] and uid != wanted["uid"]):
-            if outdated:
-                return None
+        if retired and outdated:
+            return None
+        if given_up:
             await _clear(cursor, number)
             await cursor.execute(_SQL["renew"], {**wanted, "id": number})
             number, uid, partitions, generation, state, since_time, since_id, *_ = await _find(cursor, wanted) or found
         elif not outdated:
+            if retired or (uid and wanted["uid"] and uid != wanted["uid"]):
+                log.info("Subscription was created again and continues", extra={"subscription": declared.name})
             await cursor.execute(_SQL["redeclare"], {**wanted, "id": number, "uid": wanted["uid"] or uid})
             (state,) = await cursor.fetchone() or (state,)
         await cursor.execute(
@@ -169,7 +182,7 @@ class Farewell:
 
 
 async def retire_gone(link: Link, outbox: str, relay: str, named: Collection[str], edition: Edition) -> Farewell:
-    """Delete cursors and parked events of subscriptions whose resource was deleted. Their dead letters stay.
+    """Mark subscriptions whose resource was deleted. Their progress and parked events are kept for ``GRACE``.
 
     Only subscriptions declared by the same OutboxRelay (by UID), by this or an older config version, and served by no
     other relay are retired. A relay that still serves one would lose its cursors and redeliver everything at its next
@@ -196,6 +209,22 @@ async def retire_gone(link: Link, outbox: str, relay: str, named: Collection[str
         async with link.transaction() as cursor:
             await cursor.execute(_SQL["retire"], {**where, "id": number})
             if await cursor.fetchone() is not None:
-                await _clear(cursor, number)
+                await lock_cursors(cursor, _SQL["hold_cursors"], {"id": number})
+                await cursor.execute(_SQL["disown"], {"id": number})
                 retired.append(name)
     return Farewell(tuple(retired), tuple(awaited))
+
+
+async def clear_given_up(link: Link, outbox: str) -> list[str]:
+    """Delete progress and parked events of subscriptions deleted longer than ``GRACE`` ago. Their dead letters stay."""
+    cleared = []
+    async with link.autocommit() as cursor:
+        await cursor.execute(_SQL["given_up"], {"outbox": outbox, **_GRACE})
+        found = await cursor.fetchall()
+    for number, name in found:
+        async with link.transaction() as cursor:
+            await cursor.execute(_SQL["hold_given_up"], {"id": number, **_GRACE})
+            if await cursor.fetchone() is not None:
+                await _clear(cursor, number)
+                cleared.append(name)
+    return cleared

@@ -9,7 +9,8 @@ A relay with a row in ``mailboat.relays`` counts as alive. Failure cases:
 - Relay killed: its session ends and its advisory lock is free. After a short silence another relay expires it
   (`bury`: deletes its row) and claims its cursors (``claim`` increments the crash count).
 - Relay hung, or cut off while its session stays open: it expires after the TTL of its lease. Its later settlements
-  fail on the epoch, and its next heartbeat raises ``LeaseLost``.
+  fail on the epoch, and its next heartbeat raises ``LeaseLost``. A relay that still runs has ended its session and its
+  calls to sinks before (``Timings.trusted``). Its peers report it as silent at once and count its partitions' lag.
 - Pooler in between: no session lock can be held, so only the lease TTL counts.
 - Relay's lock held by another session, as any database user can do: the same, with a warning that names the session.
 - Database restart: all locks are free for a moment and heartbeats are old. A relay measures silence only from its own
@@ -66,10 +67,6 @@ class Leases:
         self._sync_level = sync_level
         self._clock = clock
         self._heartbeats = Heartbeats()
-
-    def extend_to(self, ttl: float) -> None:
-        """Raise the lease TTL to ``ttl`` seconds from the next heartbeat on. A shorter TTL is ignored."""
-        self._ttl = max(self._ttl, ttl)
 
     @property
     def _who(self) -> dict[str, object]:
@@ -131,10 +128,11 @@ class Leases:
                 silence, alive = silences[relay], True
                 if relay != self._me.id and (silence > ttl or (session_lock and silence > self._overdue_after)):
                     high, low = lock_key(relay)
-                    silent = {"relay": relay, **latest[relay]._asdict(), "expired": silence > ttl}
-                    await cursor.execute(_SQL["bury"], {**silent, "high": high, "low": low})
+                    about = {"relay": relay, **latest[relay]._asdict(), "expired": silence > ttl}
+                    await cursor.execute(_SQL["bury"], {**about, "high": high, "low": low})
                     alive = await cursor.fetchone() is None
-                peers.append(RelayPeer(relay, frozenset(served), alive))
+                silent = alive and relay != self._me.id and silence > self._overdue_after
+                peers.append(RelayPeer(relay, frozenset(served), alive, silent))
         return tuple(peers)
 
     async def leave(self, link: Link) -> None:

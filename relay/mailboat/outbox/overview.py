@@ -8,6 +8,7 @@ from typing import Any
 
 from psycopg import sql
 
+from mailboat.outbox.declaring import GRACE
 from mailboat.outbox.filters import TRUE, Predicate, Since, predicate
 from mailboat.outbox.layout import Layout
 from mailboat.outbox.link import Link
@@ -35,6 +36,8 @@ class KnownSubscription:
     """Number of partitions owned by a live relay."""
     parked_error: str | None
     """The last error of a parked event."""
+    kept_until: str | None = None
+    """Deleted: time until which its progress is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +62,11 @@ class KnownRelay:
 async def known_subscriptions(link: Link, outbox: str) -> list[KnownSubscription]:
     """Return all subscriptions of an outbox, including those without a manifest."""
     async with link.autocommit() as cursor:
-        await cursor.execute(_SQL["subscriptions"], {"outbox": outbox})
+        await cursor.execute(_SQL["subscriptions"], {"outbox": outbox, "grace": GRACE.total_seconds()})
         rows = await cursor.fetchall()
     return [
-        KnownSubscription(number, name, state, partitions, Since(time, position), reason, owned, error)
-        for number, name, state, partitions, time, position, reason, owned, error in rows
+        KnownSubscription(number, name, state, partitions, Since(time, position), reason, owned, error, kept_until)
+        for number, name, state, partitions, time, position, reason, owned, error, kept_until in rows
     ]
 
 

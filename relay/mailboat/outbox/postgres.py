@@ -103,6 +103,11 @@ class PostgresStore:
         return cls(url, me, settings, await _open(url, "sentry", settings))
 
     @property
+    def database(self) -> str:
+        """Name of the database and identifier of its system, for people to recognise it by."""
+        return f"{self._sentry.connection.info.dbname} (system {self._sentry.server.system_identifier})"
+
+    @property
     def rings(self) -> bool:
         """True if this server and these settings allow wake-ups (NOTIFY) from writers."""
         server, notify = self._sentry.server, self._settings.notify
@@ -136,10 +141,6 @@ class PostgresStore:
         pulled = {each.name for each in subscriptions if each.resource.spec.sink.pull is not None}
         self._pulled = self._pulled.difference(each.name for each in subscriptions) | pulled
         return {number: route.subscription for number, route in routes.items()}
-
-    def extend_leases(self, ttl: float) -> None:
-        """Raise the lease TTL to ``ttl`` seconds from the next heartbeat on. A shorter TTL is ignored."""
-        self._leases.extend_to(ttl)
 
     def withdraw(self, number: int) -> None:
         """Stop serving this subscription."""

@@ -57,15 +57,19 @@ _SOCKET: Final[Mapping[str, str]] = {
     "tcp_keepalives_count": "3",
 }
 
+_IDLE_IN_TRANSACTION: Final = 10.0
+"""Seconds. Shorter than a lease."""
+
 
 def pins(version: int, deadline: float, *, local: bool) -> bytes:
     """Return the statement that sets all pinned settings, for the transaction (``local``) or for the session.
 
-    ``deadline``: seconds after which the server ends a session that is idle in a transaction.
+    ``deadline``: seconds after which the server gives up a client that does not acknowledge data. A session that is
+    idle in a transaction ends sooner, because its locks would delay the takeover of a hung relay's partitions.
     """
     patience = f"{deadline * 1000:.0f}ms"
     values = {name: value for name, value in _PINNED.items() if version >= _SINCE.get(name, 0)}
-    values["idle_in_transaction_session_timeout"] = patience
+    values["idle_in_transaction_session_timeout"] = f"{min(deadline, _IDLE_IN_TRANSACTION) * 1000:.0f}ms"
     if not local:
         values |= {"tcp_user_timeout": patience, **_SOCKET}
     scope = "true" if local else "false"

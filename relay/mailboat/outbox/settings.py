@@ -46,8 +46,7 @@ class StoreSettings:
     durability: Durability = Durability.FLUSHED
     notify: Notify = Notify.AUTO
     pooler: Pooler = Pooler.AUTO
-    lease_ttl: float = field(default=60.0, compare=False)
-    """Ignored when settings are compared, because it may grow while a relay is connected."""
+    lease_ttl: float = 15.0
     overdue_after: float = 3.0
     """Seconds without a heartbeat after which a relay counts as dead if its liveness lock is free."""
     deadline: float = 30.0

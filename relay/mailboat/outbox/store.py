@@ -249,6 +249,8 @@ class RelayPeer:
     id: str
     serves: frozenset[int]
     alive: bool
+    silent: bool = False
+    """Alive, but several heartbeats are missing: the relay hangs or is cut off, and its leases still run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ class Troubles(Protocol):
     """Errors recorded by a courier for the status."""
 
     last_error: str | None
+    last_error_at: float
     away: str | None
     refused: int
 
@@ -85,7 +86,8 @@ class Courier:
         outage = Outage(OUTAGE_BACKOFF)
         while pending := [item for item in items if item.fate is Fate.PENDING]:
             if away is not None:
-                self._troubles.away = self._troubles.last_error = str(away)
+                self._troubles.away = str(away)
+                self._note_error(away)
                 await self._in_hand(False)
                 if not patient:
                     return away
@@ -175,8 +177,8 @@ class Courier:
         return item.series or self._series
 
     async def lease_holds(self) -> bool:
-        """Wait until the lease covers a whole delivery. Return False if the pump is stopped first."""
-        while self._lease_left() <= self._stream.settings.timeout:
+        """Wait until the lease is renewed. Return False if the pump is stopped first."""
+        while self._lease_left() <= 0:
             if self.stopping():
                 return False
             await self._pause(0.1)
@@ -193,4 +195,7 @@ class Courier:
         for item in items:
             if item.refusal is not None and item.fate is Fate.REFUSED:
                 self._troubles.refused += 1
-                self._troubles.last_error = str(item.refusal)
+                self._note_error(item.refusal)
+
+    def _note_error(self, error: Exception) -> None:
+        self._troubles.last_error, self._troubles.last_error_at = str(error), self._stream.clock()

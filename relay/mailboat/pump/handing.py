@@ -22,7 +22,7 @@ from mailboat.sinks.protocol import Failures
 log = logging.getLogger(__name__)
 
 SLACK = 10.0
-"""Seconds beyond the delivery timeout after which a call is cancelled. A lease lasts longer."""
+"""Seconds beyond the delivery timeout after which a call is cancelled."""
 
 
 def hand_over(stream: Stream, messages: Sequence[Outgoing]) -> asyncio.Task[Failures]:

@@ -77,6 +77,8 @@ class PumpCounters:
     delivered: int = 0
     refused: int = 0
     last_error: str | None = None
+    last_error_at: float = 0.0
+    """Time of the last error, by the stream's clock."""
     away: str | None = None
     """Reason while the sink is unavailable."""
 
@@ -254,7 +256,7 @@ class PartitionPump:
             or any(flight.landed for flight in self._flights)  # evaluate available results before sending more
         ):
             return False
-        return self._lease_left() > self.stream.settings.timeout
+        return self._lease_left() > 0
 
     def _launch(self) -> None:
         flight, messages = self._take()

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from mailboat.errors import MailboatError
 from mailboat.outbox.layout import renamed
 from mailboat.outbox.link import Link, UrlProvider, explained
-from mailboat.outbox.migrate import migrate
+from mailboat.outbox.migrate import MigrationReport, migrate
 from mailboat.outbox.verify import verify_or_refuse
 from mailboat_spec import OutboxRelaySpec
 
@@ -51,6 +51,8 @@ class Schema:
 
     def __init__(self, relay: str, tell: Callable[[str], None]) -> None:
         self.ready = False
+        self.missing_roles = ""
+        """SQL that creates group roles which the relay's user may not create; empty if none is missing."""
         self._about = {"relay": relay}
         self._tell = tell
         self._migrating = False
@@ -69,6 +71,7 @@ class Schema:
                 )
                 if report.applied:
                     log.info("Schema migrated.", extra={**self._about, "applied": list(report.applied)})
+                self._note_roles(report)
             else:
                 async with explained(link.connection, deadline):
                     await verify_or_refuse(link.connection, spec.outbox.table, renamed(spec.outbox.columns))
@@ -79,6 +82,16 @@ class Schema:
         finally:
             self._migrating = False
             await link.close()
+
+    def _note_roles(self, report: MigrationReport) -> None:
+        remedy = report.sql_for_an_administrator
+        if remedy and remedy != self.missing_roles:
+            log.warning(
+                "Roles are missing that this user may not create; an administrator should run: %s",
+                " ".join(remedy.split()),
+                extra={**self._about, "roles": list(report.missing_roles)},
+            )
+        self.missing_roles = remedy
 
     def _begins(self, step: str) -> None:
         self._migrating = True

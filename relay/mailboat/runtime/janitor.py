@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from mailboat.errors import MailboatError
+from mailboat.outbox.declaring import clear_given_up
 from mailboat.outbox.layout import Layout
 from mailboat.outbox.link import Link, UrlProvider, explained
 from mailboat.outbox.partitions import HardLimit, days_ahead, drop_expired, ensure_partitions, server_time
@@ -106,6 +107,8 @@ class Janitor:
             # Query this first: the remaining days matter most if creating time partitions fails.
             self.upkeep.days_ahead = await days_ahead(link.connection, self._layout.table)
             await self._supply(link)
+            for name in await clear_given_up(link, self._layout.table):
+                log.info("Progress of a deleted subscription removed", extra={"subscription": name})
             server = await server_time(link.connection)
             now = self._clock.now(server)
             after, limit = limits(self._retention, now)

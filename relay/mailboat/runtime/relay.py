@@ -82,7 +82,7 @@ class Relay:
         self._random = random or Random()
         self._passing = passing
         self._lineup = line_up_again(subscriptions, secrets, Lineup()) if follows else line_up(subscriptions, secrets)
-        self._own_timings = timings
+        self._timings = timings or Timings()
         self._limits = limits or ReadLimits()
         self._totals = Totals()
         self._stir = asyncio.Event()
@@ -215,7 +215,6 @@ class Relay:
 
     async def _serve(self, store: PostgresStore, stop: asyncio.Event) -> None:
         """Declare the subscriptions, join, and run one session."""
-        timings = self._timings(self._config)
         subscriptions = await unless(stop, self._declare(store))
         streams = {
             number: self._stream(self._lineup.parts[subscription.name], subscription)
@@ -228,7 +227,7 @@ class Relay:
             streams,
             subscriptions,
             self._wake(),
-            timings,
+            self._timings,
             self._totals,
             self._clock,
             self._passing,
@@ -266,8 +265,6 @@ class Relay:
                 farewell.cancel()
                 changeover.left.clear()
                 self._unused += self._take_up(stop)
-                for leases in (store, session):  # a lease must outlast the longest delivery timeout
-                    leases.extend_leases(self._timings(self._config).lease_ttl)
                 changeover.dismiss(self._lineup, lambda each: self._let_others_finish(store, [each]))
                 await changeover.declare(self._lineup, self._edition, may_lay_out=self._may_lay_out)
                 self._may_lay_out = changeover.under_way
@@ -319,12 +316,12 @@ class Relay:
             while True:
                 farewell = await store.retire_gone(named | leaving, edition)
                 for name in farewell.retired:
-                    log.info("A deleted subscription was forgotten.", extra={"subscription": name})
+                    log.info("Subscription deleted; its progress is kept for 24 h", extra={"subscription": name})
                 if not farewell.awaited:
                     return
                 await asyncio.sleep(_FAREWELL_EVERY)
         except MailboatError as error:  # the session on the same connection fails too and is restarted
-            log.debug("Deleted subscriptions were not forgotten: %s", error)
+            log.debug("Deleted subscriptions were not retired: %s", error)
 
     def _wanted_connection(self) -> Connection:
         """Return the connection that the wanted configuration needs.
@@ -338,14 +335,7 @@ class Relay:
             if self._connection is None:
                 raise
             url = self._connection.url
-        return Connection.wanted_by(config.relay.spec, self._timings(config), self._limits, url)
-
-    def _timings(self, config: Configuration) -> Timings:
-        if self._own_timings is not None:
-            return self._own_timings
-        longest = max((each.spec.delivery.timeout.seconds for each in config.subscriptions), default=30.0)
-        # A lease must outlast a whole delivery, with a margin for a few late heartbeats.
-        return Timings(lease_ttl=longest + 30.0)
+        return Connection.wanted_by(config.relay.spec, self._timings, self._limits, url)
 
     def _waits(self, why: str) -> None:
         if why != self._message:
@@ -383,9 +373,12 @@ class Relay:
             database_reachable=session is not None,
             schema_ready=self._schema.ready,
             outbox=self._config.relay.spec.outbox.table,
+            database=self._store.database if self._store else "",
+            missing_roles=self._schema.missing_roles,
             partitions_ahead_days=janitor.upkeep.days_ahead if janitor else None,
             retention_blocked=janitor.upkeep.blocked if janitor else None,
             peers=tuple(p.id for p in session.roster.peers if p.alive) if session and session.roster else (),
+            silent=tuple(p.id for p in session.roster.peers if p.silent) if session and session.roster else (),
             subscriptions=tuple(
                 self._subscription(name) for name in sorted([*self._lineup.parts, *self._lineup.failed])
             ),
@@ -396,7 +389,8 @@ class Relay:
         failed = self._lineup.failed.get(name)
         if failed is not None:
             return failed_status(failed, self._totals)
-        return subscription_status(self._lineup.parts[name].resource, self._session, self._totals, self._rates[name])
+        resource = self._lineup.parts[name].resource
+        return subscription_status(resource, self._session, self._totals, self._rates[name], self._clock())
 
     async def _sample_rates(self) -> None:
         while True:

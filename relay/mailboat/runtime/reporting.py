@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from mailboat.outbox.store import Backlog, Lag
 from mailboat.runtime.lineup import CantRun
 from mailboat.runtime.session import Session, Totals
@@ -42,17 +44,22 @@ def failed_status(failed: CantRun, totals: Totals) -> SubscriptionStatus:
         rate=0.0,
         sink_reachable=False,
         last_error=failed.error,
+        last_error_age=0.0,
         reason=failed.reason,
         blocked=0,
         owned=(),
+        orphans=(),
         owners={},
     )
 
 
 def subscription_status(
-    resource: EventSubscription, session: Session | None, totals: Totals, rate: float
+    resource: EventSubscription, session: Session | None, totals: Totals, rate: float, now: float = 0.0
 ) -> SubscriptionStatus:
-    """Return the status of a subscription, limited to the partitions that this relay owns or reports."""
+    """Return the status of a subscription, limited to the partitions that this relay owns or reports.
+
+    ``now``: time by the clock of the session.
+    """
     name = full_name(resource)
     number = next((n for n, s in session.streams.items() if s.name == name), None) if session else None
     pumps = (
@@ -80,43 +87,51 @@ def subscription_status(
             )
         )
     if session is not None and number in session.reported:
-        owned = _pulled_partitions(session.subscriptions[number].partitions, backlog)
+        owned = _counted(range(session.subscriptions[number].partitions), backlog)
+    orphans = _counted(sorted(session.orphans.get(number, ())), backlog) if session and number and backlog else []
+    counted = [*owned, *orphans]
     known = session.subscriptions.get(number) if session and number is not None else None
     stream = session.streams.get(number) if session and number is not None else None
     away = next((p.counters.away for p in pumps.values() if p.counters.away), None)
     trouble = away or (stream.trouble if stream else None)
     unannounced = stream.dead_topic.trouble if stream else None
-    errors = (p.last_error for p in owned if p.last_error)
     stale = f"lag is as it was last known: {unasked}" if unasked else None
+    lasting = trouble or unannounced or next((p.parked.trouble for p in pumps.values() if p.parked.trouble), None)
+    counters = (p.counters for p in pumps.values())
+    past = [(c.last_error_at, c.last_error) for c in counters if c.last_error]
+    past += [(at, error) for error, at in [totals.last_error[name]] if not past] if name in totals.last_error else []
+    last_at, last_error = max(past, default=(now, None))
     return SubscriptionStatus(
         name=name,
         sink=resource.spec.sink.kind,
         state="Paused" if known and known.paused else "Running",
         partitions=known.partitions if known else resource.spec.partitions,
-        lag=sum(p.lag for p in owned),
-        lag_bounded=any(p.lag_bounded for p in owned),
-        oldest_age=max((p.oldest_age for p in owned if p.oldest_age is not None), default=None),
-        parked=sum(p.parked for p in owned),
+        lag=sum(p.lag for p in counted),
+        lag_bounded=any(p.lag_bounded for p in counted),
+        oldest_age=max((p.oldest_age for p in counted if p.oldest_age is not None), default=None),
+        parked=sum(p.parked for p in counted),
         dead=backlog.dead if backlog else 0,
         published=delivered(name, session, totals),
         refused=totals.refused[name] + sum(p.counters.refused for p in pumps.values()),
         rate=rate,
-        sink_reachable=trouble is None,
-        last_error=trouble or unannounced or next(errors, totals.last_error.get(name)) or stale,
+        sink_reachable=False if trouble else True if stream and stream.ready else None,
+        last_error=lasting or last_error or stale,
+        last_error_age=0.0 if lasting or (stale and not last_error) else now - last_at if last_error else None,
         reason="",
         blocked=backlog.blocked if backlog else 0,
         owned=tuple(owned),
+        orphans=tuple(orphans),
         owners={h.key.partition: h.owner for h in session.roster.holdings if h.key.subscription == number}
         if session and session.roster
         else {},
     )
 
 
-def _pulled_partitions(partitions: int, backlog: Backlog | None) -> list[PartitionStatus]:
-    """Return the status of all partitions of a pull subscription, with the events pending for consumers."""
+def _counted(partitions: Iterable[int], backlog: Backlog | None) -> list[PartitionStatus]:
+    """Return the status of partitions that this relay does not deliver: of consumers, or of a silent relay."""
     known = backlog or Backlog({}, {}, 0, 0)
-    lags = [known.partitions.get(partition, Lag(0, None)) for partition in range(partitions)]
+    lags = [(partition, known.partitions.get(partition, Lag(0, None))) for partition in partitions]
     return [
         PartitionStatus(partition, lag.pending, lag.bounded, lag.oldest_age, known.parked.get(partition, 0), 0, None)
-        for partition, lag in enumerate(lags)
+        for partition, lag in lags
     ]

@@ -6,8 +6,9 @@ The session owns all state in memory. If the database becomes unavailable or ano
 with ``DatabaseUnavailable`` and its state is discarded, because none of it can be trusted. The relay then starts a new
 session.
 
-Tasks: the *watch* (heartbeats, wake-ups, ownership), the *keeper* (ticks), one per *pump*, one per *reader*, one per
-*sink* that is not open yet, and the *probe* (lag). They share one event loop and need no locks.
+Tasks: the *watch* (heartbeats, wake-ups), *follow* (claims and releases), the *guard* of the leases, the *keeper*
+(ticks), one per *pump*, one per *reader*, one per *sink* that is not open yet, and the *probe* (lag). They share one
+event loop and need no locks.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import asyncio
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, MutableMapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mailboat.errors import LeaseLost, MailboatError, SinkUnavailable
+from mailboat.errors import DatabaseUnavailable, LeaseLost, MailboatError, SinkUnavailable
 from mailboat.outbox.store import Backlog, Cursor, CursorKey, Opened, OutboxStore, Roster, Subscription, Window
 from mailboat.pump.handing import away
 from mailboat.pump.keeper import Keeper
@@ -40,7 +41,9 @@ class Timings:
     """Intervals and limits of a relay, in seconds."""
 
     beat_every: float = 1.0
-    lease_ttl: float = 60.0
+    lease_ttl: float = 15.0
+    """Silence after which other relays take over. The relay itself trusts its leases for two thirds of it
+    (``trusted``): the rest is for its calls to sinks to end."""
     overdue_after: float = 3.0
     """Age of the last heartbeat after which a relay whose liveness lock is free counts as dead."""
     grace: float = 10.0
@@ -50,6 +53,11 @@ class Timings:
     """Time after which a database that does not answer counts as unavailable."""
     drain_within: float = 20.0
     """Time that an orderly stop waits for batches in flight."""
+
+    @property
+    def trusted(self) -> float:
+        """Time without a heartbeat after which a relay ends its session and cancels its batches in flight."""
+        return self.lease_ttl * 2 / 3
 
 
 @dataclass(slots=True)
@@ -64,7 +72,8 @@ class Totals:
 
     delivered: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     refused: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    last_error: dict[str, str] = field(default_factory=dict)
+    last_error: dict[str, tuple[str, float]] = field(default_factory=dict)
+    """Last error of an ended pump, with its time by the relay's clock."""
 
 
 class Session:
@@ -92,6 +101,8 @@ class Session:
         self.owned: dict[CursorKey, _Owned] = {}
         self.reported: frozenset[int] = frozenset()
         """Pull subscriptions whose lag this relay reports. One relay reports all partitions of a subscription."""
+        self.orphans: Mapping[int, frozenset[int]] = {}
+        """Partitions by subscription whose owner is silent or missing, and whose lag this relay reports meanwhile."""
         self._store = store
         self._me = me
         self._timings = timings
@@ -102,8 +113,9 @@ class Session:
         self._leaving: set[CursorKey] = set()
         self._farewells: dict[asyncio.Task[None], int] = {}
         """Tasks that release partitions, with the subscription of each."""
-        self._lease_ttl = timings.lease_ttl
-        self._lease_until = 0.0
+        self._lease_until = clock() + timings.trusted  # the leases began when the store was joined
+        self._draining = False
+        self._following: asyncio.Task[None] | None = None
         self._unheld_since: dict[CursorKey, float] = {}
         self._opening: dict[int, asyncio.Task[None]] = {}
         self._withdrawing: set[int] = set()
@@ -118,12 +130,14 @@ class Session:
         """
         try:
             async with asyncio.TaskGroup() as self._group:
-                watch = self._group.create_task(self._watch())
-                background = [self._group.create_task(work) for work in (self.keeper.run(), self._probe(), *beside)]
+                works = (self._watch(), self._guard_leases(), self.keeper.run(), self._probe(), *beside)
+                background = [self._group.create_task(work) for work in works]
                 for stream in self.streams.values():
                     self._open(stream)
                 await stop.wait()
-                watch.cancel()  # it would claim released partitions again; the leases outlast the shutdown
+                self._draining = True  # heartbeats go on until the last batch is settled
+                if self._following is not None:
+                    self._following.cancel()  # it would claim released partitions again
                 self._let_go(list(self.owned))
                 await self._gone()  # releasing partitions needs the keeper
                 for task in (*background, *self._opening.values()):
@@ -158,25 +172,32 @@ class Session:
         self._withdrawing.discard(number)
         self._store.withdraw(number)
 
-    def extend_leases(self, ttl: float) -> None:
-        """Use a longer lease duration from the next heartbeat on. The store must be updated first."""
-        self._lease_ttl = max(self._lease_ttl, ttl)
-
     def _open(self, stream: Stream) -> None:
         self._opening[stream.number] = self._group.create_task(self._open_sink(stream))
 
     # -- ownership ---------------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
+        """Send heartbeats. Claims run in a task of their own: a slow one must not delay the next heartbeat."""
         while True:
-            began, ttl = self._clock(), self._lease_ttl
+            began = self._clock()
             roster = await self._store.beat()
-            self._lease_until = began + ttl
-            if began > self._admitted_at:  # an earlier query does not include a subscription admitted since
-                await self._follow(roster)
+            self._lease_until = began + self._timings.trusted
+            free = not self._draining and (self._following is None or self._following.done())
+            if free and began > self._admitted_at:  # an earlier query does not include a subscription admitted since
+                self._following = self._group.create_task(self._follow(roster))
             while (left := began + self._timings.beat_every - self._clock()) > 0:
                 if await self._store.rung(left):
                     self.keeper.ring()
+
+    async def _guard_leases(self) -> None:
+        """End the session, and with it all calls to sinks, before another relay may take over the partitions."""
+        while (left := self._lease_left()) > 0:  # noqa: ASYNC110 - a heartbeat moves the end and wakes nobody
+            await asyncio.sleep(left)
+        raise DatabaseUnavailable(
+            f"no heartbeat reached the database for {self._timings.trusted:.0f} s, so this relay gave up its"
+            " partitions: others may take them over"
+        )
 
     async def _follow(self, roster: Roster) -> None:
         """Claim and release partitions according to the roster."""
@@ -189,6 +210,7 @@ class Session:
             for number, stream in self.streams.items()
             if stream.pulled and number not in self._withdrawing and reporter(roster, number) == self._me
         )
+        self.orphans = orphans(roster, self._me, self.streams.keys() - self._withdrawing)
         unheld = {h.key for h in roster.holdings if h.owner not in alive}
         self._unheld_since = {key: self._unheld_since.get(key, now) for key in unheld}
         for holding in roster.holdings:
@@ -207,7 +229,7 @@ class Session:
             cursors = await self._store.claim(claim)
             self._adopt(cursor for cursor in cursors if self._delivers(cursor.lease.key))
             await self._store.release([cursor.lease for cursor in cursors if not self._delivers(cursor.lease.key)])
-        elif not held and not self.reported:
+        elif not held and not self.reported and not self.orphans:
             await self._store.rest()
 
     def _delivers(self, key: CursorKey) -> bool:
@@ -261,7 +283,7 @@ class Session:
             self._totals.delivered[name] += pump.counters.delivered
             self._totals.refused[name] += pump.counters.refused
             if pump.counters.last_error:
-                self._totals.last_error[name] = pump.counters.last_error
+                self._totals.last_error[name] = (pump.counters.last_error, pump.counters.last_error_at)
             pump.counters.delivered = pump.counters.refused = 0
 
     def _lease_left(self) -> float:
@@ -368,9 +390,9 @@ class Session:
         """Query the lag of each subscription, less often if the subscription is idle."""
         while True:
             await asyncio.sleep(self._timings.probe_every)
-            for number in {key.subscription for key in self.owned} | self.reported:
+            for number in {key.subscription for key in self.owned} | self.reported | self.orphans.keys():
                 seldom = self._timings.probe_every * 5
-                idle = number not in self.reported and self.at_rest(number)
+                idle = number not in self.reported and number not in self.orphans and self.at_rest(number)
                 if idle and self._clock() - self._probed_at.get(number, -seldom) < seldom:
                     continue
                 try:
@@ -393,8 +415,19 @@ class Session:
 
 
 def reporter(roster: Roster, number: int) -> str | None:
-    """Return the relay that reports the lag of a pull subscription: the lowest id of the relays that serve it."""
-    return min((peer.id for peer in roster.peers if peer.alive and number in peer.serves), default=None)
+    """Return the relay that reports the lag of partitions that no relay delivers: the lowest id that serves them."""
+    able = (peer.id for peer in roster.peers if peer.alive and not peer.silent and number in peer.serves)
+    return min(able, default=None)
+
+
+def orphans(roster: Roster, me: str, numbers: Set[int]) -> dict[int, frozenset[int]]:
+    """Return the partitions of these subscriptions whose owner is silent or missing, if this relay reports them."""
+    heard = {peer.id for peer in roster.peers if peer.alive and not peer.silent}
+    found: dict[int, set[int]] = defaultdict(set)
+    for holding in roster.holdings:
+        if holding.owner not in heard and holding.key.subscription in numbers:
+            found[holding.key.subscription].add(holding.key.partition)
+    return {number: frozenset(held) for number, held in found.items() if reporter(roster, number) == me}
 
 
 def _most_telling(errors: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -55,13 +55,18 @@ class SubscriptionStatus:
     refused: int
     rate: float
     """Events per second, over the last seconds."""
-    sink_reachable: bool
+    sink_reachable: bool | None
+    """None until the destination answered, or an attempt to reach it failed, for the first time."""
     last_error: str | None
+    last_error_age: float | None
+    """Seconds since ``last_error`` happened; 0 while it lasts; None without an error."""
     reason: str
     """If Failed, a machine-readable ``mailboat_spec.Reason``; else empty."""
     blocked: int
     """Events without attempts left, which block their keys (``onExhausted: Block``)."""
     owned: tuple[PartitionStatus, ...]
+    orphans: tuple[PartitionStatus, ...]
+    """Partitions whose owner is silent or missing, counted by this relay and included in ``lag`` and ``parked``."""
     owners: dict[int, str | None]
     """Partition -> relay, as last read from the store."""
 
@@ -82,10 +87,16 @@ class RelayStatus:
     database_reachable: bool
     schema_ready: bool
     outbox: str
+    database: str
+    """Name of the database and identifier of its system, while connected; else empty."""
+    missing_roles: str
+    """SQL for an administrator if group roles are missing that the relay's user may not create; else empty."""
     partitions_ahead_days: float | None
     """Days for which the outbox has time partitions ahead; below 7 needs attention."""
     retention_blocked: str | None
     peers: tuple[str, ...]
+    silent: tuple[str, ...]
+    """Peers that hang or are cut off: their heartbeats are missing, and their leases still run."""
     subscriptions: tuple[SubscriptionStatus, ...]
     stalled: bool
     """The relay's loop makes no progress: the only reason for /livez to fail."""

@@ -2,16 +2,20 @@
 
 -- name: subscriptions
 -- All of them, with how many partitions a living relay owns, and the last error of what is parked. A deleted one is listed as
--- long as it has dead letters.
+-- long as it has progress or dead letters.
 select s.id, s.name, case when s.retired_at is null then s.state else 'Deleted' end, s.partitions, s.since_time::text, s.since_id, s.paused_reason,
        (select count(*) from mailboat.cursors as c join mailboat.relays as r on r.id = c.owner
         where c.subscription_id = s.id and r.expires_at > clock_timestamp()),
        (select p.last_error from mailboat.parked as p
         where p.subscription_id = s.id and p.last_error is not null
-        order by p.last_failed_at desc nulls last limit 1)
+        order by p.last_failed_at desc nulls last limit 1),
+       case when exists (select from mailboat.cursors as c where c.subscription_id = s.id)
+            then to_char((s.retired_at + make_interval(secs => %(grace)s)) at time zone 'UTC', 'YYYY-MM-DD HH24:MI "UTC"') end
 from mailboat.subscriptions as s
 where s.outbox = %(outbox)s
-  and (s.retired_at is null or exists (select from mailboat.dead_letters as d where d.subscription_id = s.id))
+  and (s.retired_at is null
+       or exists (select from mailboat.cursors as c where c.subscription_id = s.id)
+       or exists (select from mailboat.dead_letters as d where d.subscription_id = s.id))
 order by s.name
 
 -- name: relays

@@ -82,6 +82,7 @@ select s.name,
        case when bool_or(c.debts is not null) then 'is being repartitioned'
             when bool_or(c.system_identifier <> v.system_identifier) then 'belongs to another database system (see `mailboat rebase`)'
             when bool_or(c.timeline <> v.timeline) then 'was not moved since a failover'
+            when bool_or(s.retired_at is not null) then 'was deleted, and its progress is kept for 24 hours (`mailboat forget` ends that)'
             else 'has not delivered all of it' end
 from latest l
 cross join (select (select system_identifier from pg_control_system()) as system_identifier,

@@ -1,7 +1,9 @@
 -- Subscriptions as the store knows them, and how far behind they are.
 
 -- name: find
-select id, uid, partitions, generation, state, since_time::text, since_id, config_version, retired_at is not null
+-- `given_up`: its resource was deleted, and the time for which its progress is kept is over.
+select id, uid, partitions, generation, state, since_time::text, since_id, config_version, retired_at is not null,
+       coalesce(retired_at < clock_timestamp() - make_interval(secs => %(grace)s), false) as given_up
 from mailboat.subscriptions
 where outbox = %(outbox)s and name = %(name)s
 for no key update
@@ -21,9 +23,11 @@ set uid = %(uid)s,
     paused_reason = case when declared_state = %(state)s then paused_reason end,
     declared_state = %(state)s,
     config_version = %(version)s,
-    declared_by = %(relay_uid)s
+    declared_by = %(relay_uid)s,
+    retired_at = null
 where id = %(id)s
-  and (uid, declared_state, config_version, declared_by) is distinct from (%(uid)s, %(state)s, %(version)s, %(relay_uid)s)
+  and (uid, declared_state, config_version, declared_by, retired_at)
+      is distinct from (%(uid)s, %(state)s, %(version)s, %(relay_uid)s, null)
 returning state
 
 -- name: hold_cursors
@@ -36,7 +40,7 @@ with cursors as (delete from mailboat.cursors where subscription_id = %(id)s)
 delete from mailboat.parked where subscription_id = %(id)s
 
 -- name: renew
--- A resource of the same name, made anew: it starts anew. What the old one had is cleared before.
+-- A resource of the same name, created after the progress of the old one was given up: it starts anew.
 update mailboat.subscriptions
 set uid = %(uid)s, state = %(state)s, declared_state = %(state)s, paused_reason = null, partitions = %(partitions)s,
     generation = generation + 1, since_time = %(since_time)s::timestamptz, since_id = %(since_id)s, assignment_generation = 0,
@@ -54,12 +58,31 @@ where s.outbox = %(outbox)s and s.declared_by = %(relay_uid)s and s.declared_by 
   and s.config_version <= %(version)s and s.name <> all (%(names)s)
 
 -- name: retire
--- What it had is cleared in the same transaction. Dead letters stay for a person, and the row with them: it also tells relays
--- that still have an older configuration that there is nothing to begin anew.
+-- Progress and parked events are kept for a grace time: a resource that is created again continues. Dead letters stay for a
+-- person, and the row with them: it also tells relays with an older configuration that there is nothing to declare.
 update mailboat.subscriptions
 set retired_at = clock_timestamp(), config_version = %(version)s
 where id = %(id)s and declared_by = %(relay_uid)s and config_version <= %(version)s and retired_at is null
 returning id
+
+-- name: disown
+-- A relay that still has a batch of it in flight settles nothing any more. The cursors are locked before.
+update mailboat.cursors set owner = null, epoch = null, released = true where subscription_id = %(id)s
+
+-- name: given_up
+-- Deleted subscriptions whose grace time is over and which have progress or parked events left.
+select s.id, s.name
+from mailboat.subscriptions as s
+where s.outbox = %(outbox)s and s.retired_at < clock_timestamp() - make_interval(secs => %(grace)s)
+  and (exists (select from mailboat.cursors as c where c.subscription_id = s.id)
+       or exists (select from mailboat.parked as p where p.subscription_id = s.id))
+
+-- name: hold_given_up
+-- In a transaction: it may have been declared again meanwhile.
+select id
+from mailboat.subscriptions
+where id = %(id)s and retired_at < clock_timestamp() - make_interval(secs => %(grace)s)
+for no key update
 
 -- name: in_other_hands
 -- Whether another relay, alive, holds partitions of a subscription that is about to be laid out anew.

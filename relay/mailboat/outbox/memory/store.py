@@ -141,7 +141,8 @@ class MemoryStore:
         for relay, peer in sorted(outbox.relays.items()):
             overdue = not peer.locked and silences[relay] > self._settings.overdue_after
             dead = relay != self._me.id and (overdue or silences[relay] > peer.ttl)
-            peers.append(RelayPeer(relay, peer.serves, alive=not dead))
+            silent = not dead and relay != self._me.id and silences[relay] > self._settings.overdue_after
+            peers.append(RelayPeer(relay, peer.serves, not dead, silent))
             if dead:
                 del outbox.relays[relay]
                 outbox.bells.pop(relay, None)

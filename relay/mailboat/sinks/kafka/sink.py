@@ -42,6 +42,8 @@ _BATCH_OVERHEAD: Final = 128
 _HEADER_OVERHEAD: Final = 10
 """Upper bounds of the bytes that Kafka's record format adds to a message and to each header."""
 _JOIN_TIMEOUT: Final = 5.0
+_LAST_ANSWERS: Final = 3.0
+"""Seconds for answers to what is on the wire when a call is cancelled; less than the rest of a lease at that time."""
 _NO_NEWS: Final = (
     "enable.gapless.guarantee is experimental",  # known, and tested
     "FAIL [",  # logged per connection attempt of every client; the sink reports the cause once
@@ -231,8 +233,10 @@ class KafkaSink:
         except asyncio.CancelledError:
             if call is not None and not call.done.is_set() and not call.lane.withdraw(call, Undecided("cancelled")):
                 call.lane.stop(Undecided("another delivery of this sink was cancelled"), in_flight=False)
-                # Messages on the wire may still be acknowledged. If they are not, they must not delay the next session.
-                asyncio.get_running_loop().call_at(deadline, call.lane.session.stop)
+                # Messages on the wire may still be acknowledged. If they are not soon, they must neither delay the
+                # next session nor be sent again after another relay took over.
+                loop = asyncio.get_running_loop()
+                loop.call_at(min(deadline, loop.time() + _LAST_ANSWERS), call.lane.session.stop)
             self._none_of(batch, hold, Undecided("cancelled"))
             raise
         except SinkUnavailable as error:
