@@ -28,14 +28,33 @@ _HINT = "\nCheck that the server runs and can be reached from here, and the host
 PATH = click.Path(path_type=Path, readable=False)
 """Path that click does not check. Opening it reports errors with one wording and exit code; click's differ."""
 
+MANIFESTS_VARIABLE = "MAILBOAT_MANIFESTS"
+DEFAULT_MANIFEST = Path("mailboat.yaml")
+"""Read if neither -f nor the variable names a manifest."""
+
+
+def _manifests(context: click.Context, _: click.Parameter, files: tuple[Path, ...]) -> tuple[Path, ...]:
+    """Return the files of -f or of the variable, else ``mailboat.yaml`` of the current folder."""
+    if files or context.resilient_parsing or context.params.get("urls"):
+        return files
+    if DEFAULT_MANIFEST.exists():
+        return (DEFAULT_MANIFEST,)
+    raise click.UsageError(
+        f"no manifest: give -f FILE (or -f FOLDER, or -f - for standard input), set ${MANIFESTS_VARIABLE}, or write"
+        f" {DEFAULT_MANIFEST} in this folder. `mailboat init` writes one to begin with."
+    )
+
+
 manifest_option = click.option(
     "-f",
     "--file",
     "files",
     type=PATH,
     multiple=True,
-    required=True,
-    help="Manifest, or folder of manifests (*.yaml, *.yml, *.json). May be given again.",
+    envvar=MANIFESTS_VARIABLE,
+    callback=_manifests,
+    help="Manifest, folder of manifests (*.yaml, *.yml, *.json), or - for standard input. May be given again."
+    f" [default: ${MANIFESTS_VARIABLE}; then ./{DEFAULT_MANIFEST}]",
 )
 secrets_option = click.option(
     "--secrets-dir",
@@ -114,21 +133,21 @@ def outboxes_of(manifests: Manifests, secrets: Secrets) -> list[Outbox]:
 async def find_subscription(choices: Sequence[Outbox], name: str) -> tuple[Outbox, KnownSubscription]:
     """Return the subscription of that name, with or without namespace, from any outbox. Raises ``ConfigError``."""
     known = await _known(choices)
-    found = [(outbox, each) for outbox, each in known if _is_called(each.name, name)]
+    found = [(outbox, each) for outbox, each in known if is_called(each.name, name)]
     if len(found) == 1:
         return found[0]
     if found:
         raise ConfigError(f"{name} is the name of several: {', '.join(each.name for _, each in found)}. Say which one.")
-    raise _nobody_knows(name, known)
+    raise unknown_subscription(name, [each.name for _, each in known])
 
 
 async def refuse_unknown(choices: Sequence[Outbox], name: str) -> None:
     """Raise ``ConfigError`` if no database and no manifest has a subscription of that name: probably a typo."""
-    if any(_is_called(full_name(each), name) for outbox in choices for each in outbox.subscriptions):
+    if any(is_called(full_name(each), name) for outbox in choices for each in outbox.subscriptions):
         return
     known = await _known(choices)
-    if not any(_is_called(each.name, name) for _, each in known):
-        raise _nobody_knows(name, known)
+    if not any(is_called(each.name, name) for _, each in known):
+        raise unknown_subscription(name, [each.name for _, each in known])
 
 
 async def _known(choices: Sequence[Outbox]) -> list[tuple[Outbox, KnownSubscription]]:
@@ -139,12 +158,14 @@ async def _known(choices: Sequence[Outbox]) -> list[tuple[Outbox, KnownSubscript
     return known
 
 
-def _is_called(full: str, name: str) -> bool:
+def is_called(full: str, name: str) -> bool:
+    """Return whether a name, with or without namespace, is that of a subscription."""
     return name in (full, full.partition("/")[2])
 
 
-def _nobody_knows(name: str, known: Sequence[tuple[Outbox, KnownSubscription]]) -> ConfigError:
-    names = ", ".join(each.name for _, each in known) or "none; a relay makes them when it first runs"
+def unknown_subscription(name: str, known: Sequence[str]) -> ConfigError:
+    """Return the error for a name that no subscription has, with the names that exist."""
+    names = ", ".join(known) or "none; a relay makes them when it first runs"
     return ConfigError(f"the database knows no subscription {name}. It knows: {names}.")
 
 
