@@ -30,10 +30,13 @@ class KnownSubscription:
     partitions: int
     since: Since
     paused_reason: str | None
-    owned: int
-    """Number of partitions owned by a live relay."""
+    owners: dict[int, str]
+    """Partition -> live relay that owns it."""
+    served: bool
+    """Whether a live relay has the subscription in its manifests."""
     parked_error: str | None
     """The last error of a parked event."""
+    parked_error_age: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +64,19 @@ async def known_subscriptions(link: Link, outbox: str) -> list[KnownSubscription
         await cursor.execute(_SQL["subscriptions"], {"outbox": outbox})
         rows = await cursor.fetchall()
     return [
-        KnownSubscription(number, name, state, partitions, Since(time, position), reason, owned, error)
-        for number, name, state, partitions, time, position, reason, owned, error in rows
+        KnownSubscription(
+            number,
+            name,
+            state,
+            partitions,
+            Since(time, position),
+            reason,
+            {int(partition): owner for partition, owner in owners.items()},
+            served,
+            error,
+            age,
+        )
+        for number, name, state, partitions, time, position, reason, owners, served, error, age in rows
     ]
 
 

@@ -57,6 +57,7 @@ class SubscriptionStatus:
     """Events per second, over the last seconds."""
     sink_reachable: bool
     last_error: str | None
+    """The last failure that no success has followed yet, or of an event that is still parked."""
     reason: str
     """If Failed, a machine-readable ``mailboat_spec.Reason``; else empty."""
     blocked: int
@@ -64,6 +65,8 @@ class SubscriptionStatus:
     owned: tuple[PartitionStatus, ...]
     owners: dict[int, str | None]
     """Partition -> relay, as last read from the store."""
+    last_error_age: float | None = None
+    """Seconds since ``last_error``; None if unknown, or if it describes the present."""
 
 
 @dataclass(frozen=True, slots=True)
