@@ -71,6 +71,7 @@ def test_a_path_that_can_not_be_looked_at_is_told_like_one_that_is_not_there(pla
 def test_a_database_that_nobody_migrated_says_how_to(empty_place):
     assert "Run `mailboat migrate`" in refused(empty_place, 4, "status")
     assert "Run `mailboat migrate`" in refused(empty_place, 4, "dlq", "list")
+    assert "Run `mailboat migrate`" in refused(empty_place, 4, "emit", "order.placed", "{}")
 
 
 def test_a_missing_table_is_named(place):
