@@ -291,7 +291,9 @@ class Relay:
         return Edition(self._config.version or 0, self._config.relay.metadata.uid) if self._follows else UNCOUNTED
 
     def _stream(self, parts: StreamParts, subscription: Subscription) -> Stream:
-        return parts.stream(subscription, self._clock, self._random, self._passing)
+        stream = parts.stream(subscription, self._clock, self._random, self._passing)
+        stream.meters = self._totals.meters[parts.name]
+        return stream
 
     async def _declare(self, store: PostgresStore) -> dict[int, Subscription]:
         declared = [Declared.of(each.resource) for each in self._lineup.parts.values()]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from mailboat.outbox.store import Backlog, Lag
+from mailboat.pump.partition import PartitionPump
 from mailboat.runtime.lineup import CantRun
 from mailboat.runtime.session import Session, Totals
 from mailboat.runtime.status import PartitionStatus, SubscriptionStatus
@@ -76,7 +79,7 @@ def subscription_status(
                 lag.oldest_age if pending else None,
                 pump.parked.count,
                 pump.counters.delivered,
-                pump.parked.trouble or pump.counters.last_error,
+                pump.parked.trouble or pump.counters.current_error(pump.parked.count),
             )
         )
     if session is not None and number in session.reported:
@@ -86,7 +89,7 @@ def subscription_status(
     away = next((p.counters.away for p in pumps.values() if p.counters.away), None)
     trouble = away or (stream.trouble if stream else None)
     unannounced = stream.dead_topic.trouble if stream else None
-    errors = (p.last_error for p in owned if p.last_error)
+    error, age = _last_error(name, pumps.values(), totals, session)
     stale = f"lag is as it was last known: {unasked}" if unasked else None
     return SubscriptionStatus(
         name=name,
@@ -102,7 +105,9 @@ def subscription_status(
         refused=totals.refused[name] + sum(p.counters.refused for p in pumps.values()),
         rate=rate,
         sink_reachable=trouble is None,
-        last_error=trouble or unannounced or next(errors, totals.last_error.get(name)) or stale,
+        last_error=trouble or unannounced or error or stale,
+        last_error_age=None if trouble or unannounced else age,
+        meters=totals.meters[name],
         reason="",
         blocked=backlog.blocked if backlog else 0,
         owned=tuple(owned),
@@ -110,6 +115,29 @@ def subscription_status(
         if session and session.roster
         else {},
     )
+
+
+def _last_error(
+    name: str, pumps: Iterable[PartitionPump], totals: Totals, session: Session | None
+) -> tuple[str | None, float | None]:
+    """Return the newest error that no success has followed, with its age; (None, None) without one."""
+    pumps = list(pumps)
+    for pump in pumps:
+        if pump.parked.trouble:
+            return pump.parked.trouble, None
+    errors = [
+        (pump.counters.error_at, error)
+        for pump in pumps
+        if (error := pump.counters.current_error(pump.parked.count)) is not None
+    ]
+    if (ended := totals.last_error.get(name)) is not None:
+        error, at = ended
+        if all(pump.counters.delivered_at <= at for pump in pumps):
+            errors.append((at, error))
+    if not errors:
+        return None, None
+    at, newest = max(errors)
+    return newest, session.now - at if session is not None else None
 
 
 def _pulled_partitions(partitions: int, backlog: Backlog | None) -> list[PartitionStatus]:

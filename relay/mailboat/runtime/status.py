@@ -5,9 +5,13 @@ Plain frozen dataclasses; ``as_json`` returns the wire format (camelCase, second
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
+
+from mailboat.pump.meters import Meters
+
+_NOT_ON_THE_WIRE: Final = {"wire": False}
 
 
 class RelayState(StrEnum):
@@ -67,6 +71,8 @@ class SubscriptionStatus:
     """Partition -> relay, as last read from the store."""
     last_error_age: float | None = None
     """Seconds since ``last_error``; None if unknown, or if it describes the present."""
+    meters: Meters | None = field(default=None, metadata=_NOT_ON_THE_WIRE)
+    """Histograms for the metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +103,8 @@ class RelayStatus:
 def as_json(value: Any) -> Any:
     """Convert a status to JSON-ready values."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {_camel(field.name): as_json(getattr(value, field.name)) for field in fields(value)}
+        sent = (each for each in fields(value) if each.metadata.get("wire", True))
+        return {_camel(each.name): as_json(getattr(value, each.name)) for each in sent}
     if isinstance(value, tuple | list):
         return [as_json(each) for each in value]
     if isinstance(value, dict):
