@@ -53,5 +53,6 @@ def relay(**changes: Any) -> RelayStatus:
         peers=("a", "b"),
         subscriptions=(subscription(),),
         stalled=False,
+        was_connected=True,
     )
     return replace(plain, **changes)

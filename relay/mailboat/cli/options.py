@@ -17,7 +17,13 @@ from mailboat.outbox.layout import Layout, renamed
 from mailboat.outbox.link import Link
 from mailboat.outbox.overview import KnownSubscription, known_subscriptions
 from mailboat.runtime.config import load
-from mailboat.runtime.secrets import DIRECTORY_VARIABLE, Secrets, database_url, find_secrets
+from mailboat.runtime.secrets import (
+    DIRECTORY_VARIABLE,
+    Secrets,
+    database_url,
+    existing_secrets_folder,
+    find_secrets,
+)
 from mailboat_spec import Duration, EventSubscription, Manifests, Ordering, OutboxRelay, Pattern, full_name
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -110,7 +116,9 @@ class Outbox:
 
 def outboxes(files: Sequence[Path], secrets_dir: Path | None) -> list[Outbox]:
     """Return all OutboxRelays of the manifest files."""
-    return outboxes_of(load(files), find_secrets(secrets_dir, os.environ))
+    manifests = load(files)
+    existing_secrets_folder(secrets_dir, os.environ)
+    return outboxes_of(manifests, find_secrets(secrets_dir, os.environ))
 
 
 def outboxes_of(manifests: Manifests, secrets: Secrets) -> list[Outbox]:

@@ -23,7 +23,7 @@ from mailboat.logs import LogFormat, configure
 from mailboat.runtime.advice import warnings
 from mailboat.runtime.config import STANDARD_INPUT, load
 from mailboat.runtime.garbage import settle_collector
-from mailboat.runtime.secrets import find_secrets, secrets_folder
+from mailboat.runtime.secrets import existing_secrets_folder, find_secrets, secrets_folder
 
 log = logging.getLogger("mailboat.run")
 
@@ -97,7 +97,7 @@ def run(
         log.warning("Probably a mistake in a manifest: %s.", warning)
     orders = Orders(
         files,
-        secrets_folder(secrets_dir, os.environ),
+        (secrets_folder if follow else existing_secrets_folder)(secrets_dir, os.environ),
         find_secrets(secrets_dir, os.environ),
         relay_id or f"{socket.gethostname()}-{random_tokens.token_hex(3)}",
         parse_address(listen),

@@ -76,7 +76,6 @@ class Surface:
         self._told = told
         self._configure = configure
         self._metrics = Metrics(statuses)
-        self._connected_once: set[str] = set()
 
     def application(self) -> web.Application:
         application = web.Application(client_max_size=LARGEST)
@@ -101,12 +100,11 @@ class Surface:
 
     async def _readyz(self, _: web.Request) -> web.Response:
         statuses = self._statuses()
-        self._connected_once |= {status.name for status in statuses if status.state is RelayState.RUNNING}
         if self._stopping() or any(status.state is RelayState.STOPPING for status in statuses):
             return _text("stopping", 503)
         if not statuses:
             return _text(f"no configuration yet: {self._told().config.error or 'waiting for it'}", 503)
-        waiting = [status for status in statuses if status.name not in self._connected_once]
+        waiting = [status for status in statuses if not status.was_connected]
         if waiting:
             lines = (f"{status.name}: {status.state}: {status.message or 'not connected yet'}" for status in waiting)
             return _text("\n".join(lines), 503)

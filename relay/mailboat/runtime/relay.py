@@ -392,6 +392,7 @@ class Relay:
                 self._subscription(name) for name in sorted([*self._lineup.parts, *self._lineup.failed])
             ),
             stalled=self._serving and stalled(session, self._clock()),
+            was_connected=self._was_connected,
         )
 
     def _subscription(self, name: str) -> SubscriptionStatus:

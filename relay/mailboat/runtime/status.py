@@ -98,6 +98,8 @@ class RelayStatus:
     subscriptions: tuple[SubscriptionStatus, ...]
     stalled: bool
     """The relay's loop makes no progress: the only reason for /livez to fail."""
+    was_connected: bool = False
+    """The relay was connected at least once, which is what /readyz reports."""
 
 
 def as_json(value: Any) -> Any:
