@@ -136,7 +136,8 @@ def test_a_url_of_another_library_is_told_with_secret_and_key(place, url, remedy
 def test_a_secrets_folder_that_is_not_there_is_told(place, tmp_path, command):
     message = refused(place, 3, command, "--secrets-dir", str(tmp_path / "secret"))
     assert message == (
-        f"mailboat: --secrets-dir: there is no folder {tmp_path}/secret. Create it, or name the one that has the secrets.\n"
+        f"mailboat: --secrets-dir: there is no folder {tmp_path}/secret."
+        " Create it, or name the one that has the secrets.\n"
     )
 
 
