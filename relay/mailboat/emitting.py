@@ -1,8 +1,8 @@
 """Emit events from Python: one INSERT in the application's open transaction.
 
 The connection is the application's: psycopg (sync or async, connection or cursor), SQLAlchemy (Connection or Session,
-sync or async), asyncpg, or any DB-API 2 connection (see `mailboat.handles`). This module never begins or commits a
-transaction: an outbox depends on the application's own transaction.
+sync or async), Django, asyncpg, or any DB-API 2 connection (see `mailboat.handles`). This module never begins or
+commits a transaction: an outbox depends on the application's own transaction.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import itertools
 import re
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, TypeVar, overload
 
 from mailboat.errors import EmitRefused
 from mailboat.handles import AsyncHandle, Handle, Style, SyncHandle, handle_of, placeholder
-from mailboat.newevent import NewEvent, Payload, Row, checked
+from mailboat.newevent import Identity, NewEvent, Payload, Row, checked
 
 DEFAULT_OUTBOX = "mailboat.outbox"
 
@@ -35,6 +36,17 @@ _COLUMNS = dict.fromkeys(Row._fields, "cast({} as text)") | {
     "tags": "cast(cast({} as text) as text[])",
 }
 
+_NO_OUTBOX = "there is no outbox {outbox} in this database. Create it: `mailboat migrate`, or mailboat.migrate(url)."
+_REMEDIES = {
+    "42501": "this database user may not emit into {outbox}. Let an administrator run: grant mailboat_writer to <the"
+    " user>; (an outbox with roles of its own: the writer that mailboat.outboxes names).",
+    "42P01": _NO_OUTBOX,
+    "3F000": _NO_OUTBOX,
+    "23514": "if no partition was found for the row, {outbox} has no time partition for today: run a relay, which makes"
+    " them 30 days ahead, or `mailboat maintain`.",
+}
+"""What to do, by SQLSTATE: insufficient privilege, undefined table, undefined schema, check violation."""
+
 _Answer = TypeVar("_Answer")
 
 
@@ -44,9 +56,9 @@ def emit(
     type: str,
     payload: Payload = None,
     *,
-    key: str | None = None,
+    key: Identity | None = None,
     aggregate_type: str | None = None,
-    aggregate_id: str | None = None,
+    aggregate_id: Identity | None = None,
     headers: Mapping[str, str] | None = None,
     tags: Iterable[str] = (),
     traceparent: str | None = None,
@@ -63,9 +75,9 @@ def emit(
     type: str,
     payload: Payload = None,
     *,
-    key: str | None = None,
+    key: Identity | None = None,
     aggregate_type: str | None = None,
-    aggregate_id: str | None = None,
+    aggregate_id: Identity | None = None,
     headers: Mapping[str, str] | None = None,
     tags: Iterable[str] = (),
     traceparent: str | None = None,
@@ -81,9 +93,9 @@ def emit(
     type: str,
     payload: Payload = None,
     *,
-    key: str | None = None,
+    key: Identity | None = None,
     aggregate_type: str | None = None,
-    aggregate_id: str | None = None,
+    aggregate_id: Identity | None = None,
     headers: Mapping[str, str] | None = None,
     tags: Iterable[str] = (),
     traceparent: str | None = None,
@@ -111,7 +123,7 @@ def emit(
         content_type=content_type,
         ordered=ordered,
     )
-    return _insert(connection, outbox, [checked(event)], lambda ids: ids[0])
+    return _insert(connection, outbox, [checked(event)], lambda ids: ids[0], "emit")
 
 
 @overload
@@ -134,11 +146,11 @@ def emit_many(
     All events are validated before the first statement.
     """
     rows = [checked(event, where=f"events[{index}].") for index, event in enumerate(events)]
-    return _insert(connection, outbox, rows, lambda ids: ids)
+    return _insert(connection, outbox, rows, lambda ids: ids, "emit_many")
 
 
 def _insert(
-    connection: Any, outbox: str, rows: Sequence[Row], answer: Callable[[list[uuid.UUID]], _Answer]
+    connection: Any, outbox: str, rows: Sequence[Row], answer: Callable[[list[uuid.UUID]], _Answer], name: str
 ) -> _Answer | Coroutine[Any, Any, _Answer]:
     """Send the statements of ``emit`` and ``emit_many``, immediately or when awaited."""
     if not _TABLE.fullmatch(outbox):
@@ -147,16 +159,42 @@ def _insert(
     result = answer([uuid.UUID(row.event_id) for row in rows])
     parts = list(_statements(outbox, handle.style, rows))
     if handle.is_async:
-        return _later(handle, parts, result)
-    for statement, values in parts:
-        handle.run(statement, values)
+        later = _later(handle, outbox, parts, result)
+        later.__qualname__ = f"mailboat.{name}"  # type: ignore[attr-defined]  # shown if an await is forgotten
+        return later
+    with _explained(outbox):
+        for statement, values in parts:
+            handle.run(statement, values)
     return result
 
 
-async def _later(handle: Handle, parts: Sequence[tuple[str, list[Any]]], result: _Answer) -> _Answer:
-    for statement, values in parts:
-        await handle.run(statement, values)
+async def _later(handle: Handle, outbox: str, parts: Sequence[tuple[str, list[Any]]], result: _Answer) -> _Answer:
+    with _explained(outbox):
+        for statement, values in parts:
+            await handle.run(statement, values)
     return result
+
+
+@contextmanager
+def _explained(outbox: str) -> Iterator[None]:
+    """Add the remedy to an error of the database as a note. The error stays the driver's, as the caller expects."""
+    try:
+        yield
+    except Exception as error:
+        if (remedy := _REMEDIES.get(_sqlstate(error) or "")) is not None:
+            error.add_note(f"mailboat.emit: {remedy.format(outbox=outbox)}")
+        raise
+
+
+def _sqlstate(error: BaseException) -> str | None:
+    """Return the SQLSTATE of a driver's error, also if SQLAlchemy or Django has wrapped it."""
+    for each in (error, getattr(error, "orig", None), error.__cause__):
+        code = getattr(each, "sqlstate", None) or getattr(each, "pgcode", None)
+        if code is None and (details := getattr(each, "args", None)) and isinstance(details[0], dict):
+            code = details[0].get("C")  # pg8000
+        if isinstance(code, str):
+            return code
+    return None
 
 
 def _statements(outbox: str, style: Style, rows: Sequence[Row]) -> Iterator[tuple[str, list[Any]]]:

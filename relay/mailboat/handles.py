@@ -1,8 +1,8 @@
 """Adapters that run a statement on the application's connection, the first argument of ``emit``.
 
-Four families are distinguished by the package of the object's class: psycopg, SQLAlchemy, asyncpg, and any other DB-API
-2 driver by the ``paramstyle`` of its module. A connection in autocommit mode is refused: the event must be in the
-transaction of the change that it describes.
+Five families are distinguished by the package of the object's class: psycopg, SQLAlchemy, Django, asyncpg, and any
+other DB-API 2 driver by the ``paramstyle`` of its module. A connection in autocommit mode is refused: the event must be
+in the transaction of the change that it describes.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ def handle_of(connection: Any) -> Handle:
     is_async = inspect.iscoroutinefunction(getattr(type(connection), "close", None))
     if "sqlalchemy" in packages and hasattr(connection, "execute"):
         return _sqlalchemy_async(connection) if is_async else _sqlalchemy(connection)
+    if "django" in packages and hasattr(connection, "in_atomic_block"):
+        return _django(connection)
     if "psycopg" in packages:
         return _psycopg(connection, is_async)
     if "asyncpg" in packages and hasattr(connection, "is_in_transaction"):
@@ -61,7 +63,7 @@ def handle_of(connection: Any) -> Handle:
         return _dbapi(connection, style)
     raise EmitRefused(
         f"emit: connection is a {type(connection).__module__}.{type(connection).__qualname__}: give a connection of"
-        " psycopg, SQLAlchemy, asyncpg or any DB-API 2 driver (or a psycopg cursor, or a SQLAlchemy session)"
+        " psycopg, SQLAlchemy, Django, asyncpg or any DB-API 2 driver (or a psycopg cursor, or a SQLAlchemy session)"
     )
 
 
@@ -136,6 +138,23 @@ def _sqlalchemy_text(statement: str) -> Any:
     from sqlalchemy import text  # installed, since the connection is one of its objects
 
     return text(statement)
+
+
+def _django(connection: Any) -> Handle:
+    """Return the handle of ``django.db.connection``, or of one of ``django.db.connections``."""
+    if connection.vendor != "postgresql":
+        raise EmitRefused(f"emit: connection is a {connection.vendor} database of Django: the outbox is in PostgreSQL")
+    if not connection.in_atomic_block and connection.get_autocommit():
+        raise EmitRefused(
+            "emit: connection is in no transaction: the event would be written without the change it tells about. Emit"
+            " inside `with transaction.atomic():`, or set ATOMIC_REQUESTS"
+        )
+
+    def run(statement: str, values: Sequence[Any]) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(statement, values)
+
+    return Handle("format", False, run)
 
 
 def _asyncpg(connection: Any) -> Handle:

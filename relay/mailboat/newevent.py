@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from datetime import date, time
+from decimal import Decimal
+from enum import Enum
 from itertools import chain
 from typing import Any, NamedTuple, NoReturn
 
@@ -48,7 +52,12 @@ _JSON_TYPE = re.compile(r"[^;]*[/+]json *(;|$)", re.IGNORECASE)
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 Payload = Any
-"""A JSON-serializable value, ``str`` (JSON text unless ``content_type`` differs), ``bytes``, or None: a tombstone."""
+"""A value that can be written as JSON, ``str`` (JSON text unless ``content_type`` differs), ``bytes``, or None: a
+tombstone. In JSON, UUID, datetime, date, time and Decimal are strings, an Enum is its value, a dataclass or pydantic
+model is an object."""
+
+Identity = str | uuid.UUID | int | date | Decimal | Enum
+"""What a key or an aggregate id may be; stored as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +66,14 @@ class NewEvent:
 
     type: str
     payload: Payload = None
-    key: str | None = None
+    key: Identity | None = None
     """Order is kept per key; default: the ``aggregate_id``."""
     aggregate_type: str | None = None
-    aggregate_id: str | None = None
+    aggregate_id: Identity | None = None
     headers: Mapping[str, str] | None = None
     tags: Iterable[str] = ()
     traceparent: str | None = None
+    """W3C trace context; default: that of the current OpenTelemetry span, if there is one."""
     event_id: uuid.UUID | None = None
     content_type: str | None = None
     ordered: bool = True
@@ -89,16 +99,16 @@ def checked(event: NewEvent, *, where: str = "") -> Row:
     """Return the row of an event or raise `EmitRefused`. ``where`` precedes the argument's name in the message."""
     try:
         payload, content_type = _payload(event.payload, event.content_type)
-        _check_type(event.type)
-        _check_identity(event)
+        event_type = _type(event.type)
+        aggregate_type, aggregate_id, key = _identity(event)
         headers, tags = _headers(event.headers), _tags(event.tags)
         _check_extra(headers, tags)
         return Row(
             event_id=str(_event_id(event.event_id)),
-            event_type=event.type,
-            aggregate_type=event.aggregate_type,
-            aggregate_id=event.aggregate_id,
-            key=(event.key if event.key is not None else event.aggregate_id) if event.ordered else None,
+            event_type=event_type,
+            aggregate_type=aggregate_type,
+            aggregate_id=aggregate_id,
+            key=(aggregate_id if key is None else key) if event.ordered else None,
             payload=payload,
             content_type=content_type,
             headers=json.dumps(headers, ensure_ascii=False) if headers else None,
@@ -114,7 +124,12 @@ def _refuse(argument: str, complaint: str, cause: Exception | None = None) -> No
 
 
 def _text(argument: str, value: object) -> str:
-    """Return a string that Postgres can store, UTF-8 without NUL, or raise."""
+    """Return a string that Postgres can store, UTF-8 without NUL, or raise.
+
+    A ``StrEnum`` becomes a plain string: psycopg would store the member's name instead of its value.
+    """
+    if isinstance(value, Enum):
+        value = value.value
     if not isinstance(value, str):
         _refuse(argument, f"must be a string, not {type(value).__name__}")
     if "\0" in value:
@@ -123,10 +138,10 @@ def _text(argument: str, value: object) -> str:
         value.encode()
     except UnicodeEncodeError as error:
         _refuse(argument, "must be valid Unicode: it has half of a surrogate pair", error)
-    return value
+    return str(value)
 
 
-def _check_type(value: object) -> None:
+def _type(value: object) -> str:
     text = _text("type", value)
     if not text:
         _refuse("type", "must not be empty")
@@ -134,25 +149,43 @@ def _check_type(value: object) -> None:
         _refuse("type", f"has {len(text)} characters, the limit is {MAX_TYPE_CHARACTERS}")
     if _CONTROL.search(text):
         _refuse("type", "must not contain control characters")
+    return text
 
 
-def _check_identity(event: NewEvent) -> None:
+def _identity(event: NewEvent) -> tuple[str | None, str | None, str | None]:
+    """Return aggregate type, aggregate id and key as text, or raise."""
+    aggregate_type = aggregate_id = key = None
     if event.aggregate_type is not None:
-        text = _text("aggregate_type", event.aggregate_type)
-        if not 0 < len(text) <= MAX_TYPE_CHARACTERS or _CONTROL.search(text):
+        aggregate_type = _text("aggregate_type", event.aggregate_type)
+        if not 0 < len(aggregate_type) <= MAX_TYPE_CHARACTERS or _CONTROL.search(aggregate_type):
             _refuse("aggregate_type", f"must have 1 to {MAX_TYPE_CHARACTERS} characters and no control characters")
     if event.aggregate_id is not None:
-        text = _text("aggregate_id", event.aggregate_id)
-        if not 0 < len(text.encode()) <= MAX_KEY_BYTES:
+        aggregate_id = _text("aggregate_id", _plain_identity(event.aggregate_id))
+        if not 0 < len(aggregate_id.encode()) <= MAX_KEY_BYTES:
             _refuse("aggregate_id", f"must have 1 to {MAX_KEY_BYTES} bytes")
     if event.key is not None:
-        text = _text("key", event.key)
-        if not text:
+        key = _text("key", _plain_identity(event.key))
+        if not key:
             _refuse("key", "must not be empty: leave it out to keep the order of aggregate_id, or say ordered=False")
-        if len(text.encode()) > MAX_KEY_BYTES:
-            _refuse("key", f"has {len(text.encode())} bytes, the limit is {MAX_KEY_BYTES}")
+        if len(key.encode()) > MAX_KEY_BYTES:
+            _refuse("key", f"has {len(key.encode())} bytes, the limit is {MAX_KEY_BYTES}")
         if not event.ordered:
             _refuse("key", "and ordered=False contradict each other")
+    return aggregate_type, aggregate_id, key
+
+
+def _plain_identity(value: object) -> object:
+    """Return the text of an id that applications have as another type; other values unchanged."""
+    if isinstance(value, Enum):
+        return _plain_identity(value.value)
+    if isinstance(value, uuid.UUID | int | Decimal) and not isinstance(value, bool):
+        return str(value)
+    return _iso(value) if isinstance(value, date) else value
+
+
+def _iso(value: date | time) -> str:
+    """Return ISO 8601, with Z for UTC as pydantic and RFC 3339 write it."""
+    return value.isoformat().replace("+00:00", "Z")
 
 
 def _event_id(value: object) -> uuid.UUID:
@@ -178,6 +211,8 @@ def _payload(value: object, content_type: str | None) -> tuple[bytes | None, str
     match value:
         case None:
             return None, content_type
+        case Enum():
+            data = _json(value)
         case bytes() | bytearray() | memoryview():
             data = bytes(value)
         case str():
@@ -198,10 +233,26 @@ def _utf8(value: str) -> bytes:
 
 def _json(value: object) -> bytes:
     try:
-        text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_jsonable)
     except (TypeError, ValueError, RecursionError) as error:
         _refuse("payload", f"can't be written as JSON: {error}", error)
     return _utf8(text)
+
+
+def _jsonable(value: object) -> object:
+    """Return the JSON form of a value that ``json`` does not know. Decimals become strings: no reader rounds those."""
+    match value:
+        case Enum():
+            return value.value
+        case uuid.UUID() | Decimal():
+            return str(value)
+        case date() | time():
+            return _iso(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    if (dump := getattr(value, "model_dump", None)) is not None and not isinstance(value, type):
+        return dump(mode="json", by_alias=True)  # pydantic, which applications that only emit may not have
+    raise TypeError(f"{type(value).__qualname__} has no JSON form: convert it to a dict, list, str or number first")
 
 
 def _json_text(value: str) -> bytes:
@@ -263,7 +314,16 @@ def _array(texts: Iterable[str]) -> str:
 
 def _traceparent(value: object) -> str | None:
     if value is None:
-        return None
+        return _current_traceparent()
     if not _TRACEPARENT.fullmatch(_text("traceparent", value)):
         _refuse("traceparent", "must be a W3C trace context: 00-<32 hex digits>-<16 hex digits>-<2 hex digits>")
     return str(value)
+
+
+def _current_traceparent() -> str | None:
+    """Return the trace context of the current OpenTelemetry span, if the application uses OpenTelemetry."""
+    trace = sys.modules.get("opentelemetry.trace")  # not imported here: without it there is no span
+    if trace is None:
+        return None
+    context = trace.get_current_span().get_span_context()
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}" if context.is_valid else None

@@ -71,6 +71,7 @@ def test_a_path_that_can_not_be_looked_at_is_told_like_one_that_is_not_there(pla
 def test_a_database_that_nobody_migrated_says_how_to(empty_place):
     assert "Run `mailboat migrate`" in refused(empty_place, 4, "status")
     assert "Run `mailboat migrate`" in refused(empty_place, 4, "dlq", "list")
+    assert "Run `mailboat migrate`" in refused(empty_place, 4, "emit", "order.placed", "{}")
 
 
 def test_a_missing_table_is_named(place):
@@ -111,6 +112,33 @@ def test_a_url_that_libpq_does_not_understand_is_not_repeated(place):
     message = refused(place, 3, "status")
     assert "OutboxRelay shop/orders (Secret db, key url): the database URL is not one that libpq understands" in message
     assert "hunter2" not in message
+
+
+@pytest.mark.parametrize(
+    ("url", "remedy"),
+    [
+        ("postgresql+psycopg://me:hunter2@db/shop", "is a URL of SQLAlchemy. Leave out +psycopg: postgresql://"),
+        ("jdbc:postgresql://db/shop?user=me&password=hunter2", "is a URL of JDBC. Write it without jdbc:"),
+        ("mysql://me:hunter2@db/shop", "begins with mysql://, and Mailboat works on PostgreSQL"),
+    ],
+)
+def test_a_url_of_another_library_is_told_with_secret_and_key(place, url, remedy):
+    manifest = relay_manifest("")
+    manifest["spec"]["database"] = {"urlSecretRef": {"name": "orders-db", "key": "url"}}
+    place.write(manifest, subscription_manifest())
+    place.environment["MAILBOAT_SECRET_ORDERS_DB_URL"] = url
+    message = refused(place, 3, "status")
+    assert f"OutboxRelay shop/orders: spec.database.urlSecretRef: key url of secret orders-db {remedy}" in message
+    assert "hunter2" not in message
+
+
+@pytest.mark.parametrize("command", ["status", "run"])
+def test_a_secrets_folder_that_is_not_there_is_told(place, tmp_path, command):
+    message = refused(place, 3, command, "--secrets-dir", str(tmp_path / "secret"))
+    assert message == (
+        f"mailboat: --secrets-dir: there is no folder {tmp_path}/secret."
+        " Create it, or name the one that has the secrets.\n"
+    )
 
 
 @pytest.mark.parametrize("blank", ["", " \n"])

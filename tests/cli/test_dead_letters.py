@@ -462,6 +462,8 @@ def test_the_list_of_parked_events_shows_heads_and_counts_those_behind(place, nu
     behind = park(place, number, 2, reason=None, last_error=None, attempts=0)
     blocked = park(place, number, 3, key="other", blocked=True)
     header, *lines = place.ok("parked", "list").splitlines()
+    listed = [json.loads(each) for each in place.ok("parked", "list", "--json").splitlines()]
+    assert [str(each["ordinal"]) for each in listed] == [each.split()[0] for each in lines]
     assert header.startswith("ID")
     assert [line.split()[0] for line in lines] == [str(head), str(blocked)]
     assert lines[0].split()[3:] == ["k", "3", "2030-01-01T00:00:00Z", "1", "Refused", "not", "today"]

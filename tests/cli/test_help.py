@@ -18,8 +18,15 @@ Usage: mailboat [OPTIONS] COMMAND [ARGS]...
 
   Carry a PostgreSQL outbox to Kafka, Pub/Sub and others.
 
-  Every command reads the manifests that say what there is: -f takes a file or a
-  folder, and may be given again.
+  Every command reads the manifests that say what there is: -f takes a file, a
+  folder or - (standard input), and may be given again. Without -f:
+  $MAILBOAT_MANIFESTS, then mailboat.yaml in this folder.
+
+  Begin with:
+    mailboat init               write mailboat.yaml
+    mailboat migrate            create the outbox in its database
+    mailboat run                deliver events
+    mailboat status --wait      until everything is delivered
 
 Options:
   --debug     Show tracebacks of errors.
@@ -27,19 +34,24 @@ Options:
   -h, --help  Show this message and exit.
 
 Commands:
-  run       Move events until SIGTERM or SIGINT.
-  consume   Run the handlers of a consumer.
-  status    Show subscriptions at a glance, once or live.
-  migrate   Create or upgrade the outbox and Mailboat's tables.
-  verify    Check the schema; print the SQL that is missing.
-  maintain  Make time partitions ahead and drop expired ones, once.
-  rebase    Go on in a restored copy of the database, or after pg_upgrade.
-  pause     Stop delivering to subscription NAME; nothing is lost.
-  resume    Go on delivering to subscription NAME, where it stopped.
-  forget    Delete a subscription's progress and events.
-  dlq       Dead letters: events that were given up on.
-  parked    Parked events: they failed, and wait for their next attempt.
-  emit      Write one event, for trying things out.
+  init        Write a first manifest to this folder.
+  check       Check manifests; needs no database and no Secret.
+  run         Move events until SIGTERM or SIGINT.
+  consume     Run the handlers of a consumer.
+  status      Show subscriptions at a glance, once or live.
+  migrate     Create or upgrade the outbox and Mailboat's tables.
+  verify      Check the schema; print the SQL that is missing.
+  maintain    Make time partitions ahead and drop expired ones, once.
+  rebase      Go on in a restored copy of the database, or after pg_upgrade.
+  pause       Stop delivering to subscription NAME; nothing is lost.
+  resume      Go on delivering to subscription NAME, where it stopped.
+  forget      Delete a subscription's progress and events.
+  dlq         Dead letters: events that were given up on.
+  parked      Parked events: they failed, and wait for their next attempt.
+  emit        Write one event, for trying things out.
+  match       Show which subscriptions take an event.
+  schema      Print the JSON Schema of manifests, for editors.
+  completion  Print the completion script of a shell.
 """
 
 
@@ -87,6 +99,15 @@ def test_a_command_costs_the_import_of_itself_only():
     script += "print([name for name in ('aiohttp', 'jwt', 'prometheus_client') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("stauts", "status"), ("replay", "dlq replay"), ("retry", "parked retry"), ("frobnicate", "")]
+)
+def test_a_misspelt_command_is_answered_with_the_nearest(typed: str, meant: str):
+    result = CliRunner().invoke(main, [typed], prog_name="mailboat")
+    assert result.exit_code == 2
+    assert (f"Did you mean {meant}?" in result.stderr) is bool(meant)
 
 
 def test_the_documentation_names_every_command():

@@ -17,8 +17,16 @@ from psycopg import sql
 from rich.console import Console
 
 from mailboat.cli.main import main
-from mailboat.cli.status import Overview, as_table
-from mailboat.cli.statuslines import HEADER, StatusLine, enriched, from_consumers, from_relays
+from mailboat.cli.status import coloured
+from mailboat.cli.statuslines import (
+    HEADER,
+    StatusLine,
+    details_text,
+    enriched,
+    from_consumers,
+    from_relays,
+    overview_text,
+)
 from mailboat.runtime.status import as_json
 from mailboat_harbor.ports import free_port
 from mailboat_harbor.postgres import Database
@@ -35,7 +43,7 @@ def test_without_any_relay_the_database_tells(place: Place):
     for number in range(3):
         place.ok("emit", "order.placed", "{}", "--key", str(number))
     header, line = place.ok("status").splitlines()
-    assert header.split("   ")[0] == "READY"
+    assert header.split("  ")[0] == "READY"
     ready, name, sink, partitions, lag, oldest, parked, dead, rate = line.split()
     assert (ready, name, sink, partitions) == ("False", "shop/to-log", "log", "0/2")
     assert (lag, parked, dead, rate) == ("3", "0", "0", "-")
@@ -67,10 +75,9 @@ def _relay_of(place: Place):
 
 
 def test_a_manifest_that_no_relay_has_run_yet_is_shown(place: Place):
-    line = place.ok("status").splitlines()[1]
-    assert line.split(maxsplit=9) == [
-        "False", "shop/to-log", "log", "0/2", "-", "-", "-", "-", "-", "no relay has run it yet",
-    ]  # fmt: skip
+    _, line, *_, error = place.ok("status").splitlines()
+    assert line.split() == ["False", "shop/to-log", "log", "0/2", "-", "-", "-", "-", "-"]
+    assert error.split(maxsplit=2) == ["shop/to-log", "-", "no relay has run it yet"]
 
 
 def test_with_a_relay_its_own_words_are_shown_too(place: Place, start_relay):
@@ -83,6 +90,13 @@ def test_with_a_relay_its_own_words_are_shown_too(place: Place, start_relay):
     # A relay that did not answer in time has no rate.
     cells = wait_until(line, what="the relay's word", met=lambda cells: cells[0] == "True" and cells[8] != "-")
     assert (cells[3], cells[8]) == ("2/2", "0.0/s")
+    assert place.ok("status").splitlines()[-1] == "relays: r1 (2 partitions)"
+    assert "owners  r1: 0, 1" in place.ok("status", "to-log").splitlines()
+    place.ok("emit", "order.placed", "{}")
+    assert place.ok("status", "--wait", "--timeout", "60s", "--interval", "0.1").splitlines()[1].split()[4:7:2] == [
+        "0",
+        "0",
+    ]
 
     def by_url() -> Result:
         return place.mailboat("status", "--url", running.address(), manifests=False)
@@ -137,7 +151,7 @@ def test_a_database_that_is_away_does_not_hide_the_others(place: Place):
     away["metadata"]["name"] = "away"
     place.write(away, name="away.yaml")
     result = place.mailboat("status")
-    _, line, remark = result.stdout.splitlines()
+    _, line, *_, remark = result.stdout.splitlines()
     assert line.split()[1] == "shop/to-log"
     assert remark.startswith("OutboxRelay shop/away (spec.database.url): ")
     assert (result.exit_code, result.stderr) == (5, "mailboat: 1 of 2 databases could not be asked.\n")
@@ -159,9 +173,7 @@ def test_what_relays_own_is_added_up():
             subscription(owned=(partition(2), partition(3)), lag=100_000, lag_bounded=True, oldest_age=90.0, rate=1.0),
         )
     )
-    assert line.cells() == (
-        "True", "shop/orders-to-kafka", "kafka", "4/4", "100004+", "1m30s", "4", "1", "14/s", "",
-    )  # fmt: skip
+    assert line.cells() == ("True", "shop/orders-to-kafka", "kafka", "4/4", "100004+", "1m30s", "4", "1", "14/s")
     assert len(line.cells()) == len(HEADER)
 
 
@@ -169,7 +181,8 @@ def test_what_relays_own_is_added_up():
     ("changes", "ready"),
     [
         ({}, "True"),
-        ({"owned": 3}, "False"),
+        ({"owners": {0: "a", 1: "a", 2: "b"}}, "False"),
+        ({"owners": {}, "sink": "pull"}, "True"),
         ({"sink_reachable": False}, "False"),
         ({"sink_reachable": None}, "True"),
         ({"state": "Paused"}, "Paused"),
@@ -178,7 +191,8 @@ def test_what_relays_own_is_added_up():
     ],
 )
 def test_who_is_ready(changes, ready):
-    plain = StatusLine("a/b", "log", "Running", 4, 4, 0, False, None, 0, 0, 0.0, True, None)
+    owners = {0: "a", 1: "a", 2: "b", 3: "b"}
+    plain = StatusLine("a/b", "log", "Running", 4, owners, lag=0, parked=0, dead=0, rate=0.0, sink_reachable=True)
     assert replace(plain, **changes).ready_text == ready
 
 
@@ -194,45 +208,42 @@ def test_a_subscription_is_failed_only_where_nobody_can_run_it():
     (line,) = from_relays(documents(lacking, subscription(owned=tuple(map(partition, range(4))))))
     assert (line.ready_text, line.last_error) == ("True", "secret kafka was not found")
     told = from_relays(documents(lacking))
-    plain = StatusLine("shop/orders-to-kafka", None, "Running", 0, 4, 7, False, 2.0, 0, 0, None, None, None)
+    plain = StatusLine("shop/orders-to-kafka", None, "Running", 4, {}, lag=7)
     assert enriched(plain, told).ready_text == "Failed"
 
 
-def test_an_error_is_one_short_safe_line():
-    (line,) = from_relays(documents(subscription(last_error="broken\n\x1b[31m" + "x" * 200)))
-    assert line.cells()[-1].startswith("broken \\x1b[31mxxx")
-    assert len(line.cells()[-1]) == 100
+def test_the_overview_fits_80_columns_and_the_details_have_the_whole_error():
+    error = "broken\n\x1b[31m" + "x" * 200
+    (line,) = from_relays(documents(subscription(last_error=error, last_error_age=192.0)))
+    text = overview_text([line, replace(line, name="shop/gone", orphaned=True, last_error=None)], 80)
+    assert max(map(len, text)) <= 80
+    name, age, shown = text[-4].split(maxsplit=2)
+    assert (name, age) == ("shop/orders-to-kafka", "3m12s")
+    assert shown.startswith("broken \\x1b[31mxxx")
+    assert shown.endswith("...")
+    assert text[-2:] == [
+        "shop/gone: no relay has it: mailboat forget shop/gone",
+        "relays: a (4 partitions)",
+    ]
+    details = details_text(line)
+    assert "owners      a: 0, 1; no owner: 2, 3" in details
+    assert details[-1] == "last error  broken\\x0a\\x1b[31m" + "x" * 200 + " (3m12s ago)"
 
 
 def test_the_database_knows_lag_and_relays_know_the_rest():
-    plain = StatusLine("shop/orders-to-kafka", None, "Running", 4, 4, 7, False, 2.0, 0, 0, None, None, None)
+    plain = StatusLine("shop/orders-to-kafka", None, "Running", 4, {}, lag=7)
     line = enriched(plain, from_relays(documents(subscription(last_error="no broker", sink_reachable=False))))
     assert (line.lag, line.rate, line.sink, line.last_error, line.ready) == (7, 12.5, "kafka", "no broker", False)
     assert enriched(replace(plain, name="a/b"), from_relays(documents(subscription()))).rate is None
 
 
-def test_on_a_narrow_terminal_names_stay_whole_and_errors_are_folded():
-    lines = from_relays(documents(subscription(last_error="the broker does not answer, and nobody knows why")))
+def test_on_a_terminal_the_readiness_is_coloured_and_nothing_is_markup():
+    (line,) = from_relays(documents(subscription(last_error="no broker [red]")))
     screen = io.StringIO()
-    Console(file=screen, force_terminal=True, color_system=None, width=100).print(
-        as_table(Overview(tuple(lines), (), ()))
-    )
-    header, line, *more = screen.getvalue().splitlines()
-    assert header.rstrip().endswith("LAST ERROR")
-    assert "shop/orders-to-kafka" in line
-    assert more, "the rest of the error"
-
-
-def test_on_a_terminal_it_is_a_table_with_remarks_below():
-    lines = from_relays(documents(subscription(last_error="no broker [red]")))
-    screen = io.StringIO()
-    overview = Overview(tuple(lines), ("no status from http://b: away",), ())
-    Console(file=screen, force_terminal=True, color_system=None, width=140).print(as_table(overview))
-    header, line, remark = (text.strip() for text in screen.getvalue().splitlines())
-    assert header.split("  ")[0] == "READY"
-    assert line.startswith("False  shop/orders-to-kafka  kafka")  # two of its four partitions are nobody's
-    assert line.endswith("no broker [red]")
-    assert remark == "no status from http://b: away"
+    console = Console(file=screen, force_terminal=True, color_system="standard", width=80)
+    console.print(coloured(overview_text([line], 80)))
+    assert "\x1b[31mFalse\x1b[0m" in screen.getvalue()  # two of its four partitions are nobody's
+    assert "no broker [red]" in screen.getvalue()
 
 
 def test_consumers_are_shown_beside_relays(tmp_path: Path):
@@ -241,14 +252,31 @@ def test_consumers_are_shown_beside_relays(tmp_path: Path):
     away = behind.model_copy(update={"source": SourceHealth(owned=1, reachable=False), "message": "no broker"})
     pulling = ConsumerReport(name="shop/view", state="Running", lag=5, dead=1)
     billing, view = from_consumers([behind, away, pulling, pulling])
-    assert billing.cells() == ("False", "shop/billing", "pull", "3/3", "10", "-", "0", "2", "-", "no broker")
-    assert view.cells() == ("True", "shop/view", "pull", "0/0", "5", "-", "0", "1", "-", "")
+    assert billing.cells() == ("False", "shop/billing", "pull", "3/3", "10", "-", "0", "2", "-")
+    assert (billing.last_error, view.last_error) == ("no broker", None)
+    assert view.cells() == ("True", "shop/view", "pull", "0/0", "5", "-", "0", "1", "-")
     source = {"kafka": {"bootstrapServers": ["kafka:9092"], "topic": "orders"}}
     body = event_subscription("billing", {"pull": {}}, source=source)
     del body["spec"]["relayRef"]
     path = tmp_path / "billing.yaml"
     path.write_text(yaml.safe_dump(body))
-    assert (
-        "shop/billing reads kafka/orders: its consumers run in the application"
-        in CliRunner().invoke(main, ["status", "-f", str(path)]).output
-    )
+    remark = "shop/billing reads kafka/orders: its consumers run in the application"
+    for arguments in (["status"], ["status", "billing"]):
+        assert remark in CliRunner().invoke(main, [*arguments, "-f", str(path)]).output
+    checked = CliRunner().invoke(main, ["check", "-f", "-"], input=path.read_text())
+    assert (checked.exit_code, checked.output) == (0, "EventSubscription shop/billing: ok\n")
+
+
+def test_scripts_wait_for_delivery_or_get_an_exit_code(place: Place):
+    asyncio.run(make_known(place.database, subscription_manifest()))
+    result = place.mailboat("status", "--wait", "--timeout", "0s")
+    assert (result.exit_code, result.stdout.splitlines()[1].split()[0]) == (1, "False")
+    assert result.stderr == "mailboat: after 0s not ready, or with events that wait: shop/to-log.\n"
+
+
+def test_a_subscription_that_nobody_serves_is_told(place: Place):
+    asyncio.run(make_known(place.database, subscription_manifest("gone")))
+    assert place.ok("status").splitlines()[-1].endswith("no relay has it: mailboat forget shop/gone")
+    (gone, _) = json.loads(place.ok("status", "--json"))["subscriptions"]
+    assert (gone["name"], gone["orphaned"], gone["owners"]) == ("shop/gone", True, {})
+    assert "It knows: shop/gone, shop/to-log" in place.mailboat("status", "nothing").stderr

@@ -36,13 +36,9 @@ def test_the_examples_run(outbox: Database) -> None:
             for user in users:
                 connection.execute(sql.SQL("drop role {}").format(sql.Identifier(user)))
         rows = connection.execute("select event_type, key from mailboat.outbox order by id").fetchall()
-    assert (
-        rows
-        == [("order.paid", "o-1")]
-        + [("line.added", "o-1")] * 3
-        + [("order.paid", "o-1")] * 2
-        + [("line.added", "o-1")] * 2
-    )
+    assert rows == [("order.paid", "o-1")] + [("line.added", "o-1")] * 3 + [("order.paid", "o-1")] * 2 + [
+        ("line.added", "o-1")
+    ] * 2 + [("order.paid", "o-1")]
 
 
 def test_the_message_that_is_shown_is_the_one_that_comes() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from mailboat.runtime.status import RelayState
+from mailboat.pump.meters import Meters
+from mailboat.runtime.status import RelayState, as_json
 from support.relay_statuses import relay, subscription
 
 OURS = {"relay": "shop/orders", "subscription": "shop/orders-to-kafka"}
@@ -46,6 +49,23 @@ async def test_a_subscription_in_numbers(client, relays):
     assert of(found, "mailboat_partitions", **OURS) == 4
     assert of(found, "mailboat_paused", **OURS) == 0
     assert of(found, "mailboat_failed", **OURS) == 0
+
+
+async def test_histograms_of_delivery(client, relays):
+    meters = Meters()
+    meters.batch.observe(3)
+    meters.delivered((datetime.now(UTC) - timedelta(seconds=2)).isoformat(), attempts=1, events=3)
+    meters.delivered("infinity", attempts=4, events=1)
+    relays.statuses = [relay(subscriptions=(subscription(meters=meters),))]
+    found = await samples(client)
+    assert of(found, "mailboat_batch_size_bucket", **OURS, le="2.0") == 0
+    assert of(found, "mailboat_batch_size_bucket", **OURS, le="5.0") == 1
+    assert of(found, "mailboat_delivery_attempts_bucket", **OURS, le="1.0") == 3
+    assert of(found, "mailboat_delivery_attempts_count", **OURS) == 4
+    assert of(found, "mailboat_delivery_attempts_sum", **OURS) == 7
+    assert of(found, "mailboat_delivery_latency_seconds_bucket", **OURS, le="1.0") == 0
+    assert of(found, "mailboat_delivery_latency_seconds_bucket", **OURS, le="+Inf") == 1
+    assert "meters" not in as_json(relays.statuses)[0]["subscriptions"][0]
 
 
 async def test_a_relay_in_numbers(client, relays):

@@ -14,6 +14,7 @@ from mailboat.errors import EventRefused
 from mailboat.events import Outgoing
 from mailboat.pump.handing import SLACK
 from mailboat.pump.retry import Policy
+from mailboat.pump.sink_health import STILL_EVERY
 from mailboat.runtime.reporting import subscription_status
 from mailboat.runtime.session import Totals
 from mailboat.sinks.memory import MemorySink
@@ -77,6 +78,7 @@ def status_of(fleet: Fleet, relay: RunningRelay) -> tuple[bool | None, str]:
 )
 @in_virtual_time
 async def test_a_sink_that_raises_is_away_and_told_once(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "mailboat")
     fleet = Fleet([subscription("broken"), subscription("well")], settings(policy=ONCE), new_sink=Broken)
     broken = fleet.sinks["shop/broken"]
     assert isinstance(broken, Broken)
@@ -84,7 +86,7 @@ async def test_a_sink_that_raises_is_away_and_told_once(how: str, caplog: pytest
     relay = fleet.start()
     events = [event.event_id for event in fleet.write(*"abcabc")]
     await until(lambda: fleet.arrived("shop/well") == events, "the other subscription", within=5)
-    await asyncio.sleep(60)
+    await asyncio.sleep(STILL_EVERY + 60)
     reachable, told = status_of(fleet, relay)
     assert not reachable
     assert "the sink failed" in told
@@ -95,7 +97,9 @@ async def test_a_sink_that_raises_is_away_and_told_once(how: str, caplog: pytest
     await fleet.all_settled()
     assert fleet.arrived("shop/broken") == events
     assert {attempt_number(message) for message in broken.arrived} == {1}, "G4"
-    assert status_of(fleet, relay)[0]
+    assert status_of(fleet, relay) == (True, ""), "a success clears the error"
+    story = [record.message.partition(":")[0] for record in caplog.records if record.name.endswith("sink_health")]
+    assert story == ["Sink unavailable", "Sink still unavailable", "Sink reachable again"]
     await fleet.stop()
 
 

@@ -305,3 +305,23 @@ async def test_a_relay_that_is_told_to_stop_while_it_hands_partitions_on_ends(pa
     await fleet.all_settled()
     await fleet.stop("two")
     assert len(set(fleet.arrived())) == 8
+
+
+@in_virtual_time
+async def test_the_log_tells_who_came_who_went_and_what_was_taken_over(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "mailboat.runtime.session")
+    fleet = Fleet([subscription(partitions=2)])
+    first = fleet.start("first")
+    await until(lambda: first.session is not None and len(first.session.owned) == 2, "the first to own all")
+    second = fleet.start("second")
+    await until(lambda: second.session is not None and len(second.session.owned) == 1, "a share", within=120)
+    await fleet.kill("second")
+    await until(lambda: first.session is not None and len(first.session.owned) == 2, "the takeover", within=120)
+    told = [record for record in caplog.records if record.message.startswith(("Relay ", "Partitions "))]
+    peers = [(each.message, vars(each)["id"]) for each in told if each.message.startswith("Relay ")]
+    assert sorted(peers[:2]) == [("Relay joined", "first"), ("Relay joined", "second")]  # one in the log of each
+    assert peers[2:] == [("Relay left", "second")]
+    takeover = told[-1]
+    assert takeover.message == "Partitions taken over from a relay that is gone"
+    assert (vars(takeover)["subscription"], vars(takeover)["from"]) == ("shop/orders", "second")
+    await fleet.end()

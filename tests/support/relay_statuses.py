@@ -58,5 +58,6 @@ def relay(**changes: Any) -> RelayStatus:
         silent=(),
         subscriptions=(subscription(),),
         stalled=False,
+        was_connected=True,
     )
     return replace(plain, **changes)

@@ -31,7 +31,7 @@ _LARGEST_INT32: Final = 2**31 - 1
 _LARGEST_INT64: Final = 2**63 - 1
 
 
-class _WithDefaults(GenerateJsonSchema):
+class WithDefaults(GenerateJsonSchema):
     """pydantic's generator with durations written as in the documentation."""
 
     def encode_default(self, dft: Any) -> Any:
@@ -40,7 +40,7 @@ class _WithDefaults(GenerateJsonSchema):
 
 def structural_schema(model: type[Model], *, report: bool) -> Schema:
     """Return the structural schema of a model. ``report`` is true for a status."""
-    document = model.model_json_schema(by_alias=True, schema_generator=_WithDefaults)
+    document = model.model_json_schema(by_alias=True, schema_generator=WithDefaults)
     return _Translation(document.get("$defs", {}), report=report).of(document)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
@@ -14,7 +13,7 @@ import click
 
 from mailboat.cli import topic_letters
 from mailboat.cli.options import Outbox, outboxes, seconds, with_manifests
-from mailboat.cli.printing import columns, counted, json_line, moment, payload_text, shortened
+from mailboat.cli.printing import columns, counted, json_line, json_row, moment, payload_text, shortened
 from mailboat.cli.selecting import Selection, found_in, with_selection
 from mailboat.cli.topic_letters import consumer_topic
 from mailboat.errors import ConfigError
@@ -50,7 +49,7 @@ def list_(
     letters = asyncio.run(found_in(outboxes(files, secrets_dir), "dlq list", selection, look))
     if as_json:
         for letter in letters:
-            click.echo(json.dumps(letter._asdict(), default=_plain, ensure_ascii=False))
+            click.echo(json_row(letter))
         return
     if not letters:
         click.echo("no dead letters" + (" match" if selection.narrows else ""))
@@ -73,10 +72,6 @@ def _cells(letter: DeadLetter) -> tuple[str, ...]:
         letter.reason,
         shortened(letter.last_error, 100),
     )
-
-
-def _plain(value: object) -> str:
-    return moment(value) if isinstance(value, datetime) else str(value)
 
 
 @dlq.command()

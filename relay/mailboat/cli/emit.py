@@ -57,13 +57,20 @@ def emit(
     content_type: str | None,
     **given: Any,
 ) -> None:
-    """Write one event of TYPE with PAYLOAD (JSON unless --content-type says otherwise; none: a tombstone)."""
-    chosen = outboxes(files, secrets_dir)
+    """Write one event of TYPE with PAYLOAD (JSON unless --content-type says otherwise; none: a tombstone).
+
+    \b
+    Examples:
+      mailboat emit order.placed '{"order": "o-1"}' --key o-1
+      mailboat emit order.placed '{"order": "o-1"}' --aggregate-type order --aggregate-id o-1 --tag eu
+      mailboat emit note.added 'plain text' --content-type text/plain
+    """
+    every = chosen = outboxes(files, secrets_dir)
     if relay is not None:
         names = [(full_name(each.relay), each.relay.metadata.name) for each in chosen]
         chosen = [each for each, name in zip(chosen, names, strict=True) if relay in name]
     if len(chosen) != 1:
-        there = ", ".join(full_name(each.relay) for each in outboxes(files, secrets_dir))
+        there = ", ".join(full_name(each.relay) for each in every)
         if not chosen:
             raise ConfigError(f"there is no OutboxRelay {relay}; the manifests have: {there}.")
         raise ConfigError(f"say which outbox with --relay; the manifests have: {there}.")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, Final
 
@@ -34,6 +35,8 @@ _EXIT_CODES: Final[tuple[tuple[type[MailboatError], int], ...]] = (
 
 
 _COMMANDS: Final = {
+    "init": "manifests",
+    "check": "manifests",
     "run": "run",
     "consume": "consume",
     "status": "status",
@@ -47,8 +50,14 @@ _COMMANDS: Final = {
     "dlq": "dlq",
     "parked": "parked",
     "emit": "emit",
+    "match": "manifests",
+    "schema": "manifests",
+    "completion": "completion",
 }
-"""Every command and its module, most used first."""
+"""Every command and its module, in the order of the help."""
+
+_SUBCOMMANDS: Final = ("dlq list", "dlq show", "dlq replay", "dlq purge", "parked retry", "parked drop")
+"""Commands of groups that people look for at the top."""
 
 
 def exit_code(error: MailboatError) -> int:
@@ -68,6 +77,18 @@ class Commands(click.Group):
         command = getattr(import_module(f"mailboat.cli.{_COMMANDS[cmd_name]}"), cmd_name)
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in _COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            meant = get_close_matches(name, _COMMANDS, 1) or [
+                each for each in _SUBCOMMANDS if each.endswith(f" {name}")
+            ]
+            hint = f" Did you mean {' or '.join(meant)}?" if meant else ""
+            ctx.fail(f"No such command {name!r}.{hint}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -95,7 +116,15 @@ class Commands(click.Group):
 def main(debug: bool) -> None:
     """Carry a PostgreSQL outbox to Kafka, Pub/Sub and others.
 
-    Every command reads the manifests that say what there is: -f takes a file or a folder, and may be given again.
+    Every command reads the manifests that say what there is: -f takes a file, a folder or - (standard input), and may
+    be given again. Without -f: $MAILBOAT_MANIFESTS, then mailboat.yaml in this folder.
+
+    \b
+    Begin with:
+      mailboat init               write mailboat.yaml
+      mailboat migrate            create the outbox in its database
+      mailboat run                deliver events
+      mailboat status --wait      until everything is delivered
     """
 
 

@@ -18,7 +18,13 @@ from mailboat.outbox.layout import Layout, renamed
 from mailboat.outbox.link import Link
 from mailboat.outbox.overview import KnownSubscription, known_subscriptions
 from mailboat.runtime.config import load
-from mailboat.runtime.secrets import DIRECTORY_VARIABLE, Secrets, database_url, find_secrets
+from mailboat.runtime.secrets import (
+    DIRECTORY_VARIABLE,
+    Secrets,
+    database_url,
+    existing_secrets_folder,
+    find_secrets,
+)
 from mailboat_spec import Duration, EventSubscription, Manifests, Ordering, OutboxRelay, Pattern, full_name
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -31,6 +37,21 @@ PATH = click.Path(path_type=Path, readable=False)
 
 MANIFESTS_VARIABLE = "MAILBOAT_MANIFESTS"
 """Default of -f. The operator sets it in relay containers; several paths are separated by colons."""
+DEFAULT_MANIFEST = Path("mailboat.yaml")
+"""Read if neither -f nor the variable names a manifest."""
+
+
+def _manifests(context: click.Context, _: click.Parameter, files: tuple[Path, ...]) -> tuple[Path, ...]:
+    """Return the files of -f or of the variable, else ``mailboat.yaml`` of the current folder."""
+    if files or context.resilient_parsing or context.params.get("urls"):
+        return files
+    if DEFAULT_MANIFEST.exists():
+        return (DEFAULT_MANIFEST,)
+    raise click.UsageError(
+        f"no manifest: give -f FILE (or -f FOLDER, or -f - for standard input), set ${MANIFESTS_VARIABLE}, or write"
+        f" {DEFAULT_MANIFEST} in this folder. `mailboat init` writes one to begin with."
+    )
+
 
 manifest_option = click.option(
     "-f",
@@ -38,10 +59,10 @@ manifest_option = click.option(
     "files",
     type=PATH,
     multiple=True,
-    required=True,
     envvar=MANIFESTS_VARIABLE,
-    help="Manifest, or folder of manifests (*.yaml, *.yml, *.json). May be given again."
-    f" [default: ${MANIFESTS_VARIABLE}]",
+    callback=_manifests,
+    help="Manifest, folder of manifests (*.yaml, *.yml, *.json), or - for standard input. May be given again."
+    f" [default: ${MANIFESTS_VARIABLE}; then ./{DEFAULT_MANIFEST}]",
 )
 secrets_option = click.option(
     "--secrets-dir",
@@ -114,9 +135,17 @@ class Outbox:
             await link.close()
 
 
-def outboxes(files: Sequence[Path], secrets_dir: Path | None) -> list[Outbox]:
+def manifests_of(files: Sequence[Path]) -> Manifests:
+    """Load manifests, which may be of consumers behind a broker only. Raise ``ConfigError`` if there is none."""
+    manifests = load(files, needs_relay=False)
+    return manifests if manifests.subscriptions else load(files)
+
+
+def outboxes(files: Sequence[Path], secrets_dir: Path | None, *, needs_relay: bool = True) -> list[Outbox]:
     """Return all OutboxRelays of the manifest files."""
-    return outboxes_of(load(files), find_secrets(secrets_dir, os.environ))
+    manifests = load(files, needs_relay=needs_relay)
+    existing_secrets_folder(secrets_dir, os.environ)
+    return outboxes_of(manifests, find_secrets(secrets_dir, os.environ))
 
 
 def outboxes_of(manifests: Manifests, secrets: Secrets) -> list[Outbox]:
@@ -138,21 +167,21 @@ def outboxes_of(manifests: Manifests, secrets: Secrets) -> list[Outbox]:
 async def find_subscription(choices: Sequence[Outbox], name: str) -> tuple[Outbox, KnownSubscription]:
     """Return the subscription of that name, with or without namespace, from any outbox. Raises ``ConfigError``."""
     known = await _known(choices)
-    found = [(outbox, each) for outbox, each in known if _is_called(each.name, name)]
+    found = [(outbox, each) for outbox, each in known if is_called(each.name, name)]
     if len(found) == 1:
         return found[0]
     if found:
         raise ConfigError(f"{name} is the name of several: {', '.join(each.name for _, each in found)}. Say which one.")
-    raise _nobody_knows(name, known)
+    raise unknown_subscription(name, [each.name for _, each in known])
 
 
 async def refuse_unknown(choices: Sequence[Outbox], name: str) -> None:
     """Raise ``ConfigError`` if no database and no manifest has a subscription of that name: probably a typo."""
-    if any(_is_called(full_name(each), name) for outbox in choices for each in outbox.subscriptions):
+    if any(is_called(full_name(each), name) for outbox in choices for each in outbox.subscriptions):
         return
     known = await _known(choices)
-    if not any(_is_called(each.name, name) for _, each in known):
-        raise _nobody_knows(name, known)
+    if not any(is_called(each.name, name) for _, each in known):
+        raise unknown_subscription(name, [each.name for _, each in known])
 
 
 async def _known(choices: Sequence[Outbox]) -> list[tuple[Outbox, KnownSubscription]]:
@@ -163,12 +192,14 @@ async def _known(choices: Sequence[Outbox]) -> list[tuple[Outbox, KnownSubscript
     return known
 
 
-def _is_called(full: str, name: str) -> bool:
+def is_called(full: str, name: str) -> bool:
+    """Return whether a name, with or without namespace, is that of a subscription."""
     return name in (full, full.partition("/")[2])
 
 
-def _nobody_knows(name: str, known: Sequence[tuple[Outbox, KnownSubscription]]) -> ConfigError:
-    names = ", ".join(each.name for _, each in known) or "none; a relay makes them when it first runs"
+def unknown_subscription(name: str, known: Sequence[str]) -> ConfigError:
+    """Return the error for a name that no subscription has, with the names that exist."""
+    names = ", ".join(known) or "none; a relay makes them when it first runs"
     return ConfigError(f"the database knows no subscription {name}. It knows: {names}.")
 
 

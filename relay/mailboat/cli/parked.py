@@ -11,7 +11,7 @@ import click
 
 from mailboat.cli.dlq import describe
 from mailboat.cli.options import outboxes, with_manifests
-from mailboat.cli.printing import columns, counted, moment, shortened
+from mailboat.cli.printing import columns, counted, json_row, moment, shortened
 from mailboat.cli.selecting import Selection, found_in, with_selection
 from mailboat.errors import ConfigError
 from mailboat.outbox import parkinglot
@@ -29,10 +29,15 @@ def parked() -> None:
 @with_manifests
 @with_selection
 @click.option("--behind", is_flag=True, help="Show those that wait behind their key's head, too.")
-def list_(files: tuple[Path, ...], secrets_dir: Path | None, selection: Selection, behind: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object per line.")
+def list_(files: tuple[Path, ...], secrets_dir: Path | None, selection: Selection, behind: bool, as_json: bool) -> None:
     """List the heads of parked keys; BEHIND counts the later events of the same key."""
     look = partial(parkinglot.list_parked, behind=behind, limit=selection.limit)
     events = asyncio.run(found_in(outboxes(files, secrets_dir), "parked list", selection, look))
+    if as_json:
+        for event in events:
+            click.echo(json_row(event))
+        return
     if not events:
         click.echo("nothing is parked" + (" that matches" if selection.narrows else ""))
         return

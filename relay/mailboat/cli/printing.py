@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 from mailboat.terminals import safe
 
@@ -20,16 +20,27 @@ def shortened(text: str, width: int) -> str:
     return line if len(line) <= width else line[: width - 3] + "..."
 
 
-def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def columns(header: Sequence[str], rows: Iterable[Sequence[str]], gap: int = 3) -> list[str]:
     """Return aligned lines in the style of kubectl."""
     table = [list(header), *([safe(cell) for cell in row] for row in rows)]
     widths = [max(len(row[place]) for row in table) for place in range(len(header))]
-    return ["   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+    return [
+        (" " * gap).join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
+    ]
 
 
 def moment(time: datetime | None) -> str:
     """Format a time in UTC, to the second."""
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if time is not None else "-"
+
+
+def json_row(row: Any) -> str:
+    """Return a named tuple as one line of JSON, for programs."""
+
+    def plain(value: object) -> str:
+        return moment(value) if isinstance(value, datetime) else str(value)
+
+    return json.dumps(row._asdict(), default=plain, ensure_ascii=False)
 
 
 def age(seconds: float | None) -> str:

@@ -20,9 +20,10 @@ from mailboat.errors import ConfigError, MailboatError
 from mailboat.http.callers import Callers, Signatures
 from mailboat.http.server import parse_address
 from mailboat.logs import LogFormat, configure
-from mailboat.runtime.config import load
+from mailboat.runtime.advice import warnings
+from mailboat.runtime.config import STANDARD_INPUT, load
 from mailboat.runtime.garbage import settle_collector
-from mailboat.runtime.secrets import find_secrets, secrets_folder
+from mailboat.runtime.secrets import existing_secrets_folder, find_secrets, secrets_folder
 
 log = logging.getLogger("mailboat.run")
 
@@ -83,10 +84,14 @@ def run(
         raise click.UsageError("--control-keys and --audience go together: a signed call names the relay it is for")
     if control_keys is not None and not follow and not control_keys.is_file():  # with --follow it may appear later
         raise ConfigError(f"--control-keys: {control_keys} is no file. Write the public keys into it first.")
+    if follow and STANDARD_INPUT in files:
+        raise click.UsageError("--follow watches files: it can't watch standard input (-f -)")
     manifests = None if follow else load(files)
+    for warning in warnings(manifests) if manifests is not None else ():
+        log.warning("Probably a mistake in a manifest: %s.", warning)
     orders = Orders(
         files,
-        secrets_folder(secrets_dir, os.environ),
+        (secrets_folder if follow else existing_secrets_folder)(secrets_dir, os.environ),
         find_secrets(secrets_dir, os.environ),
         relay_id or f"{socket.gethostname()}-{random_tokens.token_hex(3)}",
         parse_address(listen),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +15,35 @@ import click
 from click.core import ParameterSource
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
-from mailboat.cli.options import MANIFESTS_VARIABLE, PATH, Outbox, outboxes, outboxes_of, secrets_option
-from mailboat.cli.printing import columns, counted
+from mailboat.cli.options import (
+    Outbox,
+    is_called,
+    manifest_option,
+    outboxes,
+    seconds,
+    secrets_option,
+    unknown_subscription,
+)
+from mailboat.cli.printing import age, counted
 from mailboat.cli.statuslines import (
-    HEADER,
     StatusLine,
+    details_text,
     enriched,
     from_consumers,
     from_database,
     from_relays,
     not_started,
+    overview_text,
 )
-from mailboat.errors import DatabaseUnavailable
+from mailboat.errors import DatabaseUnavailable, MailboatError
 from mailboat.http.client import Answer, ask
 from mailboat.outbox.overview import known_relays, known_subscriptions, waiting
 from mailboat.runtime.config import load
-from mailboat.runtime.secrets import find_secrets
 from mailboat.terminals import safe
 from mailboat_spec import full_name
 
-_RIGHT = {"PARTITIONS", "LAG", "OLDEST", "PARKED", "DEAD", "RATE"}
 _COLOURS = {"True": "green", "Paused": "yellow", "False": "red", "Failed": "red", "Deleted": "yellow"}
 
 
@@ -53,100 +60,168 @@ class Overview:
 
 
 @click.command(short_help="Show subscriptions at a glance, once or live.")
-@click.option(
-    "-f",
-    "--file",
-    "files",
-    type=PATH,
-    multiple=True,
-    envvar=MANIFESTS_VARIABLE,
-    help=f"Manifest or folder: asks the database, and the relays it knows. [default: ${MANIFESTS_VARIABLE}]",
-)
+@click.argument("name", required=False)
+@manifest_option
 @secrets_option
 @click.option(
     "--url",
     "urls",
     multiple=True,
+    is_eager=True,  # parsed before -f, whose default does not apply then
     metavar="URL",
-    help="Ask this relay or consumer, without a database. May be given again.",
+    help="Ask this relay or consumer, without manifests and database. May be given again.",
 )
 @click.option("--watch", is_flag=True, help="Show it again and again, until interrupted.")
 @click.option(
-    "--interval", type=click.FloatRange(min=0.1), default=2.0, show_default=True, help="Seconds, for --watch."
+    "--interval",
+    type=click.FloatRange(min=0.1),
+    default=2.0,
+    show_default=True,
+    help="Seconds, for --watch and --wait.",
+)
+@click.option("--wait", is_flag=True, help="Wait until all are ready and nothing waits (LAG and PARKED 0).")
+@click.option(
+    "--timeout",
+    type=seconds,
+    metavar="DURATION",
+    default="5m",
+    show_default=True,
+    help="For --wait: exit code 1 after this time; 0s looks once.",
 )
 @click.option("--json", "as_json", is_flag=True, help="For programs: one JSON document (with --watch: one per line).")
+@click.pass_context
 def status(
+    context: click.Context,
+    name: str | None,
     files: tuple[Path, ...],
     secrets_dir: Path | None,
     urls: tuple[str, ...],
     watch: bool,
     interval: float,
+    wait: bool,
+    timeout: float,
     as_json: bool,
 ) -> None:
-    """Show subscriptions: who is ready, how far behind, what is parked and dead.
+    """Show subscriptions: which are ready, how far behind, what is parked and dead.
 
-    With -f it works even while no relay runs. LAG counts up to a bound, and then says so (100000+). RATE and the state
-    of sinks come from relays, and are "-" where none answers.
+    With NAME: everything about one subscription, with the owner of every partition and the whole last error.
+
+    Works even while no relay runs. LAG counts up to a bound, and then says so (100000+). RATE and the state of sinks
+    come from relays, and are "-" where none answers. LAST ERROR disappears once delivery succeeds again.
+
+    \b
+    Examples:
+      mailboat status -f manifests/
+      mailboat status orders-to-kafka
+      mailboat status --wait --timeout 60s && echo delivered
+      mailboat status --json | jq '.subscriptions[] | select(.ready | not)'
     """
-    if urls and click.get_current_context().get_parameter_source("files") is ParameterSource.ENVIRONMENT:
-        files = ()
-    if bool(files) == bool(urls):
-        raise click.UsageError("give either -f or --url")
-    chosen, elsewhere = _chosen(files, secrets_dir) if files else ([], [])
+    given = context.get_parameter_source("files") is ParameterSource.COMMANDLINE
+    if (given and urls) or (watch and wait):
+        raise click.UsageError("give either -f or --url" if urls else "give either --watch or --wait")
+    consumed = {} if urls else _consumed(files)
+    chosen = [] if urls else outboxes(files, secrets_dir, needs_relay=not consumed)
+    view = View(chosen, urls, consumed, name)
     try:
-        asyncio.run(_show(chosen, urls, interval if watch else None, as_json, elsewhere))
+        if wait:
+            asyncio.run(_wait(view, interval, timeout, as_json))
+        else:
+            asyncio.run(_show(view, interval if watch else None, as_json))
     except KeyboardInterrupt:
         if not watch:
             raise
 
 
-def _chosen(files: Sequence[Path], secrets_dir: Path | None) -> tuple[list[Outbox], list[str]]:
-    """Return the outboxes of the manifests, and remarks about subscriptions that read a broker."""
-    manifests = load(files, needs_relay=False)
-    consumed = [each for each in manifests.subscriptions if each.spec.source is not None]
-    if not consumed:
-        return outboxes(files, secrets_dir), []
-    remarks = [
-        f"{full_name(each)} reads {each.spec.source_name}: its consumers run in the application; ask them with --url,"
-        " or kubectl get evs"
-        for each in consumed
-    ]
-    return outboxes_of(manifests, find_secrets(secrets_dir, os.environ)), remarks
+def _consumed(files: Sequence[Path]) -> dict[str, str]:
+    """Return a remark by name about each subscription of the manifests that reads a broker."""
+    return {
+        full_name(each): f"{full_name(each)} reads {each.spec.source_name}: its consumers run in the application;"
+        " ask them with --url, or kubectl get evs"
+        for each in load(files, needs_relay=False).subscriptions
+        if each.spec.source is not None
+    }
 
 
-async def _show(
-    chosen: Sequence[Outbox], urls: Sequence[str], every: float | None, as_json: bool, elsewhere: Sequence[str]
-) -> None:
+@dataclass(frozen=True, slots=True)
+class View:
+    """What is asked, and which subscription is shown (None: all)."""
+
+    chosen: Sequence[Outbox]
+    urls: Sequence[str]
+    consumed: Mapping[str, str]
+    """Subscriptions that no database knows, with a remark about each."""
+    name: str | None
+
+    async def overview(self) -> Overview:
+        whole = await _overview(self.chosen, self.urls)
+        if self.name is None:
+            return replace(whole, remarks=(*self.consumed.values(), *whole.remarks))
+        lines = tuple(line for line in whole.lines if is_called(line.name, self.name))
+        remarks = [remark for full, remark in self.consumed.items() if is_called(full, self.name)]
+        if not lines and not remarks and not whole.away:
+            raise unknown_subscription(self.name, [line.name for line in whole.lines])
+        return replace(whole, lines=lines, remarks=(*remarks, *whole.remarks))
+
+    async def overview_or_trouble(self) -> Overview:
+        """Return the overview or, for a live view that must continue, an overview with the error."""
+        try:
+            return await self.overview()
+        except DatabaseUnavailable as error:
+            return Overview((), tuple(safe(line) for line in str(error).splitlines()), ())
+
+    def text(self, overview: Overview) -> list[str]:
+        if self.name is not None:
+            return [text for line in overview.lines for text in details_text(line)] + list(overview.remarks)
+        width = max(80, shutil.get_terminal_size().columns)
+        return [*overview_text(overview.lines, width), *overview.remarks]
+
+
+async def _show(view: View, every: float | None, as_json: bool) -> None:
     console = Console()
     if console.is_terminal and not as_json and every is not None:
         with Live(console=console, screen=False, auto_refresh=False) as live:
             while True:
-                live.update(as_table(await _overview_or_trouble(chosen, urls, elsewhere)), refresh=True)
+                live.update(coloured(view.text(await view.overview_or_trouble())), refresh=True)
                 await asyncio.sleep(every)
     while True:
-        overview = await (_overview if every is None else _overview_or_trouble)(chosen, urls, elsewhere)
-        if as_json:
-            click.echo(_json(overview, indent=None if every is not None else 2))
-        elif console.is_terminal:
-            console.print(as_table(overview))
-        else:
-            click.echo("\n".join([*columns(HEADER, (line.cells() for line in overview.lines)), *overview.remarks]))
+        overview = await (view.overview if every is None else view.overview_or_trouble)()
+        _print(view, overview, as_json, indent=2 if every is None else None)
         if every is None:
             if overview.away:
-                raise DatabaseUnavailable(f"{overview.away} of {counted(len(chosen), 'database')} could not be asked.")
+                databases = counted(len(view.chosen), "database")
+                raise DatabaseUnavailable(f"{overview.away} of {databases} could not be asked.")
             return
         await asyncio.sleep(every)
 
 
-async def _overview_or_trouble(chosen: Sequence[Outbox], urls: Sequence[str], elsewhere: Sequence[str]) -> Overview:
-    """Return the overview or, for a live view that must continue, an overview with the error."""
-    try:
-        return await _overview(chosen, urls, elsewhere)
-    except DatabaseUnavailable as error:
-        return Overview((), tuple(safe(line) for line in str(error).splitlines()), ())
+async def _wait(view: View, every: float, timeout: float, as_json: bool) -> None:
+    """Print the overview once all subscriptions are ready and caught up. Raise `MailboatError` after the timeout."""
+    deadline = time.monotonic() + timeout
+    while True:
+        overview = await view.overview_or_trouble()
+        waited_for = [line for line in overview.lines if not line.orphaned and line.state != "Deleted"]
+        done = bool(waited_for) and not overview.away and all(line.caught_up for line in waited_for)
+        if done or time.monotonic() >= deadline:
+            _print(view, overview, as_json, indent=2)
+            if not done:
+                names = ", ".join(line.name for line in waited_for if not line.caught_up) or "no subscription"
+                raise MailboatError(f"after {age(timeout)} not ready, or with events that wait: {names}.")
+            return
+        await asyncio.sleep(min(every, max(0.0, deadline - time.monotonic())))
 
 
-async def _overview(chosen: Sequence[Outbox], urls: Sequence[str], elsewhere: Sequence[str]) -> Overview:
+def _print(view: View, overview: Overview, as_json: bool, indent: int | None) -> None:
+    if as_json:
+        click.echo(_json(overview, indent=indent))
+        return
+    console = Console()
+    if console.is_terminal:
+        console.print(coloured(view.text(overview)), soft_wrap=True)
+    else:
+        click.echo("\n".join(view.text(overview)))
+
+
+async def _overview(chosen: Sequence[Outbox], urls: Sequence[str]) -> Overview:
     if urls:
         answers = await ask(urls)
         if all(answer.error for answer in answers):
@@ -158,7 +233,7 @@ async def _overview(chosen: Sequence[Outbox], urls: Sequence[str], elsewhere: Se
         lines = sorted([*lines, *(line for line in consumed if line.name not in names)], key=lambda line: line.name)
         return Overview(tuple(lines), tuple(_remarks(answers)), tuple(relays))
     lines = []
-    remarks: list[str] = [*elsewhere]
+    remarks: list[str] = []
     documents: list[dict[str, Any]] = []
     away: list[str] = []
     for outbox in chosen:
@@ -213,22 +288,12 @@ def _silence(answer: Answer) -> str:
     return safe(f"no status from {answer.url}: {answer.error}")
 
 
-def as_table(overview: Overview) -> Table:
-    """Format an overview for a terminal."""
-    table = Table(
-        box=None,
-        pad_edge=False,
-        caption=Text("\n".join(overview.remarks)) if overview.remarks else None,
-        caption_justify="left",
-    )
-    *narrow, error = HEADER
-    for name in narrow:  # cells that users copy must not be wrapped; in a narrow terminal only errors are folded
-        table.add_column(name, justify="right" if name in _RIGHT else "left", overflow="fold", no_wrap=True)
-    table.add_column(error, overflow="fold", min_width=len(error))
-    for line in overview.lines:
-        ready, *rest = line.cells()
-        table.add_row(Text(ready, style=_COLOURS[ready]), *(Text(safe(cell)) for cell in rest))
-    return table
+def coloured(lines: Sequence[str]) -> Text:
+    """Return the lines for a terminal, with the word of readiness in colour."""
+    text = Text("\n".join(lines))
+    for word, colour in _COLOURS.items():
+        text.highlight_regex(rf"(?m)^(ready  +)?{word}(?=  )|^ready  +{word}$", colour)
+    return text
 
 
 def _json(overview: Overview, indent: int | None) -> str:

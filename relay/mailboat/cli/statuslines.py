@@ -1,23 +1,24 @@
 """Lines of ``mailboat status``, one per subscription, merged from the status of relays and the database.
 
 The database has the progress, even if no relay runs. Relays have rates, errors and the state of sinks. Pure functions
-from documents and rows to lines.
+from documents and rows to lines, and from lines to text.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mailboat.cli.printing import age, shortened
+from mailboat.cli.printing import age, columns, counted, shortened
 from mailboat.outbox.overview import KnownSubscription, Waiting
+from mailboat.terminals import safe
 from mailboat_spec import EventSubscription, full_name
 from mailboat_spec.consumer_report import ConsumerReport
 
-HEADER = ("READY", "NAME", "SINK", "PARTITIONS", "LAG", "OLDEST", "PARKED", "DEAD", "RATE", "LAST ERROR")
-_ERROR_WIDTH = 100
+HEADER = ("READY", "NAME", "SINK", "OWNED", "LAG", "OLDEST", "PARKED", "DEAD", "RATE")
+_RELAYS_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,23 +28,42 @@ class StatusLine:
     name: str
     sink: str | None
     state: str
-    owned: int
     partitions: int
-    lag: int | None
-    bounded: bool
-    oldest_age: float | None
-    parked: int | None
-    dead: int | None
-    rate: float | None
-    sink_reachable: bool | None
-    last_error: str | None
+    owners: Mapping[int, str] = field(default_factory=dict)
+    """Partition -> relay."""
+    held: int = 0
+    """Number of partitions that consumers behind a broker hold."""
+    lag: int | None = None
+    bounded: bool = False
+    oldest_age: float | None = None
+    parked: int | None = None
+    dead: int | None = None
+    rate: float | None = None
+    sink_reachable: bool | None = None
+    last_error: str | None = None
     last_error_age: float | None = None
     """Seconds since the error happened; None or 0 while it lasts."""
+    orphaned: bool = False
+    """No manifest here and no live relay has the subscription, so its events wait for ever."""
+
+    @property
+    def owned(self) -> int:
+        """Number of partitions that a live relay owns or a consumer holds."""
+        return len(self.owners) or self.held
 
     @property
     def ready(self) -> bool:
-        """True if the subscription runs, every partition has an owner, and the sink is not known to be unavailable."""
-        return self.state == "Running" and self.owned == self.partitions and self.sink_reachable is not False
+        """True if the subscription runs, every partition has an owner, and the sink is not known to be unavailable.
+
+        Partitions of a pull subscription have no owner: a consumer takes a free one for each transaction.
+        """
+        owned = self.sink == "pull" or self.owned == self.partitions
+        return self.state == "Running" and owned and self.sink_reachable is not False
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether the subscription is ready and has no event left to deliver, as ``status --wait`` requires."""
+        return self.ready and self.lag == 0 and self.parked == 0
 
     @property
     def ready_text(self) -> str:
@@ -61,13 +81,7 @@ class StatusLine:
             "-" if self.parked is None else str(self.parked),
             "-" if self.dead is None else str(self.dead),
             "-" if self.rate is None else f"{self.rate:.0f}/s" if self.rate >= 10 else f"{self.rate:.1f}/s",
-            shortened(self._error, _ERROR_WIDTH) if self.last_error else "",
         )
-
-    @property
-    def _error(self) -> str:
-        ago = self.last_error_age or 0.0
-        return f"{age(ago)} ago: {self.last_error}" if ago >= 1.0 else self.last_error or ""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -76,6 +90,7 @@ class StatusLine:
             "state": self.state,
             "sink": self.sink,
             "owned": self.owned,
+            "owners": {str(partition): relay for partition, relay in sorted(self.owners.items())},
             "partitions": self.partitions,
             "lag": self.lag,
             "lagBounded": self.bounded,
@@ -86,25 +101,66 @@ class StatusLine:
             "sinkReachable": self.sink_reachable,
             "lastError": self.last_error,
             "lastErrorAge": self.last_error_age,
+            "orphaned": self.orphaned,
         }
+
+
+def overview_text(lines: Sequence[StatusLine], width: int) -> list[str]:
+    """Return the table, then the last errors, the orphaned subscriptions and the relays, within ``width`` columns."""
+    text = columns(HEADER, (line.cells() for line in lines), gap=2)
+    if troubled := [line for line in lines if line.last_error]:
+        ages = [age(line.last_error_age or None) for line in troubled]
+        room = max(20, width - max(len(line.name) for line in troubled) - max(3, *map(len, ages)) - 4)
+        errors = [shortened(line.last_error or "", room) for line in troubled]
+        rows = zip((line.name for line in troubled), ages, errors, strict=True)
+        text += ["", *columns(("NAME", "AGO", "LAST ERROR"), rows, gap=2)]
+    notes = [f"{line.name}: no relay has it: mailboat forget {line.name}" for line in lines if line.orphaned]
+    counts: dict[str, int] = defaultdict(int)
+    for line in lines:
+        for relay in line.owners.values():
+            counts[relay] += 1
+    if counts:
+        shown = [f"{relay} ({counted(count, 'partition')})" for relay, count in sorted(counts.items())]
+        more = f" and {len(shown) - _RELAYS_SHOWN} more" if len(shown) > _RELAYS_SHOWN else ""
+        notes.append(f"relays: {', '.join(shown[:_RELAYS_SHOWN])}{more}")
+    return [*text, *([""] if notes else []), *(safe(note) for note in notes)]
+
+
+def details_text(line: StatusLine) -> list[str]:
+    """Return all fields of one subscription, with the owner of every partition and the whole last error."""
+    fields = dict(zip((name.lower() for name in HEADER), line.cells(), strict=True))
+    partitions: dict[str, list[int]] = defaultdict(list)
+    for partition in range(line.partitions):
+        partitions[line.owners.get(partition, "no owner")].append(partition)
+    if line.sink != "pull":
+        owners = (f"{relay}: {', '.join(map(str, numbers))}" for relay, numbers in sorted(partitions.items()))
+        fields["owners"] = "; ".join(owners)
+    if line.orphaned:
+        fields["orphaned"] = f"no relay has it: mailboat forget {line.name}"
+    if line.last_error:
+        when = f" ({age(line.last_error_age)} ago)" if line.last_error_age else ""
+        fields["last error"] = f"{line.last_error}{when}"
+    width = max(map(len, fields))
+    return [f"{name:<{width}}  {safe(value)}" for name, value in fields.items()]
 
 
 def from_relays(relays: Iterable[Mapping[str, Any]]) -> list[StatusLine]:
     """Return a line per subscription, summed over the ``/status`` documents of relays."""
-    parts: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    parts: dict[str, list[tuple[str, Mapping[str, Any]]]] = defaultdict(list)
     for relay in relays:
         for subscription in relay.get("subscriptions", ()):
-            parts[str(subscription["name"])].append(subscription)
+            parts[str(subscription["name"])].append((str(relay.get("relay")), subscription))
     return [_added_up(name, of_it) for name, of_it in sorted(parts.items())]
 
 
-def _added_up(name: str, parts: Sequence[Mapping[str, Any]]) -> StatusLine:
+def _added_up(name: str, told: Sequence[tuple[str, Mapping[str, Any]]]) -> StatusLine:
+    parts = [part for _, part in told]
     ages = [part["oldestAge"] for part in parts if part["oldestAge"] is not None]
     return StatusLine(
         name=name,
         sink=str(parts[0]["sink"]),
         state=_state([str(part["state"]) for part in parts]),
-        owned=sum(len(part["owned"]) for part in parts),
+        owners={owned["partition"]: relay for relay, part in told for owned in part["owned"]},
         partitions=max(part["partitions"] for part in parts),
         lag=sum(part["lag"] for part in parts),
         bounded=any(part["lagBounded"] for part in parts),
@@ -129,19 +185,18 @@ def from_consumers(reports: Iterable[ConsumerReport]) -> list[StatusLine]:
 def _consumed(name: str, parts: Sequence[ConsumerReport]) -> StatusLine:
     # Each report of a pull consumer covers the whole subscription, each of a consumer with a source its partitions.
     whole = sum if parts[0].source is not None else max
-    owned = sum(part.source.owned for part in parts if part.source is not None)
+    held = sum(part.source.owned for part in parts if part.source is not None)
     return StatusLine(
         name=name,
         sink="pull",
         state=_state([part.state for part in parts]),
-        owned=owned,
-        partitions=owned,
+        partitions=held,
+        held=held,
         lag=whole(part.lag for part in parts),
         bounded=any(part.lag_bounded for part in parts),
         oldest_age=max((part.oldest_age for part in parts if part.oldest_age is not None), default=None),
         parked=whole(part.parked for part in parts),
         dead=whole(part.dead for part in parts),
-        rate=None,
         sink_reachable=all(_reaches_all(part) for part in parts),
         last_error=next((text for part in parts for text in (part.message, part.last_error) if text), None),
     )
@@ -169,21 +224,21 @@ def _state(states: Sequence[str]) -> str:
 
 def from_database(known: KnownSubscription, waiting: Waiting, manifests: Iterable[EventSubscription]) -> StatusLine:
     """Return the line from the database alone, as if no relay runs."""
-    sink = next((manifest.spec.sink.kind for manifest in manifests if full_name(manifest) == known.name), None)
+    manifest = next((each for each in manifests if full_name(each) == known.name), None)
     return StatusLine(
         name=known.name,
-        sink=sink,
+        sink=manifest.spec.sink.kind if manifest else None,
         state=known.state,
-        owned=known.owned,
+        owners=known.owners,
         partitions=known.partitions,
         lag=waiting.lag,
         bounded=waiting.bounded,
         oldest_age=waiting.oldest_age,
         parked=waiting.parked,
         dead=waiting.dead,
-        rate=None,
-        sink_reachable=None,
         last_error=_kept(known) or known.paused_reason or known.parked_error,
+        last_error_age=None if known.kept_until or known.paused_reason else known.parked_error_age,
+        orphaned=manifest is None and not known.served and known.state != "Deleted",
     )
 
 
@@ -199,15 +254,7 @@ def not_started(manifest: EventSubscription) -> StatusLine:
         name=full_name(manifest),
         sink=manifest.spec.sink.kind,
         state=manifest.spec.state.value,
-        owned=0,
         partitions=manifest.spec.partitions,
-        lag=None,
-        bounded=False,
-        oldest_age=None,
-        parked=None,
-        dead=None,
-        rate=None,
-        sink_reachable=None,
         last_error="no relay has run it yet",
     )
 
@@ -216,13 +263,14 @@ def enriched(line: StatusLine, told: Iterable[StatusLine]) -> StatusLine:
     """Return the database's line with the fields that only relays report."""
     for relay in told:
         if relay.name == line.name:
+            own = bool(relay.last_error)
             return replace(
                 line,
                 sink=line.sink or relay.sink,
                 state="Failed" if relay.state == "Failed" else line.state,
                 rate=relay.rate,
                 sink_reachable=relay.sink_reachable,
-                last_error=relay.last_error or line.last_error,
-                last_error_age=relay.last_error_age if relay.last_error else None,
+                last_error=relay.last_error if own else line.last_error,
+                last_error_age=relay.last_error_age if own else line.last_error_age,
             )
     return line

@@ -9,12 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
+from mailboat.pump.meters import Histogram, Meters
 from mailboat.runtime.status import RelayState, RelayStatus, SubscriptionStatus
 
 Statuses = Callable[[], Sequence[RelayStatus]]
@@ -44,6 +53,17 @@ _COUNTERS: tuple[tuple[str, str, Callable[[SubscriptionStatus], float]], ...] = 
 )
 
 
+_HISTOGRAMS: tuple[tuple[str, str, Callable[[Meters], Histogram]], ...] = (
+    (
+        "mailboat_delivery_latency_seconds",
+        "From the insert of an event to its acknowledgement: the oldest event of each delivered batch.",
+        lambda meters: meters.latency,
+    ),
+    ("mailboat_batch_size", "Messages per batch that was passed to the destination.", lambda meters: meters.batch),
+    ("mailboat_delivery_attempts", "Attempts that each delivered event took.", lambda meters: meters.attempts),
+)
+
+
 class StatusCollector(Collector):
     """Reads the status of the relays at every scrape; keeps no state."""
 
@@ -60,6 +80,22 @@ class StatusCollector(Collector):
             yield _filled(GaugeMetricFamily(name, text, labels=_BY_SUBSCRIPTION), statuses, value)
         for name, text, value in _COUNTERS:
             yield _filled(CounterMetricFamily(name, text, labels=_BY_SUBSCRIPTION), statuses, value)
+        for name, text, histogram in _HISTOGRAMS:
+            yield _histogram(HistogramMetricFamily(name, text, labels=_BY_SUBSCRIPTION), statuses, histogram)
+
+
+def _histogram(
+    family: HistogramMetricFamily, statuses: Sequence[RelayStatus], chosen: Callable[[Meters], Histogram]
+) -> Metric:
+    for relay in statuses:
+        for subscription in relay.subscriptions:
+            if subscription.meters is None:
+                continue
+            histogram = chosen(subscription.meters)
+            bounds = (*map(floatToGoString, histogram.bounds), "+Inf")
+            buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
+            family.add_metric([relay.name, subscription.name], buckets, histogram.total)
+    return family
 
 
 def _filled(

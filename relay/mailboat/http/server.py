@@ -1,4 +1,4 @@
-"""The relay's HTTP server: /livez, /readyz, /status, /metrics, PUT /assignment and PUT /config.
+"""The relay's HTTP server: a page at /, /livez, /readyz, /status, /metrics, PUT /assignment and PUT /config.
 
 Meaning of the probes, on which restarts and rollouts depend:
 
@@ -26,6 +26,7 @@ from mailboat.errors import ConfigError, DatabaseUnavailable, MailboatError
 from mailboat.http.assignment import LARGEST, Assign, follow, parse
 from mailboat.http.callers import Callers
 from mailboat.http.metrics import Metrics
+from mailboat.http.page import SECURITY_HEADERS, page
 from mailboat.runtime.followed import ConfigReport, OlderConfig
 from mailboat.runtime.status import RelayState, RelayStatus, as_json
 from mailboat_spec.listener import listen
@@ -75,10 +76,10 @@ class Surface:
         self._told = told
         self._configure = configure
         self._metrics = Metrics(statuses)
-        self._connected_once: set[str] = set()
 
     def application(self) -> web.Application:
         application = web.Application(client_max_size=LARGEST)
+        application.router.add_get("/", self._page)
         application.router.add_get("/livez", self._livez)
         application.router.add_get("/readyz", self._readyz)
         application.router.add_get("/status", self._status)
@@ -86,6 +87,10 @@ class Surface:
         application.router.add_put("/assignment", self._assignment)
         application.router.add_put("/config", self._config)
         return application
+
+    async def _page(self, _: web.Request) -> web.Response:
+        text = page(self._statuses(), self._told().config.error)
+        return web.Response(text=text, content_type="text/html", charset="utf-8", headers=SECURITY_HEADERS)
 
     async def _livez(self, _: web.Request) -> web.Response:
         stalled = [status.name for status in self._statuses() if status.stalled]
@@ -95,12 +100,11 @@ class Surface:
 
     async def _readyz(self, _: web.Request) -> web.Response:
         statuses = self._statuses()
-        self._connected_once |= {status.name for status in statuses if status.state is RelayState.RUNNING}
         if self._stopping() or any(status.state is RelayState.STOPPING for status in statuses):
             return _text("stopping", 503)
         if not statuses:
             return _text(f"no configuration yet: {self._told().config.error or 'waiting for it'}", 503)
-        waiting = [status for status in statuses if status.name not in self._connected_once]
+        waiting = [status for status in statuses if not status.was_connected]
         if waiting:
             lines = (f"{status.name}: {status.state}: {status.message or 'not connected yet'}" for status in waiting)
             return _text("\n".join(lines), 503)

@@ -644,6 +644,55 @@ begin
 end
 $$;
 
+-- Ids of type uuid, for each type of payload: no such argument has a default, so that a call without it stays unambiguous, and an
+-- untyped literal or parameter still finds the functions above (Postgres prefers text for it).
+do $$
+declare
+    payload text;
+    ids     text;
+begin
+    foreach payload in array array['jsonb', 'json', 'bytea', 'text'] loop
+        -- In an order of their own, since functions of one name differ by the types of their arguments.
+        foreach ids in array array[
+            'aggregate_id uuid, aggregate_type text default null, key text default null, event_id uuid default null',
+            'key uuid, event_id uuid default null, aggregate_type text default null, aggregate_id text default null',
+            'aggregate_id uuid, key uuid, aggregate_type text default null, event_id uuid default null'] loop
+            execute format($function$
+                create function mailboat.emit(
+                    event_type text, payload %s, %s, content_type text default null, headers jsonb default null, tags text[] default '{}',
+                    traceparent text default null, ordered boolean default true, outbox text default 'mailboat.outbox'
+                ) returns uuid
+                    language sql
+                    return mailboat.emit(event_type, payload, aggregate_type, aggregate_id::text, key::text, event_id, content_type,
+                                         headers, tags, traceparent, ordered, outbox)$function$, payload, ids);
+        end loop;
+    end loop;
+end
+$$;
+
+-- For writers that can only INSERT, such as an ORM's model: a row becomes a call of mailboat.emit, with its checks and its defaults
+-- (the key is the aggregate id). The outbox itself has no such help: its payload is bytea, whose input syntax changes backslashes.
+create view mailboat.new_events as
+    select null::uuid as event_id, null::text as event_type, null::text as aggregate_type, null::text as aggregate_id, null::text as key,
+           null::jsonb as payload, null::jsonb as headers, null::text[] as tags, null::text as traceparent, null::boolean as ordered,
+           null::text as outbox
+    where false;
+
+comment on view mailboat.new_events is 'Insert here to emit, if mailboat.emit(...) cannot be called. Always empty.';
+
+create function mailboat.insert_event() returns trigger
+    language plpgsql
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    new.event_id := mailboat.emit(new.event_type, new.payload, new.aggregate_type, new.aggregate_id, new.key, new.event_id, null,
+                                  new.headers, new.tags, new.traceparent, new.ordered, coalesce(new.outbox, 'mailboat.outbox'));
+    return new;
+end
+$$;
+
+create trigger emit instead of insert on mailboat.new_events for each row execute function mailboat.insert_event();
+
 -- Many at once, in one statement: an array of objects whose fields are named as the arguments of mailboat.emit. The
 -- payload is any JSON (with another content_type: a string, sent as its text); none, or null, is a tombstone.
 -- Returns the event ids in the same order.
@@ -758,6 +807,7 @@ begin
             execute format('grant insert (event_id, event_type, aggregate_type, aggregate_id, key, payload, content_type, headers,'
                            ' tags, traceparent) on %s to %s', outbox.name, outbox.writer);
             execute format('grant usage on sequence %s to %s', outbox.sequence, outbox.writer);
+            execute format('grant insert on mailboat.new_events to %s', outbox.writer);
         end if;
         continue when outbox.relay is null;
         execute format('grant usage on schema mailboat, %I to %s', outbox.schema_name, outbox.relay);

@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 import psycopg
+from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
 from mailboat.outbox.migrate import MigrationReport
@@ -16,8 +17,8 @@ from mailboat.outbox.migrate import migrate as apply_migrations
 def migrate(database: Any, outbox: str = "mailboat.outbox") -> MigrationReport:
     """Migrate a database to the schema that this version needs, as ``mailboat migrate`` does. Idempotent.
 
-    ``database``: a URL, or a connection of psycopg or SQLAlchemy (or its engine), whose server and user are used. The
-    migration has a separate connection and transaction, so nothing of the caller is committed.
+    ``database``: a URL, or a connection of psycopg, SQLAlchemy (or its engine) or Django, whose server and user are
+    used. The migration has a separate connection and transaction, so nothing of the caller is committed.
     """
     target = _conninfo(database)
     result: list[MigrationReport | BaseException] = []
@@ -47,5 +48,9 @@ def _conninfo(database: Any) -> str:
         return f"{scheme.partition('+')[0]}{separator}{rest}" if separator else database
     if isinstance(database, psycopg.Connection | psycopg.AsyncConnection):
         return make_conninfo(database.info.dsn, password=database.info.password or None)
+    if hasattr(database, "get_connection_params"):  # Django, whose parameters include some of its own
+        known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
+        given = database.get_connection_params()
+        return make_conninfo(**{name: value for name, value in given.items() if name in known and value is not None})
     engine = getattr(database, "engine", database)
     return _conninfo(engine.url.render_as_string(hide_password=False))

@@ -32,10 +32,13 @@ class KnownSubscription:
     partitions: int
     since: Since
     paused_reason: str | None
-    owned: int
-    """Number of partitions owned by a live relay."""
+    owners: dict[int, str]
+    """Partition -> live relay that owns it."""
+    served: bool
+    """Whether a live relay has the subscription in its manifests."""
     parked_error: str | None
     """The last error of a parked event."""
+    parked_error_age: float | None
     kept_until: str | None = None
     """Deleted: time until which its progress is kept."""
 
@@ -65,8 +68,20 @@ async def known_subscriptions(link: Link, outbox: str) -> list[KnownSubscription
         await cursor.execute(_SQL["subscriptions"], {"outbox": outbox, "grace": GRACE.total_seconds()})
         rows = await cursor.fetchall()
     return [
-        KnownSubscription(number, name, state, partitions, Since(time, position), reason, owned, error, kept_until)
-        for number, name, state, partitions, time, position, reason, owned, error, kept_until in rows
+        KnownSubscription(
+            number,
+            name,
+            state,
+            partitions,
+            Since(time, position),
+            reason,
+            {int(partition): owner for partition, owner in owners.items()},
+            served,
+            error,
+            age,
+            kept_until,
+        )
+        for number, name, state, partitions, time, position, reason, owners, served, error, age, kept_until in rows
     ]
 
 

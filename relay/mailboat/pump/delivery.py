@@ -22,12 +22,14 @@ from mailboat.pump.verdicts import Fate, Item, judge, set_aside
 
 
 class Troubles(Protocol):
-    """Errors recorded by a courier for the status."""
+    """Errors and successes recorded by a courier for the status."""
 
-    last_error: str | None
-    last_error_at: float
     away: str | None
     refused: int
+
+    def note_error(self, error: str, now: float) -> None: ...
+
+    def note_delivery(self, now: float) -> None: ...
 
 
 class Courier:
@@ -87,7 +89,8 @@ class Courier:
         while pending := [item for item in items if item.fate is Fate.PENDING]:
             if away is not None:
                 self._troubles.away = str(away)
-                self._note_error(away)
+                self._troubles.note_error(str(away), self._stream.clock())
+                self._stream.health.unavailable(str(away), self._stream.clock(), self._series.partition)
                 await self._in_hand(False)
                 if not patient:
                     return away
@@ -116,6 +119,8 @@ class Courier:
             away = verdict.away
             if away is None:
                 outage, self._troubles.away = outage.recovered(), None
+                self._stream.health.reachable(self._stream.clock(), self._series.partition)
+            self._note_deliveries(batch)
             found = any(item.fate is Fate.REFUSED for item in batch)
             one_by_one = verdict.one_by_one or (one_by_one and not found)
         self._note_refusals(items)
@@ -191,11 +196,15 @@ class Courier:
         except TimeoutError:
             return
 
+    def _note_deliveries(self, batch: Sequence[Item]) -> None:
+        delivered = [item for item in batch if item.fate is Fate.DELIVERED]
+        if delivered:
+            self._troubles.note_delivery(self._stream.clock())
+        for item in delivered:
+            self._stream.meters.delivered(item.event.created_at, item.attempts + 1, 1)
+
     def _note_refusals(self, items: Sequence[Item]) -> None:
         for item in items:
             if item.refusal is not None and item.fate is Fate.REFUSED:
                 self._troubles.refused += 1
-                self._note_error(item.refusal)
-
-    def _note_error(self, error: Exception) -> None:
-        self._troubles.last_error, self._troubles.last_error_at = str(error), self._stream.clock()
+                self._troubles.note_error(str(item.refusal), self._stream.clock())

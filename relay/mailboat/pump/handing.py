@@ -27,6 +27,7 @@ SLACK = 10.0
 
 def hand_over(stream: Stream, messages: Sequence[Outgoing]) -> asyncio.Task[Failures]:
     """Publish messages and return a task for the results. ``publish`` is called at once, to keep the call order."""
+    stream.meters.batch.observe(len(messages))
     answers: Coroutine[Any, Any, Failures]
     try:
         answers = stream.sink.publish(messages)

@@ -10,6 +10,7 @@ events of a key never overtake parked ones.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -77,10 +78,22 @@ class PumpCounters:
     delivered: int = 0
     refused: int = 0
     last_error: str | None = None
-    last_error_at: float = 0.0
+    error_at: float = 0.0
     """Time of the last error, by the stream's clock."""
+    delivered_at: float = -math.inf
+    """Last successful delivery, also of a parked event."""
     away: str | None = None
     """Reason while the sink is unavailable."""
+
+    def note_error(self, error: str, now: float) -> None:
+        self.last_error, self.error_at = error, now
+
+    def note_delivery(self, now: float) -> None:
+        self.delivered_at = now
+
+    def current_error(self, parked: int) -> str | None:
+        """Return the last error until a delivery succeeds, and in any case while events are parked."""
+        return self.last_error if parked or self.delivered_at <= self.error_at else None
 
 
 class PartitionPump:
@@ -344,6 +357,9 @@ class PartitionPump:
         watched = self._watched_for > 0
         self._survived(len(flight.events))
         self.counters.delivered += len(flight.events)
+        if flight.events:
+            self.counters.note_delivery(self.stream.clock())
+            self.stream.meters.delivered(flight.events[0].created_at, 1, len(flight.events))
         settlement = Settlement(
             self.lease,
             flight.window.upto,

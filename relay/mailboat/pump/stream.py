@@ -10,8 +10,10 @@ from typing import Protocol
 
 from mailboat.errors import EventRefused
 from mailboat.events import Event, Outgoing
+from mailboat.pump.meters import Meters
 from mailboat.pump.points import Passing, unheard
 from mailboat.pump.retry import DEAD_TOPIC_BACKOFF, Outage, Policy
+from mailboat.pump.sink_health import SinkHealth
 from mailboat.sinks.protocol import Sink
 
 Clock = Callable[[], float]
@@ -95,6 +97,11 @@ class Stream:
     clock: Clock = time.monotonic
     random: Random = field(default_factory=Random)
     passing: Passing = unheard
+    meters: Meters = field(default_factory=Meters)
+    health: SinkHealth = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.health = SinkHealth(self.name)
 
     def refusal(self, message: Outgoing) -> EventRefused | None:
         """Return the reason if the sink would refuse this message, as far as that is decidable locally."""

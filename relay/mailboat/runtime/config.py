@@ -8,9 +8,11 @@ to its length: sizes are bounded, and multiplying aliases and deep nesting are r
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import yaml
 
@@ -31,6 +33,7 @@ LARGEST_FILE: Final = 1024 * 1024
 """In bytes. A manifest has a few thousand, and a ConfigMap holds at most this many. The operator compresses larger
 configurations (``mailboat_spec.packing``) as JSON, since YAML of that size would take minutes to parse."""
 
+STANDARD_INPUT: Final = Path("-")
 _SUFFIXES: Final = (".yaml", ".yml", ".json")
 _MOST_NODES: Final = 100_000
 """Maximum number of values in one document, with every alias expanded."""
@@ -86,6 +89,8 @@ def is_missing(path: Path) -> bool:
 
 
 def _files(path: Path) -> list[Path]:
+    if path == STANDARD_INPUT:
+        return [path]
     if is_missing(path):
         raise ConfigError(f"{path} does not exist. Give -f the path of a manifest, or of a folder with manifests.")
     try:
@@ -104,7 +109,7 @@ def _unreadable(path: Path, error: OSError) -> ConfigError:
 
 
 def _documents(file: Path) -> Iterator[tuple[str, object]]:
-    text, source = _text(file), str(file)
+    text, source = _text(file), "standard input" if file == STANDARD_INPUT else str(file)
     return _labelled([_json(source, text)] if file.suffix.lower() == ".json" else _yaml(source, text), source)
 
 
@@ -115,13 +120,22 @@ def _labelled(documents: list[object], source: str) -> Iterator[tuple[str, objec
 
 def _text(file: Path) -> str:
     try:
-        with file.open("rb") as opened:
-            content = opened.read(LARGEST_FILE + 1)
+        if file == STANDARD_INPUT:
+            content = _standard_input(sys.stdin.buffer)
+        else:
+            with file.open("rb") as opened:
+                content = opened.read(LARGEST_FILE + 1)
     except OSError as error:
         raise _unreadable(file, error) from error
     if len(content) > LARGEST_FILE:
         raise ConfigError(f"{file} is larger than 1 MiB: that is no manifest. Check the path given to -f.")
     return _decoded(str(file), content)
+
+
+@lru_cache(maxsize=1)
+def _standard_input(stream: BinaryIO) -> bytes:
+    """Read standard input, which can be read only once, for commands that load their manifests twice."""
+    return stream.read(LARGEST_FILE + 1)
 
 
 def _decoded(source: str, content: bytes) -> str:

@@ -288,7 +288,9 @@ class Relay:
         return Edition(self._config.version or 0, self._config.relay.metadata.uid) if self._follows else UNCOUNTED
 
     def _stream(self, parts: StreamParts, subscription: Subscription) -> Stream:
-        return parts.stream(subscription, self._clock, self._random, self._passing)
+        stream = parts.stream(subscription, self._clock, self._random, self._passing)
+        stream.meters = self._totals.meters[parts.name]
+        return stream
 
     async def _declare(self, store: PostgresStore) -> dict[int, Subscription]:
         declared = [Declared.of(each.resource) for each in self._lineup.parts.values()]
@@ -383,6 +385,7 @@ class Relay:
                 self._subscription(name) for name in sorted([*self._lineup.parts, *self._lineup.failed])
             ),
             stalled=self._serving and stalled(session, self._clock()),
+            was_connected=self._was_connected,
         )
 
     def _subscription(self, name: str) -> SubscriptionStatus:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mailboat.outbox.store import Backlog, Lag
+from mailboat.pump.partition import PartitionPump
 from mailboat.runtime.lineup import CantRun
 from mailboat.runtime.session import Session, Totals
 from mailboat.runtime.status import PartitionStatus, SubscriptionStatus
@@ -83,7 +84,7 @@ def subscription_status(
                 lag.oldest_age if pending else None,
                 pump.parked.count,
                 pump.counters.delivered,
-                pump.parked.trouble or pump.counters.last_error,
+                pump.parked.trouble or pump.counters.current_error(pump.parked.count),
             )
         )
     if session is not None and number in session.reported:
@@ -95,12 +96,9 @@ def subscription_status(
     away = next((p.counters.away for p in pumps.values() if p.counters.away), None)
     trouble = away or (stream.trouble if stream else None)
     unannounced = stream.dead_topic.trouble if stream else None
-    stale = f"lag is as it was last known: {unasked}" if unasked else None
     lasting = trouble or unannounced or next((p.parked.trouble for p in pumps.values() if p.parked.trouble), None)
-    counters = (p.counters for p in pumps.values())
-    past = [(c.last_error_at, c.last_error) for c in counters if c.last_error]
-    past += [(at, error) for error, at in [totals.last_error[name]] if not past] if name in totals.last_error else []
-    last_at, last_error = max(past, default=(now, None))
+    past, past_age = _last_error(pumps.values(), totals.last_error.get(name), now)
+    stale = f"lag is as it was last known: {unasked}" if unasked else None
     return SubscriptionStatus(
         name=name,
         sink=resource.spec.sink.kind,
@@ -115,8 +113,9 @@ def subscription_status(
         refused=totals.refused[name] + sum(p.counters.refused for p in pumps.values()),
         rate=rate,
         sink_reachable=False if trouble else True if stream and stream.ready else None,
-        last_error=lasting or last_error or stale,
-        last_error_age=0.0 if lasting or (stale and not last_error) else now - last_at if last_error else None,
+        last_error=lasting or past or stale,
+        last_error_age=0.0 if lasting or (stale and not past) else past_age,
+        meters=totals.meters[name],
         reason="",
         blocked=backlog.blocked if backlog else 0,
         owned=tuple(owned),
@@ -125,6 +124,24 @@ def subscription_status(
         if session and session.roster
         else {},
     )
+
+
+def _last_error(
+    pumps: Iterable[PartitionPump], ended: tuple[str, float] | None, now: float
+) -> tuple[str | None, float | None]:
+    """Return the newest error that no success has followed, with its age; (None, None) without one."""
+    pumps = list(pumps)
+    errors = [
+        (pump.counters.error_at, error)
+        for pump in pumps
+        if (error := pump.counters.current_error(pump.parked.count)) is not None
+    ]
+    if ended is not None and all(pump.counters.delivered_at <= ended[1] for pump in pumps):
+        errors.append((ended[1], ended[0]))
+    if not errors:
+        return None, None
+    at, newest = max(errors)
+    return newest, now - at
 
 
 def _counted(partitions: Iterable[int], backlog: Backlog | None) -> list[PartitionStatus]:

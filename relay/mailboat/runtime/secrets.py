@@ -155,6 +155,15 @@ def secrets_folder(directory: Path | None, environment: Mapping[str, str]) -> Pa
     return directory or (Path(named) if (named := environment.get(DIRECTORY_VARIABLE)) else None)
 
 
+def existing_secrets_folder(directory: Path | None, environment: Mapping[str, str]) -> Path | None:
+    """Return the secrets folder. Raise ``ConfigError`` if it is named but missing: probably a typo."""
+    folder = secrets_folder(directory, environment)
+    if folder is not None and not folder.is_dir():
+        named = "--secrets-dir" if directory is not None else f"${DIRECTORY_VARIABLE}"
+        raise ConfigError(f"{named}: there is no folder {folder}. Create it, or name the one that has the secrets.")
+    return folder
+
+
 def find_secrets(directory: Path | None, environment: Mapping[str, str]) -> Secrets:
     """Return the default places: the folder, if there is one, then the environment."""
     folder = secrets_folder(directory, environment)
@@ -168,6 +177,7 @@ def database_url(relay: OutboxRelay, secrets: Secrets) -> Callable[[], str]:
 
     def url() -> str:
         if database.url is not None:
+            refuse_foreign_scheme(database.url, f"OutboxRelay {full_name(relay)}: spec.database.url")
             return database.url
         assert database.url_secret_ref is not None, "the spec demands one of the two"
         reference = database.url_secret_ref
@@ -181,6 +191,19 @@ def database_url(relay: OutboxRelay, secrets: Secrets) -> Callable[[], str]:
                 f" {reference.name} is empty. Write the database's URL into it:"
                 " postgresql://user:password@host:5432/dbname"
             )
+        where = f"OutboxRelay {full_name(relay)}: spec.database.urlSecretRef: key {reference.key} of secret"
+        refuse_foreign_scheme(found, f"{where} {reference.name}")
         return found
 
     return url
+
+
+def refuse_foreign_scheme(url: str, where: str) -> None:
+    """Raise ``ConfigError`` for a URL of SQLAlchemy, JDBC or another database, without repeating it."""
+    scheme = url.partition("://")[0].lower()
+    if scheme.startswith("jdbc:"):
+        raise ConfigError(f"{where} is a URL of JDBC. Write it without jdbc:, with user and password before the host.")
+    if "+" in scheme and scheme.startswith(("postgresql+", "postgres+")):
+        raise ConfigError(f"{where} is a URL of SQLAlchemy. Leave out +{scheme.partition('+')[2]}: postgresql://...")
+    if "://" in url and scheme.isalnum() and scheme not in ("postgresql", "postgres"):
+        raise ConfigError(f"{where} begins with {scheme}://, and Mailboat works on PostgreSQL: postgresql://...")

@@ -17,7 +17,7 @@ import asyncio
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, MutableMapping, Set
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, MutableMapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,8 +25,9 @@ from mailboat.errors import DatabaseUnavailable, LeaseLost, MailboatError, SinkU
 from mailboat.outbox.store import Backlog, Cursor, CursorKey, Opened, OutboxStore, Roster, Subscription, Window
 from mailboat.pump.handing import away
 from mailboat.pump.keeper import Keeper
+from mailboat.pump.meters import Meters
 from mailboat.pump.ownership import decide
-from mailboat.pump.partition import PartitionPump
+from mailboat.pump.partition import PartitionPump, PumpCounters
 from mailboat.pump.points import Passing, Point
 from mailboat.pump.reader import WindowReader
 from mailboat.pump.retry import OUTAGE_BACKOFF, Outage
@@ -73,7 +74,18 @@ class Totals:
     delivered: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     refused: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     last_error: dict[str, tuple[str, float]] = field(default_factory=dict)
-    """Last error of an ended pump, with its time by the relay's clock."""
+    """Error of an ended pump and its time by the relay's clock; shown until a delivery succeeds."""
+    meters: dict[str, Meters] = field(default_factory=lambda: defaultdict(Meters))
+
+    def add(self, name: str, counters: PumpCounters) -> None:
+        """Add the counts of an ended pump. Its error replaces an older one, and its success clears one."""
+        self.delivered[name] += counters.delivered
+        self.refused[name] += counters.refused
+        _, at = self.last_error.get(name, ("", -math.inf))
+        if (error := counters.current_error(0)) is not None and counters.error_at >= at:
+            self.last_error[name] = error, counters.error_at
+        elif counters.delivered_at > at:
+            self.last_error.pop(name, None)
 
 
 class Session:
@@ -201,10 +213,11 @@ class Session:
 
     async def _follow(self, roster: Roster) -> None:
         """Claim and release partitions according to the roster."""
-        self.roster = roster
+        before, self.roster = self.roster, roster
         now = self._clock()
         self._notice_changes(roster.subscriptions)
-        alive = {peer.id for peer in roster.peers if peer.alive}
+        alive = living(roster)
+        self._log_peers(alive, living(before) if before is not None else {self._me})
         self.reported = frozenset(
             number
             for number, stream in self.streams.items()
@@ -227,10 +240,32 @@ class Session:
         self._let_go(going)
         if claim := [key for key in moves.claim if self._delivers(key)]:
             cursors = await self._store.claim(claim)
-            self._adopt(cursor for cursor in cursors if self._delivers(cursor.lease.key))
+            wanted = [cursor for cursor in cursors if self._delivers(cursor.lease.key)]
+            self._log_claims([cursor.lease.key for cursor in wanted], roster, alive)
+            self._adopt(wanted)
             await self._store.release([cursor.lease for cursor in cursors if not self._delivers(cursor.lease.key)])
         elif not held and not self.reported and not self.orphans:
             await self._store.rest()
+
+    def _log_peers(self, alive: set[str], before: set[str]) -> None:
+        for peer in sorted(alive - before - {self._me}):
+            log.info("Relay joined", extra={"id": peer, "relays": len(alive)})
+        for peer in sorted(before - alive - {self._me}):
+            log.info("Relay left", extra={"id": peer, "relays": len(alive)})
+
+    def _log_claims(self, claimed: Sequence[CursorKey], roster: Roster, alive: set[str]) -> None:
+        """Log the acquired partitions, one line per subscription and former owner."""
+        former = {holding.key: holding.owner for holding in roster.holdings}
+        together: dict[tuple[int, str], list[int]] = defaultdict(list)
+        for key in claimed:
+            owner = former.get(key)
+            together[key.subscription, owner if owner and owner not in alive else ""].append(key.partition)
+        for (number, owner), partitions in sorted(together.items()):
+            about = {"subscription": self.subscriptions[number].name, "partitions": sorted(partitions)}
+            if owner:
+                log.info("Partitions taken over from a relay that is gone", extra={**about, "from": owner})
+            else:
+                log.info("Partitions acquired", extra=about)
 
     def _delivers(self, key: CursorKey) -> bool:
         return key.subscription in self.streams and key.subscription not in self._withdrawing
@@ -279,11 +314,8 @@ class Session:
         try:
             await pump.run()
         finally:
-            name = pump.stream.name
-            self._totals.delivered[name] += pump.counters.delivered
-            self._totals.refused[name] += pump.counters.refused
-            if pump.counters.last_error:
-                self._totals.last_error[name] = (pump.counters.last_error, pump.counters.last_error_at)
+            self._totals.add(pump.stream.name, pump.counters)
+            pump.stream.health.released(pump.lease.key.partition)
             pump.counters.delivered = pump.counters.refused = 0
 
     def _lease_left(self) -> float:
@@ -376,10 +408,10 @@ class Session:
             try:
                 await stream.sink.open()
                 stream.ready, stream.trouble = True, None
+                stream.health.reachable(self._clock())
             except Exception as error:  # an unexpected error of a sink must not end the other subscriptions
                 reason = error if isinstance(error, SinkUnavailable) else away(stream, error)
-                if stream.trouble is None:
-                    log.warning("The sink can't be reached: %s", reason, extra={"subscription": stream.name})
+                stream.health.unavailable(str(reason), self._clock())
                 stream.trouble, outage = str(reason), outage.failed()
                 await asyncio.sleep(outage.delay(stream.random))
         for key, owned in self.owned.items():
@@ -412,6 +444,11 @@ class Session:
             for key, owned in self.owned.items()
             if key.subscription == number
         )
+
+
+def living(roster: Roster) -> set[str]:
+    """Return the ids of the live relays."""
+    return {peer.id for peer in roster.peers if peer.alive}
 
 
 def reporter(roster: Roster, number: int) -> str | None:

@@ -5,9 +5,13 @@ Plain frozen dataclasses; ``as_json`` returns the wire format (camelCase, second
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
+
+from mailboat.pump.meters import Meters
+
+_NOT_ON_THE_WIRE: Final = {"wire": False}
 
 
 class RelayState(StrEnum):
@@ -58,6 +62,7 @@ class SubscriptionStatus:
     sink_reachable: bool | None
     """None until the destination answered, or an attempt to reach it failed, for the first time."""
     last_error: str | None
+    """The last failure that no success has followed yet, or of an event that is still parked."""
     last_error_age: float | None
     """Seconds since ``last_error`` happened; 0 while it lasts; None without an error."""
     reason: str
@@ -69,6 +74,8 @@ class SubscriptionStatus:
     """Partitions whose owner is silent or missing, counted by this relay and included in ``lag`` and ``parked``."""
     owners: dict[int, str | None]
     """Partition -> relay, as last read from the store."""
+    meters: Meters | None = field(default=None, metadata=_NOT_ON_THE_WIRE)
+    """Histograms for the metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +107,15 @@ class RelayStatus:
     subscriptions: tuple[SubscriptionStatus, ...]
     stalled: bool
     """The relay's loop makes no progress: the only reason for /livez to fail."""
+    was_connected: bool = False
+    """The relay was connected at least once, which is what /readyz reports."""
 
 
 def as_json(value: Any) -> Any:
     """Convert a status to JSON-ready values."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {_camel(field.name): as_json(getattr(value, field.name)) for field in fields(value)}
+        sent = (each for each in fields(value) if each.metadata.get("wire", True))
+        return {_camel(each.name): as_json(getattr(value, each.name)) for each in sent}
     if isinstance(value, tuple | list):
         return [as_json(each) for each in value]
     if isinstance(value, dict):

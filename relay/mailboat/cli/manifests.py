@@ -1,0 +1,177 @@
+"""``init``, ``check``, ``match``, ``schema``: write and examine manifests, without a database and without Secrets."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from mailboat.cli.options import DEFAULT_MANIFEST, PATH, manifest_option, manifests_of
+from mailboat.cli.printing import columns, counted
+from mailboat.errors import ConfigError
+from mailboat.runtime.advice import warnings
+from mailboat.terminals import safe
+from mailboat_spec import Filter, Pattern, full_name
+
+_SINKS: Final = {
+    "log": "log: {}",
+    "kafka": 'kafka: {bootstrapServers: ["localhost:9092"], topic: NAME}',
+    "pubsub": "pubsub: {project: my-project, topic: NAME}",
+    "pull": "pull: {}",
+}
+_TEMPLATE: Final = """\
+# yaml-language-server: $schema=mailboat.schema.json
+# (`mailboat schema > mailboat.schema.json` lets an editor complete and check the fields.)
+apiVersion: mailboat.dev/v1alpha1
+kind: OutboxRelay
+metadata: {name: NAME, namespace: NAMESPACE}
+spec:
+  database:
+    urlSecretRef: {name: NAME-db, key: url}   # $VARIABLE
+---
+apiVersion: mailboat.dev/v1alpha1
+kind: EventSubscription
+metadata: {name: NAME-to-KIND, namespace: NAMESPACE}
+spec:
+  relayRef: {name: NAME}
+  filter: {eventTypes: ["*"]}                 # for example ["order.*"]
+  sink:
+    SINK
+"""
+_NEXT: Final = """\
+wrote {path}. Next:
+
+  export {variable}=postgresql://user:password@localhost:5432/dbname
+  mailboat check                            # needs no database
+  mailboat migrate
+  mailboat run &
+  mailboat emit order.placed '{{"order": "o-1"}}' --key o-1
+  mailboat status --wait
+"""
+
+
+@click.command(short_help="Write a first manifest to this folder.")
+@click.argument("path", type=PATH, default=DEFAULT_MANIFEST)
+@click.option("--name", default="orders", show_default=True, help="Name of the OutboxRelay.")
+@click.option("--namespace", default="default", show_default=True, help="Namespace of both resources.")
+@click.option("--sink", type=click.Choice(list(_SINKS)), default="log", show_default=True, help="Where events go.")
+def init(path: Path, name: str, namespace: str, sink: str) -> None:
+    """Write a manifest with one OutboxRelay and one EventSubscription to PATH (mailboat.yaml; - prints it).
+
+    Commands read mailboat.yaml of the current folder if they get no -f. An existing file is never overwritten.
+
+    \b
+    Examples:
+      mailboat init
+      mailboat init --name billing --sink kafka
+    """
+    variable = f"MAILBOAT_SECRET_{name.upper().replace('-', '_').replace('.', '_')}_DB_URL"
+    text = _TEMPLATE.replace("SINK", _SINKS[sink]).replace("KIND", sink).replace("VARIABLE", variable)
+    text = text.replace("NAMESPACE", namespace).replace("NAME", name)
+    if str(path) == "-":
+        click.echo(text, nl=False)
+        return
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{path} exists already and stays as it is. Give another path, or - to print it.") from None
+    except OSError as error:
+        raise ConfigError(f"{path} can't be written: {error.strerror}.") from error
+    click.echo(_NEXT.format(path=path, variable=variable), nl=False)
+
+
+@click.command(short_help="Check manifests; needs no database and no Secret.")
+@manifest_option
+@click.option("--strict", is_flag=True, help="Exit with code 3 for warnings, too.")
+def check(files: tuple[Path, ...], strict: bool) -> None:
+    """Check manifests as `run` and the operator do, without a database, a broker or a Secret.
+
+    Errors end it with exit code 3, with file, field and remedy. Warnings are about what is valid and probably not
+    meant, such as a filter that looks like a regular expression.
+
+    \b
+    Examples:
+      mailboat check -f manifests/
+      helm template my-chart | mailboat check -f -
+    """
+    manifests = manifests_of(files)
+    for relay in manifests.relays:
+        click.echo(safe(f"OutboxRelay {full_name(relay)}: ok"))
+    for subscription in manifests.subscriptions:
+        click.echo(safe(f"EventSubscription {full_name(subscription)}: ok"))
+    found = warnings(manifests)
+    for warning in found:
+        click.echo(safe(f"warning: {warning}"), err=True)
+    if found and strict:
+        raise ConfigError(f"{counted(len(found), 'warning')}, and --strict was given.")
+
+
+@click.command(short_help="Show which subscriptions take an event.")
+@click.argument("type")
+@manifest_option
+@click.option("--aggregate-type", help="Kind of thing the event is about.")
+@click.option("--tag", "tags", multiple=True, help="Tag of the event. May be given again.")
+def match(type: str, files: tuple[Path, ...], aggregate_type: str | None, tags: tuple[str, ...]) -> None:
+    """Show which subscriptions take an event of TYPE, and why others do not. Exit code 1 if none does.
+
+    \b
+    Examples:
+      mailboat match order.placed
+      mailboat match order.placed --aggregate-type order --tag eu
+    """
+    subscriptions = manifests_of(files).subscriptions
+    reasons = {full_name(each): mismatch(each.spec.filter, type, aggregate_type, tags) for each in subscriptions}
+    rows = [(name, "no" if reason else "yes", reason or "") for name, reason in reasons.items()]
+    for line in columns(("SUBSCRIPTION", "TAKES IT", "WHY NOT"), rows):
+        click.echo(line)
+    if all(reasons.values()):
+        sys.exit(1)
+
+
+def mismatch(wanted: Filter, type: str, aggregate_type: str | None, tags: Sequence[str]) -> str:
+    """Return why a filter does not match an event; empty if it does."""
+    has = {*tags}
+    if wanted.event_types and not _any(wanted.event_types, type):
+        return f"eventTypes: {_listed(wanted.event_types)}"
+    if wanted.aggregate_types and (aggregate_type is None or not _any(wanted.aggregate_types, aggregate_type)):
+        return f"aggregateTypes: {_listed(wanted.aggregate_types)}"
+    if missing := sorted({*wanted.tags.all_of} - has):
+        return f"tags.allOf: {', '.join(missing)} missing"
+    if wanted.tags.any_of and not has & {*wanted.tags.any_of}:
+        return f"tags.anyOf: none of {', '.join(wanted.tags.any_of)}"
+    if excluded := sorted(has & {*wanted.tags.none_of}):
+        return f"tags.noneOf: has {', '.join(excluded)}"
+    return ""
+
+
+def _any(patterns: Sequence[Pattern], value: str) -> bool:
+    return any(pattern.matches(value) for pattern in patterns)
+
+
+def _listed(patterns: Sequence[Pattern]) -> str:
+    return ", ".join(map(str, patterns))
+
+
+@click.command(short_help="Print the JSON Schema of manifests, for editors.")
+def schema() -> None:
+    """Print the JSON Schema of both resources, for editors that complete and check YAML.
+
+    \b
+    Examples:
+      mailboat schema > mailboat.schema.json
+      # first line of a manifest, for the YAML language server:
+      #   yaml-language-server: $schema=mailboat.schema.json
+    """
+    click.echo(json.dumps(manifest_schema(), indent=2, ensure_ascii=False))
+
+
+def manifest_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a manifest: the schema of the kind that the document names."""
+    from mailboat_spec.crds import json_schema  # generates; needed by this command only
+
+    return json_schema()
