@@ -71,7 +71,7 @@ def test_manifests_come_from_the_option_then_the_variable_then_this_folder(here:
         ({"filter": {"eventTypes": ["order.*", "*.paid", "a?c"]}}, None),
     ],
 )
-def test_a_filter_that_matches_nothing_is_warned_about(here: Path, changes: dict, complaint: str | None) -> None:
+def test_a_filter_that_matches_nothing_is_warned_about(here: Path, changes: dict[str, object], complaint: str | None) -> None:
     (here / "mailboat.yaml").write_text(yaml.safe_dump_all([RELAY, subscription_manifest(**changes)]))
     checked = mailboat("check")
     assert checked.exit_code == 0
