@@ -148,6 +148,12 @@ CONSTRAINTS: Final = (
         "!has(self.source) || !has(self.delivery.groupBy) || self.delivery.groupBy.size() == 0",
     ),
     Constraint(
+        "sink.pull.emitDeadLetters",
+        "is for relayRef only, consumers of a broker have delivery.deadLetter: remove it",
+        lambda spec: spec.source is not None and spec.sink.pull is not None and spec.sink.pull.emit_dead_letters,
+        "!has(self.source) || !has(self.sink.pull) || !self.sink.pull.emitDeadLetters",
+    ),
+    Constraint(
         "delivery.onExhausted",
         "must be DeadLetter with source: Block is not in this release",
         lambda spec: spec.source is not None and spec.delivery.on_exhausted != "DeadLetter",

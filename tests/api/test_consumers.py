@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -22,6 +23,10 @@ BILLING: dict[str, Any] = {
         "idempotency": {"redis": {"url": "redis://redis"}},
     },
 }
+
+
+def _has_lag(lag: int, found: dict[str, Any]) -> bool:
+    return bool(found["status"].get("lag") == lag)
 
 
 class ConsumerStandIn:
@@ -137,7 +142,7 @@ async def test_kubectl_shows_consumers_behind_a_broker_beside_those_on_the_outbo
         consumer = await run_consumer(cluster, "shop-a")
         consumer.owns({0: 7, 1: 0})
         for name, lag in (("orders-view", 5), ("billing", 7)):
-            await cluster.until(SUBSCRIPTION, name, lambda it, lag=lag: it["status"].get("lag") == lag, "the lag")
+            await cluster.until(SUBSCRIPTION, name, partial(_has_lag, lag), "the lag")
         table = await asyncio.to_thread(cluster.api.kubectl, "get", "evs", "--namespace", cluster.namespace)
         assert [line.split()[:-1] for line in table.splitlines()] == [line.split() for line in EVS.splitlines()]
     await consumer.stop()

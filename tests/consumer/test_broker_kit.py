@@ -22,11 +22,11 @@ from mailboat.errors import ConfigError
 from mailboat.events import Outgoing
 from mailboat_harbor.kafka import KafkaServer
 from mailboat_harbor.ports import free_port
-from mailboat_harbor.postgres import PostgresServer
+from mailboat_harbor.postgres import Database, PostgresServer
 from mailboat_harbor.pubsub import PubSubServer
 from mailboat_harbor.redis_server import RedisServer
 from mailboat_spec.consumer_report import ConsumerReport, read_consumer_reports
-from support.databases import Database, migrated_database
+from support.databases import migrated_database
 from support.sink_backends import PubSubBackend
 from support.wait import await_until
 
@@ -84,7 +84,9 @@ class Shop:
             report = await self.report()
             return report if report is not None and holds(report) else None
 
-        return await await_until(look, what=what)
+        report = await await_until(look, what=what)
+        assert report is not None, "await_until returns what is true"
+        return report
 
 
 @asynccontextmanager

@@ -40,7 +40,7 @@ async def test_a_dead_letter_of_a_consumer_reaches_a_topic(
             await await_until(lambda: status_of(running, "orders-view").dead == 1, what="the relay to count it")
             assert status_of(running, "orders-view").lag == 0
     [arrival] = collector.arrivals
-    document = json.loads(arrival.payload)
+    document = json.loads(arrival.payload or b"")
     shown = json.loads(blocks(PAGE, "json")[0])
     assert (document.keys(), document["originalEvent"].keys()) == (shown.keys(), shown["originalEvent"].keys())
     assert (document["originalEvent"]["id"], document["reason"], document["error"]) == (event_id, "Refused", "never")

@@ -110,7 +110,7 @@ IN_THE_GATE = (BrokerPoint.CLAIMED, BrokerPoint.HANDLED, BrokerPoint.DEAD_LETTER
 )
 def test_a_consumer_is_killed_at_every_point(consumers: Consumers, point: BrokerPoint, times: int) -> None:
     feed = Feed(consumers.server, consumers.orders["topic"])
-    orders = {"max_attempts": 2, "instance": "pod-1"}  # the same pod: its claims are taken over at once
+    orders = {"instance": "pod-1"}  # the same pod: its claims are taken over at once
     for n in range(times):
         victim = consumers.start(**orders, die_at=point.value, passage=1 + n % 3)
         feed.send(f"key-{n % 5}" for n in range(50))

@@ -763,6 +763,12 @@ SUBSCRIPTION_REFUSALS: list[Bad] = [
 SOURCE = "spec.source.kafka"
 PUBSUB_SOURCE = {"pubsub": {"project": "acme", "subscription": "orders"}}
 CONSUMED_REFUSALS: list[Bad] = [
+    Bad(
+        "spec.sink.pull.emitDeadLetters",
+        True,
+        "spec.sink.pull.emitDeadLetters",
+        "is for relayRef only, consumers of a broker have delivery.deadLetter",
+    ),
     Bad("spec.relayRef", {"name": "orders"}, "spec", "has both relayRef and source"),
     Bad("spec.source", {}, "spec.source", "needs exactly one of kafka and pubsub"),
     Bad("spec.source.pubsub", PUBSUB_SOURCE["pubsub"], "spec.source", "has kafka and pubsub"),

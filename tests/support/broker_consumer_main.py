@@ -18,6 +18,7 @@ import sys
 from typing import Any
 
 from mailboat import Event
+from mailboat.consumer import Refuse
 from mailboat.consumer.broker.decode import decode
 from mailboat.consumer.broker.engine import BrokerEngine, EngineSettings
 from mailboat.consumer.broker.execution import PlainExecution
@@ -77,7 +78,9 @@ async def run(orders: dict[str, Any]) -> None:
         await asyncio.sleep(chance.uniform(0, orders.get("dawdle", 0.002)))
         if event.type == "lethal":
             os._exit(1)
-        if event.type == "refused" or (event.attempt == 1 and truth["number"] % 30 == 7):
+        if event.type == "refused":
+            raise Refuse("it can never be handled")
+        if event.attempt == 1 and truth["number"] % 30 == 7:
             raise RuntimeError("this attempt fails")
         effects.add(**truth)
         await asyncio.sleep(chance.uniform(0, orders.get("dawdle", 0.002)))

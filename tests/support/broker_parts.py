@@ -39,7 +39,8 @@ QUICK = Backoff(initial=0.01, factor=1, ceiling=0.01, jitter=0)
 
 def record(key: str | None, number: int, *, partition: int = 0, event_type: str = "x", **fields: Any) -> Record:
     original = Original(
-        topic="orders", partition=partition, offset=number, timestamp=None, key=key and key.encode(), headers=(),
+        topic="orders", partition=partition, offset=number, timestamp=None, headers=(),
+        key=None if key is None else key.encode(),
         value=json.dumps({"key": key, "number": number}).encode(),
     )  # fmt: skip
     event = Event(id=uuid4(), type=event_type, key=key, payload=original.value, created_at=datetime.now(UTC), **fields)

@@ -26,7 +26,8 @@ class Feed:
         """Send one event per key; events of a key are numbered from 1. ``partition=`` chooses a partition."""
         for key in keys:
             number = self._numbers[key] = self._numbers.get(key, 0) + 1
-            headers = [("ce_id", str(uuid4()).encode()), ("ce_type", event_type.encode()), ("ce_specversion", b"1.0")]
+            headers: dict[str, str | bytes | None]
+            headers = {"ce_id": str(uuid4()), "ce_type": event_type, "ce_specversion": "1.0"}
             body = value or json.dumps({"key": key, "number": number}).encode()
             while True:
                 try:

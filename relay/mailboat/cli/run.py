@@ -95,9 +95,9 @@ def run(
         find_secrets(secrets_dir, os.environ),
         relay_id or f"{socket.gethostname()}-{random_tokens.token_hex(3)}",
         parse_address(listen),
-        advertise,
         Callers(control_token_file, _signatures(control_keys, audience) if control_keys and audience else None),
         assignment,
+        advertise,
     )
     settle_collector()
     try:

@@ -43,9 +43,9 @@ class Orders:
     secrets: Secrets
     relay_id: str
     listen: tuple[str, int]
-    advertised: str
     callers: Callers
     assignment: Path | None
+    advertised: str = ""
 
 
 class Process:

@@ -145,6 +145,9 @@ class Consumer:
 
     def run(self) -> None:
         """Handle events until SIGTERM or SIGINT, then finish batches in flight. A second signal exits at once."""
+        from mailboat.runtime.garbage import settle_collector
+
+        settle_collector()
         asyncio.run(self.run_until_signalled())
 
     async def run_until_signalled(self) -> None:
