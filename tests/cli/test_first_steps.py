@@ -54,6 +54,8 @@ def test_manifests_come_from_the_option_then_the_variable_then_this_folder(here:
     assert "EventSubscription shop/named: ok" in mailboat("check", MAILBOAT_MANIFESTS="named.yaml").stdout
     given = mailboat("check", "-f", "-", MAILBOAT_MANIFESTS="named.yaml", input=texts["given"])
     assert "EventSubscription shop/given: ok" in given.stdout
+    nowhere = texts["given"].replace("//db/", "//127.0.0.1:9/")
+    assert mailboat("status", "-f", "-", input=nowhere).exit_code == 5, "loaded twice, and read once"
     wrong = mailboat("check", "-f", "-", input="kind: [")
     assert (wrong.exit_code, "standard input, line 1" in wrong.stderr) == (3, True)
     assert mailboat("run", "--follow", "-f", "-").exit_code == 2
@@ -71,7 +73,9 @@ def test_manifests_come_from_the_option_then_the_variable_then_this_folder(here:
         ({"filter": {"eventTypes": ["order.*", "*.paid", "a?c"]}}, None),
     ],
 )
-def test_a_filter_that_matches_nothing_is_warned_about(here: Path, changes: dict[str, object], complaint: str | None) -> None:
+def test_a_filter_that_matches_nothing_is_warned_about(
+    here: Path, changes: dict[str, object], complaint: str | None
+) -> None:
     (here / "mailboat.yaml").write_text(yaml.safe_dump_all([RELAY, subscription_manifest(**changes)]))
     checked = mailboat("check")
     assert checked.exit_code == 0

@@ -13,6 +13,7 @@ import pytest
 from mailboat.errors import EventRefused
 from mailboat.events import Outgoing
 from mailboat.pump.handing import SLACK
+from mailboat.pump.partition import PumpCounters
 from mailboat.pump.retry import Policy
 from mailboat.pump.sink_health import STILL_EVERY
 from mailboat.runtime.reporting import subscription_status
@@ -231,3 +232,20 @@ async def test_a_relay_without_memory_blames_no_event(error: Exception) -> None:
     assert set(fleet.arrived()) == set(events) - {events[2]}
     assert {attempt_number(message) for message in fleet.sink.arrived if not message.topic} == {1}
     await fleet.stop()
+
+
+def test_the_last_error_of_an_ended_pump_has_its_age_until_a_success_clears_it() -> None:
+    resource, totals = subscription("orders").resource, Totals()
+    failed, older, delivered = PumpCounters(), PumpCounters(), PumpCounters()
+    failed.note_error("no broker", 10.0)
+    older.note_error("refused", 5.0)
+    delivered.note_delivery(12.0)
+
+    def told_after(ended: PumpCounters) -> tuple[str | None, float | None]:
+        totals.add("shop/orders", ended)
+        status = subscription_status(resource, None, totals, 0.0, now=15.0)
+        return status.last_error, status.last_error_age
+
+    assert told_after(failed) == ("no broker", 5.0)
+    assert told_after(older) == ("no broker", 5.0)
+    assert told_after(delivered) == (None, None)
