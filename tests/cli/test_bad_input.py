@@ -74,7 +74,7 @@ def test_a_database_that_nobody_migrated_says_how_to(empty_place):
 
 
 def test_a_missing_table_is_named(place):
-    place.database.execute("drop table mailboat.dead_letters")
+    place.database.execute("drop table mailboat.dead_letters cascade")
     assert 'relation "mailboat.dead_letters" does not exist' in refused(place, 4, "dlq", "list")
 
 

@@ -28,7 +28,7 @@ def test_verify_is_content_with_what_migrate_made(place):
 
 
 def test_verify_prints_the_sql_for_what_is_missing_and_changes_nothing(place):
-    place.database.execute("drop table mailboat.dead_letters")
+    place.database.execute("drop table mailboat.dead_letters cascade")
     result = place.mailboat("verify")
     assert result.exit_code == 4
     assert "dead_letters" in result.stderr

@@ -87,7 +87,7 @@ async def test_a_schema_without_anything_in_it_needs_one_too(each_database: Data
 
 
 async def test_a_table_that_no_migration_would_bring_back_is_found(outbox: Database) -> None:
-    outbox.execute("drop table mailboat.dead_letters")
+    outbox.execute("drop table mailboat.dead_letters cascade")
     (finding,) = await look(outbox.url)
     assert finding.what == "tables are missing: dead_letters"
     assert "backup" in finding.sql
