@@ -99,7 +99,7 @@ def test_kubectl_get_prints_a_row_for_each_subscription(stage: Stage, name: str,
     expected = {
         "NAME": name,
         "READY": "True",
-        "RELAY": "orders",
+        "SOURCE": "outbox/orders",
         "SINK": sink,
         "PARTITIONS": partitions,
         "LAG": "0",

@@ -12,7 +12,7 @@ import yaml
 
 from mailboat_operator.podspec import APPLICATION, NAME_LABEL, PORT_NAME
 from mailboat_operator.settings import WebhookCerts, all_settings, read_settings
-from mailboat_spec.names import INJECT_ANNOTATION, RELAY_LABEL
+from mailboat_spec.names import INJECT_ANNOTATION, RELAY_LABEL, SUBSCRIPTION_LABEL
 from support.helm_chart import CHART, NAMESPACE, ROOT, Document, names, one, rendered, variants
 
 pytestmark = pytest.mark.api  # needs Helm, which takes minutes to build for the first time
@@ -241,6 +241,10 @@ def test_selectors_select_the_operators_pods(documents: list[Document]) -> None:
 
 
 RELAYS = {"namespaceSelector": {}, "podSelector": {"matchExpressions": [{"key": RELAY_LABEL, "operator": "Exists"}]}}
+CONSUMERS = {
+    "namespaceSelector": {},
+    "podSelector": {"matchExpressions": [{"key": SUBSCRIPTION_LABEL, "operator": "Exists"}]},
+}
 NAMES = {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]}
 
 
@@ -252,7 +256,7 @@ def test_the_network_policy_lets_through_what_the_operator_lives_by_and_nothing_
     policy = one(rendered("everything"), "NetworkPolicy")["spec"]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     assert policy["ingress"] == [{"ports": on("http")}, {"ports": on("webhook")}]
-    assert policy["egress"] == [NAMES, {"ports": on(443, 6443)}, {"to": [RELAYS]}]
+    assert policy["egress"] == [NAMES, {"ports": on(443, 6443)}, {"to": [RELAYS]}, {"to": [CONSUMERS]}]
 
 
 def test_the_network_policy_can_be_narrowed_and_helm_test_still_gets_through() -> None:
@@ -267,7 +271,7 @@ def test_the_network_policy_can_be_narrowed_and_helm_test_still_gets_through() -
         assert tester["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
     assert webhook == [], "where there is no webhook"
     to_server = {"ports": on(443, 6443), "to": [{"ipBlock": {"cidr": "10.0.0.1/32"}}]}
-    assert policy["egress"] == [NAMES, to_server, {"to": [RELAYS]}]
+    assert policy["egress"] == [NAMES, to_server, {"to": [RELAYS]}, {"to": [CONSUMERS]}]
 
 
 # ---- webhook and monitors -----------------------------------------------------------------------------------------

@@ -85,8 +85,13 @@ def test_what_an_older_relay_says_of_a_migrated_database_is_shown() -> None:
 
 def test_every_reason_that_needs_attention_is_explained_with_what_to_do() -> None:
     well = {"Available", "Reachable", "UpToDate", "AllAssigned", "Running", "NothingBlocked", "PausedBySpec"}
+    well |= {"Delivering", "Consuming", "Reliable"}
     page = (ROOT / "docs" / "mistakes.md").read_text(encoding="utf-8")
-    assert {reason for reason in Reason if not re.search(rf"(`|False ){reason}[`:]", page)} <= well | {"Delivering"}
+    assert {reason for reason in Reason if not re.search(rf"(`|False ){reason}[`:]", page)} <= well | {
+        "Delivering",
+        "Consuming",
+        "Reliable",
+    }
 
 
 def test_every_list_of_packages_is_explained() -> None:

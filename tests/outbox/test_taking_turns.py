@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from mailboat.outbox.deadletters import Candidate, candidates, plan, replay
-from mailboat.outbox.declaring import Declared, Edition, declare, retire_gone
+from mailboat.outbox.declaring import Declared, Edition, clear_given_up, declare, retire_gone
 from mailboat.outbox.interventions import Match
 from mailboat.outbox.layout import Layout
 from mailboat.outbox.link import Link
@@ -71,7 +71,18 @@ async def waits_for(database: Database, holder: psycopg.Connection[Any] | psycop
     )
 
 
+async def expire(link: Link) -> None:
+    async with link.autocommit() as cursor:
+        await cursor.execute("update mailboat.subscriptions set retired_at = now() - interval '25 hours'")
+
+
+async def give_up(link: Link) -> None:
+    await expire(link)
+    assert await clear_given_up(link, OUTBOX) == ["shop/all"]
+
+
 async def renew(link: Link) -> None:
+    await expire(link)
     assert await declare(link, Layout(), of_uid("new"), may_lay_out=True, edition=Edition(2, "orders"))
 
 
@@ -84,7 +95,7 @@ async def lay_out(link: Link) -> None:
     assert await declare(link, Layout(), declared, may_lay_out=True, edition=Edition(2, "orders"))
 
 
-@pytest.mark.parametrize("change", [renew, retire, lay_out])
+@pytest.mark.parametrize("change", [renew, give_up, retire, lay_out])
 async def test_a_tick_that_holds_some_cursors_and_needs_others_never_deadlocks(
     database: Database, link: Link, change: Callable[[Link], Coroutine[Any, Any, None]]
 ) -> None:
@@ -98,7 +109,7 @@ async def test_a_tick_that_holds_some_cursors_and_needs_others_never_deadlocks(
     await changing
 
 
-@pytest.mark.parametrize("end", [renew, retire])
+@pytest.mark.parametrize("end", [renew, give_up])
 async def test_what_an_owner_parks_while_its_subscription_ends_goes_with_it(
     database: Database, link: Link, end: Callable[[Link], Awaitable[None]]
 ) -> None:
@@ -125,7 +136,7 @@ async def test_what_a_person_replays_while_the_subscription_ends_goes_with_it(da
             slow.execute("select from mailboat.dead_letters for update")
             replaying = asyncio.ensure_future(replay(person, OUTBOX, chosen, again=False))
             await waits_for(database, slow)
-            ending = asyncio.ensure_future(retire(link))
+            ending = asyncio.ensure_future(give_up(link))
             await waits_for(database, person.connection)
         assert await replaying == 1
         await ending
