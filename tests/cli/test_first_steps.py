@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -74,7 +75,7 @@ def test_manifests_come_from_the_option_then_the_variable_then_this_folder(here:
     ],
 )
 def test_a_filter_that_matches_nothing_is_warned_about(
-    here: Path, changes: dict[str, object], complaint: str | None
+    here: Path, changes: dict[str, Any], complaint: str | None
 ) -> None:
     (here / "mailboat.yaml").write_text(yaml.safe_dump_all([RELAY, subscription_manifest(**changes)]))
     checked = mailboat("check")
