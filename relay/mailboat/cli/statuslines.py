@@ -44,7 +44,7 @@ class StatusLine:
     last_error_age: float | None = None
     """Seconds since the error happened; None or 0 while it lasts."""
     orphaned: bool = False
-    """No manifest here and no live relay has the subscription, so its events wait for ever."""
+    """No manifest here and no live relay has the subscription, so its events are not delivered."""
 
     @property
     def owned(self) -> int:

@@ -17,7 +17,7 @@ is handled once.
 | ``decode`` | a broker's message as an event |
 | ``dead_letters`` | an event that can't be handled as a message on the dead-letter topic |
 
-Claim stores are in ``mailboat.consumer.claims``: Redis, the Postgres inbox, memory.
+Claim stores are in ``mailboat.consumer.claims``: Redis and the Postgres inbox.
 
 States of a lane: *ready* (its first event can start) → *claimed* → *handling* → *settled*; or → *parked* (failed, waits
 until it is due) → *ready*; or → *dead* (the dead letter is written, then the event is settled).

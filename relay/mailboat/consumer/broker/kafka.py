@@ -233,7 +233,7 @@ class KafkaSource:
             self._in_loop(self._receiver.take, records)
 
     def _went_back(self, partition: Partition, offset: int, records: list[Record]) -> tuple[Partition, list[Record]]:
-        """The broker delivers earlier offsets again: the topic was truncated or made anew. Begin again there."""
+        """The broker delivers earlier offsets again: the topic was truncated or created again. Start there."""
         log.warning(
             "Offsets of a partition went back",
             extra={"consumer": self._consumer, "partition": partition.number, "to": offset},
@@ -241,8 +241,8 @@ class KafkaSource:
         self._hand_over(records)
         self._in_loop(self._receiver.lose, [partition.number])
         self._abandon([partition])
-        anew = self._partitions[partition.number] = Partition(partition.number)
-        return anew, []
+        restarted = self._partitions[partition.number] = Partition(partition.number)
+        return restarted, []
 
     def _bound(self, client: Consumer) -> None:
         """Pause partitions at their bound, resume those at half of it."""

@@ -7,7 +7,7 @@ In google-cloud-pubsub 2.x:
   that is older than ``max_lease_duration`` or expired (``Dispatcher.drop`` activates the key);
 - shutdown nacks messages on hold, but not those that wait behind another message of their key;
 - messages that wait in the client are not visible and do not count against its flow control;
-- the stream is reopened silently for ever, and failed acknowledgements are dropped silently.
+- the stream is reopened without a message, without a limit, and failed acknowledgements are dropped silently.
 
 All calls run in one thread with an event loop of its own. A handler that blocks the application's event loop thus stops
 neither the renewal of leases nor the heartbeats of the stream.
@@ -128,7 +128,7 @@ class PullStream:
         return await self._in_thread(self._look_up())
 
     async def start(self) -> None:
-        """Begin to receive. Reconnects for ever."""
+        """Begin to receive. Reconnects until it is stopped."""
         await self._in_thread(self._start())
 
     def ack(self, ack_ids: list[str]) -> None:

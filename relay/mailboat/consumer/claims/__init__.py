@@ -5,7 +5,6 @@
 | ``redis_store`` | ``RedisClaims``: claims in Redis or Valkey; scripts in ``*.lua``, called through ``scripts`` |
 | ``redis_connections`` | clients for one server, Sentinel and cluster from one URL |
 | ``redis_health`` | whether Redis can be relied on: eviction, lost memory, replicas |
-| ``memory_store`` | ``MemoryClaims``: attempts in memory, for consumers without idempotency |
 | ``inbox`` | ``InboxClaims``, ``InboxExecution``: marks in the transaction of the effects |
 | ``once`` | ``Once``: claims for applications with a loop of their own |
 | ``owner`` | owners of claims, default times |
