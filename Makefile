@@ -80,6 +80,7 @@ lint: $(STAMP) ## Check format, style, types and layers
 	$(BIN)/lint-imports --no-logo
 
 format: $(STAMP) ## Format the code, mend what can be mended
+	$(BIN)/ruff format $(CODE)
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 

@@ -46,7 +46,7 @@ class Announcer:
             tell_where(f"{what}; `mailboat dlq show` has it", error, stream.name)
             return True
         if refused is None:
-            if stream.clock() < stream.dead_topic.not_before or self.courier.stopping():
+            if stream.clock() < stream.dead_topic.not_before or self.courier.stopping:
                 return False
             if not await self.courier.lease_holds():
                 return False

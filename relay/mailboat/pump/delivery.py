@@ -7,18 +7,32 @@ event an attempt (G4).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from mailboat.errors import EventRefused, SinkUnavailable
 from mailboat.events import Outgoing, event_bytes
 from mailboat.outbox.store import Series
+from mailboat.pump.delivery_session import DeliverySession
 from mailboat.pump.handing import hand_over
 from mailboat.pump.points import Point
 from mailboat.pump.retry import OUTAGE_BACKOFF, Outage
 from mailboat.pump.stream import Stream
 from mailboat.pump.unexpected import cant_encode
 from mailboat.pump.verdicts import Fate, Item, judge, set_aside
+
+
+class Worker(Protocol):
+    """The partition worker that a courier sends for."""
+
+    @property
+    def troubles(self) -> Troubles: ...
+
+    @property
+    def stopping(self) -> bool: ...
+
+    async def note_in_flight(self, in_flight: bool) -> None:
+        """Store whether events are in flight: True before events are sent, False if the sink is unavailable."""
 
 
 class Troubles(Protocol):
@@ -39,18 +53,14 @@ class Courier:
         self,
         stream: Stream,
         partition: int,
-        troubles: Troubles,
-        lease_left: Callable[[], float],
-        stopping: Callable[[], bool],
-        in_hand: Callable[[bool], Awaitable[None]],
+        worker: Worker,
+        session: DeliverySession,
     ) -> None:
-        """``in_hand`` is called with True before events are sent and with False if the sink is unavailable."""
         self._stream = stream
         self._series = Series(partition, stream.generation)
-        self._troubles = troubles
-        self._lease_left = lease_left
-        self.stopping = stopping
-        self._in_hand = in_hand
+        self._troubles = worker.troubles
+        self._worker = worker
+        self._session = session
         self._hurry = asyncio.Event()
         self._flowing = asyncio.Event()
         self._flowing.set()
@@ -70,6 +80,10 @@ class Courier:
     @property
     def paused(self) -> bool:
         return not self._flowing.is_set()
+
+    @property
+    def stopping(self) -> bool:
+        return self._worker.stopping
 
     async def deliver(
         self,
@@ -91,7 +105,7 @@ class Courier:
                 self._troubles.away = str(away)
                 self._troubles.note_error(str(away), self._stream.clock())
                 self._stream.health.unavailable(str(away), self._stream.clock(), self._series.partition)
-                await self._in_hand(False)
+                await self._worker.note_in_flight(False)
                 if not patient:
                     return away
                 outage = outage.failed()
@@ -99,7 +113,7 @@ class Courier:
             if self.paused and not patient:
                 return away
             await self._flowing.wait()
-            if self.stopping():
+            if self.stopping:
                 return away
             batch = self._batch(pending, one_by_one)
             messages, exhausted = self._encode(batch)
@@ -112,7 +126,7 @@ class Courier:
             batch = batch[: len(messages)]
             if not await self.lease_holds():
                 return away
-            await self._in_hand(True)
+            await self._worker.note_in_flight(True)
             verdict = judge(batch, await hand_over(self._stream, messages))
             self._stream.passing(Point.ANSWERED)
             set_aside(items, parked, ordered=self._stream.settings.ordered)
@@ -183,8 +197,8 @@ class Courier:
 
     async def lease_holds(self) -> bool:
         """Wait until the lease is renewed. Return False if the pump is stopped first."""
-        while self._lease_left() <= 0:
-            if self.stopping():
+        while self._session.lease_left() <= 0:
+            if self.stopping:
                 return False
             await self._pause(0.1)
         return True

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
-from mailboat.outbox.store import CursorKey, Lease, Measured, Opened, OutboxStore, Settlement, TickResult, TipGroup
+from mailboat.outbox.store import CursorKey, Lease, Measured, OutboxStore, Settlement, TickResult, TipGroup
+from mailboat.pump.delivery_session import DeliverySession
 from mailboat.pump.points import Passing, Point, unheard
 from mailboat.pump.rhythm import Rhythm, WakeSettings, pause
 from mailboat.pump.stream import Clock
@@ -49,12 +49,6 @@ class _Entry:
         return self.done is not None and not self.paused and not self.measuring
 
 
-Handover = Callable[[Opened], None]
-"""Passes a newly opened window to the pumps."""
-Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
-"""Starts a task whose failure is reported."""
-
-
 class Keeper:
     """The progress of all partitions that a relay owns on one outbox."""
 
@@ -63,16 +57,12 @@ class Keeper:
         store: OutboxStore,
         wake: WakeSettings,
         clock: Clock,
-        handover: Handover,
-        lost: Callable[[CursorKey], None],
-        spawn: Spawn,
+        session: DeliverySession,
         passing: Passing = unheard,
     ) -> None:
         self._store = store
         self._clock = clock
-        self._handover = handover
-        self._lost = lost
-        self._spawn = spawn
+        self._session = session
         self._passing = passing
         self._rhythm = Rhythm(wake)
         self._bell_is_out = False
@@ -247,13 +237,13 @@ class Keeper:
                     if opened.events is not None:  # do not delay ticks for a large window
                         self._in_the_air.add(lease.key)
             self._passing(Point.WINDOW_OPENED)
-            self._handover(opened)
+            self._session.window_opened(opened)
         for group in result.overflowing:
             self._note_measuring(group.members, True)
-            self._surveys[group] = self._spawn(self._measure(group))
+            self._surveys[group] = self._session.spawn(self._measure(group))
         for lease in spoke_for:
             if lease.key in result.lost and self._entry(lease) is not None:
-                self._lost(lease.key)
+                self._session.lease_lost(lease.key)
 
     def _entry(self, lease: Lease) -> _Entry | None:
         entry = self._book.get(lease.key)

@@ -6,14 +6,14 @@ such a key, and the time of the next attempt. A key leaves the set when its queu
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mailboat.outbox.store import Dead, Failure, Lease, OutboxStore, Park, Parked, Repark, Settlement
 from mailboat.pump.announcing import Announcer
 from mailboat.pump.delivery import Courier
+from mailboat.pump.delivery_session import DeliverySession
 from mailboat.pump.points import Point
 from mailboat.pump.retry import OUTAGE_BACKOFF, Outage
 from mailboat.pump.stream import DeathNotice, Stream
@@ -56,7 +56,7 @@ class ParkedKeys:
         lease: Lease,
         stream: Stream,
         store: OutboxStore,
-        settle: Callable[[Settlement], asyncio.Future[None]],
+        session: DeliverySession,
         courier: Courier,
     ) -> None:
         self.keys: set[str] = set()
@@ -64,7 +64,7 @@ class ParkedKeys:
         self._lease = lease
         self._stream = stream
         self._store = store
-        self._settle = settle
+        self._session = session
         self._courier = courier
         self._announcer = Announcer(stream, courier)
         self._due_at: float | None = None
@@ -94,7 +94,7 @@ class ParkedKeys:
         """Load the keys parked by previous owners and rearrange them: the previous ordering setting may differ."""
         if keys := await self._count():
             ordered = self._stream.settings.ordered
-            await self._settle(Settlement(self._lease, None, ordered=ordered, arrange=frozenset(keys)))
+            await self._session.settle(Settlement(self._lease, None, ordered=ordered, arrange=frozenset(keys)))
         if self.count:
             self.nudge()
 
@@ -199,7 +199,7 @@ class ParkedKeys:
         if await self._announcer.told(notice):
             return Outcome(attempts, failure, dead=True)
         # If this relay is stopping, the next owner retries without delay.
-        return Outcome(attempts, failure, 0.0 if self._courier.stopping() else policy.backoff.ceiling, doomed=True)
+        return Outcome(attempts, failure, 0.0 if self._courier.stopping else policy.backoff.ceiling, doomed=True)
 
     def _wake_in(self, seconds: float | None) -> None:
         if seconds is not None:
@@ -248,7 +248,9 @@ class ParkedKeys:
             if head.suspect and head.ordinal not in self._prepaid
         )
         if counted:
-            await self._settle(Settlement(self._lease, None, ordered=self._stream.settings.ordered, repark=counted))
+            await self._session.settle(
+                Settlement(self._lease, None, ordered=self._stream.settings.ordered, repark=counted)
+            )
 
     def _used(self, head: Parked) -> int:
         """Return the attempts used. An outage costs none, even for a crash suspect whose attempt is already counted."""
@@ -291,7 +293,7 @@ class ParkedKeys:
                     Repark(ordinal, attempts, outcome.retry_in, failure, blocked=outcome.blocked, doomed=outcome.doomed)
                 )
         if unpark or reparks or dead:
-            await self._settle(
+            await self._session.settle(
                 Settlement(
                     self._lease,
                     None,

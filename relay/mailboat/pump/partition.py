@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -21,6 +21,7 @@ from mailboat.events import Event, Outgoing
 from mailboat.outbox.store import Cursor, Lease, OutboxStore, Park, Settlement, Window
 from mailboat.pump.choosing import Limits, choose, total_bytes
 from mailboat.pump.delivery import Courier
+from mailboat.pump.delivery_session import DeliverySession
 from mailboat.pump.handing import hand_over
 from mailboat.pump.parked import RELAY_DIED, ParkedKeys
 from mailboat.pump.points import Point
@@ -104,15 +105,13 @@ class PartitionPump:
         cursor: Cursor,
         stream: Stream,
         store: OutboxStore,
-        settle: Callable[[Settlement], asyncio.Future[None]],
-        lease_left: Callable[[], float],
+        session: DeliverySession,
     ) -> None:
         self.lease: Lease = cursor.lease
         self.stream = stream
         self.counters = PumpCounters()
         self.read_upto = cursor.position if cursor.window else 0
-        self._settle = settle
-        self._lease_left = lease_left
+        self._session = session
         self._inbox: deque[Stretch] = deque()
         self._flights: deque[Flight] = deque()
         self._sequence = cursor.sequence
@@ -125,14 +124,16 @@ class PartitionPump:
         self._work = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
-        self._stopping = False
+        self.stopping = False
         self._paused = False
         self._in_hand = True
         """Whether the store regards events of this partition as in flight."""
-        self._courier = Courier(
-            stream, cursor.lease.key.partition, self.counters, lease_left, lambda: self._stopping, self._note_hands
-        )
-        self.parked = ParkedKeys(self.lease, stream, store, settle, self._courier)
+        self._courier = Courier(stream, cursor.lease.key.partition, self, session)
+        self.parked = ParkedKeys(self.lease, stream, store, session, self._courier)
+
+    @property
+    def troubles(self) -> PumpCounters:
+        return self.counters
 
     # -- interface for keeper and readers ----------------------------------------------------------------------------
 
@@ -197,7 +198,7 @@ class PartitionPump:
 
     def stop(self) -> None:
         """Finish the batches in flight, settle them and end the task."""
-        self._stopping = True
+        self.stopping = True
         self._courier.hurry()
         self._work.set()
 
@@ -207,7 +208,7 @@ class PartitionPump:
         """Run until stopped. If the lease is lost, the session cancels the task."""
         try:
             await self.parked.load()
-            while not self._stopping:
+            while not self.stopping:
                 self._work.clear()
                 if self.parked.due() and self._active and not self._flights:
                     await self.parked.retry()
@@ -215,11 +216,11 @@ class PartitionPump:
                     if self._in_hand:
                         self._launch()
                     else:
-                        await self._note_hands(True)
+                        await self.note_in_flight(True)
                 elif self._flights and self._flights[0].landed:
                     await self._land()
                 elif self._in_hand and self._inbox and not self._flights and not self._active:
-                    await self._note_hands(False)
+                    await self.note_in_flight(False)
                 else:
                     await self._wait()
             while self._flights:
@@ -231,15 +232,15 @@ class PartitionPump:
                 answer.cancel()
             await asyncio.gather(*answers, return_exceptions=True)
 
-    async def _note_hands(self, in_hand: bool) -> None:
+    async def note_in_flight(self, in_flight: bool) -> None:
         """Store whether events are in flight, which decides whether a crash of this relay counts against an event.
 
         While a sink is unavailable, relays may restart any number of times. Such restarts must not make an event a
         dead letter.
         """
-        if in_hand != self._in_hand:
-            self._in_hand = in_hand
-            await self._settle(Settlement(self.lease, None, in_hand=in_hand, awaited=True))
+        if in_flight != self._in_hand:
+            self._in_hand = in_flight
+            await self._session.settle(Settlement(self.lease, None, in_hand=in_flight, awaited=True))
 
     @property
     def _active(self) -> bool:
@@ -269,7 +270,7 @@ class PartitionPump:
             or any(flight.landed for flight in self._flights)  # evaluate available results before sending more
         ):
             return False
-        return self._lease_left() > 0
+        return self._session.lease_left() > 0
 
     def _launch(self) -> None:
         flight, messages = self._take()
@@ -370,7 +371,7 @@ class PartitionPump:
             ordered=self.stream.settings.ordered,
             awaited=watched,
         )
-        committed = self._settle(settlement)
+        committed = self._session.settle(settlement)
         self.parked.count += len(flight.asides)
         if flight.asides or watched:
             await committed
@@ -405,7 +406,7 @@ class PartitionPump:
             window, last = flights[0].window, flights[-1]
             park, dead = await self.parked.dispose(done)
             position, sequence = (last.position, last.sequence) if whole else (done[-1].event.id, done[-1].sequence)
-            await self._settle(
+            await self._session.settle(
                 Settlement(
                     self.lease,
                     window.upto,
@@ -418,7 +419,7 @@ class PartitionPump:
                 )
             )
         if not whole:
-            self._stopping = True  # a patient delivery ends early only if the pump is stopped
+            self.stopping = True  # a patient delivery ends early only if the pump is stopped
 
 
 async def _unsent(reason: SinkUnavailable) -> Failures:

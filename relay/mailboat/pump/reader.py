@@ -8,9 +8,10 @@ members share reads again at the head of the log.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from mailboat.outbox.store import CursorKey, OutboxStore, Window
+from mailboat.pump.delivery_session import DeliverySession
 from mailboat.pump.partition import PartitionPump
 from mailboat.pump.points import Passing, Point, unheard
 
@@ -26,13 +27,13 @@ class WindowReader:
         store: OutboxStore,
         window: Window,
         members: Mapping[CursorKey, PartitionPump],
-        split: Callable[[WindowReader], None],
+        session: DeliverySession,
         passing: Passing = unheard,
     ) -> None:
         self.window = window
         self.members = dict(members)
         self._store = store
-        self._split = split
+        self._session = session
         self._passing = passing
         self._after = min((pump.read_upto for pump in members.values()), default=0)
 
@@ -68,4 +69,4 @@ class WindowReader:
             if full and any(pump.starving for pump in self.members.values()):
                 for key in full:
                     del self.members[key]
-                self._split(WindowReader(self._store, self.window, full, self._split, self._passing))
+                self._session.read(WindowReader(self._store, self.window, full, self._session, self._passing))

@@ -22,7 +22,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mailboat.errors import DatabaseUnavailable, LeaseLost, MailboatError, SinkUnavailable
-from mailboat.outbox.store import Backlog, Cursor, CursorKey, Opened, OutboxStore, Roster, Subscription, Window
+from mailboat.outbox.store import (
+    Backlog,
+    Cursor,
+    CursorKey,
+    Opened,
+    OutboxStore,
+    Roster,
+    Settlement,
+    Subscription,
+    Window,
+)
+from mailboat.pump.delivery_session import DeliverySession
 from mailboat.pump.handing import away
 from mailboat.pump.keeper import Keeper
 from mailboat.pump.meters import Meters
@@ -88,7 +99,7 @@ class Totals:
             self.last_error.pop(name, None)
 
 
-class Session:
+class Session(DeliverySession):
     """State and tasks of a connected relay."""
 
     def __init__(
@@ -109,7 +120,7 @@ class Session:
         self.backlogs: dict[int, Backlog] = {}
         self.lag_errors: dict[int, str] = {}
         """Subscriptions whose last lag query failed; their entry in ``backlogs`` is older."""
-        self.keeper = Keeper(store, wake, clock, self._hand_over, self._lost, self.spawn, passing)
+        self.keeper = Keeper(store, wake, clock, self, passing)
         self.owned: dict[CursorKey, _Owned] = {}
         self.reported: frozenset[int] = frozenset()
         """Pull subscriptions whose lag this relay reports. One relay reports all partitions of a subscription."""
@@ -204,7 +215,7 @@ class Session:
 
     async def _guard_leases(self) -> None:
         """End the session, and with it all calls to sinks, before another relay may take over the partitions."""
-        while (left := self._lease_left()) > 0:  # noqa: ASYNC110 - a heartbeat moves the end and wakes nobody
+        while (left := self.lease_left()) > 0:  # noqa: ASYNC110 - a heartbeat moves the end and wakes nobody
             await asyncio.sleep(left)
         raise DatabaseUnavailable(
             f"no heartbeat reached the database for {self._timings.trusted:.0f} s, so this relay gave up its"
@@ -228,7 +239,7 @@ class Session:
         self._unheld_since = {key: self._unheld_since.get(key, now) for key in unheld}
         for holding in roster.holdings:
             if holding.owner != self._me and holding.key not in self._leaving:
-                self._lost(holding.key)
+                self.lease_lost(holding.key)
         held = frozenset(self.owned) | self._leaving
         moves = decide(self._me, roster, held, self._unheld_since, now, self._timings.grace)
         for key, owned in self.owned.items():
@@ -296,9 +307,7 @@ class Session:
         for cursor in cursors:
             key = cursor.lease.key
             paused = self.subscriptions[key.subscription].paused
-            pump = PartitionPump(
-                cursor, self.streams[key.subscription], self._store, self.keeper.settle, self._lease_left
-            )
+            pump = PartitionPump(cursor, self.streams[key.subscription], self._store, self)
             pump.pause(paused)
             self.owned[key] = _Owned(pump, self._group.create_task(self._run(pump)))
             done = None if cursor.window else cursor.done
@@ -308,7 +317,7 @@ class Session:
         if self.owned:
             self._passing(Point.CLAIMED)
         for window, members in reopened.items():
-            self._read(WindowReader(self._store, window, members, self._read, self._passing))
+            self.read(WindowReader(self._store, window, members, self, self._passing))
 
     async def _run(self, pump: PartitionPump) -> None:
         try:
@@ -318,7 +327,8 @@ class Session:
             pump.stream.health.released(pump.lease.key.partition)
             pump.counters.delivered = pump.counters.refused = 0
 
-    def _lease_left(self) -> float:
+    def lease_left(self) -> float:
+        """Return the seconds for which this relay may publish under its leases."""
         return self._lease_until - self._clock()
 
     def _let_go(self, keys: Iterable[CursorKey], *, keep: bool = False) -> None:
@@ -360,7 +370,7 @@ class Session:
         self._leaving -= leaving.keys()
         self._passing(Point.RELEASED)
 
-    def _lost(self, key: CursorKey) -> None:
+    def lease_lost(self, key: CursorKey) -> None:
         """Stop the pump of a partition that another relay owns, without settling (G5)."""
         owned = self.owned.get(key)
         if owned is not None:
@@ -376,11 +386,16 @@ class Session:
 
     # -- windows -----------------------------------------------------------------------------------------------------
 
-    def _hand_over(self, opened: Opened) -> None:
+    def settle(self, settlement: Settlement) -> asyncio.Future[None]:
+        """Queue progress and return a future that completes at the commit."""
+        return self.keeper.settle(settlement)
+
+    def window_opened(self, opened: Opened) -> None:
+        """Pass the events of a newly opened window to the pumps of its partitions."""
         mine = ((lease, self.owned.get(lease.key)) for lease in opened.members)
         pumps = {lease.key: owned.pump for lease, owned in mine if owned is not None and owned.pump.lease == lease}
         if opened.events is None:
-            self._read(WindowReader(self._store, opened.window, pumps, self._read, self._passing))
+            self.read(WindowReader(self._store, opened.window, pumps, self, self._passing))
             return
         for key, pump in pumps.items():
             events = opened.events[key]
@@ -390,15 +405,17 @@ class Session:
         """Run a coroutine as a task of the session. If it fails, the session ends with its error."""
         return self._group.create_task(work)
 
-    def _read(self, reader: WindowReader) -> None:
-        async def read() -> None:
+    def read(self, reader: WindowReader) -> None:
+        """Start a reader as a task of the session."""
+
+        async def run() -> None:
             try:
                 await reader.run()
             finally:
                 self._readers.discard(reader)
 
         self._readers.add(reader)
-        self._group.create_task(read())
+        self._group.create_task(run())
 
     # -- sinks and lag -----------------------------------------------------------------------------------------------
 
