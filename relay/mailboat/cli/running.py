@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
-import sys
 import uuid
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -28,6 +25,7 @@ from mailboat.outbox.settings import RelayIdentity
 from mailboat.runtime.followed import ConfigReport, Configuration, Followed
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.secrets import Secrets
+from mailboat.runtime.shutdown import stop_on_signals
 from mailboat.runtime.watching import fingerprint, secret_versions, watch
 from mailboat_spec import Manifests, full_name
 
@@ -100,7 +98,7 @@ class Process:
         for work in works:
             begin(work)
         try:
-            _stop_on_signals(self.stop)  # before the process is reported as running
+            stop_on_signals(self.stop, log)  # before the process is reported as running
             await self._server.start(surface)
             names = [each.name for each in self.relays]
             log.info("Listening.", extra={"address": self._server.address, "id": orders.relay_id, "relays": names})
@@ -199,18 +197,3 @@ async def _run_all(relays: Sequence[Relay], stop: asyncio.Event) -> None:
     for ended in await asyncio.gather(*(run_one(relay) for relay in relays), return_exceptions=True):
         if isinstance(ended, BaseException):
             raise ended
-
-
-def _stop_on_signals(stop: asyncio.Event) -> None:
-    loop = asyncio.get_running_loop()
-
-    def stop_now(number: signal.Signals) -> None:
-        if stop.is_set():
-            log.warning("Stopping at once.", extra={"signal": number.name})
-            sys.stderr.flush()
-            os._exit(128 + number)
-        log.info("Stopping in good order; a second signal stops at once.", extra={"signal": number.name})
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop_now, number)
