@@ -12,11 +12,19 @@ from mailboat.consumer.received import Event
 _NOTHING: Final[AbstractContextManager[Any]] = nullcontext()
 
 
-def handling(consumer: str, handler: str, events: Event | Sequence[Event]) -> AbstractContextManager[Any]:
-    """Return a span around a handler call, with the events' trace contexts as links."""
+def current_tracer() -> Any:
+    """Return OpenTelemetry's tracer, or None if no SDK is configured: spans would not be exported."""
     api = _api()
     if api is None or isinstance(provider := api.get_tracer_provider(), api.ProxyTracerProvider):
-        return _NOTHING  # no SDK is configured: the span would not be exported
+        return None
+    return provider.get_tracer("mailboat.consumer")
+
+
+def handling(tracer: Any, consumer: str, handler: str, events: Event | Sequence[Event]) -> AbstractContextManager[Any]:
+    """Return a span around a handler call, with the events' trace contexts as links. Without a tracer, nothing."""
+    if tracer is None:
+        return _NOTHING
+    api = _api()
     batch = [events] if isinstance(events, Event) else list(events)
     links = [link for event in batch if (link := _link(api, event.traceparent)) is not None]
     attributes = {
@@ -28,7 +36,6 @@ def handling(consumer: str, handler: str, events: Event | Sequence[Event]) -> Ab
     }
     if len(batch) == 1:
         attributes["messaging.message.id"] = str(batch[0].id)
-    tracer = provider.get_tracer("mailboat.consumer")
     span: AbstractContextManager[Any] = tracer.start_as_current_span(
         f"process {consumer}", kind=api.SpanKind.CONSUMER, links=links, attributes=attributes
     )

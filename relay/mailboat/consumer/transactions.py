@@ -20,7 +20,7 @@ from mailboat.consumer.received import Event
 from mailboat_spec.secrecy import primary_message
 
 _COLUMNS: Final = (
-    "event_id::text, event_type, key, payload, content_type, headers::text, tags, aggregate_type, aggregate_id,"
+    "event_id, event_type, key, payload, content_type, headers::text, tags, aggregate_type, aggregate_id,"
     " traceparent, created_at, attempt, redeliveries, replay, position, partition, group_label"
 )
 _PULL: Final = f"select {_COLUMNS} from mailboat.pull(cast(:p1 as text), cast(:p2 as integer), cast(:p3 as text))"
@@ -119,7 +119,7 @@ def is_transient(error: BaseException) -> bool:
 
 def _event(row: Sequence[Any]) -> Event:
     return Event(
-        id=UUID(row[0]),
+        id=row[0] if isinstance(row[0], UUID) else UUID(row[0]),  # not every driver returns a UUID
         type=row[1],
         key=row[2],
         payload=None if row[3] is None else bytes(row[3]),
