@@ -29,6 +29,7 @@ from psycopg import Cursor
 from mailboat.errors import DatabaseUnavailable
 from mailboat.events import Event
 from mailboat.outbox.composed import Compositions, asking, lease_arrays
+from mailboat.outbox.layout import Layout
 from mailboat.outbox.link import Link, Pipeline, Row, Server, refuse_other_server
 from mailboat.outbox.parking import Parking
 from mailboat.outbox.settings import ReadLimits
@@ -44,11 +45,15 @@ from mailboat.outbox.store import (
     TipGroup,
     Window,
 )
+from mailboat.outbox.time_partitions import OccupiedPartitions
 
 _SQL = statements("windows")
 
 STORE_EVERY: Final = 2.0
 """Seconds between two writes of the progress of idle cursors. A cursor without events is not written per tick."""
+
+_STRAY: Final = -5
+"""Column of a poll that is true if the poll left out a time partition with rows."""
 
 _POOLER_FOUND: Final = (
     "the connection changed its server process: there is a transaction pooler in between. Set spec.database.pooler:"
@@ -61,12 +66,14 @@ class Windows:
 
     def __init__(
         self,
+        layout: Layout,
         compositions: Compositions,
         sync_level: str,
         limits: ReadLimits,
         parking: Parking,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._layout = layout
         self._compositions = compositions
         self._sync_level = sync_level
         self._limits = limits
@@ -75,6 +82,9 @@ class Windows:
         self._unwritten: dict[Lease, str] = {}
         """``done`` of closed cursors that is not stored yet."""
         self._stored_at = clock()
+        self._occupied: OccupiedPartitions | None = None
+        """None: a poll reads the whole table."""
+        self._knows_partitions = False
 
     async def tick(
         self,
@@ -125,6 +135,8 @@ class Windows:
             for settlement in durable:
                 if settlement.lease.key not in lost:
                     self._parking.apply(pipeline, settlement)
+        if not self._knows_partitions:
+            self._load_partitions(pipeline)
         asked = [self._ask(pipeline, group, server) for group in tips]
         pipeline.wait()
         if guard is not None:
@@ -146,10 +158,16 @@ class Windows:
 
     def _ask(self, pipeline: Pipeline, group: TipGroup, server: Server) -> Cursor[Row]:
         """Send the query for events visible since ``done``, with the lease of the first member for all."""
-        tail = self._compositions.for_members(group.members).tail_since(group.done)
+        occupied = self._occupied
+        composed = self._compositions.for_members(group.members)
+        tail = composed.tail_since(group.done, pruned=occupied is not None)
         bounds = {"limit": 1 if group.cautious else self._limits.small_rows + 1, "max_bytes": self._limits.bytes}
         where = {**asking(group.members[0]), "done": group.done, "pooled": server.pooled}
-        return pipeline.send(tail, where | bounds)
+        return pipeline.send(tail, where | bounds | (occupied.parameters if occupied is not None else {}))
+
+    def _load_partitions(self, pipeline: Pipeline) -> None:
+        self._occupied = OccupiedPartitions.load(pipeline, self._layout)
+        self._knows_partitions = True
 
     def _open(self, pipeline: Pipeline, found: _Found, server: Server) -> Cursor[Row] | None:
         """Open the window for the members that have events. Note the progress of the others (see ``STORE_EVERY``)."""
@@ -189,12 +207,15 @@ class Windows:
         """Return the next window of a group, the group itself if that is too large, or None if all leases are lost."""
         asked = members = list(group.members)
         rows = tail.fetchall()
-        while not rows or asked[0].key in lost:
-            # An empty result for a lost lease does not mean that there are no events: retry with the next member.
-            lost.add(asked[0].key)
-            asked = members = [lease for lease in members if lease.key not in lost]
-            if not members:
-                return None
+        while not rows or asked[0].key in lost or rows[0][_STRAY]:
+            if not rows or asked[0].key in lost:
+                # An empty result for a lost lease does not mean that there are no events: retry with the next member.
+                lost.add(asked[0].key)
+                asked = members = [lease for lease in members if lease.key not in lost]
+                if not members:
+                    return None
+            else:
+                self._load_partitions(pipeline)
             tail = self._ask(pipeline, replace(group, members=tuple(asked)), server)
             pipeline.wait()
             rows = tail.fetchall()

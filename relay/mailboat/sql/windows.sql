@@ -29,7 +29,8 @@ select set_config('jit', 'off', true),
 -- name: tail
 -- The events that became visible since the group's `done`, by transaction id, up to a limit. The result has at least one row, with
 -- the snapshot. It has no row if this relay lost the lease of the cursor; that says nothing about events. If there are too many rows
--- or bytes for one read, the result has no events, only their number.
+-- or bytes for one read, the result has no events, only their number. `stray`: a time partition that the statement leaves out has
+-- rows, so the result is void.
 -- Last column: the server process.
 with tip as materialized (
     select %(done)s::text::pg_snapshot as done
@@ -43,14 +44,14 @@ fresh as materialized (
     from {rows} as e
     where e.xid >= (select pg_snapshot_xmax(done) from tip)
       and e.xid < pg_snapshot_xmax(pg_current_snapshot())
-      and pg_visible_in_snapshot(e.xid, pg_current_snapshot())
+      and pg_visible_in_snapshot(e.xid, pg_current_snapshot()){occupied}
     limit %(limit)s
 ),
 total as materialized (
     select count(*) as rows, count(*) >= %(limit)s or sum({row_bytes}) > %(max_bytes)s as too_much
     from fresh as found
 )
-select {columns}{also_routes}, total.rows, total.too_much, pg_current_snapshot()::text,
+select {columns}{also_routes}, {stray}, total.rows, total.too_much, pg_current_snapshot()::text,
        pg_backend_pid()
 from tip
 cross join total
@@ -62,9 +63,46 @@ order by found.id
 select e.*
     from {rows} as e
     where e.xid = any (array(select pg_snapshot_xip(done) from tip))
-      and pg_visible_in_snapshot(e.xid, pg_current_snapshot())
+      and pg_visible_in_snapshot(e.xid, pg_current_snapshot()){occupied}
     union all
-    
+
+-- name: occupied
+-- Both arms leave out the time partitions made ahead. The bound is a parameter, so the executor removes their scans before it
+-- initialises them.
+ and e.created_at < %(before)s::timestamptz
+
+-- name: stray
+-- Whether a time partition that the statement leaves out is not empty, by the size of its file. A row that is visible in the
+-- statement's snapshot was in the file before the snapshot was taken, and this expression is evaluated after that: so no clock and no
+-- explicit `created_at` hides a row. The first comparison is for a table that was replaced by another of its name.
+({outbox}::regclass <> %(outbox)s::oid::regclass or exists (
+           select from pg_inherits as i
+           where i.inhparent = {outbox}::regclass and i.inhrelid <> all (%(read)s::oid[]) and pg_relation_size(i.inhrelid) > 0))
+
+-- name: time_partitions
+-- The time partitions that a poll reads: all up to the last one that is not empty. No row if the table is not partitioned by ranges
+-- of `created_at`, or if a partition is of another kind than Mailboat's own: then a poll reads all of it.
+with children as (
+    select i.inhrelid, m[1]::timestamptz as lower, pg_relation_size(i.inhrelid) > 0 as occupied, p.partrelid,
+           c.relkind = 'r' and a.amname = 'heap' and m is not null as plain
+    from pg_partitioned_table p
+    join pg_attribute k on k.attrelid = p.partrelid and k.attnum = p.partattrs[0] and k.attname = %(created_at)s
+    join pg_inherits i on i.inhparent = p.partrelid
+    join pg_class c on c.oid = i.inhrelid
+    left join pg_am a on a.oid = c.relam
+    left join lateral regexp_match(pg_get_expr(c.relpartbound, c.oid), 'FROM \(''(.*)''\) TO \(''(.*)''\)') m on true
+    where p.partrelid = {outbox}::regclass and p.partstrat = 'r' and p.partnatts = 1
+),
+ahead as (
+    select min(c.lower) as before
+    from children c
+    where c.lower > all (select o.lower from children o where o.occupied)
+)
+select min(c.partrelid::bigint), (select before from ahead)::text,
+       coalesce(array_agg(c.inhrelid::bigint) filter (where c.lower < (select before from ahead)), '{{}}')
+from children c
+having bool_and(c.plain) and (select before from ahead) is not null
+
 -- name: span
 -- Where to walk: from the lowest to the highest id of what became visible since the group's `done`. Late events, whose
 -- transactions were open at `done`, may lie far back, with all that was settled since in between; where they are few the walk
