@@ -20,7 +20,9 @@ _SCANS = """
     select coalesce(sum(idx_scan) filter (where relname > to_char(now(), '"outbox_p"YYYYMMDD')), 0)::int,
            coalesce(sum(idx_scan), 0)::int
     from pg_stat_user_indexes where relname ~ '^outbox_p'"""
-_SESSIONS = "select count(*) from pg_stat_activity where application_name ~ '^mailboat ' and datname = current_database()"
+_SESSIONS = (
+    "select count(*) from pg_stat_activity where application_name ~ '^mailboat ' and datname = current_database()"
+)
 
 
 @pytest.fixture(params=["postgres", "postgres14"])

@@ -136,7 +136,8 @@ from (
 ) as fresh
 
 -- name: open
--- Opens a window for the members that have events in it.
+-- Opens a window for the members that have events in it. They are about to be published, so the commit waits until the transaction
+-- is as durable as the outbox promises.
 update mailboat.cursors as c
 set done     = %(done)s::text::pg_snapshot,
     upto     = %(upto)s::text::pg_snapshot,
@@ -148,7 +149,7 @@ set done     = %(done)s::text::pg_snapshot,
 from unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::uuid[]) as m (subscription_id, partition, epoch)
 where c.subscription_id = m.subscription_id and c.partition = m.partition and c.epoch = m.epoch
   and c.upto is null and (not %(pooled)s or c.done::text = %(done)s)
-returning c.subscription_id, c.partition
+returning c.subscription_id, c.partition, set_config('synchronous_commit', %(level)s, true)
 
 -- name: advance
 -- Stores the `done` of closed cursors that had no events up to it.
@@ -295,7 +296,8 @@ where {wanted}
 order by found.id
 
 -- name: settle
--- Plain progress of many cursors at once. A cursor whose epoch or window is another by now stays as it is.
+-- Plain progress of many cursors at once. A cursor whose epoch or window is another by now stays as it is. Losing it costs
+-- duplicates only, so the commit waits for nothing, unless a later statement of the transaction says otherwise.
 update mailboat.cursors as c
 set done     = case when s.closes then c.upto else c.done end,
     upto     = case when s.closes then null else c.upto end,
@@ -311,7 +313,7 @@ from unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::
      as s (subscription_id, partition, epoch, upto, position, sequence, closes)
 where c.subscription_id = s.subscription_id and c.partition = s.partition and c.epoch = s.epoch
   and c.upto::text = s.upto
-returning c.subscription_id, c.partition
+returning c.subscription_id, c.partition, set_config('synchronous_commit', 'off', true)
 
 -- name: fence
 -- Settlements that only concern parked events: hold the cursors, if they are still ours, until the transaction ends.
@@ -333,5 +335,5 @@ from unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::
 where c.subscription_id = h.subscription_id and c.partition = h.partition and c.epoch = h.epoch and c.released = h.in_hand
 
 -- name: sync
--- What is about to be published must be as durable as the outbox promises: this transaction's commit waits for it.
+-- What this transaction's commit waits for, where no other statement of it says so.
 select set_config('synchronous_commit', %(level)s, true)
