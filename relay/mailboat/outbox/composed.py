@@ -39,6 +39,15 @@ class Route:
     wanted: Predicate
 
 
+class TailKind(NamedTuple):
+    """Kind of a poll."""
+
+    late: bool
+    """Transactions were running in ``done``, and their events may have become visible."""
+    pruned: bool
+    """Empty time partitions are left out (`time_partitions`)."""
+
+
 class Stretch(NamedTuple):
     """Kind of chunk of a large window."""
 
@@ -52,18 +61,15 @@ class Stretch(NamedTuple):
 class Composed:
     """Statements for one set of subscriptions, and the routing of their rows."""
 
-    tail: bytes
-    """For a ``done`` in which transactions were running."""
-    tail_without_late: bytes
-    """For a ``done`` in which none was."""
+    tail: Mapping[TailKind, bytes]
     small_window: bytes
     late: bytes
     large_window: Mapping[Stretch, bytes]
     subscriptions: Mapping[int, Subscription]
 
-    def tail_since(self, done: str) -> bytes:
+    def tail_since(self, done: str, *, pruned: bool) -> bytes:
         """Return the statement that reads what became visible since the snapshot ``done``."""
-        return self.tail_without_late if done.endswith(":") else self.tail
+        return self.tail[TailKind(late=not done.endswith(":"), pruned=pruned)]
 
     @property
     def width(self) -> int:
@@ -82,7 +88,12 @@ class Compositions:
     """All statements that depend on the outbox's columns or on the filters of subscriptions."""
 
     def __init__(self, layout: Layout) -> None:
-        self._fixed = {"rows": layout.rows, "columns": COLUMNS, "row_bytes": ROW_BYTES}
+        self._fixed = {
+            "rows": layout.rows,
+            "columns": COLUMNS,
+            "row_bytes": ROW_BYTES,
+            "outbox": layout.regclass,
+        }
         self._routes: Mapping[int, Route] = {}
         self._composed: dict[tuple[int, ...], Composed] = {}
         self.span = sql.SQL(_SQL["span"]).format(**self._fixed).as_bytes()
@@ -112,15 +123,22 @@ class Compositions:
             "also_routes": sql.SQL("") if single else sql.SQL(", {}").format(routes(wanted)),
             "wanted": any_of(wanted),
         }
-        late_arm = sql.SQL(_SQL["late_arm"]).format(**parts)
         return Composed(
-            sql.SQL(_SQL["tail"]).format(late_arm=late_arm, **parts).as_bytes(),
-            sql.SQL(_SQL["tail"]).format(late_arm=sql.SQL(""), **parts).as_bytes(),
+            {TailKind(*kind): _tail(TailKind(*kind), parts) for kind in product((False, True), repeat=2)},
             sql.SQL(_SQL["small_window"]).format(**parts).as_bytes(),
             sql.SQL(_SQL["late"]).format(**parts).as_bytes(),
             {Stretch(*kind): _large_window(Stretch(*kind), parts) for kind in product((False, True), repeat=2)},
             {number: self._routes[number].subscription for number in numbers},
         )
+
+
+def _tail(kind: TailKind, parts: dict[str, Any]) -> bytes:
+    pruning = {
+        "occupied": sql.SQL(_SQL["occupied"] if kind.pruned else ""),
+        "stray": sql.SQL(_SQL["stray"]).format(**parts) if kind.pruned else sql.SQL("false"),
+    }
+    late_arm = sql.SQL(_SQL["late_arm"]).format(**parts, **pruning) if kind.late else sql.SQL("")
+    return sql.SQL(_SQL["tail"]).format(late_arm=late_arm, **parts, **pruning).as_bytes()
 
 
 def _large_window(stretch: Stretch, parts: dict[str, Any]) -> bytes:

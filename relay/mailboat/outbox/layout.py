@@ -106,6 +106,11 @@ class Layout:
         """The quoted table name."""
         return sql.Identifier(*self.table.split("."))
 
+    @property
+    def regclass(self) -> sql.Composable:
+        """The quoted table name as a literal, for a cast to regclass."""
+        return sql.Literal(self.outbox.as_string())
+
     def column(self, name: str) -> sql.Identifier:
         """Return the table's quoted name for Mailboat's column ``name``."""
         return sql.Identifier(self.columns.get(name, name))

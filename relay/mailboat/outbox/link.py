@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, LiteralString, TypeVar
 
@@ -98,9 +98,12 @@ async def explained(connection: AsyncConnection[Any] | None, deadline: float) ->
 class Pipeline:
     """A transaction whose statements are sent without waiting for results, until a result is fetched."""
 
-    def __init__(self, connection: Connection[Row], statements: psycopg.Pipeline | None) -> None:
+    def __init__(self, connection: Connection[Row], *, pooled: bool) -> None:
         self._connection = connection
-        self._statements = statements
+        self._pooled = pooled
+        self._sending: AbstractContextManager[object] | None = None
+        """Psycopg's pipeline, from the first statement to the wait for the results. To leave it costs no round trip of
+        its own, because that sends the sync which the wait needs."""
 
     def wait(self) -> None:
         """Wait for the results of all statements sent so far. Must be called before any fetch.
@@ -111,33 +114,51 @@ class Pipeline:
         The output buffer is flushed first, because psycopg's sync only reads. If a large event fills the socket buffer,
         the rest would stay unsent while client and server wait for each other.
         """
-        if self._statements is not None:
+        if self._sending is not None:
             self._connection.wait(send(self._connection.pgconn))
-            self._statements.sync()
+            self._leave(None)
 
     def send(self, statement: str | bytes | sql.Composed, parameters: Any = None) -> Cursor[Row]:
         """Send a statement and return its cursor, with binary results. A fetch waits for the result."""
-        return self.cursor().execute(statement, parameters)
+        # No pipeline behind a pooler: not every version of every pooler keeps a pipeline together.
+        if self._sending is None and not self._pooled:
+            sending = self._connection.pipeline()
+            sending.__enter__()
+            self._sending = sending
+        return self._connection.cursor(binary=True).execute(statement, parameters)
 
-    def cursor(self) -> Cursor[Row]:
-        return self._connection.cursor(binary=True)
+    def abandon(self, error: BaseException) -> None:
+        """Discard the results of the statements sent, after an error."""
+        if self._sending is not None:
+            self._leave(error)
+
+    def _leave(self, error: BaseException | None) -> None:
+        sending, self._sending = self._sending, None
+        if sending is not None:
+            sending.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
 
 
 @contextmanager
 def begun(
-    connection: Connection[Row], server: Server, deadline: float, begin: LiteralString = BEGIN
+    connection: Connection[Row], server: Server, deadline: float, begin: LiteralString | None = BEGIN
 ) -> Iterator[Pipeline]:
-    """Run a transaction as a pipeline. Unfetched results are awaited too, and their errors are raised."""
+    """Run a transaction as a pipeline. Unfetched results are awaited too, and their errors are raised.
+
+    If ``begin`` is None, each ``wait`` commits the statements sent since the previous one. Not for a pooler, behind
+    which there is no pipeline.
+    """
+    pipeline = Pipeline(connection, pooled=server.pooled)
     try:
-        # No pipeline behind a pooler: not every version of every pooler keeps a pipeline together.
-        with nullcontext() if server.pooled else connection.pipeline() as statements:
-            pipeline = Pipeline(connection, statements)
+        if begin is not None:
             pipeline.send(begin)
-            if server.pooled:
-                pipeline.send(pins(server.version, deadline, local=True))
-            yield pipeline
+        if server.pooled:
+            pipeline.send(pins(server.version, deadline, local=True))
+        yield pipeline
+        if begin is not None:
             pipeline.send("commit")
-    except BaseException:
+        pipeline.wait()
+    except BaseException as error:
+        pipeline.abandon(error)
         if not connection.closed:
             connection.rollback()
         raise
@@ -217,22 +238,22 @@ class Link:
         if self._timeout is not None:
             self._timeout.reschedule(None)
 
-    async def pipeline(self, work: Callable[[Pipeline], T]) -> T:
-        """Run ``work`` in a transaction, in a thread.
+    async def pipeline(self, work: Callable[[Pipeline], T], *, begin: LiteralString | None = BEGIN) -> T:
+        """Run ``work`` in a thread: in a transaction, or in one per wait if ``begin`` is None (see ``begun``).
 
         The thread uses the same connection through psycopg's blocking interface. The lock excludes other users.
         """
         async with self._turn:
-            return await self._work.run(lambda: self._in_thread(work))
+            return await self._work.run(lambda: self._in_thread(work, begin))
 
-    def _in_thread(self, work: Callable[[Pipeline], T]) -> T:
+    def _in_thread(self, work: Callable[[Pipeline], T], begin: LiteralString | None) -> T:
         try:
             if self._blocking is None:
                 self._blocking = Connection(self.connection.pgconn)
                 self._blocking.autocommit = True
                 if self.server.pooled:
                     self._blocking.prepare_threshold = None
-            with begun(self._blocking, self.server, self._deadline) as pipeline:
+            with begun(self._blocking, self.server, self._deadline, begin) as pipeline:
                 return work(pipeline)
         except psycopg.Error as error:
             raise explain(error) from error

@@ -78,7 +78,9 @@ class PostgresStore:
         )
         self._parking = Parking()
         self._compositions = Compositions(settings.layout)
-        self._windows = Windows(self._compositions, settings.sync_level, settings.limits, self._parking)
+        self._windows = Windows(
+            settings.layout, self._compositions, settings.sync_level, settings.limits, self._parking
+        )
         self._reads = WindowReads(self._thread, self._compositions)
         self._survey = Survey(
             lambda: ReadingThread(url, sentry.server, settings.deadline, "surveyor"),

@@ -3,17 +3,19 @@
 The no-loss guarantee rests on this module. ``docs/windows.md`` explains it, ``sql/windows.sql`` has the statements, and
 this module sends them in the only correct order:
 
-1. ``tick`` is one transaction. First it settles, so that a cursor closed by the settlement is polled in the same tick.
-   Then one statement takes a snapshot C and reads the events that became visible since the group's P. Then C is stored
-   for the members that have events. The commit waits for the WAL (``durability``) exactly if a window was opened.
-   Everything visible in C precedes that commit in the WAL, so a server that recovers this cursor has those events too.
+1. ``tick`` first settles, so that a cursor closed by the settlement is polled in the same tick. Then one statement per
+   group takes a snapshot C and reads the events that became visible since the group's P. Then C is stored for the
+   members that have events. That commit waits for the WAL (``durability``). Everything visible in C precedes it in the
+   WAL, so a server that recovers this cursor has those events too.
 2. Events are returned only after that commit.
 3. A window too large for one read is measured first, on another connection: measuring may take minutes, and the
    settlements of all partitions share the tick. A later tick opens it with the C of the measurement, which also
    precedes the commit.
 
-The statements of a tick are a pipeline with two waits: for the events found, and for the commit. The second half
-depends on the results of the first, so a member whose lease was lost opens no window.
+The statements of a tick are a pipeline with at most two round trips, each of them a transaction: settle and poll, then
+open if events were found. A tick without events has one. No lock is needed between the two: opening checks the epoch,
+so a member whose lease was lost meanwhile opens no window. A settlement that parks events, and every tick behind a
+pooler, has one transaction for all.
 """
 
 from __future__ import annotations
@@ -29,8 +31,10 @@ from psycopg import Cursor
 from mailboat.errors import DatabaseUnavailable
 from mailboat.events import Event
 from mailboat.outbox.composed import Compositions, asking, lease_arrays
+from mailboat.outbox.layout import Layout
 from mailboat.outbox.link import Link, Pipeline, Row, Server, refuse_other_server
 from mailboat.outbox.parking import Parking
+from mailboat.outbox.sessions import BEGIN
 from mailboat.outbox.settings import ReadLimits
 from mailboat.outbox.sqlfiles import statements
 from mailboat.outbox.store import (
@@ -44,11 +48,15 @@ from mailboat.outbox.store import (
     TipGroup,
     Window,
 )
+from mailboat.outbox.time_partitions import OccupiedPartitions
 
 _SQL = statements("windows")
 
 STORE_EVERY: Final = 2.0
 """Seconds between two writes of the progress of idle cursors. A cursor without events is not written per tick."""
+
+_STRAY: Final = -5
+"""Column of a poll that is true if the poll left out a time partition with rows."""
 
 _POOLER_FOUND: Final = (
     "the connection changed its server process: there is a transaction pooler in between. Set spec.database.pooler:"
@@ -61,12 +69,14 @@ class Windows:
 
     def __init__(
         self,
+        layout: Layout,
         compositions: Compositions,
         sync_level: str,
         limits: ReadLimits,
         parking: Parking,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._layout = layout
         self._compositions = compositions
         self._sync_level = sync_level
         self._limits = limits
@@ -75,6 +85,9 @@ class Windows:
         self._unwritten: dict[Lease, str] = {}
         """``done`` of closed cursors that is not stored yet."""
         self._stored_at = clock()
+        self._occupied: OccupiedPartitions | None = None
+        """None: a poll reads the whole table."""
+        self._knows_partitions = False
 
     async def tick(
         self,
@@ -85,8 +98,10 @@ class Windows:
     ) -> TickResult:
         """Settle, poll and open windows; see the module's docstring."""
         stores = link.server.pooled or self._clock() - self._stored_at >= STORE_EVERY
+        together = link.server.pooled or any(settlement.durable for settlement in settlements)
         lost, windows, overflowing = await link.pipeline(
-            lambda pipeline: self._tick(pipeline, link.server, settlements, tips, measured, stores=stores)
+            lambda pipeline: self._tick(pipeline, link.server, settlements, tips, measured, stores=stores),
+            begin=BEGIN if together else None,
         )
         if stores:
             self._unwritten.clear()
@@ -116,6 +131,8 @@ class Windows:
         *,
         stores: bool,
     ) -> tuple[set[CursorKey], list[tuple[_Found, Cursor[Row] | None]], list[TipGroup]]:
+        if not self._knows_partitions:
+            self._load_partitions(pipeline)
         guard = pipeline.send(_SQL["guard"]) if server.pooled else None
         settled = _settle(pipeline, settlements)
         durable = [settlement for settlement in settlements if settlement.durable]
@@ -137,19 +154,25 @@ class Windows:
         windows += [_Found(each.window, each.members, None) for each in measured]
         opening = [(found, self._open(pipeline, found, server)) for found in windows]
         stored = stores and self._store(pipeline, server.timeline)
-        level = self._sync_level if any(found.has_events for found in windows) else "off"
-        if level == "off" and durable:
-            level = "local"
-        if settlements or stored or any(opened for _, opened in opening):
-            pipeline.send(_SQL["sync"], {"level": level})
+        if durable:
+            level = self._sync_level if any(found.has_events for found in windows) else "off"
+            pipeline.send(_SQL["sync"], {"level": "local" if level == "off" else level})
+        elif stored and not any(opened for _, opened in opening):
+            pipeline.send(_SQL["sync"], {"level": "off"})
         return lost, opening, [overflow for overflow in looks if isinstance(overflow, TipGroup)]
 
     def _ask(self, pipeline: Pipeline, group: TipGroup, server: Server) -> Cursor[Row]:
         """Send the query for events visible since ``done``, with the lease of the first member for all."""
-        tail = self._compositions.for_members(group.members).tail_since(group.done)
+        occupied = self._occupied
+        composed = self._compositions.for_members(group.members)
+        tail = composed.tail_since(group.done, pruned=occupied is not None)
         bounds = {"limit": 1 if group.cautious else self._limits.small_rows + 1, "max_bytes": self._limits.bytes}
         where = {**asking(group.members[0]), "done": group.done, "pooled": server.pooled}
-        return pipeline.send(tail, where | bounds)
+        return pipeline.send(tail, where | bounds | (occupied.parameters if occupied is not None else {}))
+
+    def _load_partitions(self, pipeline: Pipeline) -> None:
+        self._occupied = OccupiedPartitions.load(pipeline, self._layout)
+        self._knows_partitions = True
 
     def _open(self, pipeline: Pipeline, found: _Found, server: Server) -> Cursor[Row] | None:
         """Open the window for the members that have events. Note the progress of the others (see ``STORE_EVERY``)."""
@@ -170,6 +193,7 @@ class Windows:
                 "highest": found.window.highest,
                 "timeline": server.timeline,
                 "pooled": server.pooled,
+                "level": self._sync_level,
             },
         )
 
@@ -189,12 +213,15 @@ class Windows:
         """Return the next window of a group, the group itself if that is too large, or None if all leases are lost."""
         asked = members = list(group.members)
         rows = tail.fetchall()
-        while not rows or asked[0].key in lost:
-            # An empty result for a lost lease does not mean that there are no events: retry with the next member.
-            lost.add(asked[0].key)
-            asked = members = [lease for lease in members if lease.key not in lost]
-            if not members:
-                return None
+        while not rows or asked[0].key in lost or rows[0][_STRAY]:
+            if not rows or asked[0].key in lost:
+                # An empty result for a lost lease does not mean that there are no events: retry with the next member.
+                lost.add(asked[0].key)
+                asked = members = [lease for lease in members if lease.key not in lost]
+                if not members:
+                    return None
+            else:
+                self._load_partitions(pipeline)
             tail = self._ask(pipeline, replace(group, members=tuple(asked)), server)
             pipeline.wait()
             rows = tail.fetchall()
@@ -253,6 +280,8 @@ def _settle(pipeline: Pipeline, settlements: Sequence[Settlement]) -> list[Curso
     windowed = [s for s in settlements if s.upto is not None]
     parked_only = [s for s in settlements if s.upto is None]
     settled = []
+    if parked_only and not windowed:  # the settlement of a window says so itself
+        pipeline.send(_SQL["sync"], {"level": "off"})
     if windowed:
         progress = {
             "uptos": [s.upto for s in windowed],
@@ -277,4 +306,4 @@ def _not_settled(settlements: Sequence[Settlement], settled: Sequence[Cursor[Row
 
 
 def _keys(cursor: Cursor[Row] | None) -> set[CursorKey]:
-    return set() if cursor is None else {CursorKey(*row) for row in cursor.fetchall()}
+    return set() if cursor is None else {CursorKey(*row[:2]) for row in cursor.fetchall()}

@@ -29,7 +29,8 @@ select set_config('jit', 'off', true),
 -- name: tail
 -- The events that became visible since the group's `done`, by transaction id, up to a limit. The result has at least one row, with
 -- the snapshot. It has no row if this relay lost the lease of the cursor; that says nothing about events. If there are too many rows
--- or bytes for one read, the result has no events, only their number.
+-- or bytes for one read, the result has no events, only their number. `stray`: a time partition that the statement leaves out has
+-- rows, so the result is void.
 -- Last column: the server process.
 with tip as materialized (
     select %(done)s::text::pg_snapshot as done
@@ -43,14 +44,14 @@ fresh as materialized (
     from {rows} as e
     where e.xid >= (select pg_snapshot_xmax(done) from tip)
       and e.xid < pg_snapshot_xmax(pg_current_snapshot())
-      and pg_visible_in_snapshot(e.xid, pg_current_snapshot())
+      and pg_visible_in_snapshot(e.xid, pg_current_snapshot()){occupied}
     limit %(limit)s
 ),
 total as materialized (
     select count(*) as rows, count(*) >= %(limit)s or sum({row_bytes}) > %(max_bytes)s as too_much
     from fresh as found
 )
-select {columns}{also_routes}, total.rows, total.too_much, pg_current_snapshot()::text,
+select {columns}{also_routes}, {stray}, total.rows, total.too_much, pg_current_snapshot()::text,
        pg_backend_pid()
 from tip
 cross join total
@@ -62,9 +63,46 @@ order by found.id
 select e.*
     from {rows} as e
     where e.xid = any (array(select pg_snapshot_xip(done) from tip))
-      and pg_visible_in_snapshot(e.xid, pg_current_snapshot())
+      and pg_visible_in_snapshot(e.xid, pg_current_snapshot()){occupied}
     union all
-    
+
+-- name: occupied
+-- Both arms leave out the time partitions made ahead. The bound is a parameter, so the executor removes their scans before it
+-- initialises them.
+ and e.created_at < %(before)s::timestamptz
+
+-- name: stray
+-- Whether a time partition that the statement leaves out is not empty, by the size of its file. A row that is visible in the
+-- statement's snapshot was in the file before the snapshot was taken, and this expression is evaluated after that: so no clock and no
+-- explicit `created_at` hides a row. The first comparison is for a table that was replaced by another of its name.
+({outbox}::regclass <> %(outbox)s::oid::regclass or exists (
+           select from pg_inherits as i
+           where i.inhparent = {outbox}::regclass and i.inhrelid <> all (%(read)s::oid[]) and pg_relation_size(i.inhrelid) > 0))
+
+-- name: time_partitions
+-- The time partitions that a poll reads: all up to the last one that is not empty. No row if the table is not partitioned by ranges
+-- of `created_at`, or if a partition is of another kind than Mailboat's own: then a poll reads all of it.
+with children as (
+    select i.inhrelid, m[1]::timestamptz as lower, pg_relation_size(i.inhrelid) > 0 as occupied, p.partrelid,
+           c.relkind = 'r' and a.amname = 'heap' and m is not null as plain
+    from pg_partitioned_table p
+    join pg_attribute k on k.attrelid = p.partrelid and k.attnum = p.partattrs[0] and k.attname = %(created_at)s
+    join pg_inherits i on i.inhparent = p.partrelid
+    join pg_class c on c.oid = i.inhrelid
+    left join pg_am a on a.oid = c.relam
+    left join lateral regexp_match(pg_get_expr(c.relpartbound, c.oid), 'FROM \(''(.*)''\) TO \(''(.*)''\)') m on true
+    where p.partrelid = {outbox}::regclass and p.partstrat = 'r' and p.partnatts = 1
+),
+ahead as (
+    select min(c.lower) as before
+    from children c
+    where c.lower > all (select o.lower from children o where o.occupied)
+)
+select min(c.partrelid::bigint), (select before from ahead)::text,
+       coalesce(array_agg(c.inhrelid::bigint) filter (where c.lower < (select before from ahead)), '{{}}')
+from children c
+having bool_and(c.plain) and (select before from ahead) is not null
+
 -- name: span
 -- Where to walk: from the lowest to the highest id of what became visible since the group's `done`. Late events, whose
 -- transactions were open at `done`, may lie far back, with all that was settled since in between; where they are few the walk
@@ -98,7 +136,8 @@ from (
 ) as fresh
 
 -- name: open
--- Opens a window for the members that have events in it.
+-- Opens a window for the members that have events in it. They are about to be published, so the commit waits until the transaction
+-- is as durable as the outbox promises.
 update mailboat.cursors as c
 set done     = %(done)s::text::pg_snapshot,
     upto     = %(upto)s::text::pg_snapshot,
@@ -110,7 +149,7 @@ set done     = %(done)s::text::pg_snapshot,
 from unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::uuid[]) as m (subscription_id, partition, epoch)
 where c.subscription_id = m.subscription_id and c.partition = m.partition and c.epoch = m.epoch
   and c.upto is null and (not %(pooled)s or c.done::text = %(done)s)
-returning c.subscription_id, c.partition
+returning c.subscription_id, c.partition, set_config('synchronous_commit', %(level)s, true)
 
 -- name: advance
 -- Stores the `done` of closed cursors that had no events up to it.
@@ -257,7 +296,8 @@ where {wanted}
 order by found.id
 
 -- name: settle
--- Plain progress of many cursors at once. A cursor whose epoch or window is another by now stays as it is.
+-- Plain progress of many cursors at once. A cursor whose epoch or window is another by now stays as it is. Losing it costs
+-- duplicates only, so the commit waits for nothing, unless a later statement of the transaction says otherwise.
 update mailboat.cursors as c
 set done     = case when s.closes then c.upto else c.done end,
     upto     = case when s.closes then null else c.upto end,
@@ -273,7 +313,7 @@ from unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::
      as s (subscription_id, partition, epoch, upto, position, sequence, closes)
 where c.subscription_id = s.subscription_id and c.partition = s.partition and c.epoch = s.epoch
   and c.upto::text = s.upto
-returning c.subscription_id, c.partition
+returning c.subscription_id, c.partition, set_config('synchronous_commit', 'off', true)
 
 -- name: fence
 -- Settlements that only concern parked events: hold the cursors, if they are still ours, until the transaction ends.
@@ -295,5 +335,5 @@ from unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::
 where c.subscription_id = h.subscription_id and c.partition = h.partition and c.epoch = h.epoch and c.released = h.in_hand
 
 -- name: sync
--- What is about to be published must be as durable as the outbox promises: this transaction's commit waits for it.
+-- What this transaction's commit waits for, where no other statement of it says so.
 select set_config('synchronous_commit', %(level)s, true)

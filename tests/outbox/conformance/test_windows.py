@@ -341,7 +341,10 @@ async def test_an_idle_tick_writes_nothing(postgres_world: PostgresWorld) -> Non
     assert postgres_world.row_versions() == before
 
 
-async def test_progress_without_events_is_stored_later_or_before_a_release(postgres_world: PostgresWorld) -> None:
+async def test_progress_without_events_is_stored_later_or_before_a_release(
+    postgres_world: PostgresWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mailboat.outbox.windows.STORE_EVERY", 3600.0)
     relay = await Relay.start(postgres_world, [subscription("a", partitions=8)])
     await relay.claim()
     before = set(postgres_world.row_versions())

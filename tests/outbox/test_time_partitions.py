@@ -1,0 +1,109 @@
+"""A poll leaves out the empty time partitions made ahead, and loses no event that lies in one of them (G1)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+import pytest
+import pytest_asyncio
+
+from mailboat_harbor.postgres import Database
+from support.databases import migrated_database
+from support.store_backends import PostgresWorld, subscription
+from support.store_relays import Relay
+from support.wait import await_until
+
+TODAY = datetime.now(UTC)
+_SCANS = """
+    select coalesce(sum(idx_scan) filter (where relname > to_char(now(), '"outbox_p"YYYYMMDD')), 0)::int,
+           coalesce(sum(idx_scan), 0)::int
+    from pg_stat_user_indexes where relname ~ '^outbox_p'"""
+_SESSIONS = (
+    "select count(*) from pg_stat_activity where application_name ~ '^mailboat ' and datname = current_database()"
+)
+
+
+@pytest.fixture(params=["postgres", "postgres14"])
+def outbox(request: pytest.FixtureRequest) -> Iterator[Database]:
+    yield from migrated_database(request.getfixturevalue(request.param))
+
+
+@pytest_asyncio.fixture
+async def relay(outbox: Database) -> AsyncIterator[Relay]:
+    """A relay that has polled before: it knows which time partitions are empty."""
+    world = PostgresWorld(outbox)
+    relay = await Relay.start(world, [subscription(partitions=1)])
+    await relay.claim()
+    assert await drained(relay) == []
+    yield relay
+    await world.close()
+
+
+def insert(connection: psycopg.Connection[tuple[object, ...]], created_at: datetime) -> int:
+    [(position,)] = connection.execute(
+        "insert into mailboat.outbox (event_type, payload, created_at) values ('x', '{}', %s) returning id",
+        [created_at],
+    ).fetchall()
+    return int(str(position))
+
+
+async def drained(relay: Relay) -> list[int]:
+    return [event.id for event in await relay.drained()]
+
+
+async def test_an_event_in_a_time_partition_that_was_empty_is_delivered(outbox: Database, relay: Relay) -> None:
+    for days in (0, 1, 20, 2, 30, 0):
+        with psycopg.connect(outbox.url) as connection:
+            position = insert(connection, TODAY + timedelta(days=days))
+        assert await drained(relay) == [position]
+
+
+async def test_a_late_commit_into_a_time_partition_that_was_empty_is_delivered(outbox: Database, relay: Relay) -> None:
+    with psycopg.connect(outbox.url) as late:
+        ahead = insert(late, TODAY + timedelta(days=5))
+        with psycopg.connect(outbox.url) as connection:
+            position = insert(connection, TODAY)
+        assert await drained(relay) == [position]
+    assert await drained(relay) == [ahead]
+
+
+async def test_an_event_in_a_time_partition_made_later_is_delivered(outbox: Database, relay: Relay) -> None:
+    with psycopg.connect(outbox.url) as connection:
+        connection.execute("select mailboat.ensure_partitions('mailboat.outbox', '40 days')")
+        position = insert(connection, TODAY + timedelta(days=39))
+    assert await drained(relay) == [position]
+
+
+async def test_an_event_in_a_default_partition_is_delivered(outbox: Database, relay: Relay) -> None:
+    with psycopg.connect(outbox.url) as connection:
+        connection.execute("create table mailboat.outbox_rest partition of mailboat.outbox default")
+        position = insert(connection, TODAY + timedelta(days=4000))
+    assert await drained(relay) == [position]
+    with psycopg.connect(outbox.url) as connection:
+        position = insert(connection, TODAY - timedelta(days=4000))
+    assert await drained(relay) == [position]
+
+
+async def test_events_of_a_table_that_replaced_the_outbox_are_delivered(outbox: Database, relay: Relay) -> None:
+    with psycopg.connect(outbox.url) as connection:
+        connection.execute("alter table mailboat.outbox rename to former")
+        connection.execute("create table mailboat.outbox (like mailboat.former including defaults including generated)")
+        connection.execute("create index on mailboat.outbox (xid)")
+        position = insert(connection, TODAY + timedelta(days=20))
+    assert await drained(relay) == [position]
+
+
+async def test_empty_time_partitions_are_not_scanned(outbox: Database, relay: Relay) -> None:
+    with psycopg.connect(outbox.url) as connection:
+        position = insert(connection, TODAY)
+    assert await drained(relay) == [position]
+    for _ in range(10):
+        assert (await relay.tick()).quiet
+    await relay.store.close(leave=True)
+    # Counts are complete once the sessions that caused them have ended, and on old servers a moment later.
+    await await_until(lambda: outbox.execute(_SESSIONS) == [(0,)], what="the sessions to end")
+    await await_until(lambda: outbox.execute(_SCANS)[0][1] > 0, what="the counts")
+    [(ahead, scans)] = outbox.execute(_SCANS)
+    assert ahead == 0, f"{ahead} of {scans} index scans were of time partitions without a row"
