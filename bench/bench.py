@@ -17,14 +17,14 @@ import latency
 import pulling
 import writers
 from claimloop import claim_loop
-from draining import drain
+from drain import drain
 from latency import Latency
-from measured import Measured, in_own_process
+from measurement import Measured, in_own_process
 from pipe import bare_pipe, produce_alone, read_alone
+from setup import Stage, fill, stage
 
 from mailboat_harbor.missing import PartMissing, ServerFailed
 from mailboat_harbor.redis_server import start_valkey
-from stage import Stage, fill, stage
 
 MEBIBYTE = 1024 * 1024
 _PLAIN = 50

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import psycopg
 from confluent_kafka import Consumer, Message
-from measured import in_own_process
+from measurement import in_own_process
+from setup import PAYLOAD_BYTES, Relay, Stage
 
 import mailboat
 from mailboat_harbor.missing import ServerFailed
-from stage import PAYLOAD_BYTES, Relay, Stage
 
 _WRITERS = 4
 _PATIENCE = 30.0

@@ -10,9 +10,8 @@ import os
 import re
 import subprocess
 
-from measured import Measured
-
-from stage import Relay, Stage
+from measurement import Measured
+from setup import Relay, Stage
 
 CONNECTIONS = 16
 _SCRIPT = """\
