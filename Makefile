@@ -16,7 +16,7 @@ WORKERS ?= auto
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo parts test parts-api test-api parts-e2e e2e verify lint format lock crds bench clean
+.PHONY: help setup demo parts test parts-api test-api parts-e2e e2e verify lint format lock crds bench bench-peers clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -92,8 +92,11 @@ lock: $(STAMP) ## Compile locks/*.in into locks/*.txt; with UPGRADE=1 to the new
 crds: $(STAMP) ## Write the CRDs and the reference of the resources from the models
 	@$(BIN)/python crds/generate.py
 
-bench: $(STAMP) ## Measure the relay against a bare pipe, and print a table
+bench: $(STAMP) ## Measure drains, steady rates, writers and consumers, and print tables
 	@$(BIN)/python bench/bench.py
+
+bench-peers: $(STAMP) ## Measure Debezium beside the relay; fetches it with Maven
+	@$(BIN)/python bench/peers.py
 
 clean: ## Remove the environment and all caches of this checkout
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist

@@ -10,21 +10,22 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import consuming
-import latency
 import pulling
+import rates
 import writers
 from claimloop import claim_loop
-from draining import drain
+from drain import drain
 from latency import Latency
-from measured import Measured, in_own_process
+from measurement import Measured, in_own_process
 from pipe import bare_pipe, produce_alone, read_alone
+from setup import Stage, fill, stage
 
 from mailboat_harbor.missing import PartMissing, ServerFailed
 from mailboat_harbor.redis_server import start_valkey
-from stage import Stage, fill, stage
 
 MEBIBYTE = 1024 * 1024
 _PLAIN = 50
@@ -42,7 +43,10 @@ class Extent:
     plain_rounds: int
     """Of the plain loop: its speed does not depend on how long it runs."""
     latency_seconds: float
-    writer_seconds: int
+    writer_transactions: int
+    """Per connection and round."""
+    writer_rounds: int
+    cases: Sequence[rates.Case] = rates.CASES
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +60,13 @@ class Goal:
 
 def main() -> int:
     options = _options()
-    extent = Extent(options.events or 500_000, 400, 20.0, 5)
+    extent = Extent(options.events or 500_000, 400, 20.0, 1_500, 3)
     if options.quick:
-        extent = Extent(options.events or 50_000, 40, 5.0, 2)
-    busy = _describe_machine(options.broker)
+        extent = Extent(options.events or 50_000, 40, 5.0, 100, 1, rates.QUICK)
+    busy = describe_machine(options.broker)
     try:
         with stage(options.broker) as servers:
-            goals = [*_throughput(servers, extent), *_latency(servers, extent)]
-            _writers(servers, extent)
-            goals += _consumers(servers, extent)
-            goals += _behind_kafka(servers, extent)
+            goals = [goal for name in options.only or SECTIONS for goal in SECTIONS[name](servers, extent)]
     except (PartMissing, ServerFailed) as error:
         print(error, file=sys.stderr)
         return 1
@@ -81,11 +82,12 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench.py", description="Measure the relay against a bare pipe.")
     parser.add_argument("--events", type=int, help="size of the backlog (default: 500000; with --quick 50000)")
     parser.add_argument("--broker", choices=("kfake", "apache"), default="kfake", help="default: kfake")
+    parser.add_argument("--only", choices=SECTIONS, action="append", help="one table; may be repeated (default: all)")
     parser.add_argument("--quick", action="store_true", help="a tenth of everything, to see that it works")
     return parser.parse_args()
 
 
-def _describe_machine(broker: str) -> bool:
+def describe_machine(broker: str) -> bool:
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     print(f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {cores} cores,", end=" ")
     print(f"broker: {'Apache Kafka' if broker == 'apache' else 'kfake, in memory'}")
@@ -128,25 +130,33 @@ def _throughput(servers: Stage, extent: Extent) -> list[Goal]:
     ]
 
 
-def _latency(servers: Stage, extent: Extent) -> list[Goal]:
-    url, topic, rate = servers.new_database("latency"), servers.new_topic("latency"), 500
-    found: Latency = latency.measure(servers, url, topic, rate=rate, seconds=extent.latency_seconds)
-    print(f"\nFrom commit to receipt, {rate} events/s for {extent.latency_seconds:.0f} s\n")
-    for name, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99), ("max", 1.0)):
-        print(f"  {name} {found.percentile(share) * 1000:8.1f} ms")
-    p50, p99 = found.percentile(0.5), found.percentile(0.99)
+def _rates(servers: Stage, extent: Extent) -> list[Goal]:
+    print(f"\nSteady rates, {extent.latency_seconds:.0f} s each; CPU in µs per event, at rate 0 in ms per second\n")
+    print(rates.HEADING)
+    found: dict[rates.Case, Latency] = {}
+    for case in extent.cases:
+        row = rates.measure(servers, case, extent.latency_seconds)
+        print(row, flush=True)
+        if row.latency is not None:
+            found[case] = row.latency
+    chosen = rates.Case(500) if rates.Case(500) in found else next(iter(found))
+    p50, p99 = (found[chosen].percentile(share) * 1000 for share in (0.5, 0.99))
     return [
-        Goal("commit to receipt: p50 below 10 ms", f"{p50 * 1000:.1f} ms", p50 < 0.010),
-        Goal("commit to receipt: p99 below 50 ms", f"{p99 * 1000:.1f} ms", p99 < 0.050),
+        Goal(f"{chosen.rate} events/s: p50 below 10 ms", f"{p50:.1f} ms", p50 < 10),
+        Goal(f"{chosen.rate} events/s: p99 below 50 ms", f"{p99:.1f} ms", p99 < 50),
     ]
 
 
-def _writers(servers: Stage, extent: Extent) -> None:
-    print(f"\nWhat the doorbell costs writers: {writers.CONNECTIONS} connections, one event per commit\n")
-    for notify in (None, "Never", "Auto", "Always"):
-        name = f"writers-{(notify or 'alone').lower()}"
-        found = writers.commits_per_second(servers, name, notify, extent.writer_seconds)
-        print(f"  {'no relay' if notify is None else f'wake.notify: {notify}':<24} {found.rate:>9,.0f} commits/s")
+def _writers(servers: Stage, extent: Extent) -> list[Goal]:
+    print(f"\nWriters: {writers.CONNECTIONS} connections, one event per commit; CPU of their sessions\n")
+    print(f"  {'':<36} {'commits/s':>10} {'of plain':>9} {'CPU µs':>8} {'of plain':>9}")
+    found = {row.name: row for row in writers.measure(servers, extent.writer_transactions, extent.writer_rounds)}
+    plain = found[writers.PLAIN]
+    for row in found.values():
+        shares = f"{row.rate / plain.rate:>9.2f} {row.cpu:>8.0f} {row.cpu / plain.cpu:>9.2f}"
+        print(f"  {row.name:<36} {row.rate:>10,.0f} {shares}", flush=True)
+    kept = found[writers.OUTBOX].rate / plain.rate
+    return [Goal("writers keep 85 % of a plain table's commit rate", f"{kept:.0%}", kept >= 0.85)]
 
 
 def _consumers(servers: Stage, extent: Extent) -> list[Goal]:
@@ -191,6 +201,15 @@ def _behind_kafka(servers: Stage, extent: Extent) -> list[Goal]:
         Goal("behind Kafka, 50,000 events/s without claims", f"{plain.rate:,.0f}", plain.rate >= 50_000),
         Goal("and 25,000 events/s with claims in Redis", f"{claimed.rate:,.0f}", claimed.rate >= 25_000),
     ]
+
+
+SECTIONS: dict[str, Callable[[Stage, Extent], list[Goal]]] = {
+    "drain": _throughput,
+    "rates": _rates,
+    "writers": _writers,
+    "pull": _consumers,
+    "broker": _behind_kafka,
+}
 
 
 def _row(name: str, found: Measured) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import psycopg
 from confluent_kafka import Producer
-from measured import Measured, Stopwatch
+from measurement import Measured, Stopwatch
 from pipe import encoded, send, warm_producer
 from psycopg import sql
 

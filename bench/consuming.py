@@ -6,7 +6,7 @@ import asyncio
 from uuid import uuid4
 
 from confluent_kafka import Producer
-from measured import Measured, Stopwatch
+from measurement import Measured, Stopwatch
 
 from mailboat import Event
 from mailboat.consumer.broker.decode import decode

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import psycopg
 from confluent_kafka import Consumer, Message
-from measured import in_own_process
+from setup import PAYLOAD_BYTES
 
 import mailboat
-from mailboat_harbor.missing import ServerFailed
-from stage import PAYLOAD_BYTES, Relay, Stage
 
-_WRITERS = 4
-_PATIENCE = 30.0
+_FEWEST_WRITERS, _MOST_WRITERS, _RATE_OF_A_WRITER = 4, 16, 200
+_PATIENCE = 60.0
+_PAYLOAD = b"x" * PAYLOAD_BYTES
+Insert = Callable[[psycopg.Connection, str], object]
+"""Inserts one event of the key and returns its id; a function of a module, since it is called in another process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,24 +34,18 @@ class Latency:
         return self.sorted_seconds[min(int(len(self.sorted_seconds) * share), len(self.sorted_seconds) - 1)]
 
 
-def measure(stage: Stage, url: str, topic: str, *, rate: int, seconds: float) -> Latency:
-    """One relay, events committed one by one at that rate."""
-    with Relay(stage, url, topic) as relay:
-        relay.until_ready()
-        receiver = _Receiver(stage.broker.bootstrap, topic)
-        committed = in_own_process(write, url, rate, seconds)
-        received = receiver.finish(len(committed))
-        if missing := len(committed.keys() - received.keys()):
-            raise ServerFailed(f"{missing} of {len(committed)} events did not arrive.\n{relay.log_tail()}")
-    return Latency(tuple(sorted(received[event] - at for event, at in committed.items())))
+def emit(connection: psycopg.Connection, key: str) -> object:
+    """Emit one event and return its id."""
+    return mailboat.emit(connection, "order.placed", _PAYLOAD, key=key)
 
 
-def write(url: str, rate: int, seconds: float) -> dict[str, float]:
-    """Event id -> when its commit had returned."""
+def write(url: str, rate: int, seconds: float, insert: Insert = emit) -> dict[str, float]:
+    """Commit one event per transaction at the rate. Return the times at which the commits had returned, by event id."""
     committed: dict[str, float] = {}
-    gate = threading.Barrier(_WRITERS)
-    each = (url, int(rate * seconds) // _WRITERS, _WRITERS / rate, gate, committed)
-    threads = [threading.Thread(target=_write_some, args=(number, *each)) for number in range(_WRITERS)]
+    writers = min(max(_FEWEST_WRITERS, rate // _RATE_OF_A_WRITER), _MOST_WRITERS)
+    gate = threading.Barrier(writers)
+    each = (url, int(rate * seconds) // writers, writers / rate, gate, committed, insert)
+    threads = [threading.Thread(target=_write_some, args=(number, *each)) for number in range(writers)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -58,46 +54,53 @@ def write(url: str, rate: int, seconds: float) -> dict[str, float]:
 
 
 def _write_some(
-    number: int, url: str, events: int, interval: float, gate: threading.Barrier, committed: dict[str, float]
+    number: int,
+    url: str,
+    events: int,
+    interval: float,
+    gate: threading.Barrier,
+    committed: dict[str, float],
+    insert: Insert,
 ) -> None:
-    payload = b"x" * PAYLOAD_BYTES
     with psycopg.connect(url) as connection:
         gate.wait()
-        due = time.monotonic() + interval * number / _WRITERS
+        due = time.monotonic() + interval * number / gate.parties
         for count in range(events):
             time.sleep(max(0.0, due - time.monotonic()))
             due += interval
-            event = mailboat.emit(connection, "order.placed", payload, key=f"order-{number}-{count % 100}")
+            event = insert(connection, f"order-{number}-{count % 100}")
             connection.commit()
             committed[str(event)] = time.monotonic()
 
 
-class _Receiver:
-    """A consumer on a thread; notes when it first saw which event."""
+class Receiver:
+    """A consumer on a thread. Records when each event was first received, by topic."""
 
-    def __init__(self, bootstrap: str, topic: str) -> None:
+    def __init__(self, bootstrap: str, topics: Sequence[str], event_id: Callable[[Message], str]) -> None:
+        """``event_id`` reads the id of a message."""
+        self._event_id = event_id
         self._consumer = Consumer(
             {
                 "bootstrap.servers": bootstrap,
-                "group.id": "latency",
+                "group.id": f"latency-{topics[0]}",
                 "auto.offset.reset": "earliest",
                 "enable.auto.commit": False,
                 "log_level": 0,
             }
         )
-        self._received: dict[str, float] = {}
+        self._received: dict[str, dict[str, float]] = {topic: {} for topic in topics}
         self._enough = threading.Event()
         self._assigned = threading.Event()
-        self._consumer.subscribe([topic], on_assign=lambda *_: self._assigned.set())
+        self._consumer.subscribe(list(topics), on_assign=lambda *_: self._assigned.set())
         self._thread = threading.Thread(target=self._receive, name="bench-receiver", daemon=True)
         self._thread.start()
         if not self._assigned.wait(_PATIENCE):
             raise TimeoutError("the broker gave the consumer no partitions")
 
-    def finish(self, expected: int) -> dict[str, float]:
-        """What has come once all are there, or once waiting is in vain."""
+    def finish(self, expected: int) -> dict[str, dict[str, float]]:
+        """Return the arrivals once every topic has that many, or after a timeout."""
         deadline = time.monotonic() + _PATIENCE
-        while len(self._received) < expected and time.monotonic() < deadline:
+        while min(map(len, self._received.values())) < expected and time.monotonic() < deadline:
             time.sleep(0.01)
         self._enough.set()
         self._thread.join()
@@ -109,10 +112,10 @@ class _Receiver:
             message = self._consumer.poll(0.1)
             if message is not None and message.error() is None:
                 now = time.monotonic()
-                self._received.setdefault(_event_id(message), now)
+                self._received[message.topic() or ""].setdefault(self._event_id(message), now)
 
 
-def _event_id(message: Message) -> str:
-    headers = dict(message.headers() or [])
-    value = headers["ce_id"]
+def event_id(message: Message, header: str = "ce_id") -> str:
+    """Return the event id in the header of a message."""
+    value = dict(message.headers() or [])[header]
     return value.decode() if isinstance(value, bytes) else str(value)

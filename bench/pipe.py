@@ -15,7 +15,7 @@ from typing import Any
 
 import psycopg
 from confluent_kafka import Producer
-from measured import Measured, Stopwatch
+from measurement import Measured, Stopwatch
 from psycopg import sql
 
 from mailboat.events import Event, Outgoing

@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 from latency import Latency
-from measured import Measured, Stopwatch
+from measurement import Measured, Stopwatch
 
 from mailboat import Consumer, Event, emit
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import psutil
 import psycopg
+from setup import PAYLOAD_BYTES, Relay, Stage, stage
 
 import mailboat
 from mailboat_harbor.missing import PartMissing, ServerFailed
-from stage import PAYLOAD_BYTES, Relay, Stage, stage
 
 _COUNTS = (1, 10, 100)
 _EVENTS = 500

@@ -1,7 +1,8 @@
-"""What the relay's doorbell costs those who write: commits per second of sixteen connections, by ``wake.notify``.
+"""Commit rates of writers: one event per commit, sixteen connections, by pgbench.
 
-NOTIFY makes Postgres commit one transaction after the other. Every commit here is one event, by pgbench, so that the
-writers are as fast as writers can be.
+The yardstick is a plain table of the same columns with a primary key: no partitions, no checks, no trigger. Rounds
+alternate, and the median of each row counts. The first round of a row is left out: it fills the caches of Postgres.
+NOTIFY makes Postgres commit one transaction after the other, so rows with a relay are measured by ``wake.notify``.
 """
 
 from __future__ import annotations
@@ -9,38 +10,94 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from statistics import median
 
-from measured import Measured
-
-from stage import Relay, Stage
+import psutil
+import psycopg
+from setup import Relay, Stage
 
 CONNECTIONS = 16
-_SCRIPT = """\
-insert into mailboat.outbox (event_type, aggregate_type, aggregate_id, key, payload)
+_LAST_SESSION = 2.0
+"""Seconds for the last session to end. A worker of autovacuum may run longer."""
+_INSERT = """\
+insert into {table} (event_type, aggregate_type, aggregate_id, key, payload)
 values ('order.placed', 'order', 'order-' || :client_id, 'order-' || :client_id, convert_to(repeat('x', 200), 'UTF8'));
 """
+_EMIT = (
+    "select mailboat.emit('order.placed', convert_to(repeat('x', 200), 'UTF8'), 'order', 'order-' || :client_id,"
+    " 'order-' || :client_id);"
+)
+_PLAIN = """
+create table public.plain (
+    id bigint generated always as identity primary key, created_at timestamptz not null default clock_timestamp(),
+    event_id uuid not null default gen_random_uuid(), event_type text not null, aggregate_type text, aggregate_id text,
+    key text, payload bytea, content_type text not null default 'application/json', headers jsonb,
+    tags text[] not null default '{}', traceparent text)
+"""
+PLAIN, OUTBOX, EMIT = "plain table", "outbox, no relay", "mailboat.emit, no relay"
 
 
-def commits_per_second(stage: Stage, name: str, notify: str | None, seconds: int) -> Measured:
-    """With one relay at work; ``None``: without any."""
-    url, topic = stage.new_database(name), stage.new_topic(name)
-    if notify is None:
-        return _pgbench(stage, url, seconds)
-    with Relay(stage, url, topic, notify=notify) as relay:
-        relay.until_ready()
-        return _pgbench(stage, url, seconds)
+@dataclass(frozen=True, slots=True)
+class Commits:
+    """Medians of one row."""
+
+    name: str
+    rate: float
+    cpu: float
+    """Microseconds of the writers' sessions per commit."""
 
 
-def _pgbench(stage: Stage, url: str, seconds: int) -> Measured:
-    script = stage.folder / "write.sql"
-    script.write_text(_SCRIPT)
+def measure(stage: Stage, transactions: int, rounds: int) -> Iterator[Commits]:
+    """Measure all rows by turns. ``transactions`` are per connection and round."""
+    bare = stage.new_database("writers")
+    with psycopg.connect(bare, autocommit=True) as connection:
+        connection.execute(_PLAIN)
+    rows = {
+        PLAIN: (bare, _INSERT.format(table="public.plain")),
+        OUTBOX: (bare, _INSERT.format(table="mailboat.outbox")),
+        EMIT: (bare, _EMIT),
+    }
+    with ExitStack() as running:
+        for notify in ("Never", "Auto", "Always"):
+            name = f"writers-{notify.lower()}"
+            url = stage.new_database(name.replace("-", "_"))
+            running.enter_context(Relay(stage, url, stage.new_topic(name), notify=notify)).until_ready()
+            rows[f"outbox, wake.notify: {notify}"] = (url, _INSERT.format(table="mailboat.outbox"))
+        found: dict[str, list[tuple[float, float]]] = {name: [] for name in rows}
+        for _ in range(rounds + 1):
+            for name, (url, script) in rows.items():
+                found[name].append(_pgbench(stage, url, script, transactions))
+    for name, measured in found.items():
+        rates, cpu = zip(*measured[1:], strict=True)
+        yield Commits(name, median(rates), median(cpu))
+
+
+def _pgbench(stage: Stage, url: str, script: str, transactions: int) -> tuple[float, float]:
+    """Return commits per second, and microseconds of CPU time per commit."""
+    file = stage.folder / "write.sql"
+    file.write_text(script)
     binaries = stage.postgres.binaries
+    server = psutil.Process(stage.postgres.pid)
+    before, sessions = _ended(server), {child.pid for child in server.children()}
     done = subprocess.run(
         [binaries.tool("pgbench"), "--no-vacuum", "--protocol=prepared", f"--client={CONNECTIONS}", "--jobs=1",
-         f"--time={seconds}", f"--file={script}", url],
+         f"--transactions={transactions}", f"--file={file}", url],
         env={**os.environ, **binaries.env}, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    found = re.search(r"number of transactions actually processed: (\d+)", done.stdout)
-    if done.returncode != 0 or found is None:
+    rate = re.search(r"tps = ([\d.]+)", done.stdout)
+    if done.returncode != 0 or rate is None:
         raise RuntimeError(f"pgbench failed: {done.stderr.strip()}")
-    return Measured(int(found[1]), float(seconds), 0.0)
+    deadline = time.monotonic() + _LAST_SESSION
+    while {child.pid for child in server.children()} - sessions and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return float(rate[1]), (_ended(server) - before) / (CONNECTIONS * transactions) * 1e6
+
+
+def _ended(server: psutil.Process) -> float:
+    """CPU seconds of all sessions that have ended."""
+    times = server.cpu_times()
+    return float(times.children_user + times.children_system)

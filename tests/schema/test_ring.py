@@ -34,8 +34,10 @@ def heard(connection: psycopg.Connection) -> list[str]:
     return [notify.payload for notify in connection.notifies(timeout=0)]
 
 
-def set_bell(database: Database, rings: bool, outbox: str = "mailboat.outbox", alive_for: str = "1 min") -> None:
-    relay = f"relay of {outbox}"
+def set_bell(
+    database: Database, rings: bool, outbox: str = "mailboat.outbox", alive_for: str = "1 min", number: int = 1
+) -> None:
+    relay = f"relay {number} of {outbox}"
     with psycopg.connect(database.url) as connection:
         connection.execute("insert into mailboat.outboxes (name) values (%s) on conflict do nothing", [outbox])
         connection.execute(
@@ -71,6 +73,28 @@ def test_it_rings_for_a_relay_that_sleeps_and_for_nobody_else(outbox: Database) 
         set_bell(outbox, rings=False)
         write(outbox)
         assert heard(relay) == []
+
+
+def test_it_rings_while_one_of_two_relays_is_idle(outbox: Database) -> None:
+    set_bell(outbox, rings=True, number=1)
+    set_bell(outbox, rings=True, number=2, alive_for="2 min")
+    with listener(outbox) as relay:
+        set_bell(outbox, rings=False, number=2)
+        write(outbox)
+        assert heard(relay) == ["mailboat.outbox"]
+        set_bell(outbox, rings=False, number=1)
+        write(outbox)
+        assert heard(relay) == []
+
+
+def test_a_writer_with_an_old_snapshot_rings_for_a_relay_that_fell_asleep_since(outbox: Database) -> None:
+    with listener(outbox) as relay, psycopg.connect(outbox.url) as writer:
+        writer.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        writer.execute("select count(*) from mailboat.relays")
+        set_bell(outbox, rings=True)
+        emit(writer, "x", {})
+        writer.commit()
+        assert heard(relay) == ["mailboat.outbox"]
 
 
 async def asleep(database: Database) -> PostgresStore:

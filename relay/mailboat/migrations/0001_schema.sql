@@ -1,9 +1,9 @@
 -- The whole schema of Mailboat. Nothing is released yet, so this file may still change; from the first release on it does
 -- not, and every change is a numbered file of its own.
 
--- Every function either has a path of its own (`set search_path`) or a body that was bound when it was made (`return …`):
--- what a user's path leads to, anybody with CREATE on a schema of that path decides. So this script has one too, for whoever
--- runs it by hand.
+-- Every function has a path of its own (`set search_path`), or a body that was bound when it was made (`return …`), or names the
+-- schema of everything it uses, operators included (where every insert pays: a path costs 3 µs per call). What a user's path leads
+-- to, anybody with CREATE on a schema of that path decides. So this script has one too, for whoever runs it by hand.
 set local search_path = pg_catalog, pg_temp;
 
 -- The tables in which relays keep their progress. One schema, `mailboat`, whatever the outbox tables are called.
@@ -31,14 +31,14 @@ create table mailboat.relays (
     beat_at       timestamptz not null,
     expires_at    timestamptz not null,
     started_at    timestamptz not null default now()
-) with (fillfactor = 50, vacuum_truncate = off);        -- writers read it (mailboat.ring); truncating would lock them out
+) with (fillfactor = 50);
 
--- Who wants to be woken by NOTIFY just now. Writers look here (see mailboat.ring), so it is tiny and apart.
+-- Relays that request NOTIFY just now. Writers never read this table (see mailboat.ring).
 create table mailboat.doorbells (
     relay   text primary key,
     outbox  text not null,
     rings   boolean not null
-) with (fillfactor = 10, vacuum_truncate = off);        -- truncating would lock out the writers that look
+) with (fillfactor = 10);
 
 create table mailboat.subscriptions (
     id              bigint generated always as identity primary key,
@@ -68,7 +68,7 @@ create table mailboat.consumers (
     beat_at          timestamptz not null,
     idle_until       timestamptz not null,
     primary key (subscription_id, instance)
-) with (fillfactor = 50, vacuum_truncate = off);        -- writers read it (mailboat.ring); truncating would lock them out
+) with (fillfactor = 50);
 
 -- Progress: one small row per (subscription, partition). See docs/windows.md for what done, upto and position mean.
 create table mailboat.cursors (
@@ -249,13 +249,20 @@ $$;
 -- Our own hash: built-in ones may change between versions of Postgres, and with them every partition of every key.
 -- sha256 rather than md5, which servers in FIPS mode refuse. 31 bits, so that it is a non-negative integer anywhere.
 -- Doubling the backslashes makes the text's own bytes come out of the cast to bytea, as convert_to would give them; but
--- convert_to is only STABLE, and a function that calls it can't be inlined into the generated column (four times the cost).
+-- convert_to is only STABLE. In PL/pgSQL, because Postgres prepares the expression of a generated column anew for every insert
+-- statement: a function in SQL is parsed and inlined each time, twice in a partitioned table (30 µs each; this one 3 µs).
 create function mailboat.key_slot(key text, id bigint) returns integer
-    language sql immutable parallel safe
-    return case
-        when key is null then (id % 2147483647)::integer
-        else ('x' || encode(substr(sha256(replace(key, '\', '\\')::bytea), 1, 4), 'hex'))::bit(32)::integer & 2147483647
-    end;
+    language plpgsql immutable parallel safe
+as $$
+begin
+    if key is null then
+        return (id operator(pg_catalog.%) 2147483647)::integer;
+    end if;
+    return ('x' operator(pg_catalog.||) pg_catalog.encode(
+        pg_catalog.substr(pg_catalog.sha256(pg_catalog.replace(key, '\', '\\')::pg_catalog.bytea), 1, 4), 'hex')
+    )::bit(32)::integer operator(pg_catalog.&) 2147483647;
+end
+$$;
 
 comment on function mailboat.key_slot(text, bigint) is
     'The first 31 of the key''s SHA-256 bits (without a key: a spread of the id). slot % partitions is the partition.';
@@ -263,26 +270,99 @@ comment on function mailboat.key_slot(text, bigint) is
 -- The queue of a key is found by a hash of the key: a long one does not fit into an index.
 create index parked_queue on mailboat.parked (subscription_id, partition, mailboat.key_slot(key, 0), rank, ordinal);
 
--- Wakes the relays and consumers that said they sleep. It must never hurt the business transaction it runs in (guarantee G10): whatever
--- goes wrong is swallowed, a lock on the doorbells is not waited for, and a queue that fills up is left alone (a full one
--- would fail commits). Only a live relay counts: one that was killed while idle leaves its row behind, and every commit would
--- notify for ever. Polling is the truth; a notification that gets lost costs time only.
-create function mailboat.ring() returns trigger
+-- ---- wake-up of idle relays and consumers
+
+-- The value of an outbox's wake-up sequence is the time until which its writers notify, in milliseconds since 1970; 0 or none: no
+-- relay and no consumer is idle. A sequence, because a writer reads it without a query and a snapshot, gets the newest value at any
+-- isolation level, and walks no dead row versions while an old snapshot is open.
+create function mailboat.create_wakeup_sequence() returns trigger
     language plpgsql security definer
     set search_path = pg_catalog, pg_temp
-    set lock_timeout = '50ms'
 as $$
 begin
-    if (exists (select
-                from mailboat.doorbells d join mailboat.relays r on r.id = d.relay
-                where d.outbox = tg_argv[0] and d.rings and r.expires_at > clock_timestamp())
-        or exists (select from mailboat.consumers c where c.outbox = tg_argv[0] and c.idle_until > clock_timestamp()))
-       and pg_notification_queue_usage() <= 0.1
-    then
-        perform pg_notify('mailboat', tg_argv[0]);
-    end if;
+    execute format('create sequence if not exists mailboat.wakeup_%s as bigint minvalue 0 start 0', mailboat.key_slot(new.name, 0));
     return null;
+end
+$$;
+
+create trigger wakeup after insert on mailboat.outboxes for each row execute function mailboat.create_wakeup_sequence();
+
+-- Sets the wake-up sequences of the outboxes whose relays or consumers were written: heartbeats, requests for NOTIFY and their end.
+-- Only a live relay counts: one that was killed while idle leaves its row behind, and every commit would notify for ever.
+-- It takes no lock, so that a hung relay delays no other. If two relays change their minds at once, the value may miss one of them
+-- until its next heartbeat. Its name sorts behind rights_*: a statement without rights has failed by then.
+create function mailboat.set_wakeup() returns trigger
+    language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    name     text;
+    deadline timestamptz;
+    until    bigint;
+    sequence regclass;
+begin
+    for name in select distinct c.outbox from changed c loop
+        deadline := greatest(
+            (select max(r.expires_at) from mailboat.doorbells d join mailboat.relays r on r.id = d.relay
+             where d.outbox = name and d.rings),
+            (select max(c.idle_until) from mailboat.consumers c where c.outbox = name));
+        until := case when deadline > clock_timestamp()
+                      then ceil(1000 * extract(epoch from least(deadline, clock_timestamp() + interval '5 minutes')))
+                      else 0 end;
+        sequence := to_regclass(format('mailboat.wakeup_%s', mailboat.key_slot(name, 0)));
+        if coalesce(pg_sequence_last_value(sequence), 0) <> until then
+            perform setval(sequence, until);
+        end if;
+    end loop;
+    return null;
+end
+$$;
+
+do $$
+declare
+    written text;
+begin
+    foreach written in array array['relays', 'doorbells', 'consumers'] loop
+        execute format('create trigger wakeup_insert after insert on mailboat.%I referencing new table as changed'
+                       ' for each statement execute function mailboat.set_wakeup()', written);
+        execute format('create trigger wakeup_update after update on mailboat.%I referencing new table as changed'
+                       ' for each statement execute function mailboat.set_wakeup()', written);
+        execute format('create trigger wakeup_delete after delete on mailboat.%I referencing old table as changed'
+                       ' for each statement execute function mailboat.set_wakeup()', written);
+    end loop;
+end
+$$;
+
+-- Notifies relays and consumers of an outbox. It must never hurt the business transaction it runs in (guarantee G10): whatever goes
+-- wrong is swallowed, and a queue that fills up is left alone (a full one would fail commits). Polling is the truth; a notification
+-- that gets lost costs time only.
+create function mailboat.notify_idle(outbox text) returns void
+    language plpgsql
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if pg_notification_queue_usage() <= 0.1 then
+        perform pg_notify('mailboat', outbox);
+    end if;
 exception when others then
+    null;
+end
+$$;
+
+-- The trigger of every outbox, with its name as the first argument, and that of its sequence as the second (it may be left out).
+-- Nothing here can fail or wait unless the sequence is altered just then.
+create function mailboat.ring() returns trigger
+    language plpgsql security definer
+as $$
+declare
+    until bigint := pg_catalog.pg_sequence_last_value(pg_catalog.to_regclass(
+        coalesce(tg_argv[1], 'mailboat.wakeup_' operator(pg_catalog.||) mailboat.key_slot(tg_argv[0], 0)::text)));
+begin
+    if until operator(pg_catalog.>) 0 then
+        if until operator(pg_catalog.>) (1000 operator(pg_catalog.*) pg_catalog.date_part('epoch', pg_catalog.clock_timestamp())) then
+            perform mailboat.notify_idle(tg_argv[0]);
+        end if;
+    end if;
     return null;
 end
 $$;
@@ -368,6 +448,40 @@ begin
 end
 $$;
 
+-- Whether a relay can carry an event, for those who insert by hand; mailboat.emit checks the rest, and says what is wrong. One
+-- function in PL/pgSQL, because Postgres prepares a check anew for every insert statement: as an expression it costs 50 µs, so 7.
+-- PL/pgSQL prepares an expression once per transaction, so rare ones have a branch of their own.
+create function mailboat.well_formed(
+    id bigint, event_type text, aggregate_type text, aggregate_id text, key text, payload bytea, content_type text, headers jsonb,
+    tags text[], traceparent text
+) returns boolean
+    language plpgsql immutable parallel safe
+as $$
+begin
+    if headers is not null then
+        if pg_catalog.jsonb_typeof(headers) operator(pg_catalog.<>) 'object'
+           or pg_catalog.octet_length(headers::text) operator(pg_catalog.>) 262144 then
+            return false;
+        end if;
+    end if;
+    if tags operator(pg_catalog.<>) '{}' then
+        if pg_catalog.octet_length(tags::text) operator(pg_catalog.>) 262144 then
+            return false;
+        end if;
+    end if;
+    if payload is not null then
+        if pg_catalog.octet_length(payload) operator(pg_catalog.>) 16777216 then
+            return false;
+        end if;
+    end if;
+    return id operator(pg_catalog.>) 0
+        and event_type operator(pg_catalog.<>) ''
+        and greatest(pg_catalog.octet_length(event_type), pg_catalog.octet_length(aggregate_type),
+                     pg_catalog.octet_length(aggregate_id), pg_catalog.octet_length(key), pg_catalog.octet_length(content_type),
+                     pg_catalog.octet_length(traceparent)) operator(pg_catalog.<=) 1024;
+end
+$$;
+
 -- Makes an outbox table, or brings what is missing to one that is there. Returns its name as kept in mailboat.outboxes.
 -- `writer` and `relay` are the roles that have rights on it, and the only ones: mailboat_writer and mailboat_relay unless they
 -- are given. Given again, they replace those from before.
@@ -415,20 +529,14 @@ begin
                 headers         jsonb,
                 tags            text[] not null default '{}',
                 traceparent     text,
-                -- What no relay could carry, for those who insert by hand. One constraint, since every insert statement pays
-                -- for each of them anew in a partitioned table; mailboat.emit checks the rest, and says what is wrong.
-                constraint well_formed check (id > 0 and event_type <> '' and octet_length(key) <= 1024
-                    and octet_length(payload) <= 16777216 and jsonb_typeof(headers) = 'object'
-                    and octet_length(headers::text) <= 262144 and octet_length(tags::text) <= 262144
-                    and octet_length(event_type) <= 1024 and octet_length(aggregate_type) <= 1024
-                    and octet_length(aggregate_id) <= 1024 and octet_length(content_type) <= 1024
-                    and octet_length(traceparent) <= 1024),
+                constraint well_formed check (mailboat.well_formed(id, event_type, aggregate_type, aggregate_id, key, payload,
+                    content_type, headers, tags, traceparent)),
                 primary key (id, created_at)
             ) partition by range (created_at)$table$, canonical, sequence);
         execute format('alter sequence %s owned by %s.id', sequence, canonical);
         execute format('create index on %s (xid)', canonical);
-        execute format('create trigger mailboat_ring after insert on %s for each statement execute function mailboat.ring(%L)',
-                       canonical, canonical);
+        execute format('create trigger mailboat_ring after insert on %s for each statement execute function mailboat.ring(%L, %L)',
+                       canonical, canonical, 'mailboat.wakeup_' || mailboat.key_slot(canonical, 0));
         execute format('comment on table %s is %L', canonical,
                        'A Mailboat outbox: insert events here, or call mailboat.emit(...), in the transaction they belong to.');
         if keeper <> current_user then  -- mailboat.ensure_partitions runs as the schema's owner
@@ -480,13 +588,13 @@ create function mailboat.is_json(content_type text) returns boolean
     language sql immutable parallel safe
     return content_type ~* '^([^;]*[/+])json *(;|$)';
 
--- Raises when an event is not well formed. Everything but the payload: that is the business of what made it bytes.
+-- Returns true, or raises when an event is not well formed. Everything but the payload: that is the business of what made it bytes.
+-- It has the path of its callers, which have one of their own, and returns a value: PERFORM would run a query.
 create function mailboat.check_event(
     event_type text, aggregate_type text, aggregate_id text, key text, content_type text, headers jsonb, tags text[],
     traceparent text, ordered boolean
-) returns void
+) returns boolean
     language plpgsql immutable
-    set search_path = pg_catalog, pg_temp
 as $$
 declare
     control constant text := '[\x01-\x1f\x7f]';
@@ -562,6 +670,7 @@ begin
     if traceparent !~ '^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$' or traceparent ~ '^(ff|..-0{32}|.{35}-0{16})' then
         perform mailboat.invalid_argument('traceparent', 'must be a W3C trace context: 00-<32 hex digits>-<16 hex digits>-<2 hex digits>');
     end if;
+    return true;
 end
 $$;
 
@@ -581,14 +690,23 @@ begin
         perform mailboat.invalid_argument('outbox', format('%s does not exist; make it: select mailboat.create_outbox(%L)', outbox, outbox));
     end if;
     ordered := coalesce(ordered, true);
-    perform mailboat.check_event(event_type, aggregate_type, aggregate_id, key, content_type, headers, tags, traceparent, ordered);
-    if octet_length(payload) > 16777216 then
+    if mailboat.check_event(event_type, aggregate_type, aggregate_id, key, content_type, headers, tags, traceparent, ordered)
+       and octet_length(payload) > 16777216 then
         perform mailboat.invalid_argument('payload', format('has %s bytes, the limit is 16 MiB: send a reference to it instead', octet_length(payload)));
     end if;
-    execute format('insert into %s (event_id, event_type, aggregate_type, aggregate_id, key, payload, content_type, headers, tags,'
-                   ' traceparent) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)', target)
-        using chosen, event_type, aggregate_type, aggregate_id, case when ordered then coalesce(key, aggregate_id) end, payload,
-              content_type, nullif(headers, '{}'), coalesce(tags, '{}'), traceparent;
+    key := case when ordered then coalesce(key, aggregate_id) end;
+    headers := nullif(headers, '{}');
+    tags := coalesce(tags, '{}');
+    if outbox = 'mailboat.outbox' then  -- its plan is kept
+        insert into mailboat.outbox (event_id, event_type, aggregate_type, aggregate_id, key, payload, content_type, headers, tags,
+                                     traceparent)
+        values (chosen, emit_bytes.event_type, emit_bytes.aggregate_type, emit_bytes.aggregate_id, emit_bytes.key, emit_bytes.payload,
+                emit_bytes.content_type, emit_bytes.headers, emit_bytes.tags, emit_bytes.traceparent);
+    else
+        execute format('insert into %s (event_id, event_type, aggregate_type, aggregate_id, key, payload, content_type, headers, tags,'
+                       ' traceparent) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)', target)
+            using chosen, event_type, aggregate_type, aggregate_id, key, payload, content_type, headers, tags, traceparent;
+    end if;
     return chosen;
 end
 $$;
@@ -780,7 +898,7 @@ end
 $$;
 
 revoke execute on function mailboat.ensure_partitions(text, interval), mailboat.create_outbox(text, text, text),
-    mailboat.guard_ledger(text, text) from public;
+    mailboat.guard_ledger(text, text), mailboat.notify_idle(text) from public;
 
 -- Grants the roles of every outbox, where they exist, what they need on it. Rights on an outbox hold for all of its partitions,
 -- those made later too, since nobody reads or writes a partition but through its outbox. A table of somebody else's making, with

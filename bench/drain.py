@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import psutil
-from measured import Measured
-
-from stage import Relay, Stage, Watermarks
+from measurement import Measured
+from setup import Relay, Stage, Watermarks
 
 _PATIENCE = 600.0
 

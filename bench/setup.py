@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,12 +63,13 @@ class Stage:
 
 
 @contextmanager
-def stage(broker: str) -> Iterator[Stage]:
+def stage(broker: str, postgres_settings: Mapping[str, str] | None = None) -> Iterator[Stage]:
     """Starts everything, and leaves nothing behind."""
     with tempfile.TemporaryDirectory(prefix="mailboat-bench-") as name:
         folder = Path(name)
         folder.chmod(0o755)  # the database may run as another user
         settings = {"shared_buffers": "256MB", "max_wal_size": "4GB", "checkpoint_timeout": "30min"}
+        settings.update(postgres_settings or {})
         with (
             PostgresServer.start(find_postgres(), folder / "postgres", settings=settings) as postgres,
             # In memory: a broker that flushes each write to the same disk would be what is measured.
@@ -135,10 +136,11 @@ class Watermarks:
 class Relay(RelayProcess):
     """A relay with one subscription per topic, with everything else at its default."""
 
-    def __init__(self, stage: Stage, url: str, *topics: str, notify: str = "Auto") -> None:
+    def __init__(self, stage: Stage, url: str, *topics: str, notify: str = "Auto", number: int = 0) -> None:
+        """``number`` tells relays of the same subscriptions apart."""
         manifest = stage.folder / f"{topics[0]}.yaml"
         manifest.write_text(_manifests(url, stage.broker.bootstrap, topics, notify))
-        super().__init__(f"relay-{topics[0]}", manifest, stage.folder)
+        super().__init__(f"relay-{topics[0]}-{number}", manifest, stage.folder)
 
     def __enter__(self) -> Self:
         self.launch()
