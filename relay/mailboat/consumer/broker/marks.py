@@ -9,40 +9,26 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
-from enum import Enum
+from collections.abc import Sequence
 
 from mailboat.consumer.broker.availability import Availability
-from mailboat.consumer.broker.lanes import Work
 from mailboat.consumer.broker.protocol import ClaimStore, ClaimsUnavailable, Failure
-
-
-class Mark(Enum):
-    """Result of an event in the claim store."""
-
-    DONE = "done"
-    FAILED = "failed"
-    DEAD = "dead"
-    RELEASED = "released"
-
-
-Marked = Callable[[Work, Mark, bool, float], None]
-"""Called with the work, its mark, whether the claim was still ours, and the seconds until a retry (FAILED only)."""
+from mailboat.consumer.broker.work import Lifecycle, Mark, Work
 
 
 class Marks:
     """Writes results in batches. ``run`` is one task of the engine."""
 
-    def __init__(self, claims: ClaimStore, availability: Availability, marked: Marked, *, wait: bool) -> None:
+    def __init__(self, claims: ClaimStore, availability: Availability, lifecycle: Lifecycle, *, wait: bool) -> None:
         self._claims = claims
         self._availability = availability
-        self._marked = marked
+        self._lifecycle = lifecycle
         self._wait = wait
         self._pending: deque[tuple[Work, Mark, Failure | None]] = deque()
         self._wake = asyncio.Event()
 
     def add(self, work: Work, mark: Mark, retry_in: float = 0.0, *, counted: bool = True) -> None:
-        """Queue a result. ``Marked`` is called after it is stored."""
+        """Queue a result. ``Lifecycle.marked`` is called after it is stored."""
         failure = Failure(work.id, retry_in, counted) if mark is Mark.FAILED else None
         self._pending.append((work, mark, failure))
         self._wake.set()
@@ -80,4 +66,4 @@ class Marks:
                 await asyncio.sleep(delay)
         for (work, _, failure), ours in zip(chosen, kept, strict=True):
             work.claimed = False
-            self._marked(work, mark, ours, failure.retry_in if failure else 0.0)
+            self._lifecycle.marked(work, mark, failure.retry_in if failure else 0.0, ours=ours)

@@ -12,58 +12,69 @@ import logging
 from collections import deque
 from collections.abc import Awaitable
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from mailboat.consumer.broker.execution import Isolated, StillRunning
-from mailboat.consumer.broker.lanes import Work
 from mailboat.consumer.broker.protocol import TIMED_OUT, ClaimsUnavailable, Execution
+from mailboat.consumer.broker.work import FOREVER, REVOKED, Lifecycle, Work
 from mailboat.consumer.dispatch import Dispatcher, NotHandled
 from mailboat.consumer.outcomes import GIVEN_BACK, Refusal, refusal_for
 from mailboat.consumer.received import Event
 
 log = logging.getLogger(__name__)
 
-REVOKED: Final = "revoked"
-"""``Work.interrupted`` if the partition was revoked."""
-_FOREVER: Final = float("inf")
 _SLICE: Final = 0.005
 """Seconds that a worker runs handlers that do not wait before it lets other tasks run."""
-
-
-class Board(Protocol):
-    """The engine, as its workers see it."""
-
-    def next_work(self) -> Work | None: ...
-
-    def refusal_before(self, work: Work) -> Refusal | None:
-        """Return why the event is not handled at all; None if it is."""
-
-    def finished(self, work: Work, refusal: Refusal | None, cause: BaseException | None, *, known: bool) -> None:
-        """``refusal`` is None if the handlers succeeded. ``known``: the inbox has the event, no handler ran."""
 
 
 @dataclass(slots=True, eq=False)
 class _Worker:
     task: asyncio.Task[None] | None = None
     work: Work | None = None
-    deadline: float = _FOREVER
+    deadline: float = FOREVER
     woken: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class IdleWorkers:
+    """Workers that wait for an event. A worker that starts wakes the next one, which waits again if there is none."""
+
+    def __init__(self) -> None:
+        self._idle: deque[asyncio.Event] = deque()
+        self._waking = False
+
+    def wake(self) -> None:
+        """Wake one worker, unless one is on its way."""
+        if self._idle and not self._waking:
+            self._waking = True
+            self._idle.popleft().set()
+
+    async def wait(self, woken: asyncio.Event) -> None:
+        woken.clear()
+        self._idle.append(woken)
+        await woken.wait()
+        self._waking = False
 
 
 class Workers:
     """All workers of one engine."""
 
     def __init__(
-        self, board: Board, dispatcher: Dispatcher, execution: Execution, *, count: int, timeout: float | None
+        self,
+        idle: IdleWorkers,
+        lifecycle: Lifecycle,
+        dispatcher: Dispatcher,
+        execution: Execution,
+        *,
+        count: int,
+        timeout: float | None,
     ) -> None:
-        self._board = board
+        self._idle = idle
+        self._lifecycle = lifecycle
         self._dispatcher = dispatcher
         self._execution = execution
         self._timeout = timeout
         self._timer: asyncio.TimerHandle | None = None
         self._workers = [_Worker() for _ in range(count)]
-        self._idle: deque[_Worker] = deque()
-        self._waking = False
         self.running: dict[Work, _Worker] = {}
         """Handlers that run."""
 
@@ -80,12 +91,6 @@ class Workers:
         if self._timer is not None:
             self._timer.cancel()
 
-    def wake(self) -> None:
-        """Wake one idle worker. It wakes the next one if there is more work."""
-        if self._idle and not self._waking:
-            self._waking = True
-            self._idle.popleft().woken.set()
-
     def interrupt(self, work: Work, why: str) -> None:
         """Cancel the handler of an event that is running."""
         worker = self.running[work]
@@ -94,21 +99,17 @@ class Workers:
             worker.task.cancel()
 
     async def _work(self, worker: _Worker) -> None:
-        clock, next_work = self._loop.time, self._board.next_work
+        clock, next_work = self._loop.time, self._lifecycle.next_work
         slice_end = clock() + _SLICE
         while True:
             work = next_work()
             if work is None:
-                worker.woken.clear()
-                self._idle.append(worker)
-                await worker.woken.wait()
-                self._waking = False
+                await self._idle.wait(worker.woken)
                 slice_end = clock() + _SLICE
                 continue
-            if not self._waking:
-                self.wake()
-            if (refusal := self._board.refusal_before(work)) is not None:
-                self._board.finished(work, refusal, None, known=False)
+            self._idle.wake()
+            if (refusal := self._lifecycle.refusal_before(work)) is not None:
+                self._lifecycle.finished(work, refusal, None, known=False)
             else:
                 await self._handle(work, worker)
             if clock() > slice_end:
@@ -149,7 +150,7 @@ class Workers:
             worker.task.uncancel()
             if work.interrupted == TIMED_OUT:
                 work.interrupted = None
-        self._board.finished(work, refusal, cause, known=not handled)
+        self._lifecycle.finished(work, refusal, cause, known=not handled)
 
     def _dispatch(self, event: Event, scope: Any) -> Awaitable[None]:
         return self._dispatcher.handle_one(event, scope)
