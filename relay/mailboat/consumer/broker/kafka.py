@@ -175,6 +175,8 @@ class KafkaSource:
         records: list[Record] = []
         partitions, decode, topic = self._partitions, self._decode, self._topic
         fetched = False
+        last_stamp: tuple[int, int] | None = None
+        timestamp: datetime | None = None
         for message in messages:
             if (error := message.error()) is not None:
                 self._fail(error)
@@ -191,8 +193,10 @@ class KafkaSource:
             if progress.last is not None and offset <= progress.last:
                 partition, records = self._went_back(partition, offset, records)
                 progress = partition.progress
-            kind, millis = message.timestamp()
-            timestamp = datetime.fromtimestamp(millis / 1000, UTC) if kind else None
+            stamp = message.timestamp()
+            if stamp != last_stamp:  # messages of one batch of a producer often have the same
+                last_stamp = stamp
+                timestamp = datetime.fromtimestamp(stamp[1] / 1000, UTC) if stamp[0] else None
             original = Original(
                 topic=topic,
                 partition=number,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
@@ -218,13 +218,14 @@ class ClaimStore(Protocol):
     async def close(self) -> None: ...
 
 
-Dispatch = Callable[[Event, Scope], Awaitable[None]]
+Dispatch = Callable[[Event, Scope], Coroutine[Any, Any, bool]]
+"""``Dispatcher.handle_one``: runs the handlers of an event and returns True."""
 
 
 class Execution(Protocol):
     """Runs the handlers of one event: without a transaction, or inside the transaction of the inbox."""
 
-    async def run(self, event: Event, dispatch: Dispatch) -> bool:
+    def run(self, event: Event, dispatch: Dispatch) -> Coroutine[Any, Any, bool]:
         """Run ``dispatch(event, scope)`` and return True; return False if the inbox knows the event: it is done."""
 
     async def close(self) -> None: ...

@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 from mailboat.consumer.broker.execution import Isolated, StillRunning
 from mailboat.consumer.broker.protocol import TIMED_OUT, ClaimsUnavailable, Execution
@@ -99,61 +98,71 @@ class Workers:
             worker.task.cancel()
 
     async def _work(self, worker: _Worker) -> None:
-        clock, next_work = self._loop.time, self._lifecycle.next_work
+        clock, lifecycle = self._loop.time, self._lifecycle
+        run, dispatch = self._execution.run, self._dispatcher.handle_one
         slice_end = clock() + _SLICE
         while True:
-            work = next_work()
+            work = lifecycle.next_work()
             if work is None:
                 await self._idle.wait(worker.woken)
                 slice_end = clock() + _SLICE
                 continue
-            self._idle.wake()
-            if (refusal := self._lifecycle.refusal_before(work)) is not None:
-                self._lifecycle.finished(work, refusal, None, known=False)
-            else:
-                await self._handle(work, worker)
+            refusal = lifecycle.refusal_before(work)
+            cause: BaseException | None = None
+            handled: bool | None = False
+            if refusal is None:
+                event = work.record.event
+                if work.attempt != 1 or work.redeliveries:
+                    event = replace(event, attempt=work.attempt, redeliveries=work.redeliveries)
+                worker.work = work
+                handlers = Isolated(run(event, dispatch))
+                try:
+                    handled = handlers.start()
+                    if handled is None:
+                        handled = await self._wait_for(handlers, work, worker)
+                except BaseException as error:
+                    refusal, cause = self._refusal_for(error, work)
+                finally:
+                    worker.work = None
+                if work.interrupted is not None and worker.task is not None:
+                    worker.task.uncancel()
+                    if work.interrupted == TIMED_OUT:
+                        work.interrupted = None
+            lifecycle.finished(work, refusal, cause, known=not handled)
             if clock() > slice_end:
                 await asyncio.sleep(0)
                 slice_end = clock() + _SLICE
 
-    async def _handle(self, work: Work, worker: _Worker) -> None:
-        event = work.record.event
-        if work.attempt != 1 or work.redeliveries:
-            event = replace(event, attempt=work.attempt, redeliveries=work.redeliveries)
+    async def _wait_for(self, handlers: Isolated, work: Work, worker: _Worker) -> bool:
+        """Run the rest of handlers that wait for something. Another worker goes on meanwhile."""
         self.running[work] = worker
-        worker.work = work
         if self._timeout is not None:
             worker.deadline = self._loop.time() + self._timeout
             if self._timer is None:
                 self._timer = self._loop.call_at(worker.deadline, self._interrupt_late)
-        handled = False
-        refusal: Refusal | None = None
-        cause: BaseException | None = None
+        self._idle.wake()
         try:
-            handled = await Isolated(self._execution.run(event, self._dispatch))
-        except NotHandled as failure:
-            refusal, cause = failure.refusal, failure.__cause__
-        except ClaimsUnavailable as error:
-            refusal, cause = GIVEN_BACK, error
-        except StillRunning:
-            raise  # the process ends; the claim expires with its lease
-        except asyncio.CancelledError:
-            if work.interrupted is None:
-                raise
-            refusal = GIVEN_BACK if work.interrupted == REVOKED else self._timed_out()
-        except Exception as error:
-            refusal, cause = refusal_for(error), error
+            return await handlers
         finally:
             del self.running[work]
-            worker.work = None
-        if work.interrupted is not None and worker.task is not None:
-            worker.task.uncancel()
-            if work.interrupted == TIMED_OUT:
-                work.interrupted = None
-        self._lifecycle.finished(work, refusal, cause, known=not handled)
 
-    def _dispatch(self, event: Event, scope: Any) -> Awaitable[None]:
-        return self._dispatcher.handle_one(event, scope)
+    def _refusal_for(self, error: BaseException, work: Work) -> tuple[Refusal, BaseException | None]:
+        """Return the consequence of an error for the event, and its cause. Raises it again if the worker ends."""
+        match error:
+            case NotHandled():
+                return error.refusal, error.__cause__
+            case ClaimsUnavailable():
+                return GIVEN_BACK, error
+            case StillRunning():
+                raise error  # the process ends; the claim expires with its lease
+            case asyncio.CancelledError():
+                if work.interrupted is None:
+                    raise error
+                return (GIVEN_BACK if work.interrupted == REVOKED else self._timed_out()), None
+            case Exception():
+                return refusal_for(error), error
+            case _:
+                raise error
 
     def _timed_out(self) -> Refusal:
         return Refusal(TIMED_OUT, f"the handler took longer than {self._timeout:g} s")
