@@ -1,6 +1,8 @@
 """Claims of events that are about to start: all ready heads for which a worker is free, in one call.
 
 Claims are made just in time, since an event that is claimed and not started makes every successor wait for the lease.
+Handlers that wait for nothing are over in microseconds: then a call claims more events than there are workers, as many
+as start within a few milliseconds.
 
 An event whose consumers died gets its last attempt alone (the *suspect*): no other handler runs and no other event is
 claimed meanwhile. If the process dies again, that event is the cause, and not one that was handled beside it.
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Final
 
 from mailboat.consumer.broker.engine_state import EngineSettings
@@ -32,6 +35,10 @@ log = logging.getLogger(__name__)
 
 _SAME_EVENT: Final = 0.1
 """Seconds until a second copy of an event that this process handles right now is looked at again."""
+_SOON: Final = 0.01
+"""Seconds within which claimed events are to start."""
+_MOST_AT_ONCE: Final = 256
+"""Claims per call, if there are not more workers. All of them wait for the lease if the process dies."""
 _NEXT_SUSPECT: Final = 0.02
 """Seconds until another event whose consumers died is claimed."""
 
@@ -54,6 +61,9 @@ class Claimer:
         self._workers = workers
         self._source = source
         self._settings = settings
+        self._at_once = settings.concurrency
+        """Events that may be claimed or handled at the same time."""
+        self._answered_at = 0.0
 
     async def run(self) -> None:
         in_flight, away = self._in_flight, self._lifecycle.claims_away
@@ -75,6 +85,7 @@ class Claimer:
                 in_flight.claiming.difference_update(works)
             for work, answer in zip(works, answers, strict=True):
                 self._answered(work, answer)
+            self._answered_at = time.monotonic()
             in_flight.wake_worker()
             await asyncio.sleep(0)
 
@@ -84,7 +95,7 @@ class Claimer:
         in_flight = self._in_flight
         if in_flight.stopped or in_flight.ending or in_flight.suspect is not None:
             return []
-        limit = self._settings.concurrency - len(self._workers.running) - len(in_flight.claimed)
+        limit = self._limit() - len(self._workers.running) - len(in_flight.claimed)
         works: list[Work] = []
         while len(works) < limit and in_flight.lanes.ready:
             work = in_flight.lanes.ready.popleft()
@@ -98,6 +109,18 @@ class Claimer:
             in_flight.held.add(work)
             works.append(work)
         return works
+
+    def _limit(self) -> int:
+        """Return how many events may be claimed or handled at the same time: as many as there are workers; more if
+        handlers do not wait and the last claims started soon."""
+        workers = self._settings.concurrency
+        if self._workers.running:
+            self._at_once = workers
+        elif not self._in_flight.claimed:
+            soon = time.monotonic() - self._answered_at < _SOON
+            most = max(workers, _MOST_AT_ONCE)
+            self._at_once = min(2 * self._at_once, most) if soon else max(self._at_once // 2, workers)
+        return self._at_once
 
     async def _without_claims(self, works: list[Work], delay: float) -> None:
         """The store is unavailable: let the lanes stand, or handle the events without it."""

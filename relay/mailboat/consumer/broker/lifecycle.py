@@ -87,7 +87,12 @@ class EventLifecycle:
         if in_flight.stopped or in_flight.ending:
             return None
         if self._marks is not None:
-            return in_flight.claimed.popleft() if in_flight.claimed else None
+            if not in_flight.claimed:
+                return None
+            work = in_flight.claimed.popleft()
+            if not in_flight.claimed:  # claim the next ones while these are handled
+                in_flight.claim_wake.set()
+            return work
         while in_flight.lanes.ready:
             work = in_flight.lanes.ready.popleft()
             if work.record.replay_for is None or not self.is_foreign(work):
