@@ -26,8 +26,8 @@ from mailboat.cli.main import main
 from mailboat.consumer.broker.dead_letters import DeadLetterFormat, DeadLetterTopic
 from mailboat.consumer.broker.decode import decode
 from mailboat.consumer.broker.letter_reader import KafkaLetters
-from mailboat.consumer.broker.replay import LetterFilter
 from mailboat.consumer.broker.protocol import DeadLetter, Original
+from mailboat.consumer.broker.replay import LetterFilter
 from mailboat.sinks.kafka import KafkaSink
 from mailboat.sinks.pubsub import PubSubSink
 from mailboat.sinks.pubsub.connection import Destination

@@ -21,14 +21,14 @@ from mailboat.consumer.broker.lifecycle import EventLifecycle
 from mailboat.consumer.broker.protocol import (
     CONSUMER_DIED,
     Answer,
-    Busy,
     Claim,
     Claimed,
     ClaimStore,
     ClaimsUnavailable,
+    Finished,
     Source,
 )
-from mailboat.consumer.broker.work import Mark, Work
+from mailboat.consumer.broker.work import FAILED, Work
 from mailboat.consumer.broker.workers import Workers
 
 log = logging.getLogger(__name__)
@@ -143,18 +143,16 @@ class Claimer:
         await asyncio.sleep(delay)
 
     def _answered(self, work: Work, answer: Answer) -> None:
-        match answer:
-            case Claimed(attempt, redeliveries):
-                self._claimed(work, attempt, redeliveries)
-            case Busy(seconds):
-                if work.interrupted is not None:
-                    self._forget(work)
-                    return
-                self._in_flight.let_go(work)
-                self._in_flight.park(work, seconds, "ClaimedByAnother" if work.cause is None else work.cause)
-            case _:
-                self._lifecycle.counts.duplicates += 1
-                self._lifecycle.settle(work)
+        if isinstance(answer, Claimed):
+            self._claimed(work, answer.attempt, answer.redeliveries)
+        elif isinstance(answer, Finished):
+            self._lifecycle.counts.duplicates += 1
+            self._lifecycle.settle(work)
+        elif work.interrupted is not None:
+            self._forget(work)
+        else:
+            self._in_flight.let_go(work)
+            self._in_flight.park(work, answer.seconds, "ClaimedByAnother" if work.cause is None else work.cause)
 
     def _claimed(self, work: Work, attempt: int, redeliveries: int) -> None:
         in_flight = self._in_flight
@@ -170,7 +168,7 @@ class Claimer:
         else:
             work.attempt -= 1
             work.cause = CONSUMER_DIED
-            self._lifecycle.mark(work, Mark.FAILED, _NEXT_SUSPECT, counted=False)
+            self._lifecycle.mark(work, FAILED, _NEXT_SUSPECT, counted=False)
 
     def _forget(self, work: Work) -> None:
         """The partition was revoked while the claim was asked for, and there is none to release."""

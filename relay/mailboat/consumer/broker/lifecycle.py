@@ -35,7 +35,7 @@ from mailboat.consumer.broker.protocol import (
     PassingPoint,
     Source,
 )
-from mailboat.consumer.broker.work import FOREVER, REVOKED, Mark, Work
+from mailboat.consumer.broker.work import DEAD, DONE, FAILED, FOREVER, RELEASED, REVOKED, Mark, Work
 from mailboat.consumer.dispatch import Counts
 from mailboat.consumer.outcomes import GIVEN_BACK, Refusal
 
@@ -127,7 +127,7 @@ class EventLifecycle:
             self._dead_in_a_row = 0
             self.counts.duplicates += known
             if work.claimed:
-                self.mark(work, Mark.DONE)
+                self.mark(work, DONE)
             else:
                 self._passing(_MARKED_DONE)
                 self.settle(work)
@@ -160,7 +160,7 @@ class EventLifecycle:
             retry_in = self._settings.backoff.delay(max(work.attempt, 1), self._random)
         if not refusal.counted:
             work.attempt -= 1
-        self.mark(work, Mark.FAILED, retry_in, counted=refusal.counted)
+        self.mark(work, FAILED, retry_in, counted=refusal.counted)
 
     def _give_up(self, work: Work, refusal: Refusal) -> None:
         """Write the dead letter, unless the engine stops: a shutdown can make handlers fail."""
@@ -169,7 +169,7 @@ class EventLifecycle:
             return
         if self._burial is None:
             work.cause = f"{refusal.reason}: {_NO_ATTEMPTS_LEFT}"
-            self.mark(work, Mark.FAILED, FOREVER)
+            self.mark(work, FAILED, FOREVER)
             return
         now = datetime.now(UTC)
         self._in_flight.burying.add(work)
@@ -200,18 +200,18 @@ class EventLifecycle:
     def buried(self, work: Work) -> None:
         self.counts.dead += 1
         self._passing(BrokerPoint.DEAD_LETTER_WRITTEN)
-        self.mark(work, Mark.DEAD)
+        self.mark(work, DEAD)
 
     def withdraw_buried(self) -> None:
         """Stop trying to write dead letters of partitions that are gone: their next owner will."""
         if self._burial is not None:
             for work in self._burial.withdraw():
-                self.mark(work, Mark.FAILED)
+                self.mark(work, FAILED)
 
     def give_back(self, work: Work) -> None:
         """Release the claim of an event that nobody handles; the attempt does not count."""
         work.attempt = max(0, work.attempt - 1)
-        self.mark(work, Mark.RELEASED)
+        self.mark(work, RELEASED)
 
     # -- mark and settlement -----------------------------------------------------------------------------------------
 
@@ -226,17 +226,16 @@ class EventLifecycle:
         if not ours:
             self.counts.overlaps += 1
             log.warning("Claim was lost while the event was handled", extra=work.log_fields(self._settings.consumer))
-        match mark:
-            case Mark.DONE:
-                self._passing(_MARKED_DONE)
-                self.settle(work)
-            case Mark.DEAD:
-                self._passing(BrokerPoint.MARKED_DEAD)
-                self.settle(work)
-            case Mark.RELEASED:
-                self._released(work)
-            case Mark.FAILED:
-                self._park(work, retry_in)
+        if mark is DONE:
+            self._passing(_MARKED_DONE)
+            self.settle(work)
+        elif mark is DEAD:
+            self._passing(BrokerPoint.MARKED_DEAD)
+            self.settle(work)
+        elif mark is RELEASED:
+            self._released(work)
+        else:
+            self._park(work, retry_in)
 
     def settle(self, work: Work) -> None:
         """The event is finished: tell the source, and start the next one of its key."""

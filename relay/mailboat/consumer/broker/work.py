@@ -62,6 +62,13 @@ class Mark(Enum):
     RELEASED = "released"
 
 
+# Bound once: in Python 3.11, looking up a member of an enum is a call.
+DONE: Final = Mark.DONE
+FAILED: Final = Mark.FAILED
+DEAD: Final = Mark.DEAD
+RELEASED: Final = Mark.RELEASED
+
+
 class Lifecycle(Protocol):
     """The life cycle of events, as workers, marks and burial see it. All methods run in the event loop."""
 

@@ -170,7 +170,8 @@ class RedisClaims:
         common: tuple[str | int, ...],
         each: Sequence[tuple[str | int, ...]] = (),
     ) -> Call:
-        return Call(name, [self._prefix + event_id for event_id in event_ids], self.owner, common, each)
+        # Bytes: redis-py passes them on, and looks for the type of everything else.
+        return Call(name, [(self._prefix + event_id).encode() for event_id in event_ids], self.owner, common, each)
 
     async def _run(self, call: Call) -> Answers:
         if not call.keys:
