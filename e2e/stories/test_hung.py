@@ -80,15 +80,16 @@ def test_a_relay_that_hangs_is_named_counted_and_replaced(
 
 
 def test_a_destination_that_was_never_there_is_never_ready(shop: Stage) -> None:
-    statuses: list[str] = []
+    seen: list[tuple[str, str]] = []
 
-    def ready() -> str:
-        statuses.append(shop.condition("to-nobody", "Ready").get("status", ""))
-        return statuses[-1]
+    def ready() -> tuple[str, str]:
+        condition = shop.condition("to-nobody", "Ready")
+        seen.append((condition.get("status", ""), condition.get("reason", "")))
+        return seen[-1]
 
     shop.apply(TO_NOBODY)
-    wait_until(ready, 120, "it to be told that the broker can't be reached", met=lambda status: status == "False")
-    assert "True" not in statuses, f"Ready before the destination answered: {statuses}"
+    wait_until(ready, 120, "the status to say that the broker is unreachable", met=("False", "SinkUnavailable").__eq__)
+    assert "True" not in {status for status, _ in seen}, f"Ready before the destination answered: {seen}"
     shop.kubectl("delete", "eventsubscription", "to-nobody")
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +71,38 @@ def test_it_consumes_dead_letters_are_replayed_in_order_and_it_drains(pulled: Pl
         consumer.kill()
         consumer.wait()
         log.close()
+
+
+MODULE_IN_IMPORT = "from pathlib import Path; Path('reached').touch(); import time; time.sleep(60)"
+
+
+@contextmanager
+def started_consumer(pulled: Place, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    program = Path(sys.executable).with_name("mailboat")
+    command = [str(program), "consume", "-f", str(pulled.folder), "handlers:view"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) as consumer:
+        try:
+            yield consumer
+        finally:
+            consumer.kill()
+
+
+def test_a_signal_while_the_module_is_imported_ends_it_in_good_order(pulled: Place, tmp_path: Path) -> None:
+    (tmp_path / "handlers.py").write_text(MODULE_IN_IMPORT)
+    with started_consumer(pulled, tmp_path) as consumer:
+        wait_until((tmp_path / "reached").exists, timeout=60, what="the import of the module")
+        consumer.send_signal(signal.SIGTERM)
+        assert consumer.wait(timeout=30) == 0
+
+
+def test_a_signal_while_the_database_does_not_answer_ends_it_in_good_order(pulled: Place, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(60)
+        url = f"postgresql://nobody@127.0.0.1:{silent.getsockname()[1]}/nowhere"
+        pulled.write(relay_manifest(url), subscription_manifest("view", sink={"pull": {}}))
+        with started_consumer(pulled, tmp_path) as consumer, silent.accept()[0]:
+            consumer.send_signal(signal.SIGTERM)
+            assert consumer.wait(timeout=60) == 0
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from mailboat.cli.running import Orders, Process
+from mailboat.cli.running import Process, RunOptions
 from mailboat.http.callers import Callers
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.secrets import find_secrets
@@ -131,12 +131,12 @@ def test_a_schema_that_others_must_migrate_is_waited_for_and_told(empty_place, s
 async def test_a_secret_that_is_swapped_while_relays_are_made_is_taken_up(tmp_path):
     login = Volume(tmp_path / "kafka-login")
     login.fill({"sasl.password": "old"})
-    orders = Orders((), tmp_path, find_secrets(tmp_path, {}), "r1", ("127.0.0.1", 0), Callers(), None)
+    options = RunOptions((), tmp_path, find_secrets(tmp_path, {}), "r1", ("127.0.0.1", 0), Callers())
     told = asyncio.Event()
-    async with Process(orders) as process:
+    async with Process(options) as process:
         process.relays.append(cast(Relay, SimpleNamespace(name="shop/orders", refresh=told.set)))  # has read it by now
         version = login.fill({"sasl.password": "new"})
-        async with process.afloat(None):
+        async with process.serving(None):
             assert not told.is_set(), "before it runs, a relay forgets it"
             async with asyncio.timeout(60):
                 await told.wait()
@@ -165,33 +165,6 @@ def test_what_can_never_work_ends_it_with_a_sentence(place, arguments, complaint
     assert result.exit_code == 3
     assert complaint in result.stderr
     assert "Traceback" not in result.output
-
-
-@pytest.mark.verify
-def test_an_assignment_file_is_followed_and_changes_of_it_too(place, arrived, start_relay, tmp_path):
-    file = tmp_path / "assignment.json"
-    relay: RunningRelay = start_relay("-f", str(place.folder), "--relay-id", "r1", "--assignment", str(file))
-    relay.wait_ready()
-
-    def assign(generation: int, owner: str) -> None:
-        body = {"generation": generation, "subscriptions": {"shop/to-log": {"0": owner, "1": owner}}}
-        file.with_suffix(".new").write_text(json.dumps(body))
-        file.with_suffix(".new").replace(file)
-
-    def assigned() -> Any:
-        return place.database.execute("select distinct assigned_to from mailboat.cursors")
-
-    assign(1, "r1")
-    wait_until(lambda: assigned() == [("r1",)], what="the assignment to be followed")
-    file.with_suffix(".new").write_text("{")
-    file.with_suffix(".new").replace(file)
-    wait_until(lambda: any("can't be used" in line["message"] for line in relay.lines()), what="the complaint")
-    assign(2, "r2")
-    wait_until(lambda: assigned() == [("r2",)], what="the new assignment to be followed")
-    assign(1, "r1")
-    wait_until(lambda: any(line.get("stale") == ["shop/to-log"] for line in relay.lines()), what="the refusal")
-    assert assigned() == [("r2",)]
-    relay.stop()
 
 
 def test_an_assignment_over_http_needs_the_token_and_a_generation_that_is_not_older(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -15,6 +18,7 @@ from mailboat.consumer.pull_source import ConsumerPoint
 from mailboat.testing import assert_emitted, bench, emitted
 from mailboat_harbor.postgres import Database, PostgresServer
 from support.databases import migrated_database
+from support.wait import await_until
 
 pytest_plugins = ["mailboat.testing.fixtures"]
 
@@ -82,6 +86,48 @@ async def test_an_event_that_always_kills_is_given_up_in_memory_too(billing: Con
 @pytest.fixture
 def outbox(postgres: PostgresServer) -> Iterator[Database]:
     yield from migrated_database(postgres)
+
+
+async def test_dead_letters_are_emitted_as_the_database_emits_them(billing: Consumer, outbox: Database) -> None:
+    """The documents differ in nothing but ids, positions and times."""
+    refused: dict[str, Any] = {
+        "type": "order.placed",
+        "payload": {"total": -1},
+        "key": "o-1",
+        "headers": {"a": "b"},
+        "tags": ["t"],
+    }
+    unhandled: dict[str, Any] = {"type": "order.lost", "payload": b"\x00\xff", "key": "o-2"}
+    own: dict[str, Any] = {"type": "mailboat.dead-letter", "key": "o-3"}
+    async with bench(billing, emit_dead_letters=True) as box:
+        for event in (refused, own):
+            await box.send(**event)
+        await box.send(**unhandled, content_type="image/png")
+    assert [each.key for each in box.emitted] == ["o-1", "o-2"]
+    assert len(box.dead_letters) == 3
+
+    spec = {"sink": {"pull": {"emitDeadLetters": True}}, "partitions": 1}
+    real = Consumer("shop/billing", url=outbox.url, spec=spec)
+    real.dispatcher.handlers += billing.dispatcher.handlers
+    with psycopg.connect(outbox.url) as connection:
+        emit(connection, **refused)
+        emit(connection, **unhandled, content_type="image/png")
+    stop = asyncio.Event()
+    consumption = asyncio.create_task(real.serve(stop))
+    letters = "select key, tags, payload from mailboat.outbox where event_type = 'mailboat.dead-letter' order by key"
+    await await_until(lambda: len(outbox.execute(letters)) == 2, what="both dead letters")
+    stop.set()
+    await consumption
+    in_memory = [(each.key, list(each.tags), _lasting(each.json())) for each in box.emitted]
+    assert in_memory == [(key, tags, _lasting(json.loads(text))) for key, tags, text in outbox.execute(letters)]
+
+
+def _lasting(document: dict[str, Any]) -> dict[str, Any]:
+    for part, name in ((document, "failedAt"), (document["originalEvent"], "createdAt")):
+        part[name] = datetime.fromisoformat(part[name]).utcoffset() == timedelta(0)
+    document["originalEvent"]["id"] = len(document["originalEvent"]["id"])
+    document["source"] = sorted(document["source"])
+    return document
 
 
 async def test_what_a_transaction_emitted(outbox: Database) -> None:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from mailboat.http.assignment import parse
 from mailboat.runtime.config import load
-from mailboat_harbor.postgres import PostgresServer
 from mailboat_spec import Manifests
 from mailboat_spec.names import API_VERSION, RELAY_LABEL
-from support.cli import RunningRelay
-from support.databases import migrated_database
-from support.wait import wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FILES = sorted(EXAMPLES.rglob("*.yaml"))
@@ -63,32 +56,3 @@ def test_the_pods_of_a_sidecar_example_ask_for_its_relay(file: Path) -> None:
     (relay,) = ours(file).relays
     (workload,) = (body for body in documents(file) if body["apiVersion"] != API_VERSION)
     assert workload["spec"]["template"]["metadata"]["labels"][RELAY_LABEL] == relay.metadata.name
-
-
-def test_the_commands_of_the_assignment_share_the_partitions_as_it_says(
-    postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = EXAMPLES / "assignment"
-    lines = re.findall(r"^# +mailboat run (.*)$", (folder / "orders.yaml").read_text(encoding="utf-8"), re.MULTILINE)
-    assert len(lines) == 2
-    with contextmanager(migrated_database)(postgres) as outbox, ExitStack() as stack:
-        monkeypatch.setenv("MAILBOAT_SECRET_ORDERS_DB_URL", outbox.url)
-        for number, line in enumerate(lines):
-            assert "--listen 127.0.0.1:0" in line, "a second relay can't listen where the first one does"
-            there = [str(folder / word) if (folder / word).exists() else word for word in line.split()]
-            relay = RunningRelay(there, tmp_path / f"relay-{number}.log")
-            stack.callback(relay.stop)
-        wait_until(
-            lambda: outbox.execute("select owner from mailboat.cursors order by partition"),
-            timeout=180,
-            what="each relay to have its own",
-            met=lambda owners: owners == [("relay-a",), ("relay-a",), ("relay-b",), ("relay-b",)],
-        )
-
-
-def test_the_example_of_an_assignment_fits_its_subscription() -> None:
-    file = EXAMPLES / "assignment" / "assignment.json"
-    (subscription,) = ours(file.with_name("orders.yaml")).subscriptions
-    ((of, owners),) = parse(file.read_bytes(), file.name).subscriptions.items()
-    assert of == f"{subscription.metadata.namespace}/{subscription.metadata.name}"
-    assert sorted(owners) == list(range(subscription.spec.partitions))

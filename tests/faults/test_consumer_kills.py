@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -52,6 +54,13 @@ class Consumers:
         self.running.append(subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL))
         return self.running[-1]
 
+    def stop(self, *processes: subprocess.Popen[bytes]) -> None:
+        """End processes in good order. A program has no handler of signals before it calls ``Consumer.run``."""
+        for process in processes:
+            wait_until(functools.partial(catches_sigterm, process.pid), timeout=60, what="a handler of SIGTERM")
+            process.terminate()
+        assert [each.wait(timeout=60) for each in processes] == [0] * len(processes)
+
     def __enter__(self) -> Consumers:
         return self
 
@@ -59,6 +68,11 @@ class Consumers:
         for process in self.running:
             process.kill()
             process.wait()
+
+
+def catches_sigterm(pid: int) -> bool:
+    (mask,) = re.findall(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return bool(int(mask, 16) >> (signal.SIGTERM - 1) & 1)
 
 
 def is_settled(outbox: Database) -> bool:
@@ -113,8 +127,7 @@ def test_a_consumer_is_killed_at_every_point(outbox: Database, point: ConsumerPo
             assert victim.wait(timeout=60) == -signal.SIGKILL
         last = consumers.start()
         wait_until(lambda: is_settled(outbox), timeout=60, what="everything to be handled")
-        last.terminate()
-        assert last.wait(timeout=60) == 0
+        consumers.stop(last)
     check_effects(outbox, ledger)
 
 
@@ -123,21 +136,23 @@ def test_a_consumer_is_killed_at_every_point(outbox: Database, point: ConsumerPo
 def test_consumers_are_killed_at_random_while_writers_race(
     outbox: Database, spec: dict[str, Any], seconds: int
 ) -> None:
-    chance = random.Random(seconds)
+    chance, kills = random.Random(seconds), 0
     with Consumers(outbox.url, spec) as consumers, Racers(outbox.url, writers=8, dawdle=0.2) as racers:
         alive = [consumers.start() for _ in range(3)]
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             racers.wait(0.5 + chance.random())
             victim = alive.pop(chance.randrange(3))
-            (victim.kill if chance.random() < 0.8 else victim.terminate)()
+            killed = chance.random() < 0.8
+            (victim.kill if killed else victim.terminate)()
+            kills += killed
             alive.append(consumers.start())
         ledger = racers.finish()
         wait_until(lambda: is_settled(outbox), timeout=240, what="everything to be handled")
-        for each in alive:
-            each.terminate()
-        assert [each.wait(timeout=60) for each in alive] == [0, 0, 0]
+        consumers.stop(*alive)
     check_effects(outbox, ledger, transactions_whole=spec is GROUPED)
+    shown = f"{len(ledger.committed)} events, {len(ledger.rolled_back)} rolled back, {kills} kills"
+    print(f"{shown} of {len(consumers.running)} processes: 0 lost, 0 twice, 0 out of order")  # noqa: T201 - shown with -s
 
 
 def test_an_event_that_kills_the_process_is_given_up(outbox: Database) -> None:
@@ -188,9 +203,7 @@ def test_a_failover_loses_and_doubles_nothing_and_does_not_hold_up_retention(
             standby.promote()
             feed(after, ledger, 1000, 500)
             wait_until(lambda: is_settled(after), timeout=240, what="everything to be handled")
-            for each in alive:
-                each.terminate()
-            assert [each.wait(timeout=60) for each in alive] == [0, 0]
+            consumers.stop(*alive)
         check_effects(after, ledger)
         assert after.execute("select distinct timeline from mailboat.cursors where hi > 0") == [(2,)]
 
@@ -209,7 +222,5 @@ def test_pauses_and_changes_of_partitions_under_load_lose_and_double_nothing(out
             racers.wait(1.0)
         ledger = racers.finish()
         wait_until(lambda: is_settled(outbox), timeout=240, what="everything to be handled")
-        for each in alive:
-            each.terminate()
-        assert [each.wait(timeout=60) for each in alive] == [0, 0, 0]
+        consumers.stop(*alive)
     check_effects(outbox, ledger)

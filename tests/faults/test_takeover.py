@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -201,18 +200,17 @@ def test_rolling_restarts_send_nothing_twice(
 
 @pytest.mark.verify
 def test_an_assignment_from_outside_is_followed_until_the_assigned_relay_is_gone(
-    outbox: Database, collector: KafkaCollector, launch: Callable[..., Fleet], tmp_path: Path
+    outbox: Database, collector: KafkaCollector, launch: Callable[..., Fleet]
 ) -> None:
-    file = tmp_path / "assignment.json"
-    fleet = launch(timings=None, assignment=file)
+    fleet = launch(timings=None)
     with Racers(outbox.url, writers=2, seed=25) as racers:
         first, second = fleet.start_connected(2)
         settled_shares(outbox.url, 2)
 
-        _assign(file, 1, dict.fromkeys(range(PARTITIONS), first.relay))
+        _assign(outbox, dict.fromkeys(range(PARTITIONS), first.relay))
         _until_all_with(outbox, first)
         mixed = {partition: (first if partition < 2 else second).relay for partition in range(PARTITIONS)}
-        _assign(file, 2, mixed)
+        _assign(outbox, mixed)
         wait_until(
             lambda: {partition: owner for (_, partition), owner in owners(outbox.url).items()} == mixed,
             60,
@@ -223,11 +221,11 @@ def test_an_assignment_from_outside_is_followed_until_the_assigned_relay_is_gone
         finish(racers, collector, fleet.kills)
 
 
-def _assign(file: Path, generation: int, assigned: dict[int, str]) -> None:
-    whole = {"generation": generation, "subscriptions": {"faults/kfake": {str(p): r for p, r in assigned.items()}}}
-    fresh = file.with_suffix(".new")
-    fresh.write_text(json.dumps(whole))
-    fresh.replace(file)
+def _assign(outbox: Database, owners: dict[int, str]) -> None:
+    """Write an assignment as a relay that received one does."""
+    with psycopg.connect(outbox.url, autocommit=True) as connection:
+        for partition, relay in owners.items():
+            connection.execute("update mailboat.cursors set assigned_to = %s where partition = %s", [relay, partition])
 
 
 def _until_all_with(outbox: Database, relay: RelayProcess) -> None:
@@ -236,15 +234,14 @@ def _until_all_with(outbox: Database, relay: RelayProcess) -> None:
 
 @pytest.mark.verify
 def test_assignments_under_load_cost_no_session(
-    outbox: Database, collector: KafkaCollector, launch: Callable[..., Fleet], tmp_path: Path
+    outbox: Database, collector: KafkaCollector, launch: Callable[..., Fleet]
 ) -> None:
-    file = tmp_path / "assignment.json"
-    fleet = launch(timings=None, assignment=file)
+    fleet = launch(timings=None)
     with Racers(outbox.url, writers=6, dawdle=0.002, seed=27) as racers:
         first, second = fleet.start_connected(2)
         settled_shares(outbox.url, 2)
-        for generation in range(1, 16):
-            _assign(file, generation, {p: (first, second)[(p + generation // 5) % 2].relay for p in range(PARTITIONS)})
+        for turn in range(1, 16):
+            _assign(outbox, {p: (first, second)[(p + turn // 5) % 2].relay for p in range(PARTITIONS)})
             racers.wait(0.4)
         finish(racers, collector, kills=0)
         assert (first.connections, second.connections) == (1, 1), "an assignment made a relay begin anew"
@@ -266,9 +263,7 @@ def test_what_a_relay_had_when_it_lost_the_database_goes_to_whoever_should_have_
                 "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
                 " where datname = current_database() and application_name like 'mailboat %'"
             )
-            for partition in range(PARTITIONS):
-                assign = "update mailboat.cursors set assigned_to = %s where partition = %s"
-                connection.execute(assign, [second.relay, partition])
+        _assign(outbox, dict.fromkeys(range(PARTITIONS), second.relay))
         first.resume()
         _until_all_with(outbox, second)
         assert first.running

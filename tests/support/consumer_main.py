@@ -7,7 +7,6 @@ Its handler writes each event into the table ``effects``, fails now and then, an
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -69,4 +68,4 @@ def consumer(orders: dict[str, Any]) -> Consumer:
 
 
 if __name__ == "__main__":
-    asyncio.run(consumer(json.loads(sys.argv[1])).run_until_signalled())
+    consumer(json.loads(sys.argv[1])).run()

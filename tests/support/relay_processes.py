@@ -150,7 +150,6 @@ class Fleet:
         *,
         timings: Timings | None = SWIFT,
         limits: ReadLimits | None = None,
-        assignment: Path | None = None,
         env: Mapping[str, str] | None = None,
     ) -> None:
         self.relays: dict[str, RelayProcess] = {}
@@ -160,7 +159,6 @@ class Fleet:
         self._directory = directory
         self._timings = timings
         self._limits = limits
-        self._assignment = assignment
         self._env = dict(env or {})
         self._numbers = itertools.count(1)
         self._url: str = manifests[0]["spec"]["database"]["url"]
@@ -204,8 +202,7 @@ class Fleet:
             "--relay-id",
             relay,
         ]
-        command += ["--listen", "127.0.0.1:0", "--log-format", "text", "--log-level", "debug"]
-        return [*command, "--assignment", str(self._assignment)] if self._assignment else command
+        return [*command, "--listen", "127.0.0.1:0", "--log-format", "text", "--log-level", "debug"]
 
     def start_connected(self, count: int) -> list[RelayProcess]:
         """Several at once; returns when all of them are connected."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -45,7 +44,7 @@ def consume(
     configure(log_level, LogFormat(log_format))
     consumer = find_consumer(target)
     consumer.configure(manifests=files, secrets_dir=secrets_dir, listen=listen, concurrency=concurrency)
-    asyncio.run(consumer.run_until_signalled())
+    consumer.run()
 
 
 def find_consumer(target: str) -> Consumer:

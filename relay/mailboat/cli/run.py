@@ -15,7 +15,7 @@ from typing import NoReturn
 import click
 
 from mailboat.cli.options import PATH, with_logging, with_manifests
-from mailboat.cli.running import Orders, run_fixed, run_following
+from mailboat.cli.running import RunOptions, run_relays
 from mailboat.errors import ConfigError, MailboatError
 from mailboat.http.callers import Callers, Signatures
 from mailboat.http.server import parse_address
@@ -56,7 +56,6 @@ log = logging.getLogger("mailboat.run")
     help="File with Ed25519 public keys (PEM): calls that are signed with one of them are followed. With --audience.",
 )
 @click.option("--audience", metavar="TEXT", help="Whom signed calls must be meant for: this relay.")
-@click.option("--assignment", type=PATH, help="JSON file that says which relay moves what; watched.")
 @with_logging
 def run(
     files: tuple[Path, ...],
@@ -68,7 +67,6 @@ def run(
     control_token_file: Path | None,
     control_keys: Path | None,
     audience: str | None,
-    assignment: Path | None,
     log_level: str,
     log_format: str,
 ) -> None:
@@ -89,19 +87,18 @@ def run(
     manifests = None if follow else load(files)
     for warning in warnings(manifests) if manifests is not None else ():
         log.warning("Probably a mistake in a manifest: %s.", warning)
-    orders = Orders(
+    options = RunOptions(
         files,
         (secrets_folder if follow else existing_secrets_folder)(secrets_dir, os.environ),
         find_secrets(secrets_dir, os.environ),
         relay_id or f"{socket.gethostname()}-{random_tokens.token_hex(3)}",
         parse_address(listen),
         Callers(control_token_file, _signatures(control_keys, audience) if control_keys and audience else None),
-        assignment,
         advertise,
     )
     settle_collector()
     try:
-        asyncio.run(run_following(orders) if manifests is None else run_fixed(orders, manifests))
+        asyncio.run(run_relays(options, manifests))
     except MailboatError:
         raise
     except Exception:

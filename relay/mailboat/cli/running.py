@@ -1,16 +1,13 @@
-"""The process around relays: HTTP server, watched files, and shutdown.
+"""The relay process: HTTP server, configuration, secrets, and shutdown.
 
-Two modes. *Fixed*: the manifests are read once and may contain several OutboxRelays. *Following*: one OutboxRelay,
-whose configuration may arrive later and change. Secrets are watched in both modes.
+Without ``--follow``, the manifests are read once and may contain several OutboxRelays. With ``--follow``, there is one
+OutboxRelay, and its configuration may arrive later and change. Secrets are watched in both cases.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
-import sys
 import uuid
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -18,16 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from mailboat.cli.following import follow_file
 from mailboat.cli.options import outboxes_of
 from mailboat.errors import DatabaseUnavailable
 from mailboat.http.assignment import Assign
 from mailboat.http.callers import Callers
-from mailboat.http.server import Configure, HttpServer, Surface, Told
+from mailboat.http.server import HttpServer, Surface, Told
 from mailboat.outbox.settings import RelayIdentity
 from mailboat.runtime.followed import ConfigReport, Configuration, Followed
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.secrets import Secrets
+from mailboat.runtime.shutdown import stop_on_signals
 from mailboat.runtime.watching import fingerprint, secret_versions, watch
 from mailboat_spec import Manifests, full_name
 
@@ -35,7 +32,7 @@ log = logging.getLogger("mailboat.run")
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class RunOptions:
     """Options of ``mailboat run``."""
 
     files: tuple[Path, ...]
@@ -44,69 +41,93 @@ class Orders:
     relay_id: str
     listen: tuple[str, int]
     callers: Callers
-    assignment: Path | None
     advertised: str = ""
+
+
+async def run_relays(options: RunOptions, manifests: Manifests | None) -> None:
+    """Run relays until a signal: for the manifests or, without manifests, for the configuration that is followed."""
+    async with Process(options) as process:
+        followed = None if manifests is not None else Followed(process.configure)
+        if manifests is not None:
+            process.add_all(manifests)
+        async with process.serving(followed):
+            await _first(process.configured, process.stop)
+            await _run_all(process.relays, process.stop)
 
 
 class Process:
     """State shared by the relays of one process."""
 
-    def __init__(self, orders: Orders) -> None:
-        self.orders = orders
+    def __init__(self, options: RunOptions) -> None:
+        self.options = options
         self.stop = asyncio.Event()
+        self.configured = asyncio.Event()
         self.relays: list[Relay] = []
         # Before any relay reads them: a secret replaced while relays are created would be missed until its next change.
-        self._secrets_seen = fingerprint([orders.secrets_folder]) if orders.secrets_folder is not None else None
-        self.secret_versions = secret_versions(orders.secrets_folder)
-        self._server = HttpServer.bind(*orders.listen, orders.advertised)
+        self._secrets_seen = fingerprint([options.secrets_folder]) if options.secrets_folder is not None else None
+        self.secret_versions = secret_versions(options.secrets_folder)
+        self._server = HttpServer.bind(*options.listen, options.advertised)
 
-    def relay(self, config: Configuration, relay_id: str, *, follows: bool) -> Relay:
-        identity = RelayIdentity(relay_id, str(uuid.uuid4()), self._server.address)
+    def add_all(self, manifests: Manifests) -> None:
+        """Add a relay for every OutboxRelay. Their configurations never change."""
+        outboxes = outboxes_of(manifests, self.options.secrets)
+        for outbox in outboxes:
+            # Relays of one process may share a database, in which relay ids are unique.
+            suffix = f"/{full_name(outbox.relay)}" if len(outboxes) > 1 else ""
+            config = Configuration(outbox.relay, outbox.subscriptions)
+            self._add(config, self.options.relay_id + suffix, follows=False)
+
+    def configure(self, config: Configuration) -> None:
+        """Apply a followed configuration. The first one adds the relay."""
+        if self.relays:
+            self.relays[0].reconfigure(config)
+        else:
+            self._add(config, self.options.relay_id, follows=True)
+
+    def _add(self, config: Configuration, relay_id: str, *, follows: bool) -> None:
         if not config.subscriptions:
             log.warning(
                 "No EventSubscription refers to this relay: it moves nothing.", extra={"relay": full_name(config.relay)}
             )
-        return Relay(
+        relay = Relay(
             config.relay,
             config.subscriptions,
-            secrets=self.orders.secrets,
-            identity=identity,
+            secrets=self.options.secrets,
+            identity=RelayIdentity(relay_id, str(uuid.uuid4()), self._server.address),
             version=config.version,
             follows=follows,
         )
+        self.relays.append(relay)
+        self.configured.set()
 
     @asynccontextmanager
-    async def afloat(self, config: Followed | None, *watching: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    async def serving(self, followed: Followed | None) -> AsyncIterator[None]:
         """Run the HTTP server and the watchers for the duration of the block."""
-        orders, assign = self.orders, assign_to(self.relays)
-        configure: Configure | None = config.push if config is not None else None
+        options = self.options
         surface = Surface(
             lambda: [each.status() for each in self.relays],
-            assign,
-            orders.callers,
+            assign_to(self.relays),
+            options.callers,
             stopping=self.stop.is_set,
-            told=lambda: Told(config.report if config is not None else ConfigReport(), self.secret_versions),
-            configure=configure,
+            told=lambda: Told(followed.report if followed is not None else ConfigReport(), self.secret_versions),
+            configure=followed.push if followed is not None else None,
         )
-        works = [*watching]
-        if orders.assignment is not None:
-            works.append(follow_file(orders.assignment, assign))
         tasks: list[asyncio.Task[None]] = []
 
         def begin(work: Coroutine[Any, Any, None]) -> None:
             tasks.append(asyncio.create_task(work))
-            tasks[-1].add_done_callback(self._mourn)
+            tasks[-1].add_done_callback(self._on_task_done)
 
-        for work in works:
-            begin(work)
+        if followed is not None:
+            begin(followed.follow(options.files))
         try:
-            _stop_on_signals(self.stop)  # before the process is reported as running
+            stop_on_signals(self.stop, log)  # before the process is reported as running
             await self._server.start(surface)
             names = [each.name for each in self.relays]
-            log.info("Listening.", extra={"address": self._server.address, "id": orders.relay_id, "relays": names})
-            if orders.secrets_folder is not None:
+            log.info("Listening.", extra={"address": self._server.address, "id": options.relay_id, "relays": names})
+            if options.secrets_folder is not None:
                 # Last step before relays start: a refresh before their start would have no effect.
-                begin(watch([orders.secrets_folder], self._secrets_changed, seen=self._secrets_seen))
+                begin(watch([options.secrets_folder], self._secrets_changed, seen=self._secrets_seen))
             yield
         finally:
             for task in tasks:
@@ -117,49 +138,18 @@ class Process:
 
     async def __aexit__(self, *_: object) -> None:
         await self._server.close()
-        log.info("Stopped.", extra={"id": self.orders.relay_id})
+        log.info("Stopped.", extra={"id": self.options.relay_id})
 
-    def _mourn(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         """Shut down if a watcher failed unexpectedly: a restart is better than a relay that misses changes."""
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.critical("Something that should be watched is not any more.", exc_info=error)
+            log.critical("Watcher task failed; shutting down.", exc_info=error)
             self.stop.set()
 
     async def _secrets_changed(self) -> None:
         for relay in self.relays:
             relay.refresh()
-        self.secret_versions = secret_versions(self.orders.secrets_folder)
-
-
-async def run_fixed(orders: Orders, manifests: Manifests) -> None:
-    """Run relays for all manifests until a signal."""
-    async with Process(orders) as process:
-        served = outboxes_of(manifests, orders.secrets)
-        for outbox in served:
-            # Relays of one process may share a database, in which relay ids are unique.
-            relay_id = orders.relay_id if len(served) == 1 else f"{orders.relay_id}/{full_name(outbox.relay)}"
-            config = Configuration(outbox.relay, outbox.subscriptions)
-            process.relays.append(process.relay(config, relay_id, follows=False))
-        async with process.afloat(None):
-            await _run_all(process.relays, process.stop)
-
-
-async def run_following(orders: Orders) -> None:
-    """Run one relay, from its first configuration until a signal."""
-    arrived = asyncio.Event()
-    async with Process(orders) as process:
-
-        def take(config: Configuration) -> None:
-            if process.relays:
-                process.relays[0].reconfigure(config)
-            else:
-                process.relays.append(process.relay(config, orders.relay_id, follows=True))
-                arrived.set()
-
-        followed = Followed(take)
-        async with process.afloat(followed, followed.follow(orders.files)):
-            await _first(arrived, process.stop)
-            await _run_all(process.relays, process.stop)
+        self.secret_versions = secret_versions(self.options.secrets_folder)
 
 
 async def _first(*events: asyncio.Event) -> None:
@@ -199,18 +189,3 @@ async def _run_all(relays: Sequence[Relay], stop: asyncio.Event) -> None:
     for ended in await asyncio.gather(*(run_one(relay) for relay in relays), return_exceptions=True):
         if isinstance(ended, BaseException):
             raise ended
-
-
-def _stop_on_signals(stop: asyncio.Event) -> None:
-    loop = asyncio.get_running_loop()
-
-    def stop_now(number: signal.Signals) -> None:
-        if stop.is_set():
-            log.warning("Stopping at once.", extra={"signal": number.name})
-            sys.stderr.flush()
-            os._exit(128 + number)
-        log.info("Stopping in good order; a second signal stops at once.", extra={"signal": number.name})
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop_now, number)

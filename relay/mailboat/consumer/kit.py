@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import secrets
-import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +25,8 @@ from mailboat.consumer.settings import (
     from_source,
 )
 from mailboat.errors import ConfigError
+from mailboat.runtime.garbage import settle_collector
+from mailboat.runtime.shutdown import exit_on_signals, stop_on_signals
 
 log = logging.getLogger(__name__)
 
@@ -146,30 +147,22 @@ class Consumer:
 
     def run(self) -> None:
         """Handle events until SIGTERM or SIGINT, then finish batches in flight. A second signal exits at once."""
-        from mailboat.runtime.garbage import settle_collector
-
-        settle_collector()
-        asyncio.run(self.run_until_signalled())
+        with exit_on_signals():
+            settle_collector()
+            asyncio.run(self.run_until_signalled())
 
     async def run_until_signalled(self) -> None:
         """Coroutine version of ``run``."""
         stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-
-        def told(number: int) -> None:
-            if stop.is_set():
-                os._exit(128 + number)
-            log.info("Stopping: batches in hand are finished.", extra={"consumer": self.name})
-            stop.set()
-
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, told, number)
+        stop_on_signals(stop, log, consumer=self.name)
         await self.serve(stop)
 
     async def serve(self, stop: asyncio.Event | None = None) -> None:
         """Handle events in a running event loop, such as FastAPI's, until ``stop`` is set or the task is cancelled."""
         stop = stop or asyncio.Event()
         settings = await asyncio.to_thread(self._settings)
+        if stop.is_set():
+            return
         await self._runner(settings).serve(stop)
 
     # -- configuration -----------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from mailboat.consumer.settings import ConsumerSettings
 from mailboat.consumer.status import run_with_status
 from mailboat.consumer.transactions import Wanted
 from mailboat.errors import ConfigError
+from mailboat.runtime.shutdown import unless_stopped
 from mailboat_spec import NoHandler
 from mailboat_spec.consumer_report import ConsumerReport
 
@@ -54,9 +55,10 @@ class PullRunner:
         """Handle events until ``stop`` is set, then finish batches in flight."""
         settings = self._settings
         kind = self.dispatcher.transaction_kind()
-        await self._declare(settings)
+        known = await unless_stopped(stop, self._prepare(settings))
+        if known is None:
+            return
         wake = WakeUp()
-        known = await self._known(settings)
         self._check_groups(known)
         self.dispatcher.no_handler = NoHandler(known["noHandler"])
         wanted = Wanted(settings.subscription, self._size, settings.outbox)
@@ -110,6 +112,10 @@ class PullRunner:
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
+
+    async def _prepare(self, settings: ConsumerSettings) -> dict[str, Any]:
+        await self._declare(settings)
+        return await self._known(settings)
 
     async def _declare(self, settings: ConsumerSettings) -> None:
         """Declare the subscription. Without the privilege, the subscription must already exist."""

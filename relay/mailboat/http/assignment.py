@@ -1,4 +1,4 @@
-"""An external assignment of partitions to relays. The HTTP call and the file have the same format.
+"""An assignment of partitions to relays: the body of ``PUT /assignment``.
 
     {"generation": 7, "subscriptions": {"shop/orders-to-kafka": {"0": "relay-a", "1": "relay-b"}}}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,10 +22,13 @@ from mailboat.consumer.handlers import TransactionKind
 from mailboat.consumer.outcomes import Refusal
 from mailboat.consumer.pull_source import ConsumerPoint, Pace, PullSource
 from mailboat.handles import Handle
+from mailboat.messages import is_json
 from mailboat.newevent import NewEvent, Row, checked
 from mailboat.testing.emitted import EmittedEvent, of_row
 
 _COLUMNS: Final = len(Row._fields)
+_DEAD_LETTER: Final = "mailboat.dead-letter"
+_LARGEST_EMBEDDED: Final = 512 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,7 @@ class Bench:
     transaction: Callable[[], Any]
     max_attempts: int
     batch_size: int
+    emit_dead_letters: bool = False
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
     handled_events: list[Event] = field(default_factory=list)
     dead_letters: list[DeadEvent] = field(default_factory=list)
@@ -99,6 +104,7 @@ class Bench:
     _open: Any = None
     _crash_at: ConsumerPoint | None = None
     _crashes: int = 0
+    _dead: int = 0
 
     @property
     def handled(self) -> list[str]:
@@ -118,9 +124,10 @@ class Bench:
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
         tags: Sequence[str] = (),
+        content_type: str | None = None,
     ) -> Event:
         """Emit one event and run the consumer until nothing is due."""
-        row = checked(NewEvent(type, payload, key=key, headers=headers, tags=tags))
+        row = checked(NewEvent(type, payload, key=key, headers=headers, tags=tags, content_type=content_type))
         event = Event(
             id=UUID(row.event_id),
             type=row.event_type,
@@ -205,6 +212,62 @@ class Bench:
     def _give_up(self, each: _Waiting, reason: str, error: str, attempts: int) -> None:
         self._waiting.remove(each)
         self.dead_letters.append(DeadEvent(each.event, reason, error, attempts))
+        self._dead += 1
+        if self.emit_dead_letters and each.event.type != _DEAD_LETTER:
+            self.emitted.append(self._dead_letter_event(self.dead_letters[-1]))
+
+    def _dead_letter_event(self, letter: DeadEvent) -> EmittedEvent:
+        """Return the event that ``sink.pull.emitDeadLetters`` emits. Its document is that of the SQL function
+        ``mailboat.dead_letter_document``."""
+        event, consumer = letter.event, self.dispatcher.name
+        row = checked(
+            NewEvent(
+                _DEAD_LETTER,
+                {
+                    "originalEvent": _original(event),
+                    "reason": letter.reason,
+                    "failedAt": self.now.isoformat(),
+                    "error": letter.error,
+                    "attempts": letter.attempts,
+                    "consumer": consumer,
+                    "source": {
+                        "outbox": "mailboat.outbox",
+                        "position": event.position,
+                        "partition": event.partition,
+                        "deadLetter": self._dead,
+                    },
+                },
+                key=event.key,
+                aggregate_type=event.aggregate_type,
+                aggregate_id=event.aggregate_id,
+                tags=(f"dead-letter-of={consumer}", f"reason={letter.reason}"),
+            )
+        )
+        return of_row(row)
+
+
+def _original(event: Event) -> dict[str, Any]:
+    """Return the event as part of a dead letter's document."""
+    payload = event.payload if len(event.payload or b"") <= _LARGEST_EMBEDDED else None
+    try:
+        embedded = json.loads(payload) if payload is not None and is_json(event.content_type) else None
+    except ValueError:
+        embedded = None
+    return {
+        "id": str(event.id),
+        "type": event.type,
+        "key": event.key,
+        "aggregateType": event.aggregate_type,
+        "aggregateId": event.aggregate_id,
+        "createdAt": event.created_at.isoformat(),
+        "contentType": event.content_type,
+        "headers": dict(event.headers) or None,
+        "tags": list(event.tags),
+        "traceparent": event.traceparent,
+        "payload": embedded,
+        "payloadBase64": None if embedded is not None or payload is None else b64encode(payload).decode(),
+        "payloadBytes": None if event.payload is None else len(event.payload),
+    }
 
 
 class _MemorySession:
@@ -268,12 +331,16 @@ async def bench(
     transaction: Callable[[], Any] | None = None,
     max_attempts: int = 4,
     batch_size: int = 100,
+    emit_dead_letters: bool = False,
 ) -> AsyncIterator[Bench]:
-    """Create a bench for the consumer's handlers. ``transaction`` creates the open transaction passed to them."""
+    """Create a bench for the consumer's handlers. ``transaction`` creates the open transaction passed to them.
+
+    ``emit_dead_letters``: as ``sink.pull.emitDeadLetters``, dead letters are among the emitted events.
+    """
     kind = consumer.dispatcher.transaction_kind()
     default = AsyncRecordingTransaction if kind is not None and kind.is_async else RecordingTransaction
     dispatcher = Dispatcher(consumer.name, list(consumer.dispatcher.handlers), consumer.dispatcher.no_handler)
-    yield Bench(dispatcher, transaction or default, max_attempts, batch_size)
+    yield Bench(dispatcher, transaction or default, max_attempts, batch_size, emit_dead_letters)
 
 
 def some_event(type: str, payload: Any = None, **fields: Any) -> Event:
