@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import consuming
+import faststream_peer
 import pulling
 import rates
 import writers
@@ -197,10 +198,27 @@ def _behind_kafka(servers: Stage, extent: Extent) -> list[Goal]:
     with start_valkey() as valkey:
         claimed = in_own_process(consuming.consume, bootstrap, topic, events, valkey.url, 64)
         _row("    the same with claims in Redis", claimed)
-    return [
+        bare = in_own_process(consuming.consume_with_bare_keys, bootstrap, topic, events // 10, valkey.url)
+        _row("(i) a plain loop, SET NX awaited per event", bare)
+    goals = [
         Goal("behind Kafka, 50,000 events/s without claims", f"{plain.rate:,.0f}", plain.rate >= 50_000),
         Goal("and 25,000 events/s with claims in Redis", f"{claimed.rate:,.0f}", claimed.rate >= 25_000),
     ]
+    print(f"      claims: {claimed.rate / bare.rate:.1f} times the plain loop, {_less(bare, claimed)}")
+    try:
+        with faststream_peer.installed() as folder:
+            peer = faststream_peer.consume(folder, bootstrap, topic, events // 25)
+    except faststream_peer.LeftOut as reason:
+        print(f"  (j) FastStream, empty handler: left out: {reason}")
+        return goals
+    _row("(j) FastStream, empty handler, no idempotency", peer)
+    print(f"      Mailboat: {plain.rate / peer.rate:.1f} times its rate, {_less(peer, plain)}")
+    ratio = plain.rate / peer.rate
+    return [*goals, Goal("and 20 times FastStream", f"{ratio:.1f}", ratio >= 20)]
+
+
+def _less(other: Measured, ours: Measured) -> str:
+    return f"{other.cpu_per_event / ours.cpu_per_event:.1f} times less CPU per event"
 
 
 SECTIONS: dict[str, Callable[[Stage, Extent], list[Goal]]] = {

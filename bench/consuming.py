@@ -1,11 +1,13 @@
-"""Consumers behind Kafka: the engine with an empty handler, without and with claims in Redis."""
+"""Consumers behind Kafka: the engine with an empty handler, without and with claims in Redis, and what many write
+instead: a loop with one awaited ``SET NX EX`` per event."""
 
 from __future__ import annotations
 
 import asyncio
 from uuid import uuid4
 
-from confluent_kafka import Producer
+import redis.asyncio
+from confluent_kafka import Consumer, Producer
 from measurement import Measured, Stopwatch
 
 from mailboat import Event
@@ -76,4 +78,41 @@ async def _consume(bootstrap: str, topic: str, events: int, redis: str | None, c
     found = watch.stop(dispatcher.counts.handled - before)
     stop.set()
     await running
+    return found
+
+
+def consume_with_bare_keys(bootstrap: str, topic: str, events: int, url: str) -> Measured:
+    """Handle so many events by a plain loop: a batch from Kafka, one awaited SET NX per event, an empty handler, and a
+    commit per batch. It loses the event whose handler a crash interrupts; it is here for its cost."""
+    return asyncio.run(_consume_with_bare_keys(bootstrap, topic, events, url))
+
+
+async def _consume_with_bare_keys(bootstrap: str, topic: str, events: int, url: str) -> Measured:
+    async def handle(value: bytes | None) -> None: ...
+
+    group = f"bench-{uuid4()}"
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": group,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+    )
+    consumer.subscribe([topic])
+    client, handled, before, watch = redis.asyncio.Redis.from_url(url), 0, 0, Stopwatch()
+    while handled < events:
+        messages = consumer.consume(500, 1.0)
+        for message in messages:
+            event_id = dict(message.headers() or ())["ce_id"]
+            if await client.set(f"bare:{group}:{event_id!r}", "1", nx=True, ex=2_592_000):
+                await handle(message.value())
+            handled += 1
+        if messages:
+            consumer.commit(asynchronous=True)
+        if not before and handled >= events // 10:
+            watch, before = Stopwatch(), handled
+    found = watch.stop(handled - before)
+    consumer.close()
+    await client.aclose()
     return found

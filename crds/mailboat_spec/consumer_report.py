@@ -87,6 +87,9 @@ class DeadLetterHealth(_Wire):
     error: Text | None = None
     stopped: bool = False
     """``delivery.deadLetter.stopAt`` stopped the consumer."""
+    waiting: Count | None = None
+    """Dead letters on the topic that no replay has passed, those of other consumers of the subscription included; None
+    if unknown, or if the broker does not tell (Pub/Sub)."""
 
 
 class ConsumerReport(_Wire):

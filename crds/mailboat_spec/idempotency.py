@@ -12,6 +12,7 @@ from mailboat_spec.admission import Because, Rule
 from mailboat_spec.base import Model, Refusal
 from mailboat_spec.connections import Connection
 from mailboat_spec.durations import Duration, between
+from mailboat_spec.references import SecretKeyRef
 from mailboat_spec.strings import RedisPrefix
 
 
@@ -36,6 +37,11 @@ class IdempotencyRedis(Connection):
         "redis+cluster",
     )
 
+    ca_secret_ref: SecretKeyRef | None = Field(
+        default=None,
+        description="Key of a Secret that holds the CA certificates of the server in PEM, for URLs with rediss. "
+        "Default: none, the certificates of the system.",
+    )
     prefix: RedisPrefix = Field(
         default="mailboat",
         description="First part of the keys, which are PREFIX:CONSUMER:EVENT-ID. Default: mailboat.",

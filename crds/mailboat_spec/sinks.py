@@ -88,8 +88,8 @@ class KafkaSettings(WithoutSecrets):
         return {**whole, RULES: [*whole[RULES], rule.as_schema()]}
 
 
-class KafkaSink(UsesSecrets):
-    """Apache Kafka, or another server with its protocol."""
+class KafkaServers(UsesSecrets):
+    """Address and login of Apache Kafka, or of another server with its protocol. Sinks and sources have them."""
 
     bootstrap_servers: tuple[HostAndPort, ...] = Field(
         min_length=1,
@@ -97,16 +97,21 @@ class KafkaSink(UsesSecrets):
         description="Brokers to ask first, each as host:port.",
         json_schema_extra=AS_SET,
     )
+    config_secret_ref: OptionalSecretRef = Field(
+        default=None,
+        description="Secret whose keys are further settings of librdkafka, by the same rules, for example "
+        "sasl.password. Default: none.",
+    )
+
+
+class KafkaSink(KafkaServers):
+    """Apache Kafka, or another server with its protocol."""
+
     topic: KafkaTopic = Field(description="Topic that events are produced to.")
     config: Annotated[Mapping[str, str], KafkaSettings("configSecretRef: {name: ...}")] = Field(
         default_factory=dict,
         description="Settings of librdkafka, each value in quotes, for example security.protocol: SASL_SSL. Those that "
         "run commands, read files or weaken guarantees are refused. Secrets go into configSecretRef. Default: none.",
-    )
-    config_secret_ref: OptionalSecretRef = Field(
-        default=None,
-        description="Secret whose keys are further settings of librdkafka, by the same rules, for example "
-        "sasl.password. Default: none.",
     )
 
 

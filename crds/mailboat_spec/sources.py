@@ -9,10 +9,10 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from mailboat_spec import kafka_settings
-from mailboat_spec.admission import AS_SET, Because, Rule
+from mailboat_spec.admission import Because, Rule
 from mailboat_spec.base import Model, Refusal
-from mailboat_spec.references import OptionalSecretRef, SecretKeyRef, UsesSecrets
-from mailboat_spec.sinks import KafkaSettings
+from mailboat_spec.references import SecretKeyRef, UsesSecrets
+from mailboat_spec.sinks import KafkaServers, KafkaSettings
 from mailboat_spec.strings import HostAndPort, KafkaGroup, KafkaTopic, PubSubProject, PubSubSubscription
 
 
@@ -25,15 +25,9 @@ class GroupProtocol(StrEnum):
     """KIP-848: the broker assigns partitions. Needs Apache Kafka 4.0."""
 
 
-class KafkaSource(UsesSecrets):
+class KafkaSource(KafkaServers):
     """A topic of Apache Kafka, or of another server with its protocol."""
 
-    bootstrap_servers: tuple[HostAndPort, ...] = Field(
-        min_length=1,
-        max_length=64,
-        description="Brokers to ask first, each as host:port.",
-        json_schema_extra=AS_SET,
-    )
     topic: KafkaTopic = Field(description="Topic that events are consumed from.")
     group: KafkaGroup | None = Field(
         default=None,
@@ -51,11 +45,6 @@ class KafkaSource(UsesSecrets):
         description="Settings of librdkafka for the consumer and for the producer of dead letters, each value in "
         "quotes, for example security.protocol: SASL_SSL. Those that run commands, read files or weaken guarantees are "
         "refused. Secrets go into configSecretRef. Default: none.",
-    )
-    config_secret_ref: OptionalSecretRef = Field(
-        default=None,
-        description="Secret whose keys are further settings of librdkafka, by the same rules, for example "
-        "sasl.password. Default: none.",
     )
 
     @property

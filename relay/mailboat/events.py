@@ -6,7 +6,8 @@ and one when it is published. Values that can be passed through are not parsed.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final, NamedTuple, cast
 
 TOO_LARGE: Final = "mailboat: not read, bytes: "
 """Prefix of ``headers``, here a JSON string, of an event whose row is too large for a relay; the size follows.
@@ -54,3 +55,12 @@ class Outgoing(NamedTuple):
     """Headers with the sink's prefix (``ce_id`` or ``ce-id``)."""
     topic: str | None = None
     """Topic, if not the sink's own destination."""
+
+
+def verbatim(event_id: str, key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> Outgoing:
+    """Return a message for Kafka with exactly these bytes, and with headers in this order, repeated names included.
+
+    librdkafka takes bytes and pairs as well as the texts of ``Outgoing``. Only ``publish`` of the Kafka sink may get
+    the message: no other sink has such keys and headers.
+    """
+    return Outgoing(event_id, cast("str | None", key), value, cast("dict[str, str]", list(headers)))

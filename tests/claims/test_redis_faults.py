@@ -235,7 +235,7 @@ async def test_tls(own_servers: ExitStack, store_at: StoreFactory, tmp_path: Pat
         "tls-auth-clients": "no",
     }
     own_servers.enter_context(start_redis(options=options))
-    store = await store_at(f"rediss://127.0.0.1:{tls_port}", ca_file=str(tmp_path / "ca.pem"))
+    store = await store_at(f"rediss://127.0.0.1:{tls_port}", ca_pem=authority.certificate)
     assert await store.claim(E1) == [Claimed(1)]
     distrustful = await store_at(f"rediss://127.0.0.1:{tls_port}")
     with pytest.raises(ClaimsUnavailable, match="certificate"):

@@ -27,6 +27,7 @@ from mailboat.consumer.broker.dead_letters import DeadLetterFormat, DeadLetterTo
 from mailboat.consumer.broker.decode import decode
 from mailboat.consumer.broker.letter_reader import KafkaLetters
 from mailboat.consumer.broker.protocol import DeadLetter, Original
+from mailboat.consumer.broker.replay import LetterFilter
 from mailboat.sinks.kafka import KafkaSink
 from mailboat.sinks.pubsub import PubSubSink
 from mailboat.sinks.pubsub.connection import Destination
@@ -76,6 +77,11 @@ class Consumer:
         """Return what was published to the topic of origin."""
         with KafkaLetters(self.client, self.topic, "test") as messages:
             return list(messages.read())
+
+    def waiting(self) -> int:
+        """Return the number that a consumer reports."""
+        with KafkaLetters(self.client, f"{self.topic}.billing.dead", LetterFilter().group("shop.billing")) as letters:
+            return letters.waiting()
 
     def letter(self, number: int, **changes: object) -> DeadLetter:
         headers = (("ce_id", f"{number}".encode()), ("ce_type", b"order.placed"), ("n", b"\xff"), ("n", b""))
@@ -127,10 +133,13 @@ def test_lists_shows_and_replays_what_a_consumer_gave_up_on(consumer: Consumer) 
     assert consumer.ok("replay", "--key", "o-0", "--type", "order.*", "--reason", "handlerfailed").startswith("2 dead")
     assert consumer.ok("replay", "--key", "o-0", "--type", "order.*", "--reason", "handlerfailed").startswith("0 dead")
     assert consumer.ok("replay", "--key", "o-1", "--since", "2026-11-17").startswith("0 dead")
+    assert consumer.waiting() == 4
     assert consumer.ok("replay", "--all", "--limit", "3").startswith("3 dead")
+    assert consumer.waiting() == 1
     assert consumer.ok("replay", "--all", "--rate", "1000").startswith("1 dead")
     assert consumer.ok("replay", "--all").startswith("0 dead")
     assert consumer.ok("list") == "no dead letters\n"
+    assert consumer.waiting() == 0
     assert len(consumer.ok("list", "--replayed").splitlines()) == 5
 
     for message in consumer.arrived():

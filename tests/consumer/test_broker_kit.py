@@ -146,6 +146,7 @@ async def test_a_manifest_becomes_effects_and_a_status(shop: Shop, tmp_path: Pat
     consumer.configure(secrets_dir=tmp_path / "secrets")
     async with serving(consumer):
         report = await shop.until(lambda it: it.handled == 7 and it.dead == 1 and it.lag == 0, "all events")
+        await shop.until(lambda it: it.dead_letters is not None and it.dead_letters.waiting == 1, "the dead letter")
     assert shop.effects == {"o-0": [0, 2, 4, 14], "o-1": [1, 3, 5]}
     assert shop.failures == 2
     assert (report.name, report.state, report.source and report.source.owned) == (f"shop/{shop.name}", "Running", 2)
@@ -212,13 +213,23 @@ async def test_a_broker_that_is_away_at_the_start_is_reported_and_waited_for(sho
     assert "can't be reached" in (report.source.error or "")
 
 
-async def test_a_paused_consumer_reports_and_handles_nothing(shop: Shop, tmp_path: Path) -> None:
+async def test_a_changed_manifest_is_followed(shop: Shop, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     shop.emit("o-0", 1)
     consumer = shop.handlers(Consumer(shop.name, manifests=manifest(shop, tmp_path, state="Paused")))
     consumer.configure(secrets_dir=tmp_path / "secrets")
     async with serving(consumer):
         await shop.until(lambda it: it.state == "Paused", "the state")
-    assert shop.effects == {}
+        assert shop.effects == {}
+        manifest(shop, tmp_path)
+        await shop.until(lambda it: it.state == "Running" and it.handled == 1 and it.lag == 0, "the event")
+        manifest(shop, tmp_path, idempotency={"redis": {"urlSecretRef": {"name": "redis", "key": "missing"}}})
+        await await_until(lambda: "Manifest refused" in caplog.text, what="a refused manifest")
+        shop.emit("o-0", 2)
+        await shop.until(lambda it: it.state == "Running" and it.handled == 2, "the event after it")
+        manifest(shop, tmp_path, state="Paused")
+        await shop.until(lambda it: it.state == "Paused", "the state")
+        shop.emit("o-0", 3)
+    assert shop.effects == {"o-0": [1, 2]}
 
 
 async def test_what_a_source_can_not_do_is_refused_at_the_start(shop: Shop, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mailboat.consumer.broker.dead_letters import DeadLetterFormat, forms
@@ -183,6 +183,8 @@ originals = st.builds(
 @pytest.mark.parametrize("form", range(3))
 @settings(max_examples=60)
 @given(original=originals | st.builds(message_of, rows, st.sampled_from(list(Format)), st.just(KAFKA)))
+@example(original=replace(KAFKA, value=b""))
+@example(original=replace(KAFKA, value=b"1,2"))
 def test_a_dead_letter_restores_the_original_byte_for_byte(form: int, original: Original) -> None:
     written = list(forms(dead(original), DeadLetterFormat.ENVELOPE, spring=True))[form]
 

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mailboat.consumer import Event, Ignore, Refuse, RetryLater
-from mailboat.consumer.broker.lanes import Lanes, Progress
+from mailboat.consumer.broker.kafka_offsets import Progress
+from mailboat.consumer.broker.lanes import Lanes
 from support.broker_parts import FakeClaims, FakeSource, record, running
 from support.wait import await_until
 

@@ -24,7 +24,7 @@ from mailboat.consumer.dispatch import Dispatcher
 from mailboat.consumer.handlers import handler
 from mailboat.consumer.outcomes import LONGEST_ERROR, CannotDecode, bounded_traceback
 from mailboat.consumer.payloads import decoder
-from mailboat.consumer.tracing import current_tracer, handling
+from mailboat.consumer.tracing import handling
 from mailboat.errors import ConfigError
 
 
@@ -121,7 +121,7 @@ def test_a_span_is_linked_to_those_that_emitted_the_events(monkeypatch: pytest.M
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
-    with handling(current_tracer(), "shop/view", "project", event(traceparent=f"00-{'a' * 32}-{'b' * 16}-01")):
+    with handling("shop/view", "project", event(traceparent=f"00-{'a' * 32}-{'b' * 16}-01")):
         pass
     (span,) = exporter.get_finished_spans()
     assert span.name == "process shop/view"

@@ -116,7 +116,7 @@ _SOURCES: list[Body] = [
 ]
 _STORES: list[Body] = [
     {
-        "redis": {"urlSecretRef": _KEY, "prefix": "pf:evt", "consumer": "billing", "replicas": 1},
+        "redis": {"urlSecretRef": _KEY, "caSecretRef": _KEY, "prefix": "pf:evt", "consumer": "billing", "replicas": 1},
         "ttl": "24h",
         "lease": "10s",
         "onUnavailable": "Handle",

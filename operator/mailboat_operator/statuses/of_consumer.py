@@ -40,6 +40,20 @@ class ConsumerFacts:
         return [answer.report for answer in self.answers if answer.report is not None]
 
 
+def _dead(facts: ConsumerFacts) -> int:
+    """Return the dead letters that wait on the topic, as each consumer counts them; between two counts the last known
+    number. Pub/Sub does not tell it: there, the dead letters that consumers have written."""
+    if (
+        facts.subscription is None
+        or facts.subscription.spec.source is None
+        or facts.subscription.spec.source.kafka is None
+    ):
+        return facts.dead
+    health = [report.dead_letters for report in facts.reports if report.dead_letters is not None]
+    known: int = facts.before.get("dead", 0)
+    return max((each.waiting for each in health if each.waiting is not None), default=known)
+
+
 def consumer_status(facts: ConsumerFacts, now: datetime) -> dict[str, Any]:
     """Build the whole status, for comparison with the existing one."""
     status: dict[str, Any] = {
@@ -48,7 +62,7 @@ def consumer_status(facts: ConsumerFacts, now: datetime) -> dict[str, Any]:
             with_progress(_verdicts(facts)), facts.before.get("conditions") or (), facts.generation, now
         ),
         "published": facts.handled,
-        "dead": facts.dead,
+        "dead": _dead(facts),
     }
     if facts.subscription is not None:
         spec = facts.subscription.spec

@@ -8,7 +8,7 @@ import os
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -231,7 +231,7 @@ def _filter(selection: Selection) -> LetterFilter:
 
     wanted = selection.wanted
     place = selection.place if wanted.number is None else str(wanted.number)
-    return LetterFilter(place, wanted.event_id, wanted.key, wanted.type, wanted.since, wanted.until, wanted.error)
+    return LetterFilter(replace(wanted, subscription=None, number=None), place)
 
 
 def _told(error: DeliveryError) -> str:

@@ -15,6 +15,7 @@ from mailboat_spec.secrecy import looks_secret
 SOURCE_SECRET: Final = "source"
 STORE_SECRET: Final = "idempotency"
 _URL: Final = "url"
+_CA: Final = "ca.crt"
 
 Values = dict[str, dict[str, str]]
 """Secrets by name and key."""
@@ -73,9 +74,13 @@ class PubSub:
 
 @dataclass(frozen=True, slots=True)
 class Redis:
-    """Redis or Valkey as the store of handled events. Times are durations as in manifests: ``720h``, ``30s``."""
+    """Redis or Valkey as the store of handled events. Times are durations as in manifests: ``720h``, ``30s``.
+
+    ``ca``: CA certificates in PEM; None for those of the system.
+    """
 
     url: str = field(repr=False)
+    ca: str | None = field(default=None, kw_only=True, repr=False)
     prefix: str = field(default="mailboat", kw_only=True)
     consumer: str | None = field(default=None, kw_only=True)
     replicas: int = field(default=0, kw_only=True)
@@ -87,6 +92,7 @@ class Redis:
         reference = {"name": STORE_SECRET, "key": _URL}
         redis = {
             "urlSecretRef": reference,
+            "caSecretRef": None if self.ca is None else {"name": STORE_SECRET, "key": _CA},
             "prefix": self.prefix,
             "consumer": self.consumer,
             "replicas": self.replicas,
@@ -95,7 +101,7 @@ class Redis:
         return {"idempotency": store}
 
     def secrets(self) -> Values:
-        return {STORE_SECRET: {_URL: self.url}}
+        return {STORE_SECRET: {_URL: self.url} | ({} if self.ca is None else {_CA: self.ca})}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from mailboat.consumer.handlers import Handler, TransactionKind
 from mailboat.consumer.outcomes import HasNoHandler, Ignore, Refusal, refusal_for
 from mailboat.consumer.received import Event
-from mailboat.consumer.tracing import current_tracer, handling
+from mailboat.consumer.tracing import handling, is_traced
 from mailboat.errors import ConfigError
 from mailboat_spec import NoHandler
 
@@ -84,28 +84,46 @@ class Dispatcher:
         calls = [call for event in batch for call in self._calls(event)]
         if any(each.is_batch for each in self.handlers):
             calls += [call for group in self._groups(batch) for call in self._batch_calls(group)]
-        tracer = current_tracer()  # once per batch: the lookup costs as much as an empty handler
         if any(call.handler.is_async for call in calls):
-            ignored = sum([await self._await(call, scope, tracer) for call in calls])
+            ignored = sum([await self._await(call, scope) for call in calls])
         else:  # one thread switch for all calls
-            ignored = await scope.in_thread(lambda: sum(self._run(call, scope, tracer) for call in calls))
+            ignored = await scope.in_thread(lambda: sum(self._run(call, scope) for call in calls))
         self.counts.handled += len(batch)
         self.counts.ignored += ignored
         self.counts.redelivered += sum(1 for event in batch if event.redeliveries or event.attempt > 1)
 
-    async def handle_one(self, event: Event, scope: Scope) -> None:
-        """Run all handlers for one event; the same as ``handle`` with a batch of one, and cheaper. Batch handlers are
-        for sources that have batches, and do not run."""
-        calls, tracer = self._calls(event), current_tracer()
-        if len(calls) == 1 and calls[0].handler.is_async:
-            self.counts.ignored += await self._await(calls[0], scope, tracer)
-        elif any(call.handler.is_async for call in calls):
-            self.counts.ignored += sum([await self._await(call, scope, tracer) for call in calls])
-        elif calls:  # one thread switch for all calls
-            self.counts.ignored += await scope.in_thread(lambda: sum(self._run(call, scope, tracer) for call in calls))
+    async def handle_one(self, event: Event, scope: Scope) -> bool:
+        """Run all handlers for one event and return True; the same as ``handle`` with a batch of one, and cheaper.
+        Batch handlers are for sources that have batches, and do not run."""
+        found = self.handlers_for(event.type)
+        if len(found) == 1 and found[0].is_async and not found[0].is_batch and not is_traced():
+            self.counts.ignored += await self._await_one(found[0], event, scope)
+        else:
+            calls = self._calls(event)
+            if any(call.handler.is_async for call in calls):
+                self.counts.ignored += sum([await self._await(call, scope) for call in calls])
+            elif calls:  # one thread switch for all calls
+                self.counts.ignored += await scope.in_thread(lambda: sum(self._run(call, scope) for call in calls))
         self.counts.handled += 1
         if event.redeliveries or event.attempt > 1:
             self.counts.redelivered += 1
+        return True
+
+    async def _await_one(self, only: Handler, event: Event, scope: Scope) -> int:
+        """The same as ``_await`` for the usual case: one asynchronous handler, no tracing."""
+        try:
+            payload = None if only.decode is None else only.decode(event)
+        except Exception as error:
+            raise NotHandled(event, refusal_for(error)) from error
+        try:
+            kind = only.transaction_kind
+            transaction = None if kind is None else scope.transaction(kind)
+            await only.function(**only.arguments(event, payload, transaction))
+        except Ignore:
+            return 1
+        except Exception as error:
+            raise self._failed(_Call(only, event, payload, event), error) from error
+        return 0
 
     def _calls(self, event: Event) -> list[_Call]:
         """Return the handler calls of an event. Decodes before any handler runs, so that no work is rolled back because
@@ -138,13 +156,13 @@ class Dispatcher:
         """Split a batch into groups. Consecutive events without a group form one list, as the source delivered them."""
         return [list(group) for _, group in groupby(batch, key=lambda event: event.group)]
 
-    async def _await(self, call: _Call, scope: Scope, tracer: Any) -> int:
+    async def _await(self, call: _Call, scope: Scope) -> int:
         """Run one call and return 1 if the handler raised ``Ignore``, else 0."""
         if not call.handler.is_async:
-            ignored: int = await scope.in_thread(lambda: self._run(call, scope, tracer))
+            ignored: int = await scope.in_thread(lambda: self._run(call, scope))
             return ignored
         try:
-            with handling(tracer, self.name, call.handler.name, call.events):
+            with handling(self.name, call.handler.name, call.events):
                 await call.handler.function(**call.arguments(scope))
         except Ignore:
             return 1
@@ -152,9 +170,9 @@ class Dispatcher:
             raise self._failed(call, error) from error
         return 0
 
-    def _run(self, call: _Call, scope: Scope, tracer: Any) -> int:
+    def _run(self, call: _Call, scope: Scope) -> int:
         try:
-            with handling(tracer, self.name, call.handler.name, call.events):
+            with handling(self.name, call.handler.name, call.events):
                 call.handler.function(**call.arguments(scope))
         except Ignore:
             return 1

@@ -59,8 +59,14 @@ class Handler:
 
     def arguments(self, event: Event | Sequence[Event], payload: Any, transaction: Any) -> dict[str, Any]:
         """Return the keyword arguments for the function."""
-        values = ((self.event, event), (self.payload, payload), (self.transaction, transaction))
-        return {name: value for name, value in values if name is not None}
+        found: dict[str, Any] = {}
+        if self.event is not None:
+            found[self.event] = event
+        if self.payload is not None:
+            found[self.payload] = payload
+        if self.transaction is not None:
+            found[self.transaction] = transaction
+        return found
 
 
 def handler(pattern: str, function: Callable[..., Any], *, batch: bool = False) -> Handler:

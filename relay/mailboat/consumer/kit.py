@@ -14,7 +14,8 @@ from typing import Any, Protocol, TypeVar
 from mailboat.consumer.arguments import Inbox, Kafka, PubSub, Redis
 from mailboat.consumer.dispatch import Dispatcher
 from mailboat.consumer.handlers import handler
-from mailboat.consumer.pull_source import Pace, Passing, unheard
+from mailboat.consumer.points import Passing, ignore_point
+from mailboat.consumer.pull_source import Pace
 from mailboat.consumer.settings import (
     BrokerSettings,
     ConsumerSettings,
@@ -72,7 +73,7 @@ class Consumer:
         listen: str | None = None,
         instance: str | None = None,
         pace: Pace | None = None,
-        passing: Passing = unheard,
+        passing: Passing = ignore_point,
     ) -> None:
         """``concurrency``: outbox: concurrent transactions, each with its own partition and connection (default 4);
         broker: events of different keys that are handled at the same time (default 32). ``listen``: address of /livez,
@@ -172,8 +173,8 @@ class Consumer:
 
             return BrokerRunner(
                 self.dispatcher,
-                settings.resource,
-                settings.secrets,
+                settings,
+                reread=self._settings,
                 instance=self.instance,
                 claims_instance=self._given_instance,
                 concurrency=self._concurrency,

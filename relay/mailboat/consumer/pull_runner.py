@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mailboat.consumer.dispatch import Dispatcher
-from mailboat.consumer.pull_source import Pace, Passing, PullSource, WakeUp, unheard
+from mailboat.consumer.points import Passing, ignore_point
+from mailboat.consumer.pull_source import Pace, PullSource, WakeUp
 from mailboat.consumer.session_factory import SessionFactory, libpq_url
 from mailboat.consumer.settings import ConsumerSettings
 from mailboat.consumer.status import run_with_status
@@ -36,7 +37,7 @@ class PullRunner:
         group_by: tuple[str, ...] | None = None,
         listen: str | None = None,
         pace: Pace | None = None,
-        passing: Passing = unheard,
+        passing: Passing = ignore_point,
     ) -> None:
         self.dispatcher = dispatcher
         self.name = dispatcher.name

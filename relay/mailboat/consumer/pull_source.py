@@ -10,13 +10,15 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from enum import Enum
 from random import Random
 from typing import Final
 from uuid import UUID
 
 from mailboat.consumer.dispatch import Dispatcher, NotHandled
 from mailboat.consumer.outcomes import GIVEN_BACK, refusal_for
+from mailboat.consumer.points import ConsumerPoint as ConsumerPoint
+from mailboat.consumer.points import Passing as Passing
+from mailboat.consumer.points import ignore_point
 from mailboat.consumer.received import Event
 from mailboat.consumer.transactions import Session, is_transient, sqlstate, told
 from mailboat.errors import ConfigError
@@ -29,23 +31,6 @@ _RECONNECT: Final = Backoff(initial=0.2, factor=2, ceiling=10.0, jitter=0.2)
 
 _NOT_NOW: Final = frozenset({"57014", "55P03"})
 """SQLSTATEs of a statement or lock timeout: the pull is retried."""
-
-
-class ConsumerPoint(Enum):
-    """Point in a worker's cycle. Unused in production; tests kill the process at each point."""
-
-    PULLED = "pulled"
-    HANDLED = "handled"
-    COMMITTED = "committed"
-    ROLLED_BACK = "rolled-back"
-    REFUSED = "refused"
-
-
-Passing = Callable[[ConsumerPoint], None]
-
-
-def unheard(point: ConsumerPoint) -> None:
-    """Ignore the point (default outside tests)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +67,7 @@ class PullSource:
         workers: int,
         pace: Pace | None = None,
         wake: WakeUp | None = None,
-        passing: Passing = unheard,
+        passing: Passing = ignore_point,
         random: Random | None = None,
     ) -> None:
         self._dispatcher = dispatcher

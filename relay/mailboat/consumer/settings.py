@@ -39,6 +39,8 @@ class BrokerSettings:
 
     resource: EventSubscription
     secrets: Secrets
+    manifests: tuple[Path, ...] = ()
+    """Files to follow; none if the settings are arguments."""
 
 
 class _GivenSecrets:
@@ -135,7 +137,7 @@ def from_manifests(
         )
     secrets = find_secrets(secrets_dir, os.environ)
     if resource.spec.source is not None:
-        return BrokerSettings(resource, secrets)
+        return BrokerSettings(resource, secrets, tuple(paths))
     relay = _relay_of(resource, loaded.relays)
     if url is None:
         url = database_url(relay, secrets)()

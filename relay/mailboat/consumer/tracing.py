@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -10,19 +11,40 @@ from typing import Any, Final
 from mailboat.consumer.received import Event
 
 _NOTHING: Final[AbstractContextManager[Any]] = nullcontext()
+_LOOK_EVERY: Final = 1.0
 
 
-def current_tracer() -> Any:
-    """Return OpenTelemetry's tracer, or None if no SDK is configured: spans would not be exported."""
-    api = _api()
-    if api is None or isinstance(provider := api.get_tracer_provider(), api.ProxyTracerProvider):
-        return None
-    return provider.get_tracer("mailboat.consumer")
+class _Provider:
+    """OpenTelemetry's tracer provider. Asking for it reads the environment, so a missing one is looked for once a
+    second."""
+
+    def __init__(self) -> None:
+        self._found: Any = None
+        self._look_at = float("-inf")
+
+    def find(self) -> Any:
+        """Return the provider; None if no SDK is configured: a span would not be exported."""
+        if self._found is not None or (now := time.monotonic()) < self._look_at:
+            return self._found
+        self._look_at = now + _LOOK_EVERY
+        api = _api()
+        if api is not None and not isinstance(provider := api.get_tracer_provider(), api.ProxyTracerProvider):
+            self._found = provider
+        return self._found
 
 
-def handling(tracer: Any, consumer: str, handler: str, events: Event | Sequence[Event]) -> AbstractContextManager[Any]:
-    """Return a span around a handler call, with the events' trace contexts as links. Without a tracer, nothing."""
-    if tracer is None:
+_provider: Final = _Provider()
+
+
+def is_traced() -> bool:
+    """Return whether handler calls have spans."""
+    return _provider.find() is not None
+
+
+def handling(consumer: str, handler: str, events: Event | Sequence[Event]) -> AbstractContextManager[Any]:
+    """Return a span around a handler call, with the events' trace contexts as links."""
+    provider = _provider.find()
+    if provider is None:
         return _NOTHING
     api = _api()
     batch = [events] if isinstance(events, Event) else list(events)
@@ -36,6 +58,7 @@ def handling(tracer: Any, consumer: str, handler: str, events: Event | Sequence[
     }
     if len(batch) == 1:
         attributes["messaging.message.id"] = str(batch[0].id)
+    tracer = provider.get_tracer("mailboat.consumer")
     span: AbstractContextManager[Any] = tracer.start_as_current_span(
         f"process {consumer}", kind=api.SpanKind.CONSUMER, links=links, attributes=attributes
     )

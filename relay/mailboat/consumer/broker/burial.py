@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
 from mailboat.consumer.broker.availability import Availability
-from mailboat.consumer.broker.lanes import Work
 from mailboat.consumer.broker.protocol import DeadLetter, DeadLetters, DeadLettersUnavailable
+from mailboat.consumer.broker.work import Lifecycle, Work
 
 _AT_ONCE: Final = 100
 """Dead letters written concurrently."""
@@ -23,15 +22,15 @@ _AT_ONCE: Final = 100
 class Burial:
     """Writes dead letters. ``run`` is one task of the engine."""
 
-    def __init__(self, dead_letters: DeadLetters, availability: Availability, written: Callable[[Work], None]) -> None:
+    def __init__(self, dead_letters: DeadLetters, availability: Availability, lifecycle: Lifecycle) -> None:
         self._dead_letters = dead_letters
         self._availability = availability
-        self._written = written
+        self._lifecycle = lifecycle
         self._waiting: deque[tuple[Work, DeadLetter]] = deque()
         self._wake = asyncio.Event()
 
     def add(self, work: Work, letter: DeadLetter) -> None:
-        """Queue a dead letter. ``written`` is called after it is acknowledged."""
+        """Queue a dead letter. ``Lifecycle.buried`` is called after it is acknowledged."""
         self._waiting.append((work, letter))
         self._wake.set()
 
@@ -63,5 +62,5 @@ class Burial:
             await self._dead_letters.write(letter)
         except DeadLettersUnavailable as error:
             return error
-        self._written(work)
+        self._lifecycle.buried(work)
         return None

@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from mailboat.consumer.broker.envelope import (
     TRUNCATED,
@@ -26,7 +26,7 @@ from mailboat.consumer.broker.envelope import (
 )
 from mailboat.consumer.broker.protocol import DeadLetter, DeadLettersUnavailable
 from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable, Undecided
-from mailboat.events import Outgoing
+from mailboat.events import Outgoing, verbatim
 from mailboat.sinks.protocol import Sink
 
 log = logging.getLogger(__name__)
@@ -132,9 +132,7 @@ class DeadLetterTopic:
     def _message(self, letter: DeadLetter, form: Form) -> Outgoing:
         key, event_id = letter.record.original.key, str(letter.record.event.id)
         if self._kafka:
-            # librdkafka accepts bytes and lists of pairs; relays have no need of them.
-            as_bytes: Any = Outgoing(event_id, key, form.value, list(form.headers))  # type: ignore[arg-type]
-            return as_bytes  # type: ignore[no-any-return]
+            return verbatim(event_id, key, form.value, form.headers)
         attributes = {name: value.decode(errors="backslashreplace") for name, value in form.headers}
         return Outgoing(event_id, None if key is None else key.decode(), form.value, attributes)
 

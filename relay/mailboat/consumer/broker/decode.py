@@ -23,13 +23,19 @@ from uuid import NAMESPACE_URL, UUID, SafeUUID, uuid5
 from mailboat.consumer.broker.envelope import NotADeadLetter, is_dead_letter, restored
 from mailboat.consumer.broker.protocol import Original, Record
 from mailboat.consumer.broker.structured import attributes_and_data
-from mailboat.consumer.received import Event
+from mailboat.consumer.received import Event, EventDraft
 
 LONGEST_ATTRIBUTE: Final = 4096
 """Maximum bytes of an id or a type. They are used in keys, metrics and logs."""
 
+_SHORT: Final = 256
+_MOST_TEXTS: Final = 10_000
+"""Bounds of the texts that are kept: values of other producers may all differ."""
+
 _IDS: Final = uuid5(NAMESPACE_URL, "https://mailboat.dev/ids")
 _new_uuid, _set = UUID.__new__, object.__setattr__
+_UNKNOWN_SAFETY: Final = SafeUUID.unknown  # bound once: looking up a member of an enum is slow
+_UUID_LENGTH: Final = 36
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 _JSON: Final = "application/json"
 _STRUCTURED: Final = "application/cloudevents"
@@ -62,6 +68,19 @@ class _Unreadable(Exception):
     """The message is not an event. The text says why and contains no data of the message."""
 
 
+class _Texts(dict[bytes, str]):
+    """Texts of header values that repeat, such as types: decoded once, and the same object each time."""
+
+    def __missing__(self, value: bytes) -> str:
+        text = value.decode()
+        if len(value) <= _SHORT and len(self) < _MOST_TEXTS:
+            self[value] = text
+        return text
+
+
+_texts: Final = _Texts()
+
+
 def decode(original: Original) -> Record:
     """Return the record of a message."""
     headers = dict(original.headers)
@@ -81,7 +100,8 @@ def decode(original: Original) -> Record:
 def _decoded(original: Original, headers: dict[str, bytes]) -> Record:
     # Hot path: fallbacks for other producers are looked up only if the message has no CloudEvents id.
     get = headers.get
-    names = _PUBSUB if original.partition is None else _KAFKA
+    partition = original.partition
+    names = _PUBSUB if partition is None else _KAFKA
     content_type = get("content-type")
     id_, type_, time = get(names.id), get(names.type), get(names.time)
     subject, aggregate_type, traceparent = get(names.subject), get(names.aggregatetype), get(names.traceparent)
@@ -92,7 +112,7 @@ def _decoded(original: Original, headers: dict[str, bytes]) -> Record:
         content_type = content_type or get("Content-Type") or get("contentType")
     if content_type is None:
         content_type = get(names.datacontenttype)
-    media_type = _JSON if content_type is None else content_type.decode()
+    media_type = _JSON if content_type is None else _texts[content_type]
     value = original.value
     if media_type.startswith(_STRUCTURED):
         if value:
@@ -100,27 +120,26 @@ def _decoded(original: Original, headers: dict[str, bytes]) -> Record:
         media_type = _JSON  # a tombstone has no document
     if aggregate_type is None:
         aggregate_type = get("aggregate_type")
-    if not value and original.partition is None:
+    if not value and partition is None:
         value = None  # Pub/Sub has no other tombstone
     key = original.key or get(names.partitionkey)
-    replay, replay_for = _replay(headers)
-    partition = original.partition or 0
-    event = Event(
-        id=_id(original, id_, headers, names),
-        type=_topic_name(original) if type_ is None else _bounded("type", type_),
-        key=None if key is None else _lenient(key),
-        payload=value,
-        content_type=media_type,
-        headers=_application_headers(headers, names.consumed, names.source),
-        aggregate_type=None if aggregate_type is None else aggregate_type.decode(),
-        aggregate_id=None if subject is None else subject.decode(),
-        traceparent=None if traceparent is None else traceparent.decode(),
-        created_at=_time(original, time),
-        replay=replay,
-        position=_position(original),
-        partition=partition,
+    replay, replay_for = _replay(headers) if "mailboat-replay" in headers else (False, None)
+    event: Event = EventDraft(  # type: ignore[assignment]
+        _id(original, id_, headers, names),
+        _topic_name(original) if type_ is None else _type(type_),
+        None if key is None else _lenient(key),
+        value,
+        media_type,
+        _application_headers(headers, names),
+        None if aggregate_type is None else _texts[aggregate_type],
+        None if subject is None else subject.decode(),
+        None if traceparent is None else traceparent.decode(),
+        _time(original, time),
+        replay,
+        _position(original),
+        partition or 0,
     )
-    return Record(event=event, original=original, partition=partition, replay_for=replay_for)
+    return Record(event=event, original=original, partition=partition or 0, replay_for=replay_for)
 
 
 # -- dead letters ----------------------------------------------------------------------------------------------------
@@ -190,7 +209,7 @@ def _structured(original: Original, headers: dict[str, bytes], media_type: str, 
         key=_lenient(original.key) if original.key else key,
         payload=_data(document, data, content_type),
         content_type=content_type,
-        headers=_application_headers(headers, names.consumed, names.source) | _extensions(document, source),
+        headers=_application_headers(headers, names) | _extensions(document, source),
         aggregate_type=text("aggregatetype") or _text(headers, "aggregate_type"),
         aggregate_id=text("subject"),
         traceparent=traceparent,
@@ -231,12 +250,15 @@ def _extensions(document: Mapping[str, Any], source: str | None) -> dict[str, st
 # -- parts of both ---------------------------------------------------------------------------------------------------
 
 
-def _application_headers(headers: dict[str, bytes], consumed: frozenset[str], source: str) -> dict[str, str]:
+def _application_headers(headers: dict[str, bytes], names: _Names) -> dict[str, str]:
+    others = headers.keys() - names.consumed
     found = {}
-    for name, value in headers.items():
-        if name in consumed or (name == source and value.startswith(b"mailboat/")) or name.startswith(_OWN):
+    for name in headers if others else ():
+        if name not in others or name.startswith(_OWN):
             continue
-        found[name] = _lenient(value)
+        value = headers[name]
+        if name != names.source or not value.startswith(b"mailboat/"):
+            found[name] = _lenient(value)
     return found
 
 
@@ -247,19 +269,28 @@ def _replay(headers: Mapping[str, bytes]) -> tuple[bool, str | None]:
 
 
 def _id(original: Original, own: bytes | None, headers: Mapping[str, bytes], names: _Names) -> UUID:
+    if own is not None and len(own) == _UUID_LENGTH:
+        try:
+            return _uuid(own.decode())
+        except ValueError:
+            pass
     text = own if own is not None else headers.get("eventId") or headers.get("id")
     if not text:
         text = headers.get("mailboat-replay-id", b"")
     if not text:
         return _derived_id(original)
     source = headers.get(names.source, b"").decode() if own is not None else ""
-    return _producers_id(_bounded("id", text), source)
+    return _producers_id(_within("id", text.decode()), source)
+
+
+def _type(value: bytes) -> str:
+    return _texts[value] if len(value) <= LONGEST_ATTRIBUTE else _within("type", value.decode())
 
 
 def _producers_id(text: str, source: str) -> UUID:
     """Return the id as a UUID. An id in another notation is unique per CloudEvents source."""
     try:
-        return _uuid(text) if len(text) == 36 else UUID(text)
+        return _uuid(text) if len(text) == _UUID_LENGTH else UUID(text)
     except ValueError:
         return uuid5(_IDS, f"{source}\n{text}")
 
@@ -271,7 +302,7 @@ def _uuid(text: str) -> UUID:
         raise ValueError("not a UUID")
     made = _new_uuid(UUID)
     _set(made, "int", int(digits, 16))
-    _set(made, "is_safe", SafeUUID.unknown)
+    _set(made, "is_safe", _UNKNOWN_SAFETY)
     return made
 
 
@@ -307,10 +338,6 @@ def _text(headers: Mapping[str, bytes], name: str) -> str | None:
 def _lenient(value: bytes) -> str:
     """Return keys and headers of other producers, which may be binary, as text."""
     return value.decode(errors="backslashreplace")
-
-
-def _bounded(name: str, value: bytes) -> str:
-    return _within(name, value.decode()) if len(value) > LONGEST_ATTRIBUTE else value.decode()
 
 
 def _within(name: str, text: str) -> str:

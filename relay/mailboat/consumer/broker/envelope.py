@@ -73,7 +73,7 @@ def _event(letter: DeadLetter) -> tuple[bytes, bool]:
     """Return the event as a CloudEvents document, and whether that is the original value."""
     event, value = letter.record.event, letter.record.original.value
     is_document = value is not None and value[:1] == b"{" and value != event.payload
-    embeddable = value is not None and value == value.strip() and holds_json(_MARGIN[0] + value + _MARGIN[1])
+    embeddable = value is not None and value == value.strip() and _is_one_value(value)
     if value is not None and is_document and embeddable and letter.record.cannot_decode is None:
         return value, True
     headers = dict(letter.record.original.headers)
@@ -95,6 +95,11 @@ def _event(letter: DeadLetter) -> tuple[bytes, bool]:
     if embeddable and is_json(event.content_type):
         return head + b',"data":' + value + b"}", False
     return head + b',"data_base64":"' + base64.b64encode(value) + b'"}', False
+
+
+def _is_one_value(value: bytes) -> bool:
+    """Return whether the bytes are one JSON value: nothing, or two values with a comma, would pass inside a margin."""
+    return holds_json(value) and holds_json(_MARGIN[0] + value + _MARGIN[1])
 
 
 def cause_headers(letter: DeadLetter, *, spring: bool, error: bool = True) -> Headers:

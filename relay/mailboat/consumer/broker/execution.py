@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -26,9 +26,8 @@ class PlainExecution:
     def __init__(self, threads: int) -> None:
         self._threads = HandlerThreads(threads)
 
-    async def run(self, event: Event, dispatch: Dispatch) -> bool:
-        await dispatch(event, self)
-        return True
+    def run(self, event: Event, dispatch: Dispatch) -> Coroutine[Any, Any, bool]:
+        return dispatch(event, self)
 
     def transaction(self, kind: TransactionKind) -> Any:
         raise ConfigError(
@@ -116,26 +115,36 @@ class HandlerThreads:
 
 
 class Isolated:
-    """Awaits a coroutine in a copy of the context, as a task of its own would, without the cost of a task."""
+    """A coroutine in a context of its own, as a task of its own would have, without the cost of a task.
 
-    __slots__ = ("_coroutine",)
+    ``start`` runs it until it waits or ends. Where it waits, ``await`` runs the rest.
+    """
 
-    def __init__(self, coroutine: Awaitable[Any]) -> None:
+    __slots__ = ("_coroutine", "_run", "_waits_for")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, bool]) -> None:
         self._coroutine = coroutine
+        self._run = contextvars.copy_context().run
 
-    def __await__(self) -> Generator[Any, Any, Any]:
-        steps = self._coroutine.__await__()
-        run = contextvars.copy_context().run
-        step: Callable[..., Any] = steps.send
-        argument: Any = None
+    def start(self) -> bool | None:
+        """Return the result; None if the coroutine waits."""
+        try:
+            self._waits_for = self._run(self._coroutine.send, None)
+        except StopIteration as end:
+            result: bool = end.value
+            return result
+        return None
+
+    def __await__(self) -> Generator[Any, Any, bool]:
+        run, coroutine, waits_for = self._run, self._coroutine, self._waits_for
         try:
             while True:
-                future = run(step, argument)
                 try:
-                    yield future
+                    yield waits_for
                 except BaseException as error:
-                    step, argument = steps.throw, error
+                    waits_for = run(coroutine.throw, error)
                 else:
-                    step, argument = steps.send, None
-        except StopIteration as stop:
-            return stop.value
+                    waits_for = run(coroutine.send, None)
+        except StopIteration as end:
+            result: bool = end.value
+            return result

@@ -28,12 +28,11 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from mailboat.consumer.broker.availability import Availability
 from mailboat.consumer.broker.kafka_client import client_log, describe, is_about_access
-from mailboat.consumer.broker.lanes import Entry, Progress
+from mailboat.consumer.broker.kafka_offsets import Entry, Partition
 from mailboat.consumer.broker.protocol import (
     BrokerPoint,
     Decode,
     Original,
-    PartitionState,
     PassingPoint,
     Receiver,
     Record,
@@ -54,24 +53,6 @@ _COMMIT_AFTER: Final = 1_000
 _LAG_EVERY: Final = 1.0
 _REQUEST: Final = 5.0
 """Timeout of requests that the thread waits for."""
-_UNKNOWN_OFFSET: Final = -1001
-
-
-class Partition:
-    """A partition that this process owns. A new assignment makes a new object, so late results of the old one are
-    ignored."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.progress = Progress()
-        self.closed = False
-        self.paused = False
-        self.requested: int | None = None
-        """Offset of the last commit that was sent."""
-        self.settled_then = 0
-        """``Progress.settled`` when it was sent."""
-        self.committed: int | None = None
-        self.lag: int | None = None
 
 
 class KafkaSource:
@@ -133,7 +114,7 @@ class KafkaSource:
         return SourceState(
             connected=self._connected and self._away.trouble is None,
             trouble=self._away.trouble,
-            partitions={number: _state(each) for number, each in sorted(self._partitions.items())},
+            partitions={number: each.state() for number, each in sorted(self._partitions.items())},
         )
 
     async def stop(self) -> None:
@@ -194,6 +175,8 @@ class KafkaSource:
         records: list[Record] = []
         partitions, decode, topic = self._partitions, self._decode, self._topic
         fetched = False
+        last_stamp: tuple[int, int] | None = None
+        timestamp: datetime | None = None
         for message in messages:
             if (error := message.error()) is not None:
                 self._fail(error)
@@ -210,8 +193,10 @@ class KafkaSource:
             if progress.last is not None and offset <= progress.last:
                 partition, records = self._went_back(partition, offset, records)
                 progress = partition.progress
-            kind, millis = message.timestamp()
-            timestamp = datetime.fromtimestamp(millis / 1000, UTC) if kind else None
+            stamp = message.timestamp()
+            if stamp != last_stamp:  # messages of one batch of a producer often have the same
+                last_stamp = stamp
+                timestamp = datetime.fromtimestamp(stamp[1] / 1000, UTC) if stamp[0] else None
             original = Original(
                 topic=topic,
                 partition=number,
@@ -276,23 +261,15 @@ class KafkaSource:
 
     def _commit(self, client: Consumer, now: float) -> None:
         """Commit every second or 1,000 messages, without waiting for the broker."""
-        moved = [each for each in self._partitions.values() if _is_ahead(each)]
+        moved = [each for each in self._partitions.values() if each.is_ahead]
         if not moved:
             self._committed_at = now
-        elif now >= self._committed_at + _COMMIT_EVERY or sum(map(_not_sent, moved)) >= _COMMIT_AFTER:
+        elif now >= self._committed_at + _COMMIT_EVERY or sum(each.unsent for each in moved) >= _COMMIT_AFTER:
             self._committed_at = now
             client.commit(offsets=self._positions(moved), asynchronous=True)
 
     def _positions(self, partitions: Iterable[Partition]) -> list[TopicPartition]:
-        """Return the offsets to commit, and note them as sent."""
-        positions = []
-        for each in partitions:
-            each.settled_then = each.progress.settled  # read first: the position may move in between, never back
-            position = each.progress.position
-            assert position is not None, "the position has moved"
-            each.requested = position
-            positions.append(TopicPartition(self._topic, each.number, position))
-        return positions
+        return [TopicPartition(self._topic, each.number, each.position_to_commit()) for each in partitions]
 
     def _on_commit(self, error: KafkaError | None, offsets: list[TopicPartition]) -> None:
         if error is None:
@@ -346,7 +323,7 @@ class KafkaSource:
         numbers = [each.number for each in partitions]
         draining = asyncio.run_coroutine_threadsafe(self._drain(numbers), self._loop)
         self._wait_for(draining)
-        moved = [each for each in partitions if _is_ahead(each)]
+        moved = [each for each in partitions if each.is_ahead]
         for each in partitions:
             each.closed = True
         try:
@@ -437,21 +414,3 @@ def _headers(found: Any) -> tuple[tuple[str, bytes], ...]:
         if value is None:
             return tuple((name, value or b"") for name, value in found)
     return tuple(found)
-
-
-def _is_ahead(partition: Partition) -> bool:
-    position = partition.progress.position
-    return position is not None and position != partition.requested
-
-
-def _not_sent(partition: Partition) -> int:
-    return partition.progress.settled - partition.settled_then
-
-
-def _state(partition: Partition) -> PartitionState:
-    progress = partition.progress
-    try:
-        oldest = progress.entries[0].timestamp
-    except IndexError:
-        oldest = None
-    return PartitionState(lag=partition.lag, ahead=progress.ahead, oldest=oldest, paused=partition.paused)

@@ -9,37 +9,10 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
-from datetime import datetime
 from itertools import count
-from typing import Any
 
 from mailboat.consumer.broker.protocol import Record
-
-Key = tuple[int, str]
-
-
-class Work:
-    """One record on its way through the engine."""
-
-    # Defaults are attributes of the class: an object is made for every event, and most never differ.
-    id = ""
-    """Event id as the claim store knows it; empty until the event is claimed."""
-    attempt = 0
-    redeliveries = 0
-    claimed = False
-    """True while the claim store holds a claim of this process."""
-    detached = False
-    """The partition was revoked or lost: the source is not told about the result."""
-    interrupted: str | None = None
-    """Why the engine cancelled the handler."""
-    due = 0.0
-    cause: str | None = None
-    """Why the lane is parked."""
-    first_failed: datetime | None = None
-
-    def __init__(self, record: Record, lane: Key | None) -> None:
-        self.record = record
-        self.lane = lane
+from mailboat.consumer.broker.work import Key, Work
 
 
 class Lanes:
@@ -138,65 +111,3 @@ class Lanes:
             else:
                 self._behind[lane] = None
         return forgotten
-
-
-class Entry:
-    """A received message, until it and all messages before it are settled."""
-
-    __slots__ = ("offset", "progress", "settled", "size", "timestamp")
-
-    def __init__(self, progress: Progress, offset: int, size: int, timestamp: Any) -> None:
-        self.progress = progress
-        self.offset = offset
-        self.size = size
-        self.timestamp = timestamp
-        self.settled = False
-
-
-class Progress:
-    """Offsets of one partition: what was received, what is settled, and what may be committed.
-
-    One thread calls ``receive``, another one ``settle``. Each changes its own end of the queue and its own counter,
-    and the other one only reads it.
-    """
-
-    def __init__(self) -> None:
-        self.entries: deque[Entry] = deque()
-        self.position: int | None = None
-        """Offset to commit: one past the last message before which all are settled. None before the first one."""
-        self.last: int | None = None
-        """Last offset received."""
-        self.settled = 0
-        """Messages passed by the watermark since the assignment."""
-        self._bytes_in = 0
-        self._bytes_out = 0
-
-    def receive(self, offset: int, size: int, timestamp: Any) -> Entry:
-        entry = Entry(self, offset, size, timestamp)
-        self.last = offset
-        self._bytes_in += size
-        self.entries.append(entry)
-        return entry
-
-    def settle(self, entry: Entry) -> bool:
-        """Mark a message as settled, and return whether the position moved. Offsets may have gaps (compaction,
-        transactions)."""
-        entry.settled = True
-        entries = self.entries
-        if not entries or entries[0] is not entry:
-            return False
-        while entries and entries[0].settled:
-            passed = entries.popleft()
-            self._bytes_out += passed.size
-            self.settled += 1
-            self.position = passed.offset + 1
-        return True
-
-    @property
-    def ahead(self) -> int:
-        """Messages beyond the watermark, settled ones among them."""
-        return len(self.entries)
-
-    @property
-    def bytes_ahead(self) -> int:
-        return self._bytes_in - self._bytes_out

@@ -35,9 +35,10 @@ _NO_COORDINATOR: Final = frozenset(
 class KafkaLetters:
     """All messages that a dead-letter topic has when reading begins."""
 
-    def __init__(self, client: Mapping[str, Any], topic: str, group: str) -> None:
-        """``client``: settings of librdkafka. ``group`` stores the progress."""
+    def __init__(self, client: Mapping[str, Any], topic: str, group: str, timeout: float = _TIMEOUT) -> None:
+        """``client``: settings of librdkafka. ``group`` stores the progress. ``timeout``: seconds per request."""
         self._client = client
+        self._timeout = timeout
         self.topic = topic
         self._bootstrap: str = client["bootstrap.servers"]
         self._settings: dict[str, Any] = {
@@ -54,7 +55,7 @@ class KafkaLetters:
 
     def __enter__(self) -> Self:
         """Connect. Raises SinkUnavailable if the brokers can't be reached or the topic does not exist."""
-        facts = describe_topics(self._client, (self.topic,), timeout=_TIMEOUT)[self.topic]
+        facts = describe_topics(self._client, (self.topic,), timeout=self._timeout)[self.topic]
         if isinstance(facts, SinkUnavailable):
             raise facts
         self._partitions = facts.partitions
@@ -70,8 +71,19 @@ class KafkaLetters:
     def committed(self) -> dict[int, int]:
         """Return the offset after the last replayed message, by partition."""
         places = [Place(self.topic, number) for number in range(self._partitions)]
-        found = self._coordinated(lambda: self._consumer.committed(places, timeout=_TIMEOUT))
+        found = self._coordinated(lambda: self._consumer.committed(places, timeout=self._timeout))
         return {each.partition: each.offset for each in found or () if each.offset >= 0}
+
+    def waiting(self) -> int:
+        """Return the number of messages after the progress. Gaps of transactions and compaction are counted, too."""
+        replayed, count = self.committed(), 0
+        try:
+            for number in range(self._partitions):
+                low, high = self._consumer.get_watermark_offsets(Place(self.topic, number), timeout=self._timeout)
+                count += max(0, high - max(low, replayed.get(number, 0)))
+        except KafkaException as error:
+            raise self._unavailable(error) from error
+        return count
 
     def read(self, after: Mapping[int, int] | None = None) -> Iterator[Original]:
         """Yield messages, per partition in order, from offsets ``after`` up to the present end."""
@@ -128,7 +140,7 @@ class KafkaLetters:
 
     def _coordinated(self, call: Callable[[], Any]) -> Any:
         """Return the answer of the group's coordinator. Repeats the call while the group has none."""
-        deadline = monotonic() + _TIMEOUT
+        deadline = monotonic() + self._timeout
         while True:
             try:
                 return call()

@@ -8,63 +8,51 @@ continues without the store, and the event is not remembered.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Sequence
-from enum import Enum
+from collections.abc import Sequence
 
 from mailboat.consumer.broker.availability import Availability
-from mailboat.consumer.broker.lanes import Work
 from mailboat.consumer.broker.protocol import ClaimStore, ClaimsUnavailable, Failure
-
-
-class Mark(Enum):
-    """Result of an event in the claim store."""
-
-    DONE = "done"
-    FAILED = "failed"
-    DEAD = "dead"
-    RELEASED = "released"
-
-
-Marked = Callable[[Work, Mark, bool, float], None]
-"""Called with the work, its mark, whether the claim was still ours, and the seconds until a retry (FAILED only)."""
+from mailboat.consumer.broker.work import FAILED, Lifecycle, Mark, Work
 
 
 class Marks:
     """Writes results in batches. ``run`` is one task of the engine."""
 
-    def __init__(self, claims: ClaimStore, availability: Availability, marked: Marked, *, wait: bool) -> None:
+    def __init__(self, claims: ClaimStore, availability: Availability, lifecycle: Lifecycle, *, wait: bool) -> None:
         self._claims = claims
         self._availability = availability
-        self._marked = marked
+        self._lifecycle = lifecycle
         self._wait = wait
-        self._pending: deque[tuple[Work, Mark, Failure | None]] = deque()
+        self._pending: dict[Mark, list[Work]] = {mark: [] for mark in Mark}
+        self._failures: dict[Work, Failure] = {}
+        """Those of pending FAILED."""
         self._wake = asyncio.Event()
 
     def add(self, work: Work, mark: Mark, retry_in: float = 0.0, *, counted: bool = True) -> None:
-        """Queue a result. ``Marked`` is called after it is stored."""
-        failure = Failure(work.id, retry_in, counted) if mark is Mark.FAILED else None
-        self._pending.append((work, mark, failure))
+        """Queue a result. ``Lifecycle.marked`` is called after it is stored."""
+        self._pending[mark].append(work)
+        if mark is FAILED:
+            self._failures[work] = Failure(work.id, retry_in, counted)
         self._wake.set()
 
     async def run(self) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            batch, self._pending = self._pending, deque()
-            for mark in Mark:
-                if chosen := [each for each in batch if each[1] is mark]:
-                    await self._write(mark, chosen)
+            batch, self._pending = self._pending, {mark: [] for mark in self._pending}
+            for mark, works in batch.items():
+                if works:
+                    await self._write(mark, works)
 
-    async def _write(self, mark: Mark, chosen: Sequence[tuple[Work, Mark, Failure | None]]) -> None:
-        ids = [work.id for work, _, _ in chosen]
+    async def _write(self, mark: Mark, works: Sequence[Work]) -> None:
+        ids = [work.id for work in works]
         while True:
             try:
                 match mark:
                     case Mark.DONE:
                         kept = await self._claims.done(ids)
                     case Mark.FAILED:
-                        kept = await self._claims.fail([failure for _, _, failure in chosen if failure is not None])
+                        kept = await self._claims.fail([self._failures[work] for work in works])
                     case Mark.DEAD:
                         kept = await self._claims.dead(ids)
                     case Mark.RELEASED:
@@ -78,6 +66,7 @@ class Marks:
                     kept = [True] * len(ids)
                     break
                 await asyncio.sleep(delay)
-        for (work, _, failure), ours in zip(chosen, kept, strict=True):
+        marked = self._lifecycle.marked
+        for work, ours in zip(works, kept, strict=True):
             work.claimed = False
-            self._marked(work, mark, ours, failure.retry_in if failure else 0.0)
+            marked(work, mark, self._failures.pop(work).retry_in if mark is FAILED else 0.0, ours=ours)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mailboat.consumer.broker.dead_letters import DeadLetterTopic
 from mailboat.consumer.broker.decode import decode
@@ -39,6 +39,9 @@ from mailboat_spec import (
     full_name,
 )
 from mailboat_spec.kafka_settings import CONSUMER_ONLY
+
+if TYPE_CHECKING:
+    from mailboat.consumer.broker.dead_count import WaitingLetters
 
 
 def engine_settings(resource: EventSubscription, concurrency: int | None) -> EngineSettings:
@@ -163,9 +166,12 @@ def _inbox(
 def _redis(resource: EventSubscription, store: Idempotency, secrets: Secrets, instance: str | None) -> RedisClaims:
     assert store.redis is not None, "the spec demands one of the two"
     where = f"EventSubscription {full_name(resource)}: spec.idempotency.redis"
+    reference = store.redis.ca_secret_ref
+    ca_pem = None if reference is None else _read(reference, secrets, f"{where}.caSecretRef")
     try:
         return RedisClaims(
             url_of(store.redis, secrets, where),
+            ca_pem=ca_pem,
             consumer=store.redis.consumer or f"{resource.metadata.namespace}.{resource.metadata.name}",
             prefix=store.redis.prefix,
             ttl=store.ttl.seconds,
@@ -199,6 +205,21 @@ def build_dead_letters(resource: EventSubscription, secrets: Secrets) -> DeadLet
         }
     context = SinkContext(full_name(resource), resource.spec.delivery.timeout.seconds, found)
     return DeadLetterTopic(build_sink(Sink(**sink), context), topic)
+
+
+def build_waiting_letters(resource: EventSubscription, secrets: Secrets) -> WaitingLetters | None:
+    """Build the count of dead letters on the topic; None for a broker that does not tell it."""
+    assert resource.spec.source is not None, "the resource has a source"
+    kafka, topic = resource.spec.source.kafka, resource.dead_letter_topic
+    if kafka is None or topic is None:
+        return None
+    from mailboat.consumer.broker.dead_count import WaitingLetters
+    from mailboat.consumer.broker.replay import LetterFilter
+
+    found = _secrets_of(kafka, secrets, f"EventSubscription {full_name(resource)}: spec.source")
+    given = {name: value for name, value in {**kafka.config, **found}.items() if name not in CONSUMER_ONLY}
+    client = {"client.id": "mailboat", **given, "bootstrap.servers": ",".join(kafka.bootstrap_servers)}
+    return WaitingLetters(client, topic, LetterFilter().group(resource.group))
 
 
 def url_of(connection: Connection, secrets: Secrets, where: str) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from enum import Enum
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from mailboat.consumer.dispatch import Scope
 from mailboat.consumer.outcomes import Refusal
+from mailboat.consumer.points import BrokerPoint as BrokerPoint
+from mailboat.consumer.points import PassingPoint as PassingPoint
+from mailboat.consumer.points import ignore_point as ignore_point
 from mailboat.consumer.received import Event
 from mailboat.errors import MailboatError
 
@@ -55,27 +57,6 @@ class Record:
 
 Decode = Callable[[Original], Record]
 """A broker's message as a record (``decode`` module). Never fails: see ``Record.cannot_decode``."""
-
-
-class BrokerPoint(Enum):
-    """Point in the life of a record. Unused in production; tests kill the process at each point."""
-
-    RECEIVED = "received"
-    CLAIMED = "claimed"
-    HANDLED = "handled"
-    """The handlers returned or failed; nothing is marked yet."""
-    MARKED_DONE = "marked-done"
-    DEAD_LETTER_WRITTEN = "dead-letter-written"
-    MARKED_DEAD = "marked-dead"
-    COMMITTED = "committed"
-    """The source committed or acknowledged settled records. Passed by the source."""
-
-
-PassingPoint = Callable[[BrokerPoint], None]
-
-
-def ignore_point(point: BrokerPoint) -> None:
-    """Ignore the point (default outside tests)."""
 
 
 # -- sources ---------------------------------------------------------------------------------------------------------
@@ -176,8 +157,7 @@ class ClaimsUnavailable(MailboatError):
     """The claim store can't be reached, or refuses to write. No attempt is counted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):  # a tuple, since one is made for every event
     """An event that the engine wants to start. ``replay`` reopens the claim of a dead letter."""
 
     event_id: str
@@ -218,13 +198,14 @@ class ClaimStore(Protocol):
     async def close(self) -> None: ...
 
 
-Dispatch = Callable[[Event, Scope], Awaitable[None]]
+Dispatch = Callable[[Event, Scope], Coroutine[Any, Any, bool]]
+"""``Dispatcher.handle_one``: runs the handlers of an event and returns True."""
 
 
 class Execution(Protocol):
     """Runs the handlers of one event: without a transaction, or inside the transaction of the inbox."""
 
-    async def run(self, event: Event, dispatch: Dispatch) -> bool:
+    def run(self, event: Event, dispatch: Dispatch) -> Coroutine[Any, Any, bool]:
         """Run ``dispatch(event, scope)`` and return True; return False if the inbox knows the event: it is done."""
 
     async def close(self) -> None: ...

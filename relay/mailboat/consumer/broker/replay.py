@@ -12,14 +12,14 @@ import hashlib
 import re
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from mailboat.consumer.broker.decode import decode
 from mailboat.consumer.broker.envelope import NotADeadLetter, Restored, restored
 from mailboat.consumer.broker.protocol import Original
 from mailboat.consumer.received import Event
-from mailboat.events import Outgoing
+from mailboat.events import Outgoing, verbatim
+from mailboat.outbox.interventions import Match
 from mailboat.sinks.protocol import Sink
 
 MAX_REPLAYS: Final = 10
@@ -27,6 +27,7 @@ MAX_REPLAYS: Final = 10
 _COUNT: Final = "mailboat-replay-count"
 _REPLAY_HEADERS: Final = frozenset({"mailboat-replay", "mailboat-replay-for", "mailboat-replay-id", _COUNT})
 _BATCH: Final = 100
+_ANY: Final = Match("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,33 +68,29 @@ class Letter:
 
 @dataclass(frozen=True, slots=True)
 class LetterFilter:
-    """Selection of dead letters. Fields that are None do not restrict it."""
+    """Selection of dead letters on a topic: as of dead letters in a database (``wanted``), or by ``place``."""
 
+    wanted: Match = _ANY
+    """Its outbox, subscription and number do not count."""
     place: str | None = None
-    event_id: str | None = None
-    key: str | None = None
-    type: str | None = None
-    """A pattern for SQL's LIKE, as for dead letters in a database."""
-    since: datetime | None = None
-    until: datetime | None = None
-    error: str | None = None
-    """A part of the reason or of the error, case-insensitive."""
+    """Partition and offset, or the message id, as ``Letter.place``."""
 
     def accepts(self, letter: Letter) -> bool:
-        died = letter.content.failed_at
+        died, wanted = letter.content.failed_at, self.wanted
+        told = f"{letter.content.reason} {letter.content.error}".lower()
         return (
             (self.place is None or letter.place == self.place)
-            and (self.event_id is None or str(letter.event.id) == self.event_id)
-            and (self.key is None or letter.event.key == self.key)
-            and (self.type is None or _like(self.type).fullmatch(letter.event.type) is not None)
-            and (self.since is None or (died is not None and died >= self.since))
-            and (self.until is None or (died is not None and died < self.until))
-            and (self.error is None or self.error.lower() in f"{letter.content.reason} {letter.content.error}".lower())
+            and (wanted.event_id is None or str(letter.event.id) == wanted.event_id)
+            and (wanted.key is None or letter.event.key == wanted.key)
+            and (wanted.type is None or _like(wanted.type).fullmatch(letter.event.type) is not None)
+            and (wanted.since is None or (died is not None and died >= wanted.since))
+            and (wanted.until is None or (died is not None and died < wanted.until))
+            and (wanted.error is None or wanted.error.lower() in told)
         )
 
     @property
     def narrows(self) -> bool:
-        return self != LetterFilter()
+        return self.place is not None or self.wanted.narrows
 
     def group(self, consumers_group: str) -> str:
         """Return the consumer group that stores the progress of replays with this filter."""
@@ -121,9 +118,7 @@ def replay_message(letter: Letter, consumer: str) -> Outgoing:
         attributes = {name: value.decode(errors="backslashreplace") for name, value in headers}
         key = None if original.key is None else original.key.decode()
         return Outgoing(str(letter.event.id), key, original.value, attributes)
-    # librdkafka accepts bytes and lists of pairs; relays have no need of them.
-    message: Any = Outgoing(str(letter.event.id), original.key, original.value, headers)  # type: ignore[arg-type]
-    return message  # type: ignore[no-any-return]
+    return verbatim(str(letter.event.id), original.key, original.value, headers)
 
 
 @dataclass(slots=True)

@@ -12,8 +12,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from typing import Final
+
+from mailboat.consumer.broker.workers import Workers
 
 log = logging.getLogger(__name__)
 
@@ -23,10 +24,9 @@ _BEAT: Final = 0.25
 class Watchdog:
     """A thread that expects a beat of the event loop. Logs once per blockage, and again when it is over."""
 
-    def __init__(self, consumer: str, describe: Callable[[], str], *, patience: float = 2.0) -> None:
-        """``describe`` returns the handler that runs in the event loop; called from the watchdog's thread."""
+    def __init__(self, consumer: str, workers: Workers, *, patience: float = 2.0) -> None:
         self._consumer = consumer
-        self._describe = describe
+        self._workers = workers
         self._patience = patience
         self._beat = time.monotonic()
         self._ended = threading.Event()
@@ -54,7 +54,7 @@ class Watchdog:
                     log.info("Event loop runs again", extra={"consumer": self._consumer})
                 self.blocked = None
             elif self.blocked is None:
-                self.blocked = self._describe()
+                self.blocked = self._workers.current_handler()
                 frame = sys._current_frames().get(loop_thread)
                 place = "" if frame is None else "".join(traceback.format_stack(frame)[-3:]).rstrip()
                 log.warning(

@@ -10,60 +10,70 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol
+from typing import Final
 
 from mailboat.consumer.broker.execution import Isolated, StillRunning
-from mailboat.consumer.broker.lanes import Work
 from mailboat.consumer.broker.protocol import TIMED_OUT, ClaimsUnavailable, Execution
+from mailboat.consumer.broker.work import FOREVER, REVOKED, Lifecycle, Work
 from mailboat.consumer.dispatch import Dispatcher, NotHandled
 from mailboat.consumer.outcomes import GIVEN_BACK, Refusal, refusal_for
 from mailboat.consumer.received import Event
 
 log = logging.getLogger(__name__)
 
-REVOKED: Final = "revoked"
-"""``Work.interrupted`` if the partition was revoked."""
-_FOREVER: Final = float("inf")
 _SLICE: Final = 0.005
 """Seconds that a worker runs handlers that do not wait before it lets other tasks run."""
-
-
-class Board(Protocol):
-    """The engine, as its workers see it."""
-
-    def next_work(self) -> Work | None: ...
-
-    def refusal_before(self, work: Work) -> Refusal | None:
-        """Return why the event is not handled at all; None if it is."""
-
-    def finished(self, work: Work, refusal: Refusal | None, cause: BaseException | None, *, known: bool) -> None:
-        """``refusal`` is None if the handlers succeeded. ``known``: the inbox has the event, no handler ran."""
 
 
 @dataclass(slots=True, eq=False)
 class _Worker:
     task: asyncio.Task[None] | None = None
     work: Work | None = None
-    deadline: float = _FOREVER
+    deadline: float = FOREVER
     woken: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class IdleWorkers:
+    """Workers that wait for an event. A worker that starts wakes the next one, which waits again if there is none."""
+
+    def __init__(self) -> None:
+        self._idle: deque[asyncio.Event] = deque()
+        self._waking = False
+
+    def wake(self) -> None:
+        """Wake one worker, unless one is on its way."""
+        if self._idle and not self._waking:
+            self._waking = True
+            self._idle.popleft().set()
+
+    async def wait(self, woken: asyncio.Event) -> None:
+        woken.clear()
+        self._idle.append(woken)
+        await woken.wait()
+        self._waking = False
 
 
 class Workers:
     """All workers of one engine."""
 
     def __init__(
-        self, board: Board, dispatcher: Dispatcher, execution: Execution, *, count: int, timeout: float | None
+        self,
+        idle: IdleWorkers,
+        lifecycle: Lifecycle,
+        dispatcher: Dispatcher,
+        execution: Execution,
+        *,
+        count: int,
+        timeout: float | None,
     ) -> None:
-        self._board = board
+        self._idle = idle
+        self._lifecycle = lifecycle
         self._dispatcher = dispatcher
         self._execution = execution
         self._timeout = timeout
         self._timer: asyncio.TimerHandle | None = None
         self._workers = [_Worker() for _ in range(count)]
-        self._idle: deque[_Worker] = deque()
-        self._waking = False
         self.running: dict[Work, _Worker] = {}
         """Handlers that run."""
 
@@ -80,12 +90,6 @@ class Workers:
         if self._timer is not None:
             self._timer.cancel()
 
-    def wake(self) -> None:
-        """Wake one idle worker. It wakes the next one if there is more work."""
-        if self._idle and not self._waking:
-            self._waking = True
-            self._idle.popleft().woken.set()
-
     def interrupt(self, work: Work, why: str) -> None:
         """Cancel the handler of an event that is running."""
         worker = self.running[work]
@@ -94,65 +98,71 @@ class Workers:
             worker.task.cancel()
 
     async def _work(self, worker: _Worker) -> None:
-        clock, next_work = self._loop.time, self._board.next_work
+        clock, lifecycle = self._loop.time, self._lifecycle
+        run, dispatch = self._execution.run, self._dispatcher.handle_one
         slice_end = clock() + _SLICE
         while True:
-            work = next_work()
+            work = lifecycle.next_work()
             if work is None:
-                worker.woken.clear()
-                self._idle.append(worker)
-                await worker.woken.wait()
-                self._waking = False
+                await self._idle.wait(worker.woken)
                 slice_end = clock() + _SLICE
                 continue
-            if not self._waking:
-                self.wake()
-            if (refusal := self._board.refusal_before(work)) is not None:
-                self._board.finished(work, refusal, None, known=False)
-            else:
-                await self._handle(work, worker)
+            refusal = lifecycle.refusal_before(work)
+            cause: BaseException | None = None
+            handled: bool | None = False
+            if refusal is None:
+                event = work.record.event
+                if work.attempt != 1 or work.redeliveries:
+                    event = replace(event, attempt=work.attempt, redeliveries=work.redeliveries)
+                worker.work = work
+                handlers = Isolated(run(event, dispatch))
+                try:
+                    handled = handlers.start()
+                    if handled is None:
+                        handled = await self._wait_for(handlers, work, worker)
+                except BaseException as error:
+                    refusal, cause = self._refusal_for(error, work)
+                finally:
+                    worker.work = None
+                if work.interrupted is not None and worker.task is not None:
+                    worker.task.uncancel()
+                    if work.interrupted == TIMED_OUT:
+                        work.interrupted = None
+            lifecycle.finished(work, refusal, cause, known=not handled)
             if clock() > slice_end:
                 await asyncio.sleep(0)
                 slice_end = clock() + _SLICE
 
-    async def _handle(self, work: Work, worker: _Worker) -> None:
-        event = work.record.event
-        if work.attempt != 1 or work.redeliveries:
-            event = replace(event, attempt=work.attempt, redeliveries=work.redeliveries)
+    async def _wait_for(self, handlers: Isolated, work: Work, worker: _Worker) -> bool:
+        """Run the rest of handlers that wait for something. Another worker goes on meanwhile."""
         self.running[work] = worker
-        worker.work = work
         if self._timeout is not None:
             worker.deadline = self._loop.time() + self._timeout
             if self._timer is None:
                 self._timer = self._loop.call_at(worker.deadline, self._interrupt_late)
-        handled = False
-        refusal: Refusal | None = None
-        cause: BaseException | None = None
+        self._idle.wake()
         try:
-            handled = await Isolated(self._execution.run(event, self._dispatch))
-        except NotHandled as failure:
-            refusal, cause = failure.refusal, failure.__cause__
-        except ClaimsUnavailable as error:
-            refusal, cause = GIVEN_BACK, error
-        except StillRunning:
-            raise  # the process ends; the claim expires with its lease
-        except asyncio.CancelledError:
-            if work.interrupted is None:
-                raise
-            refusal = GIVEN_BACK if work.interrupted == REVOKED else self._timed_out()
-        except Exception as error:
-            refusal, cause = refusal_for(error), error
+            return await handlers
         finally:
             del self.running[work]
-            worker.work = None
-        if work.interrupted is not None and worker.task is not None:
-            worker.task.uncancel()
-            if work.interrupted == TIMED_OUT:
-                work.interrupted = None
-        self._board.finished(work, refusal, cause, known=not handled)
 
-    def _dispatch(self, event: Event, scope: Any) -> Awaitable[None]:
-        return self._dispatcher.handle_one(event, scope)
+    def _refusal_for(self, error: BaseException, work: Work) -> tuple[Refusal, BaseException | None]:
+        """Return the consequence of an error for the event, and its cause. Raises it again if the worker ends."""
+        match error:
+            case NotHandled():
+                return error.refusal, error.__cause__
+            case ClaimsUnavailable():
+                return GIVEN_BACK, error
+            case StillRunning():
+                raise error  # the process ends; the claim expires with its lease
+            case asyncio.CancelledError():
+                if work.interrupted is None:
+                    raise error
+                return (GIVEN_BACK if work.interrupted == REVOKED else self._timed_out()), None
+            case Exception():
+                return refusal_for(error), error
+            case _:
+                raise error
 
     def _timed_out(self) -> Refusal:
         return Refusal(TIMED_OUT, f"the handler took longer than {self._timeout:g} s")

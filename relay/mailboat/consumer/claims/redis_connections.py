@@ -99,12 +99,22 @@ def _credentials(parts: SplitResult) -> dict[str, str]:
     return {name: unquote(value) for name, value in named if value}
 
 
+def check_certificates(ca_pem: str, *, tls: bool) -> None:
+    """Raise ConfigError if the text has no certificates, or if the URL has no use for them."""
+    if not tls:
+        raise ConfigError("there are CA certificates, and the URL of Redis does not use TLS: begin it with rediss")
+    try:
+        ssl.create_default_context(cadata=ca_pem)
+    except (ssl.SSLError, ValueError):
+        raise ConfigError("the CA of Redis has no certificates in PEM (-----BEGIN CERTIFICATE-----)") from None
+
+
 @dataclass(frozen=True, slots=True)
 class RedisConnections:
     """Makes clients for one address."""
 
     address: RedisAddress
-    ca_file: str | None = None
+    ca_pem: str | None = None
     """CA certificates in PEM; None uses those of the system."""
     timeout: float = 5.0
 
@@ -147,7 +157,7 @@ class RedisConnections:
     def _tls(self) -> dict[str, Any]:
         if not self.address.tls:
             return {}
-        return {"ssl": True, "ssl_ca_certs": self.ca_file, "ssl_min_version": ssl.TLSVersion.TLSv1_2}
+        return {"ssl": True, "ssl_ca_data": self.ca_pem, "ssl_min_version": ssl.TLSVersion.TLSv1_2}
 
 
 def clients_of(client: Any) -> list[Any]:

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from mailboat.consumer.broker.protocol import Answer, Busy, Claim, Claimed, ClaimsUnavailable, Failure, Finished
 from mailboat.consumer.claims.owner import DEFAULT_LEASE, DEFAULT_TTL, owner_of
-from mailboat.consumer.claims.redis_connections import RedisConnections, clients_of, parse_address
+from mailboat.consumer.claims.redis_connections import RedisConnections, check_certificates, clients_of, parse_address
 from mailboat.consumer.claims.redis_health import Facts, Marker, Problem, forecast, problems, read_facts
 from mailboat.consumer.claims.renewal import Renewal
 from mailboat.consumer.claims.scripts import ERRORS, Answers, Call, Replication, arun, run, unavailable
@@ -34,13 +34,14 @@ from mailboat.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-_FIRST: Final = Claimed(1)
+_NEW: Final = "m1:0"
+_FIRST: Final[Answer] = Claimed(1)
 _MOST_UNSETTLED: Final = 100_000
 
 
 def answer_of(text: str) -> Answer:
     """Return what an answer of ``claim.lua`` means."""
-    if text == "m1:0":
+    if text == _NEW:
         return _FIRST
     if text[0] == "m":
         attempt, _, deaths = text[1:].partition(":")
@@ -63,20 +64,23 @@ class RedisClaims:
         lease: float = DEFAULT_LEASE,
         instance: str | None = None,
         life: str | None = None,
-        ca_file: str | None = None,
+        ca_pem: str | None = None,
         timeout: float = 5.0,
         replicas: int = 0,
         check_every: float = 60.0,
     ) -> None:
-        """``instance``: name that a restarted container keeps and no other process has, such as the pod's name; None
-        for a unique one. ``replicas``: wait up to 100 ms for so many replicas after each call."""
+        """``ca_pem``: CA certificates; None for those of the system. ``instance``: name that a restarted container has
+        again and no other process has, such as the pod's name; None for a unique one. ``replicas``: wait up to 100 ms
+        for so many replicas after each call."""
         if not prefix or not consumer or lease <= 0 or ttl < lease:
             raise ConfigError("claims need a prefix, a consumer, and a ttl that is longer than the lease")
         address = parse_address(url)
+        if ca_pem is not None:
+            check_certificates(ca_pem, tls=address.tls)
         if replicas and address.is_cluster:
             raise ConfigError("replicas can't be waited for on a cluster: set min-replicas-to-write on its nodes")
         self.owner = owner_of(instance, life)
-        self._connections = RedisConnections(address, ca_file, timeout)
+        self._connections = RedisConnections(address, ca_pem, timeout)
         self._cluster = address.is_cluster
         self._replication = Replication(replicas)
         self._prefix = f"{prefix}:{consumer}:"
@@ -114,16 +118,16 @@ class RedisClaims:
             await client.aclose()
 
     async def claim(self, claims: Sequence[Claim]) -> list[Answer]:
-        wanted = [claim for claim in claims if not self._renewal.holds(claim.event_id)]
-        replays = [("1" if claim.replay else "0",) for claim in wanted]
-        call = self._call(
-            "claim",
-            [claim.event_id for claim in wanted],
-            (self._lease_ms, self._ttl),
-            replays if ("1",) in replays else (),
-        )
-        found = {claim.event_id: answer_of(text) for claim, text in zip(wanted, await self._run(call), strict=True)}
-        self._renewal.hold([event_id for event_id, answer in found.items() if isinstance(answer, Claimed)])
+        ours = self._renewal.among([claim.event_id for claim in claims])
+        wanted = [claim for claim in claims if claim.event_id not in ours] if ours else claims
+        event_ids = [claim.event_id for claim in wanted]
+        replays = [("1" if claim.replay else "0",) for claim in wanted] if any(each.replay for each in wanted) else ()
+        texts = await self._run(self._call("claim", event_ids, (self._lease_ms, self._ttl), replays))
+        answers = [_FIRST if text == _NEW else answer_of(text) for text in texts]
+        self._renewal.hold([id_ for id_, found in zip(event_ids, answers, strict=True) if isinstance(found, Claimed)])
+        if not ours:
+            return answers
+        found = dict(zip(event_ids, answers, strict=True))
         return [found.get(claim.event_id, Busy(self._lease / 3)) for claim in claims]
 
     async def done(self, event_ids: Sequence[str]) -> list[bool]:
@@ -146,7 +150,7 @@ class RedisClaims:
     async def _settle(self, event_ids: Sequence[str], call: Call) -> list[bool]:
         """Write results. If that fails, the caller may repeat it: the scripts recognise results of the first call."""
         self._renewal.drop(event_ids)
-        repeated = any(event_id in self._unsettled for event_id in event_ids)
+        repeated = bool(self._unsettled) and any(event_id in self._unsettled for event_id in event_ids)
         try:
             answers = await self._run(replace(call, repeated=repeated))
         except ClaimsUnavailable:
@@ -166,7 +170,8 @@ class RedisClaims:
         common: tuple[str | int, ...],
         each: Sequence[tuple[str | int, ...]] = (),
     ) -> Call:
-        return Call(name, [self._prefix + event_id for event_id in event_ids], self.owner, common, each)
+        # Bytes: redis-py passes them on, and looks for the type of everything else.
+        return Call(name, [(self._prefix + event_id).encode() for event_id in event_ids], self.owner, common, each)
 
     async def _run(self, call: Call) -> Answers:
         if not call.keys:

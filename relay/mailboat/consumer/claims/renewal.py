@@ -64,6 +64,11 @@ class Renewal:
     def holds(self, event_id: str) -> bool:
         return event_id in self._held
 
+    def among(self, event_ids: Sequence[str]) -> set[str]:
+        """Return those of the ids that are held."""
+        with self._lock:
+            return self._held.keys() & event_ids
+
     def held(self) -> list[str]:
         with self._lock:
             return list(self._held)

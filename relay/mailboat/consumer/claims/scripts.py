@@ -50,16 +50,16 @@ class Call:
     """One call of a script: arguments for all keys, then arguments for each key."""
 
     name: str
-    keys: Sequence[str]
+    keys: Sequence[str | bytes]
     owner: str
     common: tuple[str | int, ...]
     each: Sequence[tuple[str | int, ...]] = ()
     repeated: bool = False
 
-    def commands(self, most_keys: int) -> list[list[str | int]]:
+    def commands(self, most_keys: int) -> list[list[str | bytes | int]]:
         """Return EVALSHA commands of at most so many keys."""
         _, sha = script(self.name)
-        found: list[list[str | int]] = []
+        found: list[list[str | bytes | int]] = []
         for first in range(0, len(self.keys), most_keys):
             keys = self.keys[first : first + most_keys]
             each = [value for values in self.each[first : first + most_keys] for value in values]
@@ -134,7 +134,7 @@ def _kind(cluster: bool) -> dict[str, bool]:
     return {} if cluster else {"transaction": False}
 
 
-def _commands(call: Call, cluster: bool, replication: Replication) -> list[list[str | int]]:
+def _commands(call: Call, cluster: bool, replication: Replication) -> list[list[str | bytes | int]]:
     commands = call.commands(1 if cluster else MOST_KEYS)
     if replication.replicas:
         commands.append(["WAIT", replication.replicas, int(replication.within * 1000)])

@@ -1,0 +1,190 @@
+"""Claims of events that are about to start: all ready heads for which a worker is free, in one call.
+
+Claims are made just in time, since an event that is claimed and not started makes every successor wait for the lease.
+Handlers that wait for nothing are over in microseconds: then a call claims more events than there are workers, as many
+as start within a few milliseconds.
+
+An event whose consumers died gets its last attempt alone (the *suspect*): no other handler runs and no other event is
+claimed meanwhile. If the process dies again, that event is the cause, and not one that was handled beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Final
+
+from mailboat.consumer.broker.engine_state import EngineSettings
+from mailboat.consumer.broker.in_flight import InFlight
+from mailboat.consumer.broker.lifecycle import EventLifecycle
+from mailboat.consumer.broker.protocol import (
+    CONSUMER_DIED,
+    Answer,
+    Claim,
+    Claimed,
+    ClaimStore,
+    ClaimsUnavailable,
+    Finished,
+    Source,
+)
+from mailboat.consumer.broker.work import FAILED, Work
+from mailboat.consumer.broker.workers import Workers
+
+log = logging.getLogger(__name__)
+
+_SAME_EVENT: Final = 0.1
+"""Seconds until a second copy of an event that this process handles right now is looked at again."""
+_SOON: Final = 0.01
+"""Seconds within which claimed events are to start."""
+_MOST_AT_ONCE: Final = 256
+"""Claims per call, if there are not more workers. All of them wait for the lease if the process dies."""
+_NEXT_SUSPECT: Final = 0.02
+"""Seconds until another event whose consumers died is claimed."""
+
+
+class Claimer:
+    """Claims events and hands them to the workers. ``run`` is one task of the engine."""
+
+    def __init__(
+        self,
+        claims: ClaimStore,
+        in_flight: InFlight,
+        lifecycle: EventLifecycle,
+        workers: Workers,
+        source: Source,
+        settings: EngineSettings,
+    ) -> None:
+        self._claims = claims
+        self._in_flight = in_flight
+        self._lifecycle = lifecycle
+        self._workers = workers
+        self._source = source
+        self._settings = settings
+        self._at_once = settings.concurrency
+        """Events that may be claimed or handled at the same time."""
+        self._answered_at = 0.0
+
+    async def run(self) -> None:
+        in_flight, away = self._in_flight, self._lifecycle.claims_away
+        while True:
+            self._start_suspect()
+            works = self._next_heads()
+            if not works:
+                in_flight.claim_wake.clear()
+                await in_flight.claim_wake.wait()
+                continue
+            in_flight.claiming.update(works)
+            try:
+                answers = await self._claims.claim([Claim(work.id, work.record.event.replay) for work in works])
+                away.succeeded()
+            except ClaimsUnavailable as error:
+                await self._without_claims(works, away.failed(str(error)))
+                continue
+            finally:
+                in_flight.claiming.difference_update(works)
+            for work, answer in zip(works, answers, strict=True):
+                self._answered(work, answer)
+            self._answered_at = time.monotonic()
+            in_flight.wake_worker()
+            await asyncio.sleep(0)
+
+    def _next_heads(self) -> list[Work]:
+        """Take ready heads, as many as workers are free. Records for other consumers are settled, second copies
+        parked."""
+        in_flight = self._in_flight
+        if in_flight.stopped or in_flight.ending or in_flight.suspect is not None:
+            return []
+        limit = self._limit() - len(self._workers.running) - len(in_flight.claimed)
+        works: list[Work] = []
+        while len(works) < limit and in_flight.lanes.ready:
+            work = in_flight.lanes.ready.popleft()
+            if self._lifecycle.is_foreign(work):
+                continue
+            work.id = work.id or str(work.record.event.id)
+            if work.id in in_flight.ids:
+                in_flight.park(work, _SAME_EVENT, "SameEvent")
+                continue
+            in_flight.ids.add(work.id)
+            in_flight.held.add(work)
+            works.append(work)
+        return works
+
+    def _limit(self) -> int:
+        """Return how many events may be claimed or handled at the same time: as many as there are workers; more if
+        handlers do not wait and the last claims started soon."""
+        workers = self._settings.concurrency
+        if self._workers.running:
+            self._at_once = workers
+        elif not self._in_flight.claimed:
+            soon = time.monotonic() - self._answered_at < _SOON
+            most = max(workers, _MOST_AT_ONCE)
+            self._at_once = min(2 * self._at_once, most) if soon else max(self._at_once // 2, workers)
+        return self._at_once
+
+    async def _without_claims(self, works: list[Work], delay: float) -> None:
+        """The store is unavailable: let the lanes stand, or handle the events without it."""
+        in_flight = self._in_flight
+        standing = []
+        for work in works:
+            if work.interrupted is not None:
+                self._forget(work)
+            elif self._settings.handle_unclaimed:
+                work.attempt += 1
+                self._lifecycle.counts.unclaimed += 1
+                in_flight.claimed.append(work)
+            else:
+                in_flight.let_go(work)
+                standing.append(work)
+        if self._settings.handle_unclaimed:
+            in_flight.wake_worker()
+            return
+        in_flight.lanes.put_back(standing)
+        await asyncio.sleep(delay)
+
+    def _answered(self, work: Work, answer: Answer) -> None:
+        if isinstance(answer, Claimed):
+            self._claimed(work, answer.attempt, answer.redeliveries)
+        elif isinstance(answer, Finished):
+            self._lifecycle.counts.duplicates += 1
+            self._lifecycle.settle(work)
+        elif work.interrupted is not None:
+            self._forget(work)
+        else:
+            self._in_flight.let_go(work)
+            self._in_flight.park(work, answer.seconds, "ClaimedByAnother" if work.cause is None else work.cause)
+
+    def _claimed(self, work: Work, attempt: int, redeliveries: int) -> None:
+        in_flight = self._in_flight
+        work.claimed = True
+        work.attempt, work.redeliveries = attempt, redeliveries
+        self._lifecycle.counts.takeovers += redeliveries > 0
+        if work.interrupted is not None or in_flight.stopped:
+            self._lifecycle.give_back(work)
+        elif not redeliveries or attempt != self._settings.max_attempts:
+            in_flight.claimed.append(work)
+        elif in_flight.suspect is None:
+            in_flight.suspect, in_flight.suspect_started = work, False
+        else:
+            work.attempt -= 1
+            work.cause = CONSUMER_DIED
+            self._lifecycle.mark(work, FAILED, _NEXT_SUSPECT, counted=False)
+
+    def _forget(self, work: Work) -> None:
+        """The partition was revoked while the claim was asked for, and there is none to release."""
+        self._in_flight.let_go(work)
+        self._source.give_back(work.record)
+        self._in_flight.lanes.finish(work)
+
+    def _start_suspect(self) -> None:
+        """Handle the suspect as soon as nothing else is in hand."""
+        in_flight, suspect = self._in_flight, self._in_flight.suspect
+        if suspect is None or in_flight.suspect_started:
+            return
+        if in_flight.held == in_flight.burying | {suspect}:
+            log.warning(
+                "Event handled alone, since its consumers died", extra=suspect.log_fields(self._settings.consumer)
+            )
+            in_flight.suspect_started = True
+            in_flight.claimed.append(suspect)
+            in_flight.wake_worker()

@@ -1,0 +1,89 @@
+"""An event on its way through the engine, and the protocol between its life cycle and the tasks that move it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import Enum
+from typing import Any, Final, Protocol
+
+from mailboat.consumer.broker.protocol import Record
+from mailboat.consumer.outcomes import Refusal
+
+Key = tuple[int, str]
+"""Partition and key of a lane."""
+
+REVOKED: Final = "revoked"
+"""``Work.interrupted`` if the partition was revoked."""
+FOREVER: Final = float("inf")
+
+
+class Work:
+    """One record on its way through the engine."""
+
+    # Defaults are attributes of the class: an object is made for every event, and most never differ.
+    id = ""
+    """Event id as the claim store knows it; empty until the event is claimed."""
+    attempt = 0
+    redeliveries = 0
+    claimed = False
+    """True while the claim store holds a claim of this process."""
+    detached = False
+    """The partition was revoked or lost: the source is not told about the result."""
+    interrupted: str | None = None
+    """Why the engine cancelled the handler."""
+    due = 0.0
+    cause: str | None = None
+    """Why the lane is parked."""
+    first_failed: datetime | None = None
+
+    def __init__(self, record: Record, lane: Key | None) -> None:
+        self.record = record
+        self.lane = lane
+
+    def log_fields(self, consumer: str) -> dict[str, Any]:
+        """Return what a log record about the event has as fields."""
+        event = self.record.event
+        return {
+            "consumer": consumer,
+            "event": str(event.id),
+            "type": event.type,
+            "attempt": self.attempt,
+            "partition": self.record.partition,
+            "offset": self.record.original.offset,
+        }
+
+
+class Mark(Enum):
+    """Result of an event in the claim store."""
+
+    DONE = "done"
+    FAILED = "failed"
+    DEAD = "dead"
+    RELEASED = "released"
+
+
+# Bound once: in Python 3.11, looking up a member of an enum is a call.
+DONE: Final = Mark.DONE
+FAILED: Final = Mark.FAILED
+DEAD: Final = Mark.DEAD
+RELEASED: Final = Mark.RELEASED
+
+
+class Lifecycle(Protocol):
+    """The life cycle of events, as workers, marks and burial see it. All methods run in the event loop."""
+
+    def next_work(self) -> Work | None:
+        """Return an event to handle; None if there is none, or if the engine starts no more."""
+
+    def refusal_before(self, work: Work) -> Refusal | None:
+        """Return why the event is not handled at all; None if it is."""
+
+    def finished(self, work: Work, refusal: Refusal | None, cause: BaseException | None, *, known: bool) -> None:
+        """``refusal`` is None if the handlers succeeded. ``known``: the inbox has the event, no handler ran."""
+
+    def marked(self, work: Work, mark: Mark, retry_in: float, *, ours: bool) -> None:
+        """The result is in the claim store. ``ours`` is False if the claim was lost before. ``retry_in``: seconds
+        until the next attempt, after FAILED."""
+
+    def buried(self, work: Work) -> None:
+        """The dead letter is acknowledged."""
