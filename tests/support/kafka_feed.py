@@ -26,16 +26,22 @@ class Feed:
         """Send one event per key; events of a key are numbered from 1. ``partition=`` chooses a partition."""
         for key in keys:
             number = self._numbers[key] = self._numbers.get(key, 0) + 1
-            headers: dict[str, str | bytes | None]
-            headers = {"ce_id": str(uuid4()), "ce_type": event_type, "ce_specversion": "1.0"}
             body = value or json.dumps({"key": key, "number": number}).encode()
-            while True:
-                try:
-                    self._producer.produce(self.topic, body, key.encode(), headers=headers, **where)
-                    break
-                except BufferError:
-                    self._producer.poll(0.1)
+            self.produce(key, body, event_type=event_type, **where)
             self.sent.append((key, number))
+        self.flush()
+
+    def produce(self, key: str, value: bytes, *, event_type: str = "x", **where: Any) -> None:
+        """Produce one event without waiting for the broker, and without a number."""
+        headers: dict[str, str | bytes | None]
+        headers = {"ce_id": str(uuid4()), "ce_type": event_type, "ce_specversion": "1.0"}
+        while True:
+            try:
+                return self._producer.produce(self.topic, value, key.encode(), headers=headers, **where)
+            except BufferError:
+                self._producer.poll(0.1)
+
+    def flush(self) -> None:
         assert self._producer.flush(60) == 0
 
 
