@@ -134,7 +134,7 @@ def test_killed_at_random_around_the_handler(
             consumers.check(most_twice=0)
 
 
-@pytest.mark.parametrize("consumers", ["redis", "bare"], indirect=True)
+@pytest.mark.parametrize("consumers", ["redis", pytest.param("bare", marks=pytest.mark.verify)], indirect=True)
 def test_a_lost_reply_of_the_store(
     consumers: Consumers, valkey: RedisServer, proxy_factory: Callable[[int], Proxy]
 ) -> None:

@@ -20,7 +20,7 @@ class BareClaims:
 
     async def open(self) -> None:
         # With the retries that redis-py has by default; its ``from_url`` has none.
-        self._redis: Any = redis.asyncio.Redis(self._address.hostname or "", self._address.port or 6379)
+        self._redis: Any = redis.asyncio.Redis(host=self._address.hostname or "", port=self._address.port or 0)
 
     async def close(self) -> None:
         await self._redis.aclose()
