@@ -48,6 +48,7 @@ from support.consumer_processes import STARTED, Death, Lines, log_to
 NAME = "faults/billing"
 FAILS = 7
 """With ``fails``, the first attempt of every thirtieth event of a key fails, beginning with this number."""
+SLOW = "Slow handler"
 EFFECT = "insert into effects (key, number, attempt) values (%s, %s, %s)"
 
 
@@ -93,8 +94,10 @@ class Handlers:
             case "frozen" if event.attempt == 1:
                 os.kill(os.getpid(), signal.SIGSTOP)
             case "long":
+                logging.info(SLOW)
                 await asyncio.sleep(self._orders["long"])
             case "rude":
+                logging.info(SLOW)
                 time.sleep(self._orders["long"])  # noqa: ASYNC251
         if self._orders.get("fails", True) and event.attempt == 1 and event.json()["number"] % 30 == FAILS:
             raise RuntimeError("this attempt fails")
