@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -253,22 +250,3 @@ async def test_a_handler_that_hides_an_error_or_rolls_back_is_not_taken_for_done
     assert inbox_database.execute("select count(*) from effects") == [(0,)]
     assert await run(execution, psycopg_async) is True
     await execution.close()
-
-
-# -- death ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("point", "attempts"),
-    [("claimed", 2), ("marked", 2), ("handled", 2), ("committed", 1), ("done", 1)],
-)
-def test_killed_at_a_point_the_effect_happens_once(inbox_database: Database, point: str, attempts: int) -> None:
-    def consume(die_at: str | None) -> subprocess.CompletedProcess[str]:
-        orders = {"mode": "inbox", "postgres": inbox_database.url, "events": [E1], "die_at": die_at}
-        command = [sys.executable, "-m", "support.claims_main", json.dumps(orders)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd="tests")
-
-    assert consume(point).returncode == -9
-    last = consume(None)
-    assert last.returncode == 0, last.stderr
-    assert inbox_database.execute("select event_id, attempt from effects_of_main") == [(UUID(E1), attempts)]

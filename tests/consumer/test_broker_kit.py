@@ -18,6 +18,8 @@ from confluent_kafka import Producer
 from pydantic import BaseModel
 
 from mailboat import Consumer, Event, Inbox, Kafka, PubSub, Redis, Refuse
+from mailboat.consumer.broker.envelope import restored
+from mailboat.consumer.broker.letter_reader import KafkaLetters
 from mailboat.errors import ConfigError
 from mailboat.events import Outgoing
 from mailboat_harbor.kafka import KafkaServer
@@ -27,7 +29,7 @@ from mailboat_harbor.pubsub import PubSubServer
 from mailboat_harbor.redis_server import RedisServer
 from mailboat_spec.consumer_report import ConsumerReport, read_consumer_reports
 from support.databases import migrated_database
-from support.sink_backends import PubSubBackend
+from support.sink_backends import KafkaBackend, PubSubBackend, SharedKafkaBackend
 from support.wait import await_until
 
 TopicFactory = Callable[..., str]
@@ -64,7 +66,7 @@ class Shop:
         async def invoice(order: Order, event: Event) -> None:
             if order.number == 13:
                 raise Refuse("unlucky")
-            if order.number == 3 and event.attempt < 3:
+            if order.number == 99 or (order.number == 3 and event.attempt < 3):
                 self.failures += 1
                 raise RuntimeError("the bank is closed")
             self.effects.setdefault(event.key or "", []).append(order.number)
@@ -177,6 +179,53 @@ async def test_arguments_do_what_a_manifest_does(shop: Shop) -> None:
     async with serving(shop.handlers(consumer)):
         await shop.until(lambda it: it.handled == 4 and it.lag == 0, "all events")
     assert shop.effects == {"o-0": [0, 1, 2, 3]}
+
+
+@pytest.mark.parametrize(
+    ("break_topic", "mend_topic", "error"),
+    [
+        pytest.param(
+            lambda it: it.delete_topic(), lambda it: it.server.create_topic(it.topic, 1), "does not exist", id="missing"
+        ),
+        pytest.param(
+            lambda it: it.configure("max.message.bytes", "300"),
+            lambda it: it.configure("max.message.bytes", "1000000"),
+            "raise the topic's max.message.bytes",
+            id="too small",
+        ),
+    ],
+)
+async def test_a_dead_letter_topic_that_takes_nothing_holds_up_its_key_and_costs_no_attempt(
+    shop: Shop, break_topic: Callable[[KafkaBackend], None], mend_topic: Callable[[KafkaBackend], None], error: str
+) -> None:
+    dead = SharedKafkaBackend(shop.kafka)
+    await asyncio.to_thread(break_topic, dead)
+    for number in (99, 1):
+        shop.emit("bad", number)
+    for number in (1, 2, 3):
+        shop.emit("good", number)
+    consumer = Consumer(
+        f"shop/{shop.name}",
+        source=Kafka(shop.kafka.bootstrap, topic=shop.topic),
+        idempotency=Redis(shop.redis.url),
+        dead_letter=dead.topic,
+        spec={"delivery": {"maxAttempts": 4, "backoff": {"initial": "10ms", "max": "10ms"}}},
+    )
+    async with serving(shop.handlers(consumer)):
+        report = await shop.until(
+            lambda it: it.handled == 3 and it.dead_letters is not None and not it.dead_letters.reachable, "the trouble"
+        )
+        assert report.dead_letters is not None
+        assert error in (report.dead_letters.error or "")
+        assert report.lag >= 2, "something was committed past the event"
+        assert shop.effects == {"good": [1, 2, 3]}
+        await asyncio.to_thread(mend_topic, dead)
+        await shop.until(lambda it: it.handled == 4 and it.lag == 0, "the end of the trouble")
+    assert shop.effects == {"good": [1, 2, 3], "bad": [1]}
+    with KafkaLetters({"bootstrap.servers": shop.kafka.bootstrap}, dead.topic, "test") as letters:
+        (letter,) = map(restored, letters.read())
+    assert (letter.original.key, letter.attempts, letter.has_value) == (b"bad", 4, True)
+    assert shop.failures == 4 + 2, "four attempts of 99, two of 3"
 
 
 async def test_an_inbox_gives_handlers_its_transaction(shop: Shop, outbox: Database) -> None:

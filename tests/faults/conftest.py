@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mailboat_harbor.kafka import KafkaServer
 from mailboat_harbor.postgres import Database, PostgresServer
 from mailboat_harbor.postgres_binaries import NEWEST, OLDEST
 from support import refusing_sink
 from support.databases import migrated_database
 from support.inprocess_relay import StagedSink, staged_sinks_installed
+from support.kafka_consumers import PARTITIONS, Consumers
 from support.lost_tail import start_primary
 
 OrSkip = Callable[[Callable[[], PostgresServer]], PostgresServer]
@@ -54,3 +57,22 @@ def stage(tmp_path: Path) -> Iterator[dict[str, StagedSink]]:
     """Sinks of the kind ``STAGED``, by the name of their subscription, once a relay has built them."""
     with staged_sinks_installed(tmp_path) as stage:
         yield stage
+
+
+@pytest.fixture
+def consumers(
+    request: pytest.FixtureRequest, kafka_topic: Any, unique_name: Callable[[str], str], tmp_path: Path
+) -> Iterator[Consumers]:
+    """On kfake with claims in Valkey. Parametrized indirectly with another store (none, bare, inbox), or with KIP-848:
+    that group protocol, on Apache Kafka."""
+    kind = getattr(request, "param", "redis")
+    server: KafkaServer = request.getfixturevalue("apache_kafka" if kind == "KIP-848" else "kfake")
+    orders = {"topic": kafka_topic(server, partitions=PARTITIONS), "group": unique_name("group")}
+    if kind == "KIP-848":
+        orders["protocol"] = "consumer"
+    elif kind != "inbox":
+        orders["store"] = kind
+    orders["redis"] = request.getfixturevalue("valkey").url
+    outbox = request.getfixturevalue("outbox") if kind == "inbox" else None
+    with Consumers(server, tmp_path, outbox=outbox, **orders) as consumers:
+        yield consumers

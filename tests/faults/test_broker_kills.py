@@ -1,169 +1,200 @@
-"""Consumers of a Kafka topic are killed around their handlers: nothing is lost, no order breaks (C1, C2, C4, C5)."""
+"""Consumers of a Kafka topic are killed around their handlers: nothing is lost, no order breaks (C1 to C5)."""
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mailboat.consumer.broker.protocol import BrokerPoint
-from mailboat_harbor.kafka import KafkaServer
+from mailboat_harbor.proxy import Proxy
 from mailboat_harbor.redis_server import RedisServer
-from support.kafka_feed import Feed, committed
+from support.consumer_processes import ended
+from support.kafka_consumers import HANDLERS, Consumers
+from support.markdown import rows
 from support.wait import wait_until
 
-TESTS = Path(__file__).parents[1]
-PARTITIONS = 6
+PAGE = Path(__file__).parents[2] / "docs" / "idempotency.md"
+STORES = ("none", "redis", "inbox")
+"""The columns of the page's table, in order."""
+EFFECT = "effect"
+POINTS = (*(point.value for point in BrokerPoint), EFFECT)
+IN_THE_GATE = {
+    ("redis", BrokerPoint.CLAIMED.value), ("redis", EFFECT), ("redis", BrokerPoint.MARKED_DONE.value),
+    ("redis", BrokerPoint.DEAD_LETTER_WRITTEN.value), ("inbox", EFFECT), ("inbox", BrokerPoint.HANDLED.value),
+}  # fmt: skip
+SAME_POD = {"instance": "pod-1"}  # its claims are taken over at once
 
 
-@dataclass
-class Consumers:
-    """Processes of one consumer group. Leaves none behind."""
-
-    server: KafkaServer
-    orders: dict[str, Any]
-    folder: Path
-    running: list[subprocess.Popen[bytes]] = field(default_factory=list)
-
-    def start(self, **orders: Any) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "support.broker_consumer_main", json.dumps({**self.orders, **orders})]
-        with (self.folder / "log").open("ab") as log:
-            env = {**os.environ, "PYTHONPATH": str(TESTS)}
-            self.running.append(subprocess.Popen(command, env=env, stderr=log))
-        return self.running[-1]
-
-    def lines(self, name: str) -> list[dict[str, Any]]:
-        path = self.folder / name
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-    def effects(self) -> list[tuple[str, int]]:
-        return [(line["key"], line["number"]) for line in self.lines("effects")]
-
-    def is_settled(self, feed: Feed) -> bool:
-        done = committed(self.server, feed.topic, self.orders["group"], PARTITIONS)
-        return sum(done.values()) == len(feed.sent)
-
-    def stop(self, *processes: subprocess.Popen[bytes]) -> None:
-        for each in processes:
-            wait_until(lambda: f" {each.pid} root started" in (self.folder / "log").read_text(), what="its start")  # noqa: B023
-            each.terminate()
-        assert [each.wait(timeout=60) for each in processes] == [0] * len(processes)
+def documented() -> dict[tuple[str, str], list[int]]:
+    """Return the table of the page: attempts with an effect or a dead letter, by store and point."""
+    return {
+        (store, cells[0].strip("`")): [int(attempt) for attempt in cell.split(",")]
+        for cells in rows(PAGE.read_text(), "### Killed at a point")
+        for store, cell in zip(STORES, cells[2:], strict=True)
+    }
 
 
-@pytest.fixture
-def consumers(
-    request: pytest.FixtureRequest, kafka_topic: Any, unique_name: Callable[[str], str], tmp_path: Path
-) -> Iterator[Consumers]:
-    """On kfake by default; parametrized indirectly with a group protocol, ``consumer`` runs on Apache Kafka."""
-    protocol = getattr(request, "param", "classic")
-    server: KafkaServer = request.getfixturevalue("apache_kafka" if protocol == "consumer" else "kfake")
-    valkey: RedisServer = request.getfixturevalue("valkey")
-    orders = {
-        "bootstrap": server.bootstrap, "topic": kafka_topic(server, partitions=PARTITIONS), "protocol": protocol,
-        "group": unique_name("group"), "redis": valkey.url, "effects": str(tmp_path / "effects"),
-        "dead": str(tmp_path / "dead"),
-    }  # fmt: skip
-    made = Consumers(server, orders, tmp_path)
-    yield made
-    for process in made.running:
-        process.kill()
-        process.wait()
-
-
-def check(consumers: Consumers, feed: Feed, *, most_twice: int, dead: int = 0) -> None:
-    effects = consumers.effects()
-    lost = set(feed.sent) - set(effects) - {(line["key"], line["number"]) for line in consumers.lines("dead")}
-    assert not lost, f"{len(lost)} events are lost"
-    seen: dict[str, int] = {}
-    for key, number in effects:
-        assert number <= seen.get(key, 0) + 1 + dead, f"key {key}: {number} came after {seen.get(key)}"
-        seen[key] = max(number, seen.get(key, 0))
-    again: dict[str, int] = {}
-    for key, number in effects:  # a repeated effect is the last one of its key, never an earlier one
-        assert number >= again.get(key, 0), f"key {key}: {number} was repeated after {again[key]}"
-        again[key] = number
-    twice = sum(count - 1 for count in Counter(effects).values())
-    assert twice <= most_twice, f"{twice} effects happened again"
-
-
-IN_THE_GATE = (BrokerPoint.CLAIMED, BrokerPoint.HANDLED, BrokerPoint.DEAD_LETTER_WRITTEN)
+def test_the_page_has_all_points_and_stores() -> None:
+    assert set(documented()) == {(store, point) for store in STORES for point in POINTS}
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(20, marks=pytest.mark.verify)])
 @pytest.mark.parametrize(
-    "point",
+    ("consumers", "point"),
     [
-        pytest.param(each, marks=() if each in IN_THE_GATE else pytest.mark.verify, id=each.value)
-        for each in BrokerPoint
+        pytest.param(store, point, marks=() if (store, point) in IN_THE_GATE else pytest.mark.verify)
+        for store in STORES
+        for point in POINTS
     ],
+    indirect=["consumers"],
 )
-def test_a_consumer_is_killed_at_every_point(consumers: Consumers, point: BrokerPoint, times: int) -> None:
-    feed = Feed(consumers.server, consumers.orders["topic"])
-    orders = {"instance": "pod-1"}  # the same pod: its claims are taken over at once
+def test_killed_at_a_point_the_outcome_is_as_documented(consumers: Consumers, point: str, times: int) -> None:
+    """Each process handles what its predecessor left, gets one event, and dies at the point with it."""
+    keys = [f"victim-{number}" for number in range(times)]
+    for key in keys:
+        victim = consumers.start(**SAME_POD, fails=False, die_at=point, armed_by=key)
+        consumers.settle(what="what the last process left")
+        consumers.feed.send([key], event_type="refused" if "dead" in point else "x")
+        assert ended(victim) == -signal.SIGKILL
+    last = consumers.start(**SAME_POD)
+    consumers.settle()
+    consumers.stop(last)
+    found: dict[str, list[int]] = {key: [] for key in keys}
+    for (key, _), attempt in consumers.effects():
+        found[key].append(attempt)
+    for (key, _), attempt, _ in consumers.letters():
+        found[key].append(attempt)
+    assert found == dict.fromkeys(keys, documented()[consumers.orders["store"], point])
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("point", BrokerPoint)
+def test_killed_at_a_point_beside_other_events(consumers: Consumers, point: BrokerPoint) -> None:
+    times, feed = 5, consumers.feed
     for n in range(times):
-        victim = consumers.start(**orders, die_at=point.value, passage=1 + n % 3)
+        victim = consumers.start(**SAME_POD, die_at=point.value, passage=1 + n % 3)
         feed.send(f"key-{n % 5}" for n in range(50))
         feed.send([f"bad-{n}"], event_type="refused")
-        assert victim.wait(timeout=60) == -signal.SIGKILL
-    last = consumers.start(**orders)
-    wait_until(lambda: consumers.is_settled(feed), what="everything to be handled")
+        assert ended(victim) == -signal.SIGKILL
+    last = consumers.start(**SAME_POD)
+    consumers.settle()
     consumers.stop(last)
-    check(consumers, feed, most_twice=times * 8)
-    letters = Counter((line["key"], line["reason"]) for line in consumers.lines("dead"))
-    assert {key for key, _ in letters} >= {f"bad-{n}" for n in range(times)}
+    consumers.check(most_twice=times * HANDLERS)
+    assert {key for (key, _), *_ in consumers.letters()} == {f"bad-{n}" for n in range(times)}
 
 
-@pytest.mark.parametrize("consumers", ["classic", pytest.param("consumer", marks=pytest.mark.verify)], indirect=True)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("consumers", "kills"),
+    [
+        ("inbox", 3),
+        *(pytest.param(store, 30, marks=pytest.mark.verify) for store in ("none", "bare", "redis", "inbox")),
+    ],
+    indirect=["consumers"],
+)
+def test_killed_at_random_around_the_handler(
+    consumers: Consumers, kills: int, record_property: Callable[[str, Any], None]
+) -> None:
+    """Bare SET NX loses events, the inbox neither loses nor doubles, the others double."""
+    chance, store = random.Random(4711), consumers.orders["store"]
+    orders: dict[str, Any] = {**SAME_POD, "fails": False, "dawdle": 0.01}
+    for _ in range(kills):
+        victim = consumers.start(**orders)
+        before = len(consumers.effects())
+        consumers.feed.send(f"key-{chance.randrange(50)}" for _ in range(100))
+        some = chance.randrange(1, 60)
+        wait_until(lambda: len(consumers.effects()) >= before + some, what="consumers to handle events")  # noqa: B023
+        time.sleep(chance.uniform(0, 0.02))  # part of the storm, not a way to wait
+        victim.kill()
+        assert ended(victim) == -signal.SIGKILL
+    last = consumers.start(**orders)
+    consumers.settle()
+    consumers.stop(last)
+    lost, twice = len(consumers.lost()), consumers.twice()
+    record_property(
+        "contrast", f"{store}: {kills} kills, {len(consumers.feed.sent)} events, {lost} lost, {twice} twice"
+    )
+    match store:
+        case "none":
+            assert not lost
+            assert twice > 0
+        case "bare":
+            assert lost > 0
+        case "redis":
+            consumers.check(most_twice=kills * HANDLERS)
+        case "inbox":
+            consumers.check(most_twice=0)
+
+
+@pytest.mark.parametrize("consumers", ["redis", pytest.param("bare", marks=pytest.mark.verify)], indirect=True)
+def test_a_lost_reply_of_the_store(
+    consumers: Consumers, valkey: RedisServer, proxy_factory: Callable[[int], Proxy]
+) -> None:
+    """Bare SET NX loses an event without any kill: the client repeats the command, and the key is there."""
+    proxy = proxy_factory(valkey.port)
+    process = consumers.start(redis=f"redis://{proxy.address}")
+    consumers.feed.send(["first"])
+    consumers.settle(what="the first event")
+    proxy.lose_reply()
+    consumers.feed.send(["second"])
+    consumers.settle()
+    consumers.stop(process)
+    expected = [(("first", 1), 1), (("second", 1), 1)]
+    assert consumers.effects() == (expected if consumers.orders["store"] == "redis" else expected[:1])
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("consumers", ["redis", pytest.param("KIP-848", marks=pytest.mark.verify)], indirect=True)
 @pytest.mark.parametrize("seconds", [5, pytest.param(60, marks=pytest.mark.verify)])
-def test_consumers_are_killed_at_random(consumers: Consumers, seconds: int) -> None:
-    chance, kills = random.Random(seconds), 0
-    feed = Feed(consumers.server, consumers.orders["topic"])
+def test_consumers_are_killed_stopped_and_replaced(
+    consumers: Consumers, seconds: int, record_property: Callable[[str, Any], None]
+) -> None:
+    chance, kills, stops = random.Random(seconds), 0, 0
     alive = [consumers.start() for _ in range(3)]
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         for _ in range(10):
-            feed.send(f"key-{chance.randrange(300)}" for _ in range(50))
+            consumers.feed.send(f"key-{chance.randrange(300)}" for _ in range(50))
             time.sleep(0.1)  # part of the load, not a way to wait
         victim = alive.pop(chance.randrange(3))
         if chance.random() < 0.5:
             kills += 1
             victim.kill()
         else:
+            stops += 1
             victim.terminate()
         alive.append(consumers.start())
-    wait_until(lambda: consumers.is_settled(feed), timeout=180, what="everything to be handled")
+    consumers.settle(timeout=180)
     consumers.stop(*alive)
-    check(consumers, feed, most_twice=kills * 8)
+    found = f"{len(consumers.feed.sent)} events, {kills} SIGKILL, {stops} SIGTERM"
+    record_property("storm", f"{found}, {len(consumers.lost())} lost, {consumers.twice()} twice")
+    consumers.check(most_twice=kills * HANDLERS)
 
 
 @pytest.mark.verify
+@pytest.mark.parametrize("consumers", ["redis", "inbox"], indirect=True)
 def test_an_event_that_kills_the_process_is_given_up(consumers: Consumers) -> None:
-    feed = Feed(consumers.server, consumers.orders["topic"])
+    feed = consumers.feed
     feed.send(f"key-{n % 5}" for n in range(20))
     feed.send(["lethal"], event_type="lethal")
     feed.send(f"key-{n % 5}" for n in range(20))
-    orders = {"max_attempts": 2, "instance": "pod-1"}
+    orders = {"max_attempts": 2, **SAME_POD}
     current = consumers.start(**orders)
 
-    def restarted_until_done() -> bool:
+    def given_up() -> bool:
         nonlocal current
-        if current.poll() is not None:
+        if not current.is_alive():
             current = consumers.start(**orders)
-        return consumers.is_settled(feed)
+        return bool(consumers.letters())
 
-    wait_until(restarted_until_done, timeout=120, what="the lethal event to be given up")
+    wait_until(given_up, timeout=120, what="the lethal event to be given up")
+    consumers.settle()
     consumers.stop(current)
-    letters = consumers.lines("dead")
-    assert [(line["key"], line["reason"], line["attempts"]) for line in letters] == [("lethal", "ConsumerDied", 2)]
-    check(consumers, feed, most_twice=2 * 8)
+    assert consumers.letters() == [(("lethal", 1), 2, "ConsumerDied")]
+    consumers.check(most_twice=2 * HANDLERS)

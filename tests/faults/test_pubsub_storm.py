@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -18,24 +17,13 @@ import pytest
 
 from mailboat.consumer.broker.protocol import BrokerPoint
 from mailboat_harbor.redis_server import RedisServer
+from support.consumer_processes import FORKS, ended
 from support.ledger import payload
 from support.ordered_pubsub import OrderedPubSub
 from support.pubsub_consumer_main import consume
 from support.wait import wait_until
 
 KEYS = 20
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(
-    [
-        "mailboat.consumer.broker.decode",
-        "mailboat.consumer.broker.engine",
-        "mailboat.consumer.broker.pubsub",
-        "mailboat.consumer.claims.redis_store",
-        "pytest",
-        "redis.asyncio",
-    ]
-)
-"""To import these takes seconds of a processor. Each consumer is a fork of a process that has done so."""
 
 
 class Storm:
@@ -88,12 +76,6 @@ class Storm:
         for process in self.running:
             process.kill()
             process.join()
-
-
-def ended(process: Any) -> int | None:
-    process.join(60)
-    code: int | None = process.exitcode
-    return code
 
 
 @pytest.fixture

@@ -1,21 +1,32 @@
-"""A consumer of a Kafka topic as a process of its own, for tests that kill it.
+"""A consumer of a Kafka topic as a process of its own: ``consume`` is the target of the process.
 
-    python -m support.broker_consumer_main '{"bootstrap": ..., "topic": ..., "die_at": "handled", "passage": 3}'
+Its handler writes one effect per event: a line of the file ``effects``, or with the inbox a row of the table
+``effects``. Dead letters are lines of the file ``dead``. The type of an event decides what its handler does:
 
-Its handler appends each event to the file ``effects``, fails now and then, and dies of events of type ``lethal``. Dead
-letters are appended to the file ``dead``.
+| type | handler |
+|---|---|
+| ``lethal`` | ends the process |
+| ``refused`` | refuses the event |
+| ``frozen`` | stops the process (SIGSTOP) in the first attempt, before the effect |
+| ``long`` | waits for ``long`` seconds |
+| ``rude`` | blocks the event loop for ``long`` seconds |
+| others | fail once if ``fails``, and wait up to ``dawdle`` seconds before and after the effect |
+
+``store`` is none, bare, redis or inbox. ``die_at`` names a point of the engine, or ``effect``: in the handler, behind
+the effect. With ``armed_by``, the process dies at that point only after it has received an event of that key.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import random
 import signal
-import sys
+import time
 from typing import Any
+
+import psycopg
 
 from mailboat import Event
 from mailboat.consumer import Refuse
@@ -24,36 +35,21 @@ from mailboat.consumer.broker.engine import BrokerEngine, EngineSettings
 from mailboat.consumer.broker.execution import PlainExecution
 from mailboat.consumer.broker.kafka import KafkaSource
 from mailboat.consumer.broker.kafka_client import consumer_settings
-from mailboat.consumer.broker.protocol import BrokerPoint, DeadLetter, PassingPoint
+from mailboat.consumer.broker.protocol import ClaimStore, DeadLetter, Execution, Original, Record
+from mailboat.consumer.claims.inbox import InboxClaims, InboxExecution
 from mailboat.consumer.claims.redis_store import RedisClaims
 from mailboat.consumer.dispatch import Dispatcher
 from mailboat.consumer.handlers import handler
+from mailboat.consumer.transactions import PsycopgAsync, Wanted
 from mailboat.pump.retry import Backoff
+from support.bare_claims import BareClaims
+from support.consumer_processes import STARTED, Death, Lines, log_to
 
 NAME = "faults/billing"
-
-
-def dying_at(point: str | None, passage: int) -> PassingPoint:
-    left = passage
-
-    def passing(passed: BrokerPoint) -> None:
-        nonlocal left
-        if passed.value == point:
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    return passing
-
-
-class Lines:
-    """A file that survives the process: each line is one write."""
-
-    def __init__(self, path: str) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-
-    def add(self, **fields: Any) -> None:
-        os.write(self._file, json.dumps({**fields, "pid": os.getpid()}).encode() + b"\n")
+FAILS = 7
+"""With ``fails``, the first attempt of every thirtieth event of a key fails, beginning with this number."""
+SLOW = "Slow handler"
+EFFECT = "insert into effects (key, number, attempt) values (%s, %s, %s)"
 
 
 class DeadLetterFile:
@@ -66,27 +62,87 @@ class DeadLetterFile:
 
     async def write(self, letter: DeadLetter) -> None:
         event = letter.record.event
-        self._lines.add(reason=letter.refusal.reason, attempts=letter.attempts, **event.json())
+        self._lines.add(reason=letter.refusal.reason, attempt=letter.attempts, **event.json())
 
 
-async def run(orders: dict[str, Any]) -> None:
-    effects, chance = Lines(orders["effects"]), random.Random(os.getpid())
-    passing = dying_at(orders.get("die_at"), orders.get("passage", 1))
+class Handlers:
+    """The handlers, without and with the transaction of an inbox."""
 
-    async def handle(event: Event) -> None:
+    def __init__(self, orders: dict[str, Any], death: Death) -> None:
+        self._orders = orders
+        self._death = death
+        self._effects = Lines(orders["effects"])
+        self._chance = random.Random(os.getpid())
+
+    async def plain(self, event: Event) -> None:
+        await self._before(event)
+        self._effects.add(**event.json(), attempt=event.attempt)
+        await self._after()
+
+    async def in_transaction(self, event: Event, tx: psycopg.AsyncConnection[Any]) -> None:
+        await self._before(event)
         truth = event.json()
-        await asyncio.sleep(chance.uniform(0, orders.get("dawdle", 0.002)))
-        if event.type == "lethal":
-            os._exit(1)
-        if event.type == "refused":
-            raise Refuse("it can never be handled")
-        if event.attempt == 1 and truth["number"] % 30 == 7:
+        await tx.execute(EFFECT, [truth["key"], truth["number"], event.attempt])
+        await self._after()
+
+    async def _before(self, event: Event) -> None:
+        match event.type:
+            case "lethal":
+                os._exit(1)
+            case "refused":
+                raise Refuse("it can never be handled")
+            case "frozen" if event.attempt == 1:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "long":
+                logging.info(SLOW)
+                await asyncio.sleep(self._orders["long"])
+            case "rude":
+                logging.info(SLOW)
+                time.sleep(self._orders["long"])  # noqa: ASYNC251
+        if self._orders.get("fails", True) and event.attempt == 1 and event.json()["number"] % 30 == FAILS:
             raise RuntimeError("this attempt fails")
-        effects.add(**truth)
-        await asyncio.sleep(chance.uniform(0, orders.get("dawdle", 0.002)))
+        await self._dawdle()
+
+    async def _after(self) -> None:
+        self._death.at("effect")
+        await self._dawdle()
+
+    async def _dawdle(self) -> None:
+        await asyncio.sleep(self._chance.uniform(0, self._orders.get("dawdle", 0.002)))
+
+
+def memory_of(orders: dict[str, Any]) -> tuple[ClaimStore | None, Execution]:
+    """Return claim store and execution."""
+    own: dict[str, Any] = {"lease": orders.get("lease", 3.0), "instance": orders.get("instance")}
+    match orders["store"]:
+        case "none":
+            return None, PlainExecution(8)
+        case "bare":
+            return BareClaims(orders["redis"], consumer=orders["group"]), PlainExecution(8)
+        case "redis":
+            own |= {"timeout": orders.get("timeout", 5.0), "check_every": orders.get("check_every", 60.0)}
+            own |= {"replicas": orders.get("replicas", 0)}
+            return RedisClaims(orders["redis"], consumer=orders["group"], **own), PlainExecution(8)
+        case "inbox":
+            wanted = Wanted(NAME, None, None)
+            execution = InboxExecution(lambda: PsycopgAsync.open(orders["postgres"], wanted), consumer=NAME)
+            return InboxClaims(orders["postgres"], consumer=NAME, **own), execution
+        case unknown:
+            raise AssertionError(unknown)
+
+
+def engine_of(orders: dict[str, Any]) -> BrokerEngine:
+    armed_by = orders.get("armed_by")
+    death = Death(orders.get("die_at"), orders.get("passage", 1), armed=armed_by is None)
+    handlers = Handlers(orders, death)
+
+    def decode_and_arm(original: Original) -> Record:
+        record = decode(original)
+        death.armed = death.armed or record.event.key == armed_by
+        return record
 
     dispatcher = Dispatcher(NAME)
-    dispatcher.add(handler("*", handle))
+    dispatcher.add(handler("*", handlers.in_transaction if orders["store"] == "inbox" else handlers.plain))
     client = consumer_settings(
         [orders["bootstrap"]], {}, {}, subscription=NAME, group=orders["group"], group_protocol=orders["protocol"]
     )
@@ -94,17 +150,12 @@ async def run(orders: dict[str, Any]) -> None:
         client |= {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
     if "instance" in orders:  # a static member: its successor need not wait for the end of the session
         client |= {"group.instance.id": orders["instance"]}
-    url = orders.get("redis")
-    claims = None
-    if url is not None:
-        claims = RedisClaims(
-            url, consumer=orders["group"], lease=orders.get("lease", 3.0), instance=orders.get("instance")
-        )
-    engine = BrokerEngine(
+    claims, execution = memory_of(orders)
+    return BrokerEngine(
         dispatcher,
-        KafkaSource(client, orders["topic"], decode, consumer=NAME, passing=passing),
+        KafkaSource(client, orders["topic"], decode_and_arm, consumer=NAME, passing=death),
         claims,
-        PlainExecution(8),
+        execution,
         DeadLetterFile(orders["dead"]),
         EngineSettings(
             consumer=NAME,
@@ -112,14 +163,18 @@ async def run(orders: dict[str, Any]) -> None:
             max_attempts=orders.get("max_attempts", 1000),
             backoff=Backoff(initial=0.02, factor=1, ceiling=0.02, jitter=0),
         ),
-        passing=passing,
+        passing=death,
     )
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    logging.info("started")
-    await engine.run(stop)
 
 
-if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {os.getpid()} %(name)s %(message)s")
-    asyncio.run(run(json.loads(sys.argv[1])))
+def consume(orders: dict[str, Any]) -> None:
+    """Handle events until SIGTERM."""
+    log_to(orders["log"])
+
+    async def until_terminated() -> None:
+        stop = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+        logging.info(STARTED)
+        await engine_of(orders).run(stop)
+
+    asyncio.run(until_terminated())

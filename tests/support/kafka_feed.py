@@ -19,6 +19,8 @@ class Feed:
         self.topic = topic
         self.sent: list[tuple[str, int]] = []
         """(key, number)"""
+        self.ids: list[str] = []
+        """Event ids, in the same order."""
         self._numbers: dict[str, int] = {}
         self._producer = Producer({"bootstrap.servers": server.bootstrap, "linger.ms": 5, "enable.idempotence": True})
 
@@ -26,16 +28,24 @@ class Feed:
         """Send one event per key; events of a key are numbered from 1. ``partition=`` chooses a partition."""
         for key in keys:
             number = self._numbers[key] = self._numbers.get(key, 0) + 1
-            headers: dict[str, str | bytes | None]
-            headers = {"ce_id": str(uuid4()), "ce_type": event_type, "ce_specversion": "1.0"}
             body = value or json.dumps({"key": key, "number": number}).encode()
-            while True:
-                try:
-                    self._producer.produce(self.topic, body, key.encode(), headers=headers, **where)
-                    break
-                except BufferError:
-                    self._producer.poll(0.1)
+            self.ids.append(self.produce(key, body, event_type=event_type, **where))
             self.sent.append((key, number))
+        self.flush()
+
+    def produce(self, key: str, value: bytes, *, event_type: str = "x", **where: Any) -> str:
+        """Produce one event without waiting for the broker, and return its id."""
+        event_id = str(uuid4())
+        headers: dict[str, str | bytes | None]
+        headers = {"ce_id": event_id, "ce_type": event_type, "ce_specversion": "1.0"}
+        while True:
+            try:
+                self._producer.produce(self.topic, value, key.encode(), headers=headers, **where)
+                return event_id
+            except BufferError:
+                self._producer.poll(0.1)
+
+    def flush(self) -> None:
         assert self._producer.flush(60) == 0
 
 

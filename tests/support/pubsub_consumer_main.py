@@ -15,7 +15,6 @@ from typing import Any
 from mailboat.consumer.broker.decode import decode
 from mailboat.consumer.broker.engine import BrokerEngine, EngineSettings
 from mailboat.consumer.broker.execution import PlainExecution
-from mailboat.consumer.broker.protocol import BrokerPoint
 from mailboat.consumer.broker.pubsub import PubSubSettings, PubSubSource
 from mailboat.consumer.broker.pubsub_keys import Bounds
 from mailboat.consumer.claims.redis_store import RedisClaims
@@ -24,20 +23,14 @@ from mailboat.consumer.handlers import handler
 from mailboat.consumer.received import Event
 from mailboat.pump.retry import Backoff
 from mailboat.sinks.pubsub.connection import Destination
+from support.consumer_processes import Death, log_to
 
 LEASE = 2
 
 
 def engine_of(orders: dict[str, Any]) -> BrokerEngine:
     effects = os.open(orders["effects"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    left = orders.get("passage", 1)
-
-    def passing(point: BrokerPoint) -> None:
-        nonlocal left
-        if point.value == orders.get("die_at"):
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+    passing = Death(orders.get("die_at"), orders.get("passage", 1))
 
     async def handle(event: Event) -> None:
         if event.attempt == 1 and event.json()["number"] % 30 == 7:
@@ -75,8 +68,7 @@ def engine_of(orders: dict[str, Any]) -> BrokerEngine:
 
 def consume(orders: dict[str, Any]) -> None:
     """Handle events until SIGTERM. ``orders``: host, redis, consumer, effects, log."""
-    log = os.open(orders["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.dup2(log, 2)
+    log_to(orders["log"])
 
     async def until_terminated() -> None:
         stop = asyncio.Event()

@@ -76,6 +76,7 @@ class Renewal:
     def _run(self) -> None:
         checked = time.monotonic()
         pause = self._every
+        unavailable = False
         while not self._stop.wait(pause):
             began = time.monotonic()
             try:
@@ -84,8 +85,11 @@ class Renewal:
                     checked = began
                     self._check()
                 pause = max(0.0, self._every - (time.monotonic() - began))
+                unavailable = False
             except ClaimsUnavailable as error:
-                log.warning("Leases can't be renewed", extra={"error": str(error), "events": len(self._held)})
+                level = logging.DEBUG if unavailable else logging.WARNING  # one warning per outage
+                log.log(level, "Leases can't be renewed", extra={"error": str(error), "events": len(self._held)})
+                unavailable = True
                 pause = min(self._every, _AGAIN)
             except Exception:
                 log.exception("Renewal of leases failed")

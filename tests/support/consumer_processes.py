@@ -1,0 +1,71 @@
+"""Parts of consumers that run as processes of their own, so that a test can kill them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import signal
+from typing import Any
+
+from mailboat.consumer.broker.protocol import BrokerPoint
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
+    [
+        "mailboat.consumer.broker.decode",
+        "mailboat.consumer.broker.engine",
+        "mailboat.consumer.broker.kafka",
+        "mailboat.consumer.broker.pubsub",
+        "mailboat.consumer.claims.inbox",
+        "mailboat.consumer.claims.redis_store",
+        "psycopg",
+        "pytest",
+        "redis.asyncio",
+    ]
+)
+"""To import these takes seconds of a processor. Each consumer is a fork of a process that has done so."""
+STARTED = "Consumer started"
+
+
+class Death:
+    """Kills the process with SIGKILL at a point of the engine. Implements ``PassingPoint``."""
+
+    def __init__(self, point: str | None, passage: int = 1, *, armed: bool = True) -> None:
+        """``passage``: the process dies when it passes the point for so many times while ``armed``."""
+        self._point = point
+        self._left = passage
+        self.armed = armed
+
+    def __call__(self, point: BrokerPoint) -> None:
+        self.at(point.value)
+
+    def at(self, point: str) -> None:
+        if self.armed and point == self._point:
+            self._left -= 1
+            if self._left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Lines:
+    """A file that survives the process: each line is one write."""
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def add(self, **fields: Any) -> None:
+        os.write(self._file, json.dumps({**fields, "pid": os.getpid()}).encode() + b"\n")
+
+
+def log_to(path: str) -> None:
+    """Send the log and the errors of this process to a file that several processes share."""
+    os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644), 2)
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {os.getpid()} %(name)s %(message)s")
+
+
+def ended(process: Any, timeout: float = 60) -> int | None:
+    """Wait for the end of a process and return its exit code, or minus the signal."""
+    process.join(timeout)
+    code: int | None = process.exitcode
+    return code
