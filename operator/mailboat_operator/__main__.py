@@ -17,13 +17,13 @@ import click
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
 from mailboat_operator import logs
-from mailboat_operator.housekeeping import Signing
-from mailboat_operator.kube import Kube, NoCluster
-from mailboat_operator.leader import LeadershipLost
-from mailboat_operator.leading import CoreSettings, run_leader
+from mailboat_operator.controller.controller import CoreSettings, run_leader
+from mailboat_operator.kube.client import Kube, NoCluster
+from mailboat_operator.leader_election import LeadershipLost
 from mailboat_operator.metrics import Metrics
-from mailboat_operator.podspec import RelayImage
-from mailboat_operator.running import Core, StartFailed, run_process
+from mailboat_operator.process import Core, StartFailed, run_process
+from mailboat_operator.relays.signing_keys import Signing
+from mailboat_operator.resources.pod import RelayImage
 from mailboat_operator.settings import Setting, Settings, SettingsError, all_settings, read_settings
 from mailboat_spec.secrecy import redact
 

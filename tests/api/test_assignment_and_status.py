@@ -10,15 +10,15 @@ from collections import Counter
 
 import pytest
 
-from mailboat_operator import leading
-from mailboat_operator.fleet import Fleet
-from mailboat_operator.kube import (
+from mailboat_operator.controller import controller
+from mailboat_operator.kube.client import (
     DEPLOYMENT,
     POD,
     RELAY,
     SUBSCRIPTION,
     Conflict,
 )
+from mailboat_operator.relays.state import Fleet
 from mailboat_spec.names import API_VERSION
 from support.operator_under_test import condition_of, holders, operating, spread
 from support.wait import await_until
@@ -82,7 +82,7 @@ async def test_a_subscription_is_not_ready_before_its_destination_answered(clust
 
 async def test_a_relay_that_is_silent_for_a_moment_is_named_and_keeps_its_partitions(cluster, monkeypatch):
     now = 0.0  # stands still, so that a moment is one, however long it takes
-    monkeypatch.setattr(leading, "Fleet", functools.partial(Fleet, clock=lambda: now))
+    monkeypatch.setattr(controller, "Fleet", functools.partial(Fleet, clock=lambda: now))
     await cluster.create_relay()
     await cluster.create_subscription()
     async with operating(cluster):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mailboat_operator.kube import (
+from mailboat_operator.kube.client import (
     CONFIG_MAP,
     DEPLOYMENT,
     DISRUPTION_BUDGET,
@@ -18,7 +18,7 @@ from mailboat_operator.kube import (
     Kind,
     Kube,
 )
-from mailboat_operator.podspec import RESOURCES_KEY
+from mailboat_operator.resources.pod import RESOURCES_KEY
 from support.operator_under_test import CHILDREN, Cluster, condition_of, configuring, operating
 from support.wait import await_until
 

@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry
 
 from api.conftest import with_our_kinds
 from mailboat_harbor.kubernetes import start_api_server
-from mailboat_operator import leading
-from mailboat_operator.kube import (
+from mailboat_operator.controller import controller
+from mailboat_operator.kube.client import (
     CONFIG_MAP,
     DEPLOYMENT,
     DISRUPTION_BUDGET,
@@ -21,8 +21,8 @@ from mailboat_operator.kube import (
     Kube,
 )
 from mailboat_operator.metrics import Metrics
-from mailboat_operator.podspec import RESOURCES_KEY
-from mailboat_operator.relays import RelayClient
+from mailboat_operator.relays.http_client import RelayClient
+from mailboat_operator.resources.pod import RESOURCES_KEY
 from support.operator_under_test import CHILDREN, Cluster, condition_of, configuring, holders, operating, quick
 from support.wait import await_until
 
@@ -76,8 +76,10 @@ async def live_until_a_write(cluster, monkeypatch, *, after_it):
         made.life = life
         return made
 
-    monkeypatch.setattr(leading, "RelayClient", client)
-    task = asyncio.create_task(leading.run_leader(kube, quick(cluster.namespace), cluster.signing, Metrics(registry)))
+    monkeypatch.setattr(controller, "RelayClient", client)
+    task = asyncio.create_task(
+        controller.run_leader(kube, quick(cluster.namespace), cluster.signing, Metrics(registry))
+    )
 
     def looked():
         return (registry.get_sample_value("mailboat_operator_reconciles_total", {"result": "done"}) or 0) >= 3
@@ -127,7 +129,7 @@ async def test_what_watches_never_told_is_found_by_comparing_now_and_then(cluste
     relay = await cluster.run_pod("orders-relay-a")
     kube = await Deaf.connect(cluster.api.kubeconfig)
     settings = quick(cluster.namespace, compare_interval=1.0)
-    task = asyncio.create_task(leading.run_leader(kube, settings, cluster.signing, Metrics(CollectorRegistry())))
+    task = asyncio.create_task(controller.run_leader(kube, settings, cluster.signing, Metrics(CollectorRegistry())))
     try:
         await cluster.until(DISRUPTION_BUDGET, "orders-relay", bool, "the children")
         await await_until(lambda: relay.version, what="the configuration")

@@ -18,16 +18,18 @@ from prometheus_client import CollectorRegistry
 
 from mailboat_harbor.kubernetes import ApiServer
 from mailboat_harbor.kubernetes_certificates import Authority
-from mailboat_operator.certificates import Certificates, Lifetimes
-from mailboat_operator.following import follow, from_secret
-from mailboat_operator.housekeeping import CertificateKeeper, KeyKeeper, keep_looking, read_secret
 from mailboat_operator.http_server import HttpServer
-from mailboat_operator.kube import MUTATING_WEBHOOK, POD, RELAY, Conflict, Kind, Kube, NotFound, Object
-from mailboat_operator.kube import SECRET as SECRET_KIND
-from mailboat_operator.podspec import RelayImage
+from mailboat_operator.kube.client import MUTATING_WEBHOOK, POD, RELAY, Conflict, Kind, Kube, NotFound, Object
+from mailboat_operator.kube.client import SECRET as SECRET_KIND
+from mailboat_operator.kube.secrets import read_secret
+from mailboat_operator.process import keep_looking
+from mailboat_operator.relays.signing_keys import KeyKeeper
+from mailboat_operator.resources.pod import RelayImage
 from mailboat_operator.settings import Address
-from mailboat_operator.tls import ServedCertificate
-from mailboat_operator.webhook import InjectionMetrics, Webhook
+from mailboat_operator.webhook.cert_rotation import CertificateKeeper
+from mailboat_operator.webhook.certificates import Certificates, Lifetimes
+from mailboat_operator.webhook.server import InjectionMetrics, Webhook
+from mailboat_operator.webhook.serving_cert import ServedCertificate, follow, from_secret
 from support.operator_processes import IMAGE, RunningOperator, a_pod, a_relay, webhook_configuration
 from support.wait import await_until, wait_until
 

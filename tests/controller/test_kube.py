@@ -7,7 +7,7 @@ import asyncio
 import yaml
 from aiohttp import web
 
-from mailboat_operator.kube import CONFIG_MAP, Kube
+from mailboat_operator.kube.client import CONFIG_MAP, Kube
 
 MANY = 120
 """Watches: six for each of twenty namespaces, and more than the client's own idea of enough."""

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mailboat_operator.counting import Tally
-from mailboat_operator.pods import RelayPod
-from mailboat_operator.reports import Answer, Report, bounded, read_report
-from mailboat_operator.statuses.conditions import news, overdue
-from mailboat_operator.statuses.of_relay import RelayFacts, database_changed, relay_status
-from mailboat_operator.statuses.of_subscription import SubscriptionFacts, subscription_status
-from mailboat_operator.statuses.patching import status_patch
+from mailboat_operator.relays.pods import RelayPod
+from mailboat_operator.relays.reports import Answer, Report, bounded, read_report
+from mailboat_operator.relays.totals import Tally
+from mailboat_operator.status.conditions import news, overdue
+from mailboat_operator.status.patch import status_patch
+from mailboat_operator.status.relay import RelayFacts, database_changed, relay_status
+from mailboat_operator.status.subscription import SubscriptionFacts, subscription_status
 from mailboat_spec import EventSubscription, EventSubscriptionStatus, OutboxRelay, OutboxRelayStatus
 from support.manifests import event_subscription, outbox_relay
 

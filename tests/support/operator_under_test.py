@@ -21,8 +21,9 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from mailboat_harbor.kubernetes import ApiServer
-from mailboat_operator.housekeeping import Signing
-from mailboat_operator.kube import (
+from mailboat_operator.controller.controller import CoreSettings, run_leader
+from mailboat_operator.controller.workqueue import Backoff
+from mailboat_operator.kube.client import (
     CONFIG_MAP,
     DEPLOYMENT,
     DISRUPTION_BUDGET,
@@ -37,11 +38,9 @@ from mailboat_operator.kube import (
     NotFound,
     Object,
 )
-from mailboat_operator.leading import CoreSettings, run_leader
 from mailboat_operator.metrics import Metrics
-from mailboat_operator.podspec import CONTAINER, RESOURCES_KEY, RelayImage, relay_labels, relay_volumes
-from mailboat_operator.tokens import turned
-from mailboat_operator.workqueue import Backoff
+from mailboat_operator.relays.signing_keys import Signing, turned
+from mailboat_operator.resources.pod import CONTAINER, RESOURCES_KEY, RelayImage, relay_labels, relay_volumes
 from mailboat_spec.names import INJECTED_ANNOTATION, RELAY_LABEL
 from mailboat_spec.packing import unpack
 from support.manifests import DATABASE_SECRET, event_subscription, kafka_sink, outbox_relay

@@ -1,0 +1,1 @@
+"""The leader's controller: watch, cache, queue, and reconcile."""

@@ -1,0 +1,1 @@
+"""Relay pods: their reports, the calls to them, and the partition assignment."""

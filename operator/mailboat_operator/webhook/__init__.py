@@ -1,0 +1,1 @@
+"""The mutating webhook that injects the sidecar, and its certificates."""
