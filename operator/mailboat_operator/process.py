@@ -27,10 +27,10 @@ from mailboat_operator.health import Health
 from mailboat_operator.http_server import HttpServer
 from mailboat_operator.kube.client import Kube, KubeError
 from mailboat_operator.leader_election import Election, Timing
-from mailboat_operator.relays.signing_keys import KeyKeeper, Signing
+from mailboat_operator.relays.signing_keys import Signing, SigningKeyRotation
 from mailboat_operator.resources.pod import RelayImage
 from mailboat_operator.settings import Address, Settings, WebhookCerts
-from mailboat_operator.webhook.cert_rotation import CertificateKeeper
+from mailboat_operator.webhook.cert_rotation import CertificateRotation
 from mailboat_operator.webhook.server import InjectionMetrics, Webhook
 from mailboat_operator.webhook.serving_cert import ServedCertificate, follow, from_folder, from_secret
 
@@ -43,7 +43,7 @@ _END_IN_ORDER_WITHIN: Final = 10.0
 LOOK_EVERY: Final = 30.0
 _TRY_AGAIN_AFTER: Final = 1.0
 
-Core = Callable[[Kube, Settings, Signing], Awaitable[None]]
+LeaderWork = Callable[[Kube, Settings, Signing], Awaitable[None]]
 """The leader's work. It runs until it is cancelled."""
 
 
@@ -59,7 +59,7 @@ def identity_of(settings: Settings) -> str:
 class Operator:
     """One operator process. Call ``run`` once."""
 
-    def __init__(self, settings: Settings, core: Core, registry: CollectorRegistry) -> None:
+    def __init__(self, settings: Settings, core: LeaderWork, registry: CollectorRegistry) -> None:
         self._settings = settings
         self._core = core
         self._registry = registry
@@ -127,18 +127,18 @@ class Operator:
         """Acquire leadership and lead until it is lost or the core ends."""
         settings = self._settings
         await election.acquire()
-        keys = KeyKeeper(kube, settings.operator_namespace, settings.signing_secret)
+        keys = SigningKeyRotation(kube, settings.operator_namespace, settings.signing_secret)
         holding = asyncio.create_task(election.hold(), name="hold the lead")
         work = [holding, asyncio.create_task(self._work(kube, keys), name="work")]
         if settings.webhook_certs is WebhookCerts.SELF:
-            keeper = CertificateKeeper(
+            keeper = CertificateRotation(
                 kube,
                 settings.operator_namespace,
                 settings.webhook_secret,
                 settings.webhook_config_name,
                 settings.certificate_names,
             )
-            work.append(asyncio.create_task(keep_looking("the webhook's certificates", keeper.look)))
+            work.append(asyncio.create_task(run_periodically("the webhook's certificates", keeper.rotate)))
         by_force_after = settings.lease_duration.seconds * _END_BY_FORCE_AFTER
         try:
             ended, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
@@ -158,17 +158,17 @@ class Operator:
         for task in ended:
             task.result()
 
-    async def _work(self, kube: Kube, keys: KeyKeeper) -> None:
+    async def _work(self, kube: Kube, keys: SigningKeyRotation) -> None:
         signing: Signing | None = None
         while signing is None:
             try:
-                signing = Signing(await keys.look())
+                signing = Signing(await keys.rotate())
             except KubeError as error:
                 log.warning("The signing keys can't be had yet; trying again.", extra={"error": str(error)})
                 await asyncio.sleep(1)
 
         async def look() -> None:
-            signing.use(await keys.look())
+            signing.use(await keys.rotate())
 
         async def core() -> None:
             await self._core(kube, self._settings, signing)
@@ -176,7 +176,7 @@ class Operator:
         # Signing keys need maintenance to stay usable, so neither task runs without the other.
         tasks = [
             asyncio.create_task(core(), name="core"),
-            asyncio.create_task(keep_looking("the signing keys", look), name="signing keys"),
+            asyncio.create_task(run_periodically("the signing keys", look), name="signing keys"),
         ]
         try:
             ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -188,7 +188,7 @@ class Operator:
             task.result()
 
 
-async def keep_looking(what: str, look: Callable[[], Awaitable[None]], every: float = LOOK_EVERY) -> None:
+async def run_periodically(what: str, look: Callable[[], Awaitable[None]], every: float = LOOK_EVERY) -> None:
     """Run ``look`` periodically until cancelled. Log the same error once, and retry with growing back-off."""
     complaint, troubles = "", 0
     while True:
@@ -236,7 +236,7 @@ def stop_on_signals(stop: asyncio.Event) -> None:
         loop.add_signal_handler(number, told, number)
 
 
-async def run_process(settings: Settings, core: Core, registry: CollectorRegistry) -> None:
+async def run_process(settings: Settings, core: LeaderWork, registry: CollectorRegistry) -> None:
     """Run until a stop signal. Raises ``LeadershipLost``, ``StartFailed``, ``KubeError``, or an unexpected error."""
     stop = asyncio.Event()
     stop_on_signals(stop)

@@ -18,7 +18,7 @@ from mailboat_operator.kube.client import (
     SUBSCRIPTION,
     Conflict,
 )
-from mailboat_operator.relays.state import Fleet
+from mailboat_operator.relays.state import RelayStates
 from mailboat_spec.names import API_VERSION
 from support.operator_under_test import condition_of, holders, operating, spread
 from support.wait import await_until
@@ -82,7 +82,7 @@ async def test_a_subscription_is_not_ready_before_its_destination_answered(clust
 
 async def test_a_relay_that_is_silent_for_a_moment_is_named_and_keeps_its_partitions(cluster, monkeypatch):
     now = 0.0  # stands still, so that a moment is one, however long it takes
-    monkeypatch.setattr(controller, "Fleet", functools.partial(Fleet, clock=lambda: now))
+    monkeypatch.setattr(controller, "RelayStates", functools.partial(RelayStates, clock=lambda: now))
     await cluster.create_relay()
     await cluster.create_subscription()
     async with operating(cluster):

@@ -72,7 +72,7 @@ async def test_a_foreign_edit_is_put_back(cluster, kind, edit, restored, while_a
         if not while_away:
             await cluster.patch(kind, "orders-relay", edit)
             await cluster.until(kind, "orders-relay", restored, "the edit to be put back")
-            await cluster.until_told("orders", "PutBack")
+            await cluster.until_told("orders", "DriftCorrected")
     if while_away:
         await cluster.patch(kind, "orders-relay", edit)
         async with operating(cluster):

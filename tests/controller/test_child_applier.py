@@ -14,10 +14,10 @@ from prometheus_client import CollectorRegistry
 from mailboat.runtime.config import load
 from mailboat.runtime.followed import Followed
 from mailboat_operator.controller import parse
-from mailboat_operator.controller.cache import World
-from mailboat_operator.controller.children import Keeper, StillThere
+from mailboat_operator.controller.cache import ResourceCache
+from mailboat_operator.controller.children import ChildApplier, StillThere
 from mailboat_operator.controller.reconcile import Reconciler
-from mailboat_operator.controller.status_writer import Reporter
+from mailboat_operator.controller.status_writer import StatusWriter
 from mailboat_operator.kube.client import (
     CONFIG_MAP,
     DEPLOYMENT,
@@ -37,11 +37,11 @@ from mailboat_operator.kube.client import (
 )
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.assignment import Work
-from mailboat_operator.relays.http_client import Pushed, RelayClient
+from mailboat_operator.relays.http_client import PushResponse, RelayClient
 from mailboat_operator.relays.pods import relay_pod
-from mailboat_operator.relays.poll import Patience
+from mailboat_operator.relays.poll import PollTimeouts
 from mailboat_operator.relays.reports import Answer, Report, read_report
-from mailboat_operator.relays.state import Fleet, Handed
+from mailboat_operator.relays.state import ConfigPush, RelayStates
 from mailboat_operator.resources import CHILD_KINDS, desired
 from mailboat_operator.resources.configmap import Configuration, configuration_in
 from mailboat_operator.resources.pod import CONTAINER, RelayImage, relay_labels
@@ -50,7 +50,7 @@ from support.manifests import Manifest, event_subscription, outbox_relay
 
 IMAGE = RelayImage("mailboat-relay:1")
 KEY = ("shop", "orders")
-FleetT = TypeVar("FleetT", bound=Fleet)
+FleetT = TypeVar("FleetT", bound=RelayStates)
 
 
 class Server(Kube):
@@ -98,7 +98,7 @@ class Keys:
         return "token"
 
 
-class Recorder(Fleet):
+class Recorder(RelayStates):
     """Remembers which versions of the configuration relays would have been told."""
 
     def __init__(self, *arguments: Any) -> None:
@@ -107,7 +107,7 @@ class Recorder(Fleet):
 
     async def configure(self, key, pods, answers, configuration):
         self.versions.append(configuration.version)
-        return Handed()
+        return ConfigPush()
 
 
 def known(name: str) -> Manifest:
@@ -135,61 +135,61 @@ def wanted(model: OutboxRelay) -> dict[Any, Any]:
 @pytest.mark.parametrize("error", [Invalid("no such field"), Forbidden("a policy")], ids=["refused", "forbidden"])
 async def test_what_was_refused_is_not_tried_again_at_once_unless_it_changes(error):
     server, now = Server(), [0.0]
-    keeper = Keeper(server, World(), Metrics(CollectorRegistry()), patience=30, clock=lambda: now[0])
+    keeper = ChildApplier(server, ResourceCache(), Metrics(CollectorRegistry()), patience=30, clock=lambda: now[0])
     server.refuses[DEPLOYMENT] = error
     model = OutboxRelay.model_validate(relay())
     for _ in range(5):
         now[0] += 4
-        kept = await keeper.keep(model, wanted(model))
+        kept = await keeper.apply(model, wanted(model))
         assert kept.obstructed == {DEPLOYMENT}
         assert [*kept.refused, *kept.forbidden] == [str(error)]
     assert server.applied[DEPLOYMENT] == 1
     assert server.applied[DISRUPTION_BUDGET] >= 1, "one child keeps no other from being kept"
     changed = OutboxRelay.model_validate(relay(replicas=5))
-    await keeper.keep(changed, wanted(changed))
+    await keeper.apply(changed, wanted(changed))
     assert server.applied[DEPLOYMENT] == 2, "what is changed is tried at once"
     now[0] += 30
     del server.refuses[DEPLOYMENT]
-    kept = await keeper.keep(changed, wanted(changed))
+    kept = await keeper.apply(changed, wanted(changed))
     assert (server.applied[DEPLOYMENT], kept.obstructed) == (3, set())
 
 
 async def test_a_name_that_is_taken_is_looked_at_again_when_it_may_be_free():
     server, now = Server(), [0.0]
-    keeper = Keeper(server, World(), Metrics(CollectorRegistry()), patience=30, clock=lambda: now[0])
+    keeper = ChildApplier(server, ResourceCache(), Metrics(CollectorRegistry()), patience=30, clock=lambda: now[0])
     server.theirs[SERVICE] = {"metadata": {"name": "orders-relay", "uid": "theirs"}}
     model = OutboxRelay.model_validate(relay())
-    assert (await keeper.keep(model, wanted(model))).taken == ["Service"]
+    assert (await keeper.apply(model, wanted(model))).taken == ["Service"]
     server.theirs.clear()
-    assert (await keeper.keep(model, wanted(model))).taken == ["Service"]
+    assert (await keeper.apply(model, wanted(model))).taken == ["Service"]
     now[0] += 30
-    assert (await keeper.keep(model, wanted(model))).taken == []
+    assert (await keeper.apply(model, wanted(model))).taken == []
     assert server.applied[SERVICE] == 1
 
 
-class Core(Generic[FleetT]):
+class LeaderWork(Generic[FleetT]):
     """A reconciler with all that it needs, and nobody to ask."""
 
-    def __init__(self, fleet: type[FleetT], client: RelayClient | None = None) -> None:
-        self.server, self.world, self.registry = Server(), World(), CollectorRegistry()
+    def __init__(self, relays: type[FleetT], client: RelayClient | None = None) -> None:
+        self.server, self.world, self.registry = Server(), ResourceCache(), CollectorRegistry()
         metrics = Metrics(self.registry)
-        self.keeper = Keeper(self.server, self.world, metrics)
-        self.reporter = Reporter(self.server, self.world, metrics, "test")
-        self.fleet = fleet(client or RelayClient(Keys()), metrics, Patience())
+        self.keeper = ChildApplier(self.server, self.world, metrics)
+        self.reporter = StatusWriter(self.server, self.world, metrics, "test")
+        self.fleet = relays(client or RelayClient(Keys()), metrics, PollTimeouts())
         self.reconciler = Reconciler(self.world, self.keeper, self.fleet, self.reporter, metrics, Keys(), IMAGE, 5.0)
 
 
 async def test_nothing_is_remembered_about_what_was_deleted():
-    core = Core(Fleet)
-    server, world, reconciler = core.server, core.world, core.reconciler
+    core = LeaderWork(RelayStates)
+    server, cache, reconciler = core.server, core.world, core.reconciler
 
     def gauges():
         every = (sample for metric in core.registry.collect() for sample in metric.samples)
         return {each.name for each in every if each.labels.get("namespace") == "shop"}
 
     assert gauges() == set()
-    world.saw(RELAY, relay())
-    world.saw(SUBSCRIPTION, subscription())
+    cache.saw(RELAY, relay())
+    cache.saw(SUBSCRIPTION, subscription())
     server.refuses[DISRUPTION_BUDGET] = Forbidden("a policy")
     await reconciler.reconcile(KEY)
 
@@ -200,32 +200,32 @@ async def test_nothing_is_remembered_about_what_was_deleted():
     about = ("pods_without_sidecar", "ready", "relay_pods", "subscription_lag")
     assert gauges() == {f"mailboat_operator_{each}" for each in about}
     assert remembered() == [2, 1, 1, len(CHILD_KINDS) - 1, 1]
-    world.lost(SUBSCRIPTION, {**subscription(), "metadata": {**subscription()["metadata"], "resourceVersion": "900"}})
-    world.lost(RELAY, {**relay(), "metadata": {**relay()["metadata"], "resourceVersion": "901"}})
+    cache.lost(SUBSCRIPTION, {**subscription(), "metadata": {**subscription()["metadata"], "resourceVersion": "900"}})
+    cache.lost(RELAY, {**relay(), "metadata": {**relay()["metadata"], "resourceVersion": "901"}})
     await reconciler.reconcile(KEY)
     assert gauges() == set()
     assert remembered() == [0] * 5
 
 
 async def test_relays_that_run_are_told_though_a_child_is_forbidden():
-    core = Core(Recorder)
-    server, world, reconciler = core.server, core.world, core.reconciler
+    core = LeaderWork(Recorder)
+    server, cache, reconciler = core.server, core.world, core.reconciler
     told = core.fleet.versions
-    world.saw(RELAY, relay())
+    cache.saw(RELAY, relay())
     server.refuses[DISRUPTION_BUDGET] = Forbidden("a policy")
     await reconciler.reconcile(KEY)
     assert len(told) == 1
     server.refuses[CONFIG_MAP] = Forbidden("a quota")
-    world.saw(SUBSCRIPTION, subscription())
+    cache.saw(SUBSCRIPTION, subscription())
     await reconciler.reconcile(KEY)
     assert len(told) == 1, "not before it is in the ConfigMap, where a relay that restarts finds it"
 
 
 async def test_what_the_server_fails_at_keeps_nothing_else_from_being_done():
-    core = Core(Recorder)
-    server, world, reconciler = core.server, core.world, core.reconciler
+    core = LeaderWork(Recorder)
+    server, cache, reconciler = core.server, core.world, core.reconciler
     told = core.fleet.versions
-    world.saw(RELAY, relay())
+    cache.saw(RELAY, relay())
     server.refuses[SERVICE] = ServerFailed("somebody's webhook is down")
     with pytest.raises(ServerFailed):
         await reconciler.reconcile(KEY)
@@ -235,7 +235,7 @@ async def test_what_the_server_fails_at_keeps_nothing_else_from_being_done():
         await reconciler.reconcile(KEY)
     assert server.applied[SERVICE] == 2, "it may be over at any moment"
     server.refuses[CONFIG_MAP] = ServerFailed("and for this one")
-    world.saw(SUBSCRIPTION, subscription())
+    cache.saw(SUBSCRIPTION, subscription())
     with pytest.raises(ServerFailed):
         await reconciler.reconcile(KEY)
     assert len(told) == 2, "nothing is told that relays would not find again"
@@ -243,18 +243,18 @@ async def test_what_the_server_fails_at_keeps_nothing_else_from_being_done():
 
 @pytest.mark.parametrize("kind", CHILD_KINDS)
 async def test_a_child_that_is_being_deleted_keeps_nothing_but_itself_from_being_done(kind):
-    core = Core(Recorder)
-    server, world, reconciler = core.server, core.world, core.reconciler
-    world.saw(RELAY, relay())
+    core = LeaderWork(Recorder)
+    server, cache, reconciler = core.server, core.world, core.reconciler
+    cache.saw(RELAY, relay())
     await reconciler.reconcile(KEY)
     server.applied.clear()
-    live = world.child(kind, KEY)
+    live = cache.child(kind, KEY)
     assert live is not None
     held = {"deletionTimestamp": "2026-01-31T12:00:00Z", "finalizers": ["example.com/theirs"], "resourceVersion": "900"}
-    world.saw(kind, {**live, "metadata": {**live["metadata"], **held}})
+    cache.saw(kind, {**live, "metadata": {**live["metadata"], **held}})
     changed = relay(replicas=5)
-    world.saw(RELAY, {**changed, "metadata": {**changed["metadata"], "resourceVersion": "901", "generation": 2}})
-    world.saw(SUBSCRIPTION, subscription())
+    cache.saw(RELAY, {**changed, "metadata": {**changed["metadata"], "resourceVersion": "901", "generation": 2}})
+    cache.saw(SUBSCRIPTION, subscription())
     with pytest.raises(StillThere, match=f"{kind.name} orders-relay is being deleted"):
         await reconciler.reconcile(KEY)
     going = kind == CONFIG_MAP  # what pods would start with is not what they should start with
@@ -272,30 +272,30 @@ async def test_a_relay_that_goes_while_its_relays_are_asked_gets_no_child_back(e
             metadata = {**found["metadata"], "resourceVersion": "900"}
             match end:
                 case "deleted":
-                    world.lost(RELAY, {**found, "metadata": metadata})
+                    cache.lost(RELAY, {**found, "metadata": metadata})
                 case "being deleted":
                     going = {"deletionTimestamp": "2026-01-31T12:00:00Z", "finalizers": ["orphan"]}
-                    world.saw(RELAY, {**found, "metadata": {**metadata, **going}})
+                    cache.saw(RELAY, {**found, "metadata": {**metadata, **going}})
                 case "made anew":
-                    world.saw(RELAY, {**found, "metadata": {**metadata, "uid": "u-next"}})
+                    cache.saw(RELAY, {**found, "metadata": {**metadata, "uid": "u-next"}})
             return await super().ask(key, pods, partitions)
 
-    core = Core(Slow)
-    server, world, reconciler = core.server, core.world, core.reconciler
+    core = LeaderWork(Slow)
+    server, cache, reconciler = core.server, core.world, core.reconciler
     told: list[Any] = []
-    world.saw(RELAY, relay())
-    world.on_change = told.append
+    cache.saw(RELAY, relay())
+    cache.on_change = told.append
     assert await reconciler.reconcile(KEY) is None
     assert (server.applied, server.statuses, core.fleet.versions) == ({}, [], [])
     assert told == [KEY], "which brings the next look"
 
 
 async def test_a_subscription_is_read_once_per_version_and_beside_the_loop(monkeypatch):
-    core = Core(Fleet)
-    world, reconciler = core.world, core.reconciler
-    world.saw(RELAY, relay())
+    core = LeaderWork(RelayStates)
+    cache, reconciler = core.world, core.reconciler
+    cache.saw(RELAY, relay())
     for number in range(20):
-        world.saw(SUBSCRIPTION, subscription(f"s{number}"))
+        cache.saw(SUBSCRIPTION, subscription(f"s{number}"))
     threads = []
 
     def counted(documents):
@@ -304,7 +304,7 @@ async def test_a_subscription_is_read_once_per_version_and_beside_the_loop(monke
 
     monkeypatch.setattr(parse, "read_documents", counted)
     await reconciler.reconcile(KEY)
-    before = configuration_in(world.child(CONFIG_MAP, KEY))
+    before = configuration_in(cache.child(CONFIG_MAP, KEY))
     threads.clear()  # statuses were written: what is here now are versions of their own
     await reconciler.reconcile(KEY)
     assert len(threads) == 1 + 20, "the relay, and each of them"
@@ -314,9 +314,9 @@ async def test_a_subscription_is_read_once_per_version_and_beside_the_loop(monke
     invalid = {"relayRef": {"name": "orders"}, "nonsense": True}
     for number in range(20):
         found = subscription(f"s{number}")
-        world.saw(SUBSCRIPTION, {**found, "metadata": {**found["metadata"], "resourceVersion": "900"}, "spec": invalid})
+        cache.saw(SUBSCRIPTION, {**found, "metadata": {**found["metadata"], "resourceVersion": "900"}, "spec": invalid})
     await reconciler.reconcile(KEY)
-    assert configuration_in(world.child(CONFIG_MAP, KEY)) == before, "relays go on with what they know"
+    assert configuration_in(cache.child(CONFIG_MAP, KEY)) == before, "relays go on with what they know"
 
 
 class Wire(RelayClient):
@@ -333,13 +333,13 @@ class Wire(RelayClient):
     async def put_config(self, pod, content):
         assert len(content) < 1024 * 1024
         await self.relay.push(content)
-        return Pushed(200, "")
+        return PushResponse(200, "")
 
 
 async def test_2000_subscriptions_arrive_at_the_relay_and_so_does_a_pause(tmp_path):
     """Written out they have more than a ConfigMap holds."""
     followed = Followed(lambda _: None)
-    core = Core(Fleet, Wire(followed))
+    core = LeaderWork(RelayStates, Wire(followed))
     kafka = {"bootstrapServers": [f"kafka-{number}.kafka.svc:9092" for number in range(3)], "topic": "orders"}
     every = [subscription(f"orders-to-kafka-{number}") for number in range(2000)]
     for each in every:
@@ -364,11 +364,11 @@ async def test_2000_subscriptions_arrive_at_the_relay_and_so_does_a_pause(tmp_pa
 
 @pytest.mark.parametrize("error", [Invalid("422"), Conflict("409"), ApiUnavailable("no answer"), Throttled("429")])
 async def test_a_status_that_can_not_be_written_keeps_no_other_from_being_written_unless_the_server_wants_quiet(error):
-    core = Core(Fleet)
-    server, world, reconciler = core.server, core.world, core.reconciler
-    world.saw(RELAY, relay())
+    core = LeaderWork(RelayStates)
+    server, cache, reconciler = core.server, core.world, core.reconciler
+    cache.saw(RELAY, relay())
     for name in ("one", "other"):
-        world.saw(SUBSCRIPTION, subscription(name))
+        cache.saw(SUBSCRIPTION, subscription(name))
     server.unwritable["one"] = error
     with pytest.raises(type(error)):
         await reconciler.reconcile(KEY)
@@ -382,15 +382,15 @@ async def test_a_relay_that_knows_a_newer_assignment_speaks_for_all_of_them():
     class Client(RelayClient):
         async def put_assignment(self, pod, request):
             asked.append(request["generation"])
-            return Pushed(409, "a newer one is known")
+            return PushResponse(409, "a newer one is known")
 
-    fleet = Fleet(Client(Keys()), Metrics(CollectorRegistry()), Patience(), wall_clock=lambda: 1_000.0)
+    relays = RelayStates(Client(Keys()), Metrics(CollectorRegistry()), PollTimeouts(), wall_clock=lambda: 1_000.0)
     report = {"relays": [{"name": "shop/orders", "databaseReachable": True, "subscriptions": [{"name": "shop/out"}]}]}
     pods = [relay_pod(named_pod(f"orders-relay-{number}")) for number in range(100)]
     answers = [Answer(pod.name, read_report(json.dumps(report).encode())) for pod in pods]
     work = [Work("shop/out", 4, frozenset())]
     for _ in range(100):
-        assert await fleet.share_out(KEY, work, pods, answers, Configuration(0, ""))
+        assert await relays.push_assignment(KEY, work, pods, answers, Configuration(0, ""))
     assert len(asked) == 100
     assert [each - 1_000_000 for each in asked[:5]] == [0, 1000, 2000, 4000, 8000]
     assert asked[-1] < 2**63, "Postgres and relays can take it"
@@ -398,9 +398,9 @@ async def test_a_relay_that_knows_a_newer_assignment_speaks_for_all_of_them():
 
 @pytest.mark.parametrize(("error", "told"), [(ApiUnavailable("500"), True), (Throttled("429"), False)])
 async def test_a_look_that_can_not_be_finished_is_told_once_it_lasts_unless_the_server_wants_quiet(error, told):
-    core = Core(Fleet)
-    server, world, reconciler = core.server, core.world, core.reconciler
-    world.saw(RELAY, relay())
+    core = LeaderWork(RelayStates)
+    server, cache, reconciler = core.server, core.world, core.reconciler
+    cache.saw(RELAY, relay())
     server.refuses[SERVICE] = error
     for attempt in range(1, 6):
         with pytest.raises(type(error)):

@@ -13,7 +13,7 @@ import pytest
 from kubernetes.aio.client import Configuration
 
 from mailboat_operator.kube.client import POD, Change, Kube
-from mailboat_operator.kube.http import Connections
+from mailboat_operator.kube.http import ClosableConnections
 from support.certificate_authority import Authority
 from support.wait import await_until
 
@@ -54,7 +54,7 @@ def silent(tmp_path: Path) -> Iterator[Silent]:
 
 
 async def test_a_stream_is_gone_though_the_server_never_says_goodbye(silent: Silent) -> None:
-    connections = Connections()
+    connections = ClosableConnections()
     session = connections.session(silent.trust, {})
     response = await session.get(silent.url)
     assert await response.content.readany() == b"{}"
@@ -78,7 +78,7 @@ async def test_nor_does_a_watch_outlive_its_connection(silent: Silent) -> None:
 
 
 async def test_what_is_closed_already_needs_nothing() -> None:
-    connections = Connections()
+    connections = ClosableConnections()
     await connections.session(ssl.create_default_context(), {}).close()
     await connections.close()
     await connections.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mailboat_operator.controller.parse import recalled
+from mailboat_operator.controller.parse import find_last_valid_form
 from mailboat_operator.relays.reports import Answer, Report
 from mailboat_operator.resources.configmap import Configuration, item, next_configuration
 from mailboat_spec import EventSubscription, OutboxRelay
@@ -60,5 +60,5 @@ UNREADABLE = Configuration(5, configuration(subscription()).text.replace('"log":
     ],
 )
 def test_what_relays_know_is_found_or_known_to_be_lost(found, written, told, answers, form, lost):
-    result = recalled(found, RELAY, written, told, answers)
+    result = find_last_valid_form(found, RELAY, written, told, answers)
     assert (result.form is not None, result.lost) == (form, lost)

@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.http_client import RelayClient
 from mailboat_operator.relays.pods import RelayPod, relay_pod
-from mailboat_operator.relays.poll import Patience
-from mailboat_operator.relays.state import Fleet
+from mailboat_operator.relays.poll import PollTimeouts
+from mailboat_operator.relays.state import RelayStates
 from mailboat_operator.resources.pod import CONTAINER, PORT, relay_labels
 from support.wait import await_until
 
@@ -64,13 +64,13 @@ class Pods:
 
 
 @asynccontextmanager
-async def fleet(patience: Patience) -> AsyncIterator[tuple[Fleet, Pods]]:
+async def relays(patience: PollTimeouts) -> AsyncIterator[tuple[RelayStates, Pods]]:
     async with RelayClient(Keys(), timeout=300) as client, Pods().running() as pods:
-        yield Fleet(client, Metrics(CollectorRegistry()), patience), pods
+        yield RelayStates(client, Metrics(CollectorRegistry()), patience), pods
 
 
 async def test_pods_that_do_not_answer_keep_no_relay_of_another_resource_waiting():
-    async with fleet(Patience(asking=300)) as (asking, pods), asyncio.timeout(60):
+    async with relays(PollTimeouts(asking=300)) as (asking, pods), asyncio.timeout(60):
         silent = [pod("big", number, "127.6.0.1") for number in range(320)]
         hangs = asyncio.create_task(asking.ask(("shop", "big"), silent, {}))
         await await_until(lambda: pods.silent >= 8, what="all calls that one resource may have")
@@ -81,7 +81,7 @@ async def test_pods_that_do_not_answer_keep_no_relay_of_another_resource_waiting
 
 
 async def test_pods_that_do_not_answer_are_asked_last_and_in_turn():
-    async with fleet(Patience(asking=0.2)) as (asking, _), asyncio.timeout(60):
+    async with relays(PollTimeouts(asking=0.2)) as (asking, _), asyncio.timeout(60):
         silent = [pod("big", number, "127.6.0.1") for number in range(20)]
         good = pod("big", 99, "127.5.0.1")
         asked: set[str] = set()
@@ -94,7 +94,7 @@ async def test_pods_that_do_not_answer_are_asked_last_and_in_turn():
 
 @pytest.mark.parametrize("excess", [0, 200_000])
 async def test_an_answer_that_is_longer_than_a_status_can_be_is_none(excess):
-    async with fleet(Patience()) as (asking, pods), asyncio.timeout(60):
+    async with relays(PollTimeouts()) as (asking, pods), asyncio.timeout(60):
         pods.status = {"relays": [], "ballast": "x" * excess}
         (answer,) = await asking.ask(("shop", "small"), [pod("small", 0, "127.5.0.1")], {"shop/out": 8})
         assert (answer.report is None, "more than a status can have" in answer.error) == (excess > 0, excess > 0)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from mailboat_operator.relays.pods import RelayPod
 from mailboat_operator.relays.reports import Answer, Report, bounded, read_report
-from mailboat_operator.relays.totals import Tally
-from mailboat_operator.status.conditions import news, overdue
+from mailboat_operator.relays.totals import RestartTotals
+from mailboat_operator.status.conditions import condition_events, overdue
 from mailboat_operator.status.patch import status_patch
 from mailboat_operator.status.relay import RelayFacts, database_changed, relay_status
 from mailboat_operator.status.subscription import SubscriptionFacts, subscription_status
@@ -69,8 +69,8 @@ def test_all_is_well():
 
 def test_partitions_of_a_pull_subscription_belong_to_consumers():
     """One relay reports the lag of all of them, and holds none."""
-    reporter = answer("a", [owned(0, lag=5), owned(1)])
-    facts = replace(FACTS, subscription=subscription(sink={"pull": {}}), answers=(reporter, answer("b")))
+    status_writer = answer("a", [owned(0, lag=5), owned(1)])
+    facts = replace(FACTS, subscription=subscription(sink={"pull": {}}), answers=(status_writer, answer("b")))
     status = subscription_status(facts, NOW)
     found = conditions(status)
     assert found["Ready"] == ("True", "Delivering")
@@ -170,9 +170,9 @@ def test_a_silent_relay_is_named_at_once_and_its_partitions_are_counted_by_anoth
     assert found["Ready"] == found["Assigned"] == ("False", "RelaySilent")
     assert f"b: {why}" in status["conditions"][0]["message"]
     assert (status["lag"], status["lagDisplay"], status["partitions"][1]["pod"]) == (61, "61", "b")
-    assert [item.warning for item in news(subscription_status(FACTS, NOW)["conditions"], status["conditions"])] == [
-        True
-    ]
+    assert [
+        item.warning for item in condition_events(subscription_status(FACTS, NOW)["conditions"], status["conditions"])
+    ] == [True]
     of_relay = relay_status(replace(RELAY_FACTS, answers=(counting, silent)), NOW)
     assert conditions(of_relay)["Ready"] == ("False", "RelaySilent")
     not_counted_yet = replace(FACTS, answers=(answer("a", [owned(0, lag=1)], owners=OWNERS), HUNG))
@@ -213,10 +213,10 @@ def test_news_is_what_changed():
     well = subscription_status(FACTS, NOW)["conditions"]
     away = replace(FACTS, answers=(answer("a", [owned(0), owned(1)], sinkReachable=False),))
     ill = subscription_status(away, NOW)["conditions"]
-    assert [(item.warning, item.reason) for item in news((), well)] == [(False, "Delivering")]
-    assert news(well, well) == []
-    assert {(item.warning, item.reason) for item in news(well, ill)} == {(True, "SinkUnavailable")}
-    assert (False, "Delivering") in {(item.warning, item.reason) for item in news(ill, well)}
+    assert [(item.warning, item.reason) for item in condition_events((), well)] == [(False, "Delivering")]
+    assert condition_events(well, well) == []
+    assert {(item.warning, item.reason) for item in condition_events(well, ill)} == {(True, "SinkUnavailable")}
+    assert (False, "Delivering") in {(item.warning, item.reason) for item in condition_events(ill, well)}
 
 
 def test_the_steps_of_a_start_are_no_news_but_falling_back_to_them_is():
@@ -230,12 +230,12 @@ def test_the_steps_of_a_start_are_no_news_but_falling_back_to_them_is():
         "PartitionsWithoutOwner",
         "Delivering",
     ]
-    told = [news(before, after) for before, after in itertools.pairwise([(), *stages])]
+    told = [condition_events(before, after) for before, after in itertools.pairwise([(), *stages])]
     assert [[item.reason for item in items] for items in told] == [[], [], [], ["Delivering"]]
     well = stages[-1]
     for number, reason in enumerate(["NotEnoughRelays", "Starting", "PartitionsWithoutOwner"]):
-        assert [item.reason for item in news(well, stages[number])] == [reason]
-        assert [item.reason for item in news(stages[number], well)] == ["Delivering"]
+        assert [item.reason for item in condition_events(well, stages[number])] == [reason]
+        assert [item.reason for item in condition_events(stages[number], well)] == ["Delivering"]
 
 
 def test_a_start_that_takes_too_long_is_an_event():
@@ -343,7 +343,7 @@ def test_a_healthy_start_of_a_relay_is_one_event():
         relay_status(replace(RELAY_FACTS, answers=answers), NOW)["conditions"]
         for answers in ((answer("a", relay=STARTS), answer("b", relay=STARTS)), BOTH)
     ]
-    told = [news(before, after) for before, after in itertools.pairwise([(), *stages])]
+    told = [condition_events(before, after) for before, after in itertools.pairwise([(), *stages])]
     assert [[item.reason for item in items] for items in told] == [[], ["Available"]]
 
 
@@ -461,12 +461,12 @@ def test_lag_that_a_silent_relay_had_is_still_lag():
 
 
 def test_published_events_are_counted_over_restarts_of_relays_and_operators():
-    tally, asked = Tally(), {"a": second(1), "b": second(1)}
+    tally, asked = RestartTotals(), {"a": second(1), "b": second(1)}
     assert tally.count("s", 0, {"a": 10}, asked) == 10
     assert tally.count("s", 10, {"a": 15}, asked) == 15
     assert tally.count("s", 15, {"a": 2}, asked) == 17, "a new process"
     assert tally.count("s", 17, {"a": 2, "b": 5}, asked) == 22, "one that was silent until now"
-    later = Tally()
+    later = RestartTotals()
     assert later.count("s", 22, {"a": 2}, asked) == 22, "may be counted already"
     assert later.count("s", 22, {"a": 3, "b": 6}, asked) == 23, "so may what one had that was silent at first"
     assert later.count("s", 23, {"a": 3, "b": 6, "c": 4}, {**asked, "c": second(2)}) == 27, "a new pod"
@@ -474,14 +474,14 @@ def test_published_events_are_counted_over_restarts_of_relays_and_operators():
 
 def test_a_new_operator_counts_nothing_twice_however_young_the_pods_are():
     """Kubernetes says to the second when a pod was made; operators follow one another faster."""
-    one, next_one = Tally(), Tally()
+    one, next_one = RestartTotals(), RestartTotals()
     assert one.count("s", 0, {"a": 100}, {"a": second(1)}) == 100
     assert next_one.count("s", 100, {"a": 100}, {"a": second(1)}) == 100
     assert next_one.count("s", 100, {"a": 130}, {"a": second(1)}) == 130
 
 
 def test_pods_that_are_gone_are_forgotten_and_nothing_is_counted_twice():
-    tally = Tally()
+    tally = RestartTotals()
     for number in range(100):
         pod = f"pod-{number}"
         assert tally.count("s", 0, {pod: 3}, {pod: second(number)}) == 3 * (number + 1)
@@ -520,7 +520,7 @@ def test_pods_of_our_own_that_lack_a_secret_are_replaced_by_nobody_but_us():
         assert "being replaced: orders-relay-a" in mounted["message"]
         assert "restart" not in mounted["message"]
         well = [{**mounted, "status": "True", "reason": "UpToDate"}]
-        assert [item.warning for item in news(well, [mounted])] == [False]
+        assert [item.warning for item in condition_events(well, [mounted])] == [False]
 
 
 def test_what_keeps_pods_from_starting_is_told_in_kubernetes_words():
@@ -546,7 +546,9 @@ def test_what_keeps_pods_from_starting_is_told_in_kubernetes_words():
 
 def test_what_the_api_server_forbids_is_a_warning():
     after = relay_status(replace(RELAY_FACTS, forbidden="exceeded quota"), NOW)["conditions"]
-    assert [(item.warning, item.reason) for item in news((), after) if "quota" in item.message] == [(True, "Forbidden")]
+    assert [(item.warning, item.reason) for item in condition_events((), after) if "quota" in item.message] == [
+        (True, "Forbidden")
+    ]
     assert "Reconciling" not in {each["type"] for each in after}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from mailboat_operator.controller.cache import World
+from mailboat_operator.controller.cache import ResourceCache
 from mailboat_operator.controller.watch import Watcher
 from mailboat_operator.controller.workqueue import Backoff
 from mailboat_operator.kube.client import CONFIG_MAP, Gone, Kube, Listed
@@ -36,7 +36,7 @@ async def test_a_server_that_forgets_at_once_is_not_asked_for_lists_without_a_pa
         return 0.5
 
     backoff = Backoff(initial=0.001, factor=4.0, random=told_of_a_pause)
-    watcher = Watcher(kube, World(), CONFIG_MAP, "shop", "", backoff=backoff)
+    watcher = Watcher(kube, ResourceCache(), CONFIG_MAP, "shop", "", backoff=backoff)
     task = asyncio.create_task(watcher.run())
     await await_until(lambda: kube.lists > 3, what="some lists")
     task.cancel()

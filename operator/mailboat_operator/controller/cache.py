@@ -31,7 +31,7 @@ _MOURNED: Final = 600.0
 _FOR_GOOD: Final = float("inf")
 
 
-class World:
+class ResourceCache:
     """Last known version of every relevant object."""
 
     def __init__(

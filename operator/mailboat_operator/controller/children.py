@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from mailboat_operator.controller.cache import World
+from mailboat_operator.controller.cache import ResourceCache
 from mailboat_operator.controller.drift import Applied, outcome
 from mailboat_operator.kube.client import (
     CONFIG_MAP,
@@ -32,7 +32,7 @@ from mailboat_operator.metrics import Metrics
 from mailboat_operator.resources import CHILD_KINDS
 from mailboat_operator.resources.ownership import Owner, owner_of
 from mailboat_operator.resources.pod import child_name
-from mailboat_operator.status.conditions import News
+from mailboat_operator.status.conditions import EventNote
 from mailboat_spec import OutboxRelay
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class Taken(KubeError):
 
 
 @dataclass(slots=True)
-class Kept:
+class ApplyResult:
     """Result of applying all children."""
 
     taken: list[str] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Kept:
     """API server messages about children that are invalid as the spec defines them."""
     forbidden: list[str] = field(default_factory=list)
     """API server messages about children that are rejected for now: a quota, a policy, a missing permission."""
-    news: list[News] = field(default_factory=list)
+    events: list[EventNote] = field(default_factory=list)
     obstructed: set[Kind] = field(default_factory=set)
     """Kinds of all children that are not in the desired state."""
     failed: ServerFailed | StillThere | None = None
@@ -74,19 +74,19 @@ class Kept:
             (self.refused if isinstance(obstacle, Invalid) else self.forbidden).append(str(obstacle))
 
 
-class Keeper:
+class ChildApplier:
     """Children of all relays, with the result of the last apply per child."""
 
     def __init__(
         self,
         kube: Kube,
-        world: World,
+        cache: ResourceCache,
         metrics: Metrics,
         patience: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kube = kube
-        self._world = world
+        self._cache = cache
         self._metrics = metrics
         self._clock = clock
         self.patience = patience
@@ -104,7 +104,7 @@ class Keeper:
 
     async def find(self, kind: Kind, key: Key) -> Object | None:
         """Return the child as it is. If the cache has none, query the server: the child may only lack its label."""
-        known = self._world.child(kind, key)
+        known = self._cache.child(kind, key)
         if known is not None:
             return known
         try:
@@ -112,9 +112,9 @@ class Keeper:
         except NotFound:
             return None
 
-    async def keep(self, relay: OutboxRelay, wanted: dict[Kind, Object]) -> Kept:
+    async def apply(self, relay: OutboxRelay, wanted: dict[Kind, Object]) -> ApplyResult:
         """Create or repair every desired child."""
-        kept = Kept()
+        kept = ApplyResult()
         key = (relay.metadata.namespace, relay.metadata.name)
         for kind in CHILD_KINDS:
             if kind not in wanted:
@@ -146,7 +146,7 @@ class Keeper:
         """Delete children that are no longer desired, if the relay owns them and they are in the cache."""
         key = (relay.metadata.namespace, relay.metadata.name)
         for kind in kinds:
-            live = self._world.child(kind, key)
+            live = self._cache.child(kind, key)
             if live is None or owner_of(live, key[1], relay.metadata.uid) is not Owner.OURS:
                 continue
             if live["metadata"].get("deletionTimestamp"):
@@ -154,10 +154,10 @@ class Keeper:
             try:
                 await self._kube.delete(kind, key[0], live["metadata"]["name"], live["metadata"]["uid"])
             except NotFound:
-                self._world.missing(kind, live)
+                self._cache.missing(kind, live)
             log.info("Removed what is no longer wanted.", extra={"relay": "/".join(key), "kind": kind.name})
 
-    async def _keep_one(self, key: Key, relay: OutboxRelay, kind: Kind, wanted: Object, kept: Kept) -> None:
+    async def _keep_one(self, key: Key, relay: OutboxRelay, kind: Kind, wanted: Object, kept: ApplyResult) -> None:
         live = await self.find(kind, key)
         if live is None:
             self._remember(kind, key, wanted, await self._kube.apply(kind, wanted))
@@ -180,11 +180,12 @@ class Keeper:
         tampered = kind == CONFIG_MAP and before is not None and before.found != now.found
         foreign = tampered or (before is not None and before.wanted == now.wanted)
         if foreign and applied["metadata"]["resourceVersion"] != live["metadata"]["resourceVersion"]:
-            self._metrics.put_back.labels(kind.name).inc()
+            self._metrics.drift_corrected.labels(kind.name).inc()
             shown = "; ".join(now.reasons[:3])
-            kept.news.append(News(True, "PutBack", f"{kind.name} {child_name(key[1])} was put back: {shown}."))
+            note = f"{kind.name} {child_name(key[1])} was changed by another client and is restored: {shown}."
+            kept.events.append(EventNote(True, "DriftCorrected", note))
         self._remember(kind, key, wanted, applied)
 
     def _remember(self, kind: Kind, key: Key, wanted: Object, applied: Object) -> None:
         self._applied[kind, key] = (applied["metadata"]["uid"], outcome(wanted, applied))
-        self._world.saw(kind, applied)
+        self._cache.saw(kind, applied)

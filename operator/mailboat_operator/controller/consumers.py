@@ -10,16 +10,16 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from mailboat_operator.controller.cache import World
-from mailboat_operator.controller.parse import read_consumer
-from mailboat_operator.controller.status_writer import Reporter
+from mailboat_operator.controller.cache import ResourceCache
+from mailboat_operator.controller.parse import parse_consumer
+from mailboat_operator.controller.status_writer import StatusWriter
 from mailboat_operator.kube.client import SUBSCRIPTION, Key
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.http_client import RelayClient
 from mailboat_operator.relays.pods import ConsumerPod
-from mailboat_operator.relays.poll import Patience, Polling
+from mailboat_operator.relays.poll import PodPoll, PollTimeouts
 from mailboat_operator.relays.reports import ConsumerAnswer
-from mailboat_operator.relays.totals import Tally
+from mailboat_operator.relays.totals import RestartTotals
 from mailboat_operator.status.consumer import ConsumerFacts, consumer_status
 
 
@@ -28,42 +28,42 @@ class Consumers:
 
     def __init__(
         self,
-        world: World,
+        cache: ResourceCache,
         client: RelayClient,
-        reporter: Reporter,
+        status_writer: StatusWriter,
         metrics: Metrics,
-        patience: Patience,
+        patience: PollTimeouts,
         interval: float,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._world = world
+        self._cache = cache
         self._client = client
-        self._reporter = reporter
+        self._status_writer = status_writer
         self._metrics = metrics
         self._patience = patience
         self._interval = interval
         self._wall_clock = wall_clock
-        self._polls: dict[Key, Polling[ConsumerAnswer]] = {}
-        self._handled = Tally()
-        self._dead = Tally()
+        self._polls: dict[Key, PodPoll[ConsumerAnswer]] = {}
+        self._handled = RestartTotals()
+        self._dead = RestartTotals()
 
     async def reconcile(self, key: Key) -> float | None:
         """Reconcile one subscription. Return the seconds until the next run; None: wait for an event."""
-        for gone in self._world.departed(key):
+        for gone in self._cache.departed(key):
             self._forget(key, gone["metadata"]["uid"])
-        if not (subscriptions := self._world.subscriptions_of(key)):
+        if not (subscriptions := self._cache.subscriptions_of(key)):
             return None  # pods refer to a subscription that does not exist, or that reads an outbox
         (found,) = subscriptions
-        read = read_consumer(found)
+        read = parse_consumer(found)
         metadata, before = found["metadata"], found.get("status") or {}
         name = f"{metadata['namespace']}/{metadata['name']}"
-        pods = [pod for pod in self._world.consumer_pods_of(key) if pod.alive]
+        pods = [pod for pod in self._cache.consumer_pods_of(key) if pod.alive]
 
         def late(pod: ConsumerPod) -> ConsumerAnswer:
             return ConsumerAnswer(pod.name, None, "was not asked yet: other pods take too long to answer")
 
-        polling = self._polls.setdefault(key, Polling(self._patience))
-        polled = await polling.ask(pods, lambda pod: self._client.consumer_status(pod, name), late)
+        polling = self._polls.setdefault(key, PodPoll(self._patience))
+        polled = await polling.poll(pods, lambda pod: self._client.consumer_status(pod, name), late)
         answers = [each.recent or each.answer for each in polled]
         reports = {
             pod.uid: answer.report for pod, answer in zip(pods, answers, strict=True) if answer.report is not None
@@ -82,13 +82,13 @@ class Consumers:
         )
         status = consumer_status(facts, datetime.fromtimestamp(self._wall_clock(), UTC))
         self._metrics.lag.labels(metadata["namespace"], metadata["name"]).set(status.get("lag", 0))
-        await self._reporter.report(SUBSCRIPTION, found, status)
+        await self._status_writer.write_status(SUBSCRIPTION, found, status)
         return self._interval if pods else None
 
     def _forget(self, key: Key, uid: str) -> None:
         self._polls.pop(key, None)
         self._handled.forget(uid)
         self._dead.forget(uid)
-        self._reporter.forget(uid)
+        self._status_writer.forget(uid)
         namespace, name = key[0], key[1].rpartition("/")[2]
         self._metrics.forget_subscription(namespace, name)

@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from mailboat_operator.controller.cache import World, is_consumer
-from mailboat_operator.controller.children import Keeper, StillThere
+from mailboat_operator.controller.cache import ResourceCache, is_consumer
+from mailboat_operator.controller.children import ChildApplier, StillThere
 from mailboat_operator.controller.consumers import Consumers
 from mailboat_operator.controller.kopf_feed import KopfFeed
 from mailboat_operator.controller.reconcile import Reconciler
-from mailboat_operator.controller.status_writer import Reporter
+from mailboat_operator.controller.status_writer import StatusWriter
 from mailboat_operator.controller.watch import Watcher
 from mailboat_operator.controller.workqueue import Backoff, WorkQueue
 from mailboat_operator.kube.client import (
@@ -38,8 +38,8 @@ from mailboat_operator.kube.client import (
 )
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.http_client import RelayClient, Signer
-from mailboat_operator.relays.poll import Patience
-from mailboat_operator.relays.state import Fleet
+from mailboat_operator.relays.poll import PollTimeouts
+from mailboat_operator.relays.state import RelayStates
 from mailboat_operator.resources import CHILD_KINDS
 from mailboat_operator.resources.pod import RelayImage
 from mailboat_spec.names import MANAGED_BY, MANAGED_BY_LABEL, RELAY_LABEL, SUBSCRIPTION_LABEL
@@ -57,7 +57,7 @@ _COMPARE_AFTER: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class CoreSettings:
+class ControllerSettings:
     """Settings of the leader's work."""
 
     image: RelayImage
@@ -73,43 +73,43 @@ class CoreSettings:
     backoff: Backoff = field(default_factory=Backoff)
 
     @property
-    def patience(self) -> Patience:
-        return Patience(
+    def patience(self) -> PollTimeouts:
+        return PollTimeouts(
             silence=max(3 * self.status_interval, 3.0),
             following=max(6 * self.status_interval, 5.0),
             asking=max(2 * self.relay_timeout, 10.0),
         )
 
 
-async def run_leader(kube: Kube, settings: CoreSettings, signing: Signer, metrics: Metrics) -> None:
+async def run_controller(kube: Kube, settings: ControllerSettings, signing: Signer, metrics: Metrics) -> None:
     """Run until cancelled. Raise only on errors that a retry can't resolve."""
     kube.on_request = metrics.on_request
     queue: WorkQueue[Key] = WorkQueue(settings.backoff)
-    world = World()
+    cache = ResourceCache()
     async with RelayClient(signing, timeout=settings.relay_timeout) as client:
-        reporter = Reporter(kube, world, metrics, settings.instance)
+        status_writer = StatusWriter(kube, cache, metrics, settings.instance)
         reconciler = Reconciler(
-            world,
-            Keeper(kube, world, metrics, _OBSTRUCTED * settings.status_interval),
-            Fleet(client, metrics, settings.patience),
-            reporter,
+            cache,
+            ChildApplier(kube, cache, metrics, _OBSTRUCTED * settings.status_interval),
+            RelayStates(client, metrics, settings.patience),
+            status_writer,
             metrics,
             signing,
             settings.image,
             settings.status_interval,
         )
-        consumers = Consumers(world, client, reporter, metrics, settings.patience, settings.status_interval)
-        await _Leader(kube, settings, metrics, world, queue, reconciler, consumers).run()
+        consumers = Consumers(cache, client, status_writer, metrics, settings.patience, settings.status_interval)
+        await _Controller(kube, settings, metrics, cache, queue, reconciler, consumers).run()
 
 
-class _Place:
+class _WatchScope:
     """One scope, a single namespace or all of them. No relay in it is reconciled before its lists are complete."""
 
     def __init__(self, namespace: str | None) -> None:
         self.namespace = namespace
         self.watchers: list[Watcher] = []
         self.known = asyncio.Event()
-        """Set once every list is in the cache (``World``)."""
+        """Set once every list is in the cache (``ResourceCache``)."""
         self.compare = asyncio.Event()
         """Set when kopf or a watch may have missed deletions."""
 
@@ -121,13 +121,13 @@ class _Place:
         return self.namespace in (None, namespace)
 
 
-class _Leader:
+class _Controller:
     def __init__(
         self,
         kube: Kube,
-        settings: CoreSettings,
+        settings: ControllerSettings,
         metrics: Metrics,
-        world: World,
+        cache: ResourceCache,
         queue: WorkQueue[Key],
         reconciler: Reconciler,
         consumers: Consumers,
@@ -135,23 +135,23 @@ class _Leader:
         self._kube = kube
         self._settings = settings
         self._metrics = metrics
-        self._world = world
+        self._cache = cache
         self._queue = queue
         self._reconciler = reconciler
         self._consumers = consumers
         self._begun = asyncio.Event()
         """Set once the lists of one scope are complete."""
-        self._places = [_Place(namespace) for namespace in settings.namespaces or (None,)]
+        self._places = [_WatchScope(namespace) for namespace in settings.namespaces or (None,)]
 
     async def run(self) -> None:
         self._metrics.leader.set(1)
         self._metrics.queue.set_function(self._queue.waiting)
-        self._world.on_change = self._changed
+        self._cache.on_change = self._changed
         try:
             async with asyncio.TaskGroup() as tasks:
                 for place in self._places:
                     place.watchers = [
-                        Watcher(self._kube, self._world, kind, place.namespace, selector, place.compare.set)
+                        Watcher(self._kube, self._cache, kind, place.namespace, selector, place.compare.set)
                         for kind, selector in _WATCHED
                     ]
                     for watcher in place.watchers:
@@ -195,13 +195,13 @@ class _Leader:
         if any(place.known.is_set() for place in self._places if place.has(key[0])):
             self._queue.add(key)
 
-    async def _look_after(self, place: _Place) -> None:
+    async def _look_after(self, place: _WatchScope) -> None:
         for watcher in place.watchers:
             await watcher.synced.wait()
         await self._list_at_last(_OUR_KINDS, place)
         place.known.set()
         self._begun.set()
-        found = [key for key in (*self._world.relays(), *self._world.asked_for()) if place.has(key[0])]
+        found = [key for key in (*self._cache.relays(), *self._cache.asked_for()) if place.has(key[0])]
         for key in found:
             self._queue.add(key)
         log.info("Everything that is there is known.", extra={"namespace": place.name, "relays": len(found)})
@@ -210,9 +210,9 @@ class _Leader:
     def _heard(self, type_: str | None, kind: Kind, found: Object) -> None:
         """Apply one event from kopf to the cache. Type None means that kopf re-listed, so compare lists."""
         if type_ == "DELETED":
-            self._world.lost(kind, found)
+            self._cache.lost(kind, found)
             return
-        self._world.saw(kind, found)
+        self._cache.saw(kind, found)
         if type_ is None:
             for place in self._places:
                 if place.has(found["metadata"]["namespace"]):
@@ -246,7 +246,7 @@ class _Leader:
             extra={"relay": "/".join(key), "error": str(error), "seconds": round(delay, 1)},
         )
 
-    async def _compare_for_ever(self, place: _Place) -> None:
+    async def _compare_for_ever(self, place: _WatchScope) -> None:
         """Re-list custom resources if deletions may have been missed (see ``handlers``), and all kinds periodically."""
         while True:
             kinds: Sequence[tuple[Kind, str]] = _OUR_KINDS
@@ -256,19 +256,19 @@ class _Leader:
                 await asyncio.sleep(_COMPARE_AFTER)
             except TimeoutError:
                 kinds = (*_OUR_KINDS, *_WATCHED)
-                for key in self._world.relays():
+                for key in self._cache.relays():
                     if place.has(key[0]):
                         self._queue.add(key)
             place.compare.clear()
             await self._list_at_last(kinds, place)
 
-    async def _list_at_last(self, kinds: Sequence[tuple[Kind, str]], place: _Place) -> None:
+    async def _list_at_last(self, kinds: Sequence[tuple[Kind, str]], place: _WatchScope) -> None:
         """List until it succeeds, with back-off."""
         for attempt in itertools.count():
             try:
                 for kind, selector in kinds:
                     listed = await self._kube.list(kind, place.namespace, selector)
-                    self._world.listed(kind, listed, place.namespace)
+                    self._cache.listed(kind, listed, place.namespace)
                 return
             except KubeError as error:
                 delay = max(self._settings.backoff.delay(attempt), error.retry_after or 0.0)

@@ -24,7 +24,7 @@ from typing import Any, Final
 import kopf
 
 from mailboat_operator.kube.client import RELAY, SUBSCRIPTION, Access, Kind, Object
-from mailboat_operator.kube.http import Connections
+from mailboat_operator.kube.http import ClosableConnections
 from mailboat_spec.names import GROUP, RELAY_PLURAL, SUBSCRIPTION_PLURAL, VERSION
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class KopfFeed:
         self._namespaces = tuple(namespaces)
         self._on_event = on_event
         self._stop = threading.Event()
-        self._connections = Connections()
+        self._connections = ClosableConnections()
         """Used by kopf's thread only."""
         self._logins = 0
 

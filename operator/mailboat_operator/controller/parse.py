@@ -2,7 +2,7 @@
 
 The CRD schemas reject most errors; this module reports those that only the models detect. It also finds the last valid
 form of a subscription whose spec became invalid. Parsing thousands of subscriptions takes seconds:
-``SubscriptionReader`` parses each resource version once, and is called in a thread.
+``SubscriptionParser`` parses each resource version once, and is called in a thread.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mailboat_spec import EventSubscription, OutboxRelay, SpecError, Tracking, r
 
 
 @dataclass(frozen=True, slots=True)
-class ReadRelay:
+class ParsedRelay:
     """A relay, or the problem with its spec."""
 
     relay: OutboxRelay | None
@@ -33,7 +33,7 @@ class ReadRelay:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadSubscription:
+class ParsedSubscription:
     """A subscription, or the problem with its spec."""
 
     found: Object
@@ -44,7 +44,7 @@ class ReadSubscription:
 
 
 @dataclass(frozen=True, slots=True)
-class Recalled:
+class LastValidForm:
     """The form that relays have of a subscription whose spec became invalid."""
 
     form: Object | None
@@ -53,9 +53,9 @@ class Recalled:
     """Relays have the subscription, but its last valid form can't be recovered."""
 
 
-def recalled(
+def find_last_valid_form(
     found: Object, relay: str, written: Configuration | None, told: Configuration | None, answers: Sequence[Answer]
-) -> Recalled:
+) -> LastValidForm:
     """Find the last valid form in the ConfigMap (``written``), else in the last pushed configuration (``told``).
 
     Others can delete or corrupt a ConfigMap. If this process has not pushed a configuration yet, check whether relay
@@ -67,13 +67,13 @@ def recalled(
     for each in (written, told):
         form = last_valid_form(each, metadata["uid"])
         if form is not None and is_named(form, namespace, name):
-            return Recalled(form)
+            return LastValidForm(form)
     if told is not None or knows_by_name(written, namespace, name):  # left out by the operator, or a predecessor's
-        return Recalled(None)
+        return LastValidForm(None)
     if written is None and (found.get("status") or {}).get("partitions"):
-        return Recalled(None, lost=True)
+        return LastValidForm(None, lost=True)
     reports = [answer.report for answer in answers if answer.report is not None]
-    return Recalled(
+    return LastValidForm(
         None,
         lost=any(
             (known := report.relay(relay)) is not None
@@ -84,24 +84,24 @@ def recalled(
     )
 
 
-def read_relay(found: Object) -> ReadRelay:
+def parse_relay(found: Object) -> ParsedRelay:
     try:
-        return ReadRelay(read_documents([(_label(found), _without_status(found))]).relays[0])
+        return ParsedRelay(read_documents([(_label(found), _without_status(found))]).relays[0])
     except SpecError as error:
-        return ReadRelay(None, _problem(error))
+        return ParsedRelay(None, _problem(error))
 
 
-class SubscriptionReader:
+class SubscriptionParser:
     """Parser for the subscriptions of one relay, with a cache."""
 
     def __init__(self) -> None:
-        self._read: dict[str, tuple[object, ReadSubscription]] = {}
+        self._read: dict[str, tuple[object, ParsedSubscription]] = {}
         """By uid: the result, with everything that it depends on."""
 
-    def read(self, relay: Object, found: Sequence[Object]) -> list[ReadSubscription]:
+    def read(self, relay: Object, found: Sequence[Object]) -> list[ParsedSubscription]:
         """Parse each subscription with its relay and, if the relay serves only one, with the first valid one."""
         serves_one = _serves_one(relay)
-        read: dict[str, tuple[object, ReadSubscription]] = {}
+        read: dict[str, tuple[object, ParsedSubscription]] = {}
         first: Object | None = None
         for each in found:
             metadata = each["metadata"]
@@ -126,10 +126,10 @@ def _mark(relay: Object) -> tuple[str, int]:
     return relay["metadata"]["uid"], relay["metadata"].get("generation", 0)
 
 
-def read_subscription_alone(found: Object) -> EventSubscription | None:
+def parse_subscription_alone(found: Object) -> EventSubscription | None:
     """Parse a subscription without its real relay: a last valid form, or one whose relay does not exist."""
     if has_source(found):
-        return read_consumer(found).subscription
+        return parse_consumer(found).subscription
     try:
         relay = {
             "apiVersion": found["apiVersion"],
@@ -142,26 +142,26 @@ def read_subscription_alone(found: Object) -> EventSubscription | None:
         return None
 
 
-def read_consumer(found: Object) -> ReadSubscription:
+def parse_consumer(found: Object) -> ParsedSubscription:
     """Parse a subscription with a source."""
     try:
-        return ReadSubscription(found, read_documents([(_label(found), _without_status(found))]).subscriptions[0])
+        return ParsedSubscription(found, read_documents([(_label(found), _without_status(found))]).subscriptions[0])
     except SpecError as error:
-        return ReadSubscription(found, None, _problem(error))
+        return ParsedSubscription(found, None, _problem(error))
 
 
-def _read_subscription(relay: Object, first: Object | None, found: Object) -> ReadSubscription:
+def _read_subscription(relay: Object, first: Object | None, found: Object) -> ParsedSubscription:
     beside = [relay] if first is None else [relay, first]
     documents = [(_label(each), _without_status(each)) for each in (*beside, found)]
     try:
         subscription = read_documents(documents).subscriptions[-1]
-        return ReadSubscription(found, subscription, item=item(subscription))
+        return ParsedSubscription(found, subscription, item=item(subscription))
     except SpecError as error:
         own = [problem for problem in error.problems if problem.source == _label(found)]
         if not own:  # a problem of the relay, reported there
-            alone = read_subscription_alone(found)
-            return ReadSubscription(found, alone, item=item(alone) if alone is not None else None)
-        return ReadSubscription(found, None, _problem(SpecError(tuple(own))))
+            alone = parse_subscription_alone(found)
+            return ParsedSubscription(found, alone, item=item(alone) if alone is not None else None)
+        return ParsedSubscription(found, None, _problem(SpecError(tuple(own))))
 
 
 def _problem(error: SpecError) -> str:

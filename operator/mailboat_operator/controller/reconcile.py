@@ -16,16 +16,16 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from mailboat_operator.controller.cache import World
-from mailboat_operator.controller.children import Keeper, Kept
+from mailboat_operator.controller.cache import ResourceCache
+from mailboat_operator.controller.children import ApplyResult, ChildApplier
 from mailboat_operator.controller.parse import (
-    ReadSubscription,
-    SubscriptionReader,
-    read_relay,
-    read_subscription_alone,
-    recalled,
+    ParsedSubscription,
+    SubscriptionParser,
+    find_last_valid_form,
+    parse_relay,
+    parse_subscription_alone,
 )
-from mailboat_operator.controller.status_writer import Reporter
+from mailboat_operator.controller.status_writer import StatusWriter
 from mailboat_operator.kube.client import (
     CONFIG_MAP,
     DEPLOYMENT,
@@ -43,8 +43,8 @@ from mailboat_operator.relays.assignment import Work
 from mailboat_operator.relays.http_client import Signer
 from mailboat_operator.relays.pods import RelayPod
 from mailboat_operator.relays.reports import Answer, partitions_of
-from mailboat_operator.relays.state import Fleet
-from mailboat_operator.relays.totals import Tally
+from mailboat_operator.relays.state import RelayStates
+from mailboat_operator.relays.totals import RestartTotals
 from mailboat_operator.resources import CHILD_KINDS, desired
 from mailboat_operator.resources.configmap import (
     Configuration,
@@ -65,7 +65,7 @@ from mailboat_operator.resources.pod import (
     secrets_of,
     sink_secrets,
 )
-from mailboat_operator.status.conditions import News, overdue
+from mailboat_operator.status.conditions import EventNote, overdue
 from mailboat_operator.status.relay import RelayFacts, database_changed, relay_status
 from mailboat_operator.status.subscription import SubscriptionFacts, subscription_status
 from mailboat_spec import EventSubscription, OutboxRelay, Reason, Runtime
@@ -85,7 +85,7 @@ _STUCK: Final = 5
 class _Told:
     """One subscription: its resource, and the form that relays are configured with."""
 
-    read: ReadSubscription
+    read: ParsedSubscription
     subscription: EventSubscription | None
     """The spec, or its last valid form. None if that form can't be parsed, or if relays have none."""
     kept: Object | None = None
@@ -134,7 +134,7 @@ class _Look:
 class _Done:
     """Result of one reconcile."""
 
-    kept: Kept = field(default_factory=Kept)
+    kept: ApplyResult = field(default_factory=ApplyResult)
     held: str = ""
     """Why relays get no new configuration; empty if they do."""
     stuck: str = ""
@@ -150,33 +150,33 @@ class Reconciler:
 
     def __init__(
         self,
-        world: World,
-        keeper: Keeper,
-        fleet: Fleet,
-        reporter: Reporter,
+        cache: ResourceCache,
+        keeper: ChildApplier,
+        relays: RelayStates,
+        status_writer: StatusWriter,
         metrics: Metrics,
         signing: Signer,
         image: RelayImage,
         interval: float,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._world = world
-        self._keeper = keeper
-        self._fleet = fleet
-        self._reporter = reporter
+        self._cache = cache
+        self._children = keeper
+        self._relays = relays
+        self._status_writer = status_writer
         self._metrics = metrics
         self._signing = signing
         self._image = image
         self._interval = interval
         self._wall_clock = wall_clock
-        self._tally = Tally()
+        self._tally = RestartTotals()
         self._stuck: dict[Key, int] = {}
-        self._readers: dict[Key, SubscriptionReader] = {}
+        self._readers: dict[Key, SubscriptionParser] = {}
 
     async def reconcile(self, key: Key) -> float | None:
         """Reconcile one relay. Return the seconds until the next run; None: wait for an event."""
         self._forget_departed(key)
-        found = self._world.relay(key)
+        found = self._cache.relay(key)
         if found is None:
             return await self._without_relay(key)
         if found["metadata"].get("deletionTimestamp"):
@@ -195,7 +195,7 @@ class Reconciler:
         if stuck is not None:
             raise stuck
         if CONFIG_MAP in done.kept.obstructed or (done.kept.obstructed and not look.asked):
-            return self._keeper.patience
+            return self._children.patience
         if not look.asked:
             return _WITHOUT_PODS
         return self._interval if done.settled else min(self._interval, _SOON)
@@ -211,7 +211,7 @@ class Reconciler:
         self._stuck[key] = self._stuck.get(key, 0) + 1
         if self._stuck[key] < _STUCK or isinstance(stuck, Throttled):
             raise stuck
-        return _Done(Kept(forbidden=[str(stuck)])) if isinstance(stuck, Forbidden) else _Done(stuck=str(stuck))
+        return _Done(ApplyResult(forbidden=[str(stuck)])) if isinstance(stuck, Forbidden) else _Done(stuck=str(stuck))
 
     def _is_still_there(self, key: Key, found: Object) -> bool:
         """Return whether the relay resource still exists after the status calls, which take time.
@@ -219,19 +219,19 @@ class Reconciler:
         If the relay was deleted meanwhile with ``--cascade=orphan``, its children stay on purpose. If this reconcile
         made it their owner again, garbage collection would remove them.
         """
-        now = self._world.relay(key)
+        now = self._cache.relay(key)
         if now is None or now["metadata"].get("deletionTimestamp"):
             return False
         return bool(now["metadata"]["uid"] == found["metadata"]["uid"])
 
     async def _look(self, key: Key, found: Object) -> tuple[_Look, Configuration | None]:
-        read = read_relay(found)
+        read = parse_relay(found)
         before = await asyncio.to_thread(configuration_in, await self._own_config_map(key, found))
-        pods = self._world.pods_of(key)
+        pods = self._cache.pods_of(key)
         asked = [pod for pod in pods if pod.has_relay and not pod.finished]
-        answers = await self._fleet.ask(key, asked, partitions_of(self._world.subscriptions_of(key)))
-        subscriptions = self._world.subscriptions_of(key)
-        reader = self._readers.setdefault(key, SubscriptionReader())
+        answers = await self._relays.poll(key, asked, partitions_of(self._cache.subscriptions_of(key)))
+        subscriptions = self._cache.subscriptions_of(key)
+        reader = self._readers.setdefault(key, SubscriptionParser())
 
         def as_told() -> list[_Told]:
             return [self._as_told(key, each, before, answers) for each in reader.read(found, subscriptions)]
@@ -240,19 +240,19 @@ class Reconciler:
         return _Look(key, found, read.relay, read.problem, told, pods, asked, answers), before
 
     async def _own_config_map(self, key: Key, found: Object) -> Object | None:
-        live = await self._keeper.find(CONFIG_MAP, key)
+        live = await self._children.find(CONFIG_MAP, key)
         ours = live is not None and owner_of(live, key[1], found["metadata"]["uid"]) is Owner.OURS
         return live if ours else None
 
     def _as_told(
-        self, key: Key, read: ReadSubscription, before: Configuration | None, answers: Sequence[Answer]
+        self, key: Key, read: ParsedSubscription, before: Configuration | None, answers: Sequence[Answer]
     ) -> _Told:
         """Return the form that relays should run. If the spec is invalid, relays keep the last valid form."""
         if read.subscription is not None:
             return _Told(read, read.subscription)
-        known = recalled(read.found, "/".join(key), before, self._fleet.told(key), answers)
+        known = find_last_valid_form(read.found, "/".join(key), before, self._relays.pushed_config(key), answers)
         form = known.form
-        return _Told(read, read_subscription_alone(form) if form is not None else None, form, known.lost)
+        return _Told(read, parse_subscription_alone(form) if form is not None else None, form, known.lost)
 
     async def _bring_about(self, look: _Look, relay: OutboxRelay, before: Configuration | None) -> _Done:
         """Apply the children, then push configuration and assignment."""
@@ -270,10 +270,10 @@ class Reconciler:
             return _Done(held=excess)
         keys = self._signing.public_keys()
         wanted = desired(relay, look.secrets(relay), configuration, keys, self._image)
-        kept = await self._keeper.keep(relay, wanted)
-        await self._reporter.tell(RELAY, look.found, kept.news)
+        kept = await self._children.apply(relay, wanted)
+        await self._status_writer.write_events(RELAY, look.found, kept.events)
         if not kept.obstructed and (relay.spec.runtime is Runtime.DEPLOYMENT or _sidecar_works(look)):
-            await self._keeper.remove(relay, [kind for kind in CHILD_KINDS if kind not in wanted])
+            await self._children.remove(relay, [kind for kind in CHILD_KINDS if kind not in wanted])
         # Push only a configuration that a restarted relay finds in the ConfigMap.
         settled = CONFIG_MAP in kept.obstructed or await self._tell_relays(look, relay, configuration)
         if kept.failed is not None:
@@ -282,10 +282,10 @@ class Reconciler:
 
     async def _tell_relays(self, look: _Look, relay: OutboxRelay, configuration: Configuration) -> bool:
         """Push configuration and assignment. Return True if no push and no partition move is in flight."""
-        handed = await self._fleet.configure(look.key, look.asked, look.answers, configuration)
+        handed = await self._relays.push_config(look.key, look.asked, look.answers, configuration)
         # Partitions of pull subscriptions belong to consumers: there is nothing to assign.
         work = [_work(relay, each) for each in look.subscriptions if each.spec.sink.pull is None]
-        moving = await self._fleet.share_out(look.key, work, look.asked, look.answers, configuration)
+        moving = await self._relays.push_assignment(look.key, work, look.asked, look.answers, configuration)
         return not (handed.on_its_way or moving)
 
     async def _report(self, look: _Look, done: _Done) -> None:
@@ -313,8 +313,8 @@ class Reconciler:
             refused="; ".join(done.kept.refused),
             forbidden="; ".join(done.kept.forbidden),
             held=done.held,
-            uncreated=replica_failure(self._world.child(DEPLOYMENT, look.key)),
-            halted=rollout_failure(self._world.child(DEPLOYMENT, look.key)),
+            uncreated=replica_failure(self._cache.child(DEPLOYMENT, look.key)),
+            halted=rollout_failure(self._cache.child(DEPLOYMENT, look.key)),
             stuck=done.stuck,
             pods=look.pods,
             answers=_of_the_living(look),
@@ -324,9 +324,9 @@ class Reconciler:
         )
         self._metrics.without_sidecar.labels(*look.key).set(sum(pod.lacks_sidecar for pod in look.pods))
         status = relay_status(facts, now)
-        await self._reporter.report(RELAY, look.found, status)
-        await self._reporter.tell(RELAY, look.found, overdue(status["conditions"], now))
-        await self._reporter.tell(RELAY, look.found, database_changed(facts.before, status))
+        await self._status_writer.write_status(RELAY, look.found, status)
+        await self._status_writer.write_events(RELAY, look.found, overdue(status["conditions"], now))
+        await self._status_writer.write_events(RELAY, look.found, database_changed(facts.before, status))
         if delayed is not None:
             raise delayed
 
@@ -359,33 +359,33 @@ class Reconciler:
         )
         status = subscription_status(facts, now)
         self._metrics.lag.labels(metadata["namespace"], metadata["name"]).set(status.get("lag", math.nan))
-        await self._reporter.report(SUBSCRIPTION, found, status)
+        await self._status_writer.write_status(SUBSCRIPTION, found, status)
 
     def _forget_departed(self, key: Key) -> None:
-        for gone in self._world.departed(key):
+        for gone in self._cache.departed(key):
             metadata = gone["metadata"]
             self._tally.forget(metadata["uid"])
-            self._reporter.forget(metadata["uid"])
+            self._status_writer.forget(metadata["uid"])
             of_subscription = gone["kind"] == SUBSCRIPTION.name
             forget = self._metrics.forget_subscription if of_subscription else self._metrics.forget_relay
             forget(metadata["namespace"], metadata["name"])
 
     async def _without_relay(self, key: Key) -> float | None:
         """Report the missing relay on its subscriptions and pause its sidecars. Kubernetes removes its children."""
-        self._keeper.forget(key)
+        self._children.forget(key)
         self._stuck.pop(key, None)
         self._readers.pop(key, None)
-        for pod in self._world.pods_of(key):
+        for pod in self._cache.pods_of(key):
             if pod.lacks_sidecar:
-                await self._reporter.tell(POD, pod.reference, [_no_such_relay(key)])
+                await self._status_writer.write_events(POD, pod.reference, [_no_such_relay(key)])
         now = self._now()
-        for found in self._world.subscriptions_of(key):
+        for found in self._cache.subscriptions_of(key):
             before = found.get("status") or {}
             facts = SubscriptionFacts(
                 name=f"{key[0]}/{found['metadata']['name']}",
                 generation=found["metadata"].get("generation", 0),
                 before=before,
-                subscription=read_subscription_alone(found),
+                subscription=parse_subscription_alone(found),
                 relay="/".join(key),
                 relay_exists=False,
                 problem="",
@@ -393,23 +393,23 @@ class Reconciler:
                 lacking=(),
                 published=before.get("published", 0),
             )
-            await self._reporter.report(SUBSCRIPTION, found, subscription_status(facts, now))
+            await self._status_writer.write_status(SUBSCRIPTION, found, subscription_status(facts, now))
         return await self._pause_sidecars(key)
 
     async def _pause_sidecars(self, key: Key) -> float | None:
         """Pause the sidecars of a deleted relay: their application pods stay, and only the operator can notify them."""
-        pods = [pod for pod in self._world.pods_of(key) if pod.alive and not pod.own]
-        live = self._world.child(CONFIG_MAP, key)
+        pods = [pod for pod in self._cache.pods_of(key) if pod.alive and not pod.own]
+        live = self._cache.child(CONFIG_MAP, key)
         # A ConfigMap without an owner was orphaned on purpose, so that relays keep running with it.
         left = live is not None and owner_of(live, key[1], "") is not Owner.PREDECESSOR
-        before = self._fleet.told(key) or await asyncio.to_thread(configuration_in, live)
+        before = self._relays.pushed_config(key) or await asyncio.to_thread(configuration_in, live)
         if pods and before is not None and not left:
             paused = await asyncio.to_thread(all_paused, before, int(self._wall_clock() * 1000))
-            answers = await self._fleet.ask(key, pods, {})
-            handed = await self._fleet.configure(key, pods, answers, paused)
+            answers = await self._relays.poll(key, pods, {})
+            handed = await self._relays.push_config(key, pods, answers, paused)
             behind = handed.behind or any(answer.report is None for answer in answers)
             return self._interval if behind else None  # the pushed configuration is kept while these pods exist
-        self._fleet.forget(key)
+        self._relays.forget(key)
         return None
 
     def _now(self) -> datetime:
@@ -475,11 +475,11 @@ def _held(lost: Sequence[str], relay: str) -> str:
     )
 
 
-def _no_such_relay(key: Key) -> News:
+def _no_such_relay(key: Key) -> EventNote:
     message = (
         f'There is no OutboxRelay "{key[1]}" in this namespace: create it, then restart this pod to get its relay.'
     )
-    return News(True, Reason.RELAY_NOT_FOUND, message)
+    return EventNote(True, Reason.RELAY_NOT_FOUND, message)
 
 
 def _selector(look: _Look) -> str:

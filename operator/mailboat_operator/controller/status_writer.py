@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from mailboat_operator.controller.cache import World
+from mailboat_operator.controller.cache import ResourceCache
 from mailboat_operator.kube.client import EVENT, Kind, Kube, KubeError, NotFound, Object
 from mailboat_operator.metrics import Metrics
-from mailboat_operator.status.conditions import News, news
+from mailboat_operator.status.conditions import EventNote, condition_events
 from mailboat_operator.status.patch import status_patch
 from mailboat_spec import FIELD_MANAGER, ConditionType
 
@@ -27,21 +27,26 @@ _SAME_NEWS_EVERY: Final = 600.0
 _LONGEST_NOTE: Final = 1024
 
 
-class Reporter:
+class StatusWriter:
     """Status writer for all resources, with the time of the last write per resource."""
 
     def __init__(
-        self, kube: Kube, world: World, metrics: Metrics, instance: str, clock: Callable[[], float] = time.monotonic
+        self,
+        kube: Kube,
+        cache: ResourceCache,
+        metrics: Metrics,
+        instance: str,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kube = kube
-        self._world = world
+        self._cache = cache
         self._metrics = metrics
         self._instance = instance
         self._clock = clock
         self._written: dict[str, float] = {}
-        self._told: dict[tuple[str, News], float] = {}
+        self._told: dict[tuple[str, EventNote], float] = {}
 
-    async def report(self, kind: Kind, found: Object, status: Mapping[str, Any]) -> None:
+    async def write_status(self, kind: Kind, found: Object, status: Mapping[str, Any]) -> None:
         """Patch the status, then write its events, so that no event is repeated. Raises ``KubeError``."""
         metadata = found["metadata"]
         ready = any(each["type"] == ConditionType.READY and each["status"] == "True" for each in status["conditions"])
@@ -54,14 +59,14 @@ class Reporter:
         try:
             written = await self._kube.patch_status(kind, found, patch)
         except NotFound:
-            self._world.missing(kind, found)  # deleted, but the deletion event has not arrived yet
+            self._cache.missing(kind, found)  # deleted, but the deletion event has not arrived yet
             return
         self._written[metadata["uid"]] = self._clock()
         self._metrics.status_patches.labels(kind.plural).inc()
-        self._world.saw(kind, written)
-        await self.tell(kind, found, news(before.get("conditions") or (), status["conditions"]))
+        self._cache.saw(kind, written)
+        await self.write_events(kind, found, condition_events(before.get("conditions") or (), status["conditions"]))
 
-    async def tell(self, kind: Kind, found: Object, items: Iterable[News]) -> None:
+    async def write_events(self, kind: Kind, found: Object, items: Iterable[EventNote]) -> None:
         """Write events on the resource. Best effort: a failed write is logged and does not affect anything else."""
         for item in items:
             mark = (found["metadata"]["uid"], item)
@@ -79,7 +84,7 @@ class Reporter:
         self._written.pop(uid, None)
 
 
-def _event(kind: Kind, found: Object, item: News, instance: str) -> Object:
+def _event(kind: Kind, found: Object, item: EventNote, instance: str) -> Object:
     metadata = found["metadata"]
     return {
         "apiVersion": EVENT.api_version,

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from mailboat_operator.controller.cache import World
+from mailboat_operator.controller.cache import ResourceCache
 from mailboat_operator.controller.workqueue import Backoff
 from mailboat_operator.kube.client import Gone, Kind, Kube, KubeError
 
@@ -27,7 +27,7 @@ class Watcher:
     def __init__(
         self,
         kube: Kube,
-        world: World,
+        cache: ResourceCache,
         kind: Kind,
         namespace: str | None,
         selector: str,
@@ -35,7 +35,7 @@ class Watcher:
         backoff: Backoff | None = None,
     ) -> None:
         self._kube = kube
-        self._world = world
+        self._cache = cache
         self._kind = kind
         self._namespace = namespace
         self._selector = selector
@@ -56,9 +56,9 @@ class Watcher:
                     failures = 0
                     version = change.resource_version
                     if change.type == "DELETED":
-                        self._world.lost(self._kind, change.object)
+                        self._cache.lost(self._kind, change.object)
                     elif change.type in ("ADDED", "MODIFIED"):
-                        self._world.saw(self._kind, change.object)
+                        self._cache.saw(self._kind, change.object)
                 await asyncio.sleep(_PAUSE)
             except KubeError as error:
                 if isinstance(error, Gone):
@@ -75,7 +75,7 @@ class Watcher:
 
     async def _list(self) -> str:
         listed = await self._kube.list(self._kind, self._namespace, self._selector)
-        self._world.listed(self._kind, listed, self._namespace)
+        self._cache.listed(self._kind, listed, self._namespace)
         if self.synced.is_set():
             self._on_listed()
         self.synced.set()

@@ -19,7 +19,7 @@ from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.config.config_exception import ConfigException
 
-from mailboat_operator.kube.http import Connections
+from mailboat_operator.kube.http import ClosableConnections
 from mailboat_spec.names import API_VERSION, FIELD_MANAGER, RELAY_PLURAL, SUBSCRIPTION_LABEL, SUBSCRIPTION_PLURAL
 
 Object = dict[str, Any]
@@ -184,7 +184,7 @@ class Kube:
     def __init__(self, configuration: Configuration, on_request: OnRequest = _nobody) -> None:
         self._configuration = configuration
         self._client = ApiClient(configuration)
-        self._connections = Connections()
+        self._connections = ClosableConnections()
         connector = self._connections.connector(self._client.rest_client.ssl_context)
         configuration.client_session_kwargs = {"connector": connector}  # read with the first request
         self._client.user_agent = FIELD_MANAGER

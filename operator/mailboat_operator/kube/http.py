@@ -21,7 +21,7 @@ _LOOK_EVERY: Final = 0.01
 """Seconds. Only the event loop itself has to run, so a few checks are enough."""
 
 
-class Connections:
+class ClosableConnections:
     """Open connections of one event loop."""
 
     def __init__(self) -> None:

@@ -49,7 +49,7 @@ class Signer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Pushed:
+class PushResponse:
     """Result of a push: status code (0 if there was no answer) and the relay's response text."""
 
     code: int
@@ -61,7 +61,7 @@ class Pushed:
 
 
 class RelayClient:
-    """HTTP client of the whole operator. It bounds the memory of answers; ``Fleet`` bounds the number of calls."""
+    """HTTP client of the operator. It bounds the memory of answers; ``RelayStates`` bounds the number of calls."""
 
     def __init__(self, signing: Signer, *, timeout: float = 3.0) -> None:
         self._signing = signing
@@ -70,7 +70,7 @@ class RelayClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        # Connections are not reused: relays come and go, and the next poll is seconds away.
+        # ClosableConnections are not reused: relays come and go, and the next poll is seconds away.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         self._session = aiohttp.ClientSession(
             connector=connector, timeout=self._timeout, trust_env=False, auto_decompress=False
@@ -110,17 +110,17 @@ class RelayClient:
         report = next((each for each in reports if each.name == subscription), None)
         return ConsumerAnswer(pod.name, report, "" if report is not None else "runs another consumer")
 
-    async def put_config(self, pod: RelayPod, content: bytes) -> Pushed:
+    async def put_config(self, pod: RelayPod, content: bytes) -> PushResponse:
         return await self._put(pod, "/config", content)
 
-    async def put_assignment(self, pod: RelayPod, request: dict[str, object]) -> Pushed:
+    async def put_assignment(self, pod: RelayPod, request: dict[str, object]) -> PushResponse:
         return await self._put(pod, "/assignment", pack(json.dumps(request)))
 
-    async def _put(self, pod: RelayPod, path: str, body: bytes) -> Pushed:
+    async def _put(self, pod: RelayPod, path: str, body: bytes) -> PushResponse:
         token = self._signing.token(pod.audience, "PUT", path, body)
         headers = {"Authorization": f"Bearer {token}"}
         code, content = await self._call("PUT", pod, path, body, _LARGEST_ERROR, headers)
-        return Pushed(code, content.decode(errors="replace"))
+        return PushResponse(code, content.decode(errors="replace"))
 
     async def _call(
         self,

@@ -14,7 +14,7 @@ _CALLS_AT_A_TIME: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class PollTimeouts:
     """Timeouts in seconds."""
 
     silence: float = 15.0
@@ -59,10 +59,10 @@ class Polled(Generic[A]):
 
 
 @dataclass(slots=True)
-class Polling(Generic[A]):
+class PodPoll(Generic[A]):
     """The last answers of one resource's pods."""
 
-    patience: Patience
+    patience: PollTimeouts
     clock: Callable[[], float] = time.monotonic
     seen: dict[str, tuple[A, float]] = field(default_factory=dict)
     """Last successful answer and its time, by pod uid."""
@@ -70,7 +70,7 @@ class Polling(Generic[A]):
     """Time of the last status call, by pod uid."""
     calls: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_CALLS_AT_A_TIME))
 
-    async def ask(
+    async def poll(
         self, pods: Sequence[P], call: Callable[[P], Awaitable[A]], late: Callable[[P], A]
     ) -> list[Polled[A]]:
         """Poll every pod and return one result each. ``late`` makes the answer of a pod that was not asked in time."""

@@ -163,7 +163,7 @@ class Signing:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyKeeper:
+class SigningKeyRotation:
     """Maintain the signing keys in their Secret."""
 
     kube: Kube
@@ -172,7 +172,7 @@ class KeyKeeper:
     rhythm: Rhythm = DEFAULT_RHYTHM
     now: Callable[[], datetime] = _utc_now
 
-    async def look(self) -> KeyRing:
+    async def rotate(self) -> KeyRing:
         """Return the current key ring. A changed ring is written to the Secret before it is used."""
         content = await read_secret(self.kube, self.namespace, self.secret)
         found = KeyRing.parse(content.data) if content is not None else None

@@ -26,9 +26,9 @@ from mailboat_operator.relays.assignment import (
     sticky,
     worth_pushing,
 )
-from mailboat_operator.relays.http_client import Pushed, RelayClient
+from mailboat_operator.relays.http_client import PushResponse, RelayClient
 from mailboat_operator.relays.pods import RelayPod
-from mailboat_operator.relays.poll import Patience, Polling
+from mailboat_operator.relays.poll import PodPoll, PollTimeouts
 from mailboat_operator.relays.reports import Answer, Partitions, RelayReport, pod_of
 from mailboat_operator.resources.configmap import Configuration
 
@@ -40,7 +40,7 @@ _FURTHEST_AHEAD: Final = 2**61
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
+class ConfigPush:
     """Result of pushing a configuration."""
 
     behind: bool = False
@@ -53,24 +53,24 @@ class Handed:
 class _Relay:
     """State of the relays of one resource."""
 
-    polling: Polling[Answer]
+    polling: PodPoll[Answer]
     told: Configuration | None = None
     """Last configuration intended for these relays."""
-    refusals: dict[str, Pushed] = field(default_factory=dict)
+    refusals: dict[str, PushResponse] = field(default_factory=dict)
     """Last refusal of the configuration, by pod uid. The same refusal is logged once."""
     plan: Plan | None = None
     ahead: int = 0
     """Milliseconds added to the clock for new generations, raised after a relay reported a newer generation."""
 
 
-class Fleet:
+class RelayStates:
     """Relay pods of all resources."""
 
     def __init__(
         self,
         client: RelayClient,
         metrics: Metrics,
-        patience: Patience,
+        patience: PollTimeouts,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -86,7 +86,7 @@ class Fleet:
         self._relays.pop(key, None)
         self._metrics.forget_relay(*key)
 
-    async def ask(self, key: Key, pods: Sequence[RelayPod], partitions: Partitions) -> list[Answer]:
+    async def poll(self, key: Key, pods: Sequence[RelayPod], partitions: Partitions) -> list[Answer]:
         """Poll every pod. Return one answer each: the new one, else the last successful one if recent, else the error.
 
         A pod that answered before and does not now is marked as silent at once.
@@ -94,7 +94,7 @@ class Fleet:
         ``partitions``: subscriptions that answers may contain, with their partition counts.
         """
         name = "/".join(key)
-        polled = await self._memory(key).polling.ask(
+        polled = await self._memory(key).polling.poll(
             pods,
             lambda pod: self._client.status(pod, name, partitions),
             lambda pod: Answer(pod.name, None, _LATE),
@@ -115,15 +115,15 @@ class Fleet:
         return answers
 
     def _memory(self, key: Key) -> _Relay:
-        return self._relays.setdefault(key, _Relay(Polling(self._patience, self._clock)))
+        return self._relays.setdefault(key, _Relay(PodPoll(self._patience, self._clock)))
 
-    def told(self, key: Key) -> Configuration | None:
+    def pushed_config(self, key: Key) -> Configuration | None:
         """Return the configuration pushed last by this process, if any."""
         return self._memory(key).told
 
-    async def configure(
+    async def push_config(
         self, key: Key, pods: Sequence[RelayPod], answers: Sequence[Answer], configuration: Configuration
-    ) -> Handed:
+    ) -> ConfigPush:
         """Push the configuration to every relay that reports an earlier version."""
         memory = self._memory(key)
         memory.told = configuration
@@ -133,7 +133,7 @@ class Fleet:
             if answer.report is not None and (answer.report.config.version or 0) < configuration.version
         ]
 
-        async def push(pod: RelayPod) -> Pushed:
+        async def push(pod: RelayPod) -> PushResponse:
             async with memory.polling.calls:
                 return await self._client.put_config(pod, configuration.packed)
 
@@ -145,9 +145,9 @@ class Fleet:
                 log.warning("A relay did not take the configuration; it will be offered again.", extra=extra)
         refused = {pod.uid: outcome for pod, outcome in zip(behind, pushed, strict=True) if not outcome.taken}
         memory.refusals = refused
-        return Handed(bool(behind), any(outcome.taken or outcome.code == 0 for outcome in pushed))
+        return ConfigPush(bool(behind), any(outcome.taken or outcome.code == 0 for outcome in pushed))
 
-    async def share_out(
+    async def push_assignment(
         self,
         key: Key,
         work: Sequence[Work],

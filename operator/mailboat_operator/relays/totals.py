@@ -28,7 +28,7 @@ class _Counted:
     """By pod uid."""
 
 
-class Tally:
+class RestartTotals:
     """Published totals of all subscriptions."""
 
     def __init__(self) -> None:

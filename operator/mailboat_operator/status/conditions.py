@@ -70,7 +70,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class EventNote:
     """A Kubernetes event to be written on a resource."""
 
     warning: bool
@@ -125,20 +125,20 @@ def written(
     return result
 
 
-def news(before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]]) -> list[News]:
+def condition_events(before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]]) -> list[EventNote]:
     """Return one event per changed condition. The steps of a start cause none: Ready summarizes them at the end."""
     old = {condition.get("type"): condition for condition in before}
     changes = [(old.get(condition["type"]), condition) for condition in after if condition["type"] in _WELL]
     return list(dict.fromkeys(_told(condition) for last, condition in changes if _is_news(last, condition)))
 
 
-def overdue(conditions: Iterable[Mapping[str, Any]], now: datetime) -> list[News]:
+def overdue(conditions: Iterable[Mapping[str, Any]], now: datetime) -> list[EventNote]:
     """Return an event about a Ready condition whose reason resolves by itself, and which lasts too long for that."""
     ready = next((each for each in conditions if each["type"] == ConditionType.READY), None)
     if ready is None or ready["status"] == ConditionStatus.TRUE or ready["reason"] not in _UNDER_WAY:
         return []
     since = datetime.fromisoformat(ready["lastTransitionTime"])
-    return [News(True, ready["reason"], ready["message"])] if now - since >= _TOO_LONG else []
+    return [EventNote(True, ready["reason"], ready["message"])] if now - since >= _TOO_LONG else []
 
 
 def _is_news(last: Mapping[str, Any] | None, now: Mapping[str, Any]) -> bool:
@@ -158,10 +158,10 @@ def _is_well(condition: Mapping[str, Any]) -> bool:
     return bool(condition.get("status") == _WELL[condition["type"]])
 
 
-def _told(condition: Mapping[str, Any]) -> News:
+def _told(condition: Mapping[str, Any]) -> EventNote:
     bad = ConditionStatus.FALSE if _WELL[condition["type"]] == ConditionStatus.TRUE else ConditionStatus.TRUE
     routine = condition["reason"] in _UNDER_WAY or condition["reason"] == Reason.PAUSED_BY_SPEC
-    return News(condition["status"] == bad and not routine, condition["reason"], condition["message"])
+    return EventNote(condition["status"] == bad and not routine, condition["reason"], condition["message"])
 
 
 def _shortened(message: str) -> str:

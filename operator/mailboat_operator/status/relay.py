@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from mailboat_operator.relays.pods import RelayPod
 from mailboat_operator.relays.reports import Answer, RelayReport, reason_given
-from mailboat_operator.status.conditions import News, Verdict, no, unknown, with_progress, written, yes
+from mailboat_operator.status.conditions import EventNote, Verdict, no, unknown, with_progress, written, yes
 from mailboat_operator.status.pod_messages import (
     NAMED,
     named,
@@ -196,7 +196,7 @@ def _where_the_url_is(relay: OutboxRelay | None) -> str:
     return "spec.database.url" if reference is None else f'key "{reference.key}" of Secret "{reference.name}"'
 
 
-def database_changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[News]:
+def database_changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[EventNote]:
     """Return an event if the relays use another database than before: by mistake, it may be an empty one."""
     was, now = before.get("database"), after.get("database")
     if not was or not now or was == now:
@@ -205,7 +205,7 @@ def database_changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> lis
         f"The relays use another database: {now}, before it was {was}. Events that were not delivered stay in the other"
         " one. If that was not meant, correct the URL in the Secret."
     )
-    return [News(True, Reason.DATABASE_CHANGED, message)]
+    return [EventNote(True, Reason.DATABASE_CHANGED, message)]
 
 
 def _reaches(report: RelayReport) -> bool:

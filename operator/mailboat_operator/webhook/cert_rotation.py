@@ -33,7 +33,7 @@ def _utc_now() -> datetime:
 
 
 @dataclass(frozen=True, slots=True)
-class CertificateKeeper:
+class CertificateRotation:
     """Maintain the certificates in their Secret, and the matching caBundle."""
 
     kube: Kube
@@ -44,7 +44,7 @@ class CertificateKeeper:
     lifetimes: Lifetimes = DEFAULT_LIFETIMES
     now: Callable[[], datetime] = _utc_now
 
-    async def look(self) -> None:
+    async def rotate(self) -> None:
         """Publish, decide, act. Safe to interrupt at any point."""
         content = await read_secret(self.kube, self.namespace, self.secret)
         found = Certificates.parse(content.data) if content is not None else None
