@@ -78,7 +78,7 @@ async def live_until_a_write(cluster, monkeypatch, *, after_it):
 
     monkeypatch.setattr(controller, "RelayClient", client)
     task = asyncio.create_task(
-        controller.run_leader(kube, quick(cluster.namespace), cluster.signing, Metrics(registry))
+        controller.run_controller(kube, quick(cluster.namespace), cluster.signing, Metrics(registry))
     )
 
     def looked():
@@ -116,31 +116,30 @@ async def test_an_operator_that_is_killed_at_every_single_write_gets_there_all_t
     assert len({relay.version for relay in relays}) == 1
 
 
-class Deaf(Kube):
-    """Lists, and hears nothing of what happens afterwards."""
+class DeafFeed:
+    """A feed whose watches are open and never report an event."""
 
-    async def watch(self, kind, namespace, selector, resource_version):
+    def __init__(self, kube, namespaces, selections, listener):
+        self._watches = [(selection.kind, namespace) for selection in selections for namespace in namespaces]
+        self._listener = listener
+
+    async def run(self):
+        for kind, namespace in self._watches:
+            self._listener.watch_opened(kind, namespace)
         await asyncio.Event().wait()
-        yield
 
 
-async def test_what_watches_never_told_is_found_by_comparing_now_and_then(cluster):
+async def test_what_watches_never_report_is_found_by_the_periodic_comparison(cluster, monkeypatch):
+    monkeypatch.setattr(controller, "KopfFeed", DeafFeed)
     await cluster.create_relay()
     relay = await cluster.run_pod("orders-relay-a")
-    kube = await Deaf.connect(cluster.api.kubeconfig)
-    settings = quick(cluster.namespace, compare_interval=1.0)
-    task = asyncio.create_task(controller.run_leader(kube, settings, cluster.signing, Metrics(CollectorRegistry())))
-    try:
+    async with operating(cluster, quick(cluster.namespace, compare_interval=1.0)):
         await cluster.until(DISRUPTION_BUDGET, "orders-relay", bool, "the children")
         await await_until(lambda: relay.version, what="the configuration")
         await cluster.delete(SERVICE, "orders-relay")
         await cluster.remove_pod("orders-relay-a")
         await cluster.until(SERVICE, "orders-relay", bool, "the Service, again")
         await cluster.until(RELAY, "orders", lambda it: it["status"].get("replicas") == 0, "the pod to be missed")
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await kube.close()
 
 
 SCENES = {

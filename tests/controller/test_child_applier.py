@@ -105,7 +105,7 @@ class Recorder(RelayStates):
         super().__init__(*arguments)
         self.versions: list[int] = []
 
-    async def configure(self, key, pods, answers, configuration):
+    async def push_config(self, key, pods, answers, configuration):
         self.versions.append(configuration.version)
         return ConfigPush()
 
@@ -267,7 +267,7 @@ async def test_a_relay_that_goes_while_its_relays_are_asked_gets_no_child_back(e
     """Its children may have been left behind on purpose; owned by what is gone, they would be collected."""
 
     class Slow(Recorder):
-        async def ask(self, key, pods, partitions):
+        async def poll(self, key, pods, partitions):
             found = relay()
             metadata = {**found["metadata"], "resourceVersion": "900"}
             match end:
@@ -278,7 +278,7 @@ async def test_a_relay_that_goes_while_its_relays_are_asked_gets_no_child_back(e
                     cache.saw(RELAY, {**found, "metadata": {**metadata, **going}})
                 case "made anew":
                     cache.saw(RELAY, {**found, "metadata": {**metadata, "uid": "u-next"}})
-            return await super().ask(key, pods, partitions)
+            return await super().poll(key, pods, partitions)
 
     core = LeaderWork(Slow)
     server, cache, reconciler = core.server, core.world, core.reconciler

@@ -10,12 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kubernetes.aio.client import Configuration
 
-from mailboat_operator.kube.client import POD, Change, Kube
 from mailboat_operator.kube.http import ClosableConnections
 from support.certificate_authority import Authority
-from support.wait import await_until
 
 STREAM = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n"
 
@@ -64,17 +61,6 @@ async def test_a_stream_is_gone_though_the_server_never_says_goodbye(silent: Sil
     assert connections._open, "it still waits for the other side's farewell: so this is about something"
     await connections.close()
     assert connections._open == []
-
-
-async def test_nor_does_a_watch_outlive_its_connection(silent: Silent) -> None:
-    kube = Kube(Configuration(host=silent.url.rstrip("/"), ca_cert_data=silent.authority.certificate))
-    watching: asyncio.Future[Change] = asyncio.ensure_future(anext(kube.watch(POD, "shop", "", "1")))
-    await await_until(silent.answered.is_set, what="the watch to begin")
-    watching.cancel()
-    await asyncio.gather(watching, return_exceptions=True)
-    assert kube._connections._open, "the same"
-    await kube.close()
-    assert kube._connections._open == []
 
 
 async def test_what_is_closed_already_needs_nothing() -> None:

@@ -22,7 +22,7 @@ class Keys:
     def __init__(self):
         self.looks = 0
 
-    async def look(self):
+    async def rotate(self):
         self.looks += 1
         if self.looks > 1:
             raise RuntimeError("nobody thought of this")

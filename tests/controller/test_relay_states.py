@@ -72,9 +72,9 @@ async def relays(patience: PollTimeouts) -> AsyncIterator[tuple[RelayStates, Pod
 async def test_pods_that_do_not_answer_keep_no_relay_of_another_resource_waiting():
     async with relays(PollTimeouts(asking=300)) as (asking, pods), asyncio.timeout(60):
         silent = [pod("big", number, "127.6.0.1") for number in range(320)]
-        hangs = asyncio.create_task(asking.ask(("shop", "big"), silent, {}))
+        hangs = asyncio.create_task(asking.poll(("shop", "big"), silent, {}))
         await await_until(lambda: pods.silent >= 8, what="all calls that one resource may have")
-        (answer,) = await asking.ask(("shop", "small"), [pod("small", 0, "127.5.0.1")], {})
+        (answer,) = await asking.poll(("shop", "small"), [pod("small", 0, "127.5.0.1")], {})
         assert answer.report is not None
         hangs.cancel()
         await asyncio.gather(hangs, return_exceptions=True)
@@ -87,7 +87,7 @@ async def test_pods_that_do_not_answer_are_asked_last_and_in_turn():
         asked: set[str] = set()
         answered = False
         while len(asked) < 21 or not answered:  # 8 at a time, and those that there was no time for come next
-            *_, answer = await asking.ask(("shop", "big"), [*silent, good], {})
+            *_, answer = await asking.poll(("shop", "big"), [*silent, good], {})
             asked |= asking._relays["shop", "big"].polling.asked.keys()
             answered = answer.report is not None
 
@@ -96,5 +96,5 @@ async def test_pods_that_do_not_answer_are_asked_last_and_in_turn():
 async def test_an_answer_that_is_longer_than_a_status_can_be_is_none(excess):
     async with relays(PollTimeouts()) as (asking, pods), asyncio.timeout(60):
         pods.status = {"relays": [], "ballast": "x" * excess}
-        (answer,) = await asking.ask(("shop", "small"), [pod("small", 0, "127.5.0.1")], {"shop/out": 8})
+        (answer,) = await asking.poll(("shop", "small"), [pod("small", 0, "127.5.0.1")], {"shop/out": 8})
         assert (answer.report is None, "more than a status can have" in answer.error) == (excess > 0, excess > 0)

@@ -1,8 +1,19 @@
-"""The leader's work: watches, the work queue, and the workers that reconcile one relay after the other.
+"""The controller: kopf's events fill the cache, changes fill the work queue, workers reconcile one key after the other.
+
+    kopf feed -> ResourceCache -> WorkQueue -> Reconciler or ConsumerReconciler
+
+States of a watch scope (one namespace, or all of them):
+
+    starting    a watch is not open yet, or a list is missing: changes are cached, and nothing is reconciled
+    synced      every kind was listed while its watch was open: relays are reconciled
 
 No namespace is reconciled before all its lists are complete. A relay whose subscriptions are not listed yet would
 receive a configuration without them and drop their progress. Namespaces given by name start independently: an
 unreadable one (deleted, together with the RoleBindings in it) does not delay the others.
+
+A scope never leaves *synced*. When kopf had to list a kind again, the controller lists it as well, since only the
+comparison with the cache finds deletions (see ``kopf_feed``). Independent of kopf, all kinds are compared every
+``compare_interval``. Both cost reads only.
 """
 
 from __future__ import annotations
@@ -12,17 +23,15 @@ import itertools
 import logging
 import random
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from mailboat_operator.controller.cache import ResourceCache, is_consumer
 from mailboat_operator.controller.children import ChildApplier, StillThere
 from mailboat_operator.controller.consumers import Consumers
-from mailboat_operator.controller.kopf_feed import KopfFeed
+from mailboat_operator.controller.kopf_feed import KopfFeed, Selection
 from mailboat_operator.controller.reconcile import Reconciler
 from mailboat_operator.controller.status_writer import StatusWriter
-from mailboat_operator.controller.watch import Watcher
 from mailboat_operator.controller.workqueue import Backoff, WorkQueue
 from mailboat_operator.kube.client import (
     CONSUMER_POD,
@@ -46,14 +55,18 @@ from mailboat_spec.names import MANAGED_BY, MANAGED_BY_LABEL, RELAY_LABEL, SUBSC
 
 log = logging.getLogger(__name__)
 
-_CHILDREN: Final = f"{RELAY_LABEL},{MANAGED_BY_LABEL}={MANAGED_BY}"
-_OUR_KINDS: Final = ((RELAY, ""), (SUBSCRIPTION, ""))
-"""Kinds with their label selectors, like ``_WATCHED``."""
-_WATCHED: Final = (*((kind, _CHILDREN) for kind in CHILD_KINDS), (POD, RELAY_LABEL), (CONSUMER_POD, SUBSCRIPTION_LABEL))
+_CHILD_LABELS: Final = f"{RELAY_LABEL},{MANAGED_BY_LABEL}={MANAGED_BY}"
+_RELAY_FEED: Final = (
+    Selection(RELAY),
+    Selection(SUBSCRIPTION),
+    *(Selection(kind, _CHILD_LABELS) for kind in CHILD_KINDS),
+    Selection(POD, RELAY_LABEL),
+)
+_CONSUMER_FEED: Final = (Selection(CONSUMER_POD, SUBSCRIPTION_LABEL),)
+"""A feed of its own, since a kopf process has one label selector per resource."""
+_SELECTIONS: Final = (*_RELAY_FEED, *_CONSUMER_FEED)
 _OBSTRUCTED: Final = 6
 """Status intervals until a blocked child is retried. Others must remove the cause: a taken name, a quota, a policy."""
-_COMPARE_AFTER: Final = 1.0
-"""Seconds after kopf re-listed: by then it has emitted every existing object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +86,7 @@ class ControllerSettings:
     backoff: Backoff = field(default_factory=Backoff)
 
     @property
-    def patience(self) -> PollTimeouts:
+    def timeouts(self) -> PollTimeouts:
         return PollTimeouts(
             silence=max(3 * self.status_interval, 3.0),
             following=max(6 * self.status_interval, 5.0),
@@ -84,34 +97,39 @@ class ControllerSettings:
 async def run_controller(kube: Kube, settings: ControllerSettings, signing: Signer, metrics: Metrics) -> None:
     """Run until cancelled. Raise only on errors that a retry can't resolve."""
     kube.on_request = metrics.on_request
-    queue: WorkQueue[Key] = WorkQueue(settings.backoff)
     cache = ResourceCache()
     async with RelayClient(signing, timeout=settings.relay_timeout) as client:
         status_writer = StatusWriter(kube, cache, metrics, settings.instance)
         reconciler = Reconciler(
             cache,
             ChildApplier(kube, cache, metrics, _OBSTRUCTED * settings.status_interval),
-            RelayStates(client, metrics, settings.patience),
+            RelayStates(client, metrics, settings.timeouts),
             status_writer,
             metrics,
             signing,
             settings.image,
             settings.status_interval,
         )
-        consumers = Consumers(cache, client, status_writer, metrics, settings.patience, settings.status_interval)
-        await _Controller(kube, settings, metrics, cache, queue, reconciler, consumers).run()
+        consumers = Consumers(cache, client, status_writer, metrics, settings.timeouts, settings.status_interval)
+        await Controller(kube, settings, metrics, cache, reconciler, consumers).run()
 
 
 class _WatchScope:
-    """One scope, a single namespace or all of them. No relay in it is reconciled before its lists are complete."""
+    """One namespace, or all of them. No relay in it is reconciled before its lists are complete."""
 
     def __init__(self, namespace: str | None) -> None:
         self.namespace = namespace
-        self.watchers: list[Watcher] = []
-        self.known = asyncio.Event()
-        """Set once every list is in the cache (``ResourceCache``)."""
-        self.compare = asyncio.Event()
-        """Set when kopf or a watch may have missed deletions."""
+        self.unlisted = set(_SELECTIONS)
+        """Selections that were not listed yet while their watch was open."""
+        self.outdated: set[Selection] = set()
+        """Selections whose watch was opened after a list of kopf: deletions before it must be found."""
+        self.wake = asyncio.Event()
+        self.unreadable: dict[Kind, str] = {}
+        """Status codes of failing requests, by kind. The same failure is logged once."""
+
+    @property
+    def synced(self) -> bool:
+        return not self.unlisted
 
     @property
     def name(self) -> str:
@@ -121,14 +139,15 @@ class _WatchScope:
         return self.namespace in (None, namespace)
 
 
-class _Controller:
+class Controller:
+    """Watches, queue and workers of the leader. Implements ``kopf_feed.FeedListener``."""
+
     def __init__(
         self,
         kube: Kube,
         settings: ControllerSettings,
         metrics: Metrics,
         cache: ResourceCache,
-        queue: WorkQueue[Key],
         reconciler: Reconciler,
         consumers: Consumers,
     ) -> None:
@@ -136,87 +155,112 @@ class _Controller:
         self._settings = settings
         self._metrics = metrics
         self._cache = cache
-        self._queue = queue
         self._reconciler = reconciler
         self._consumers = consumers
-        self._begun = asyncio.Event()
-        """Set once the lists of one scope are complete."""
-        self._places = [_WatchScope(namespace) for namespace in settings.namespaces or (None,)]
+        self._queue: WorkQueue[Key] = WorkQueue(settings.backoff)
+        self._scopes = {namespace: _WatchScope(namespace) for namespace in settings.namespaces or (None,)}
 
     async def run(self) -> None:
         self._metrics.leader.set(1)
         self._metrics.queue.set_function(self._queue.waiting)
-        self._cache.on_change = self._changed
+        self._cache.on_change = self._key_changed
         try:
             async with asyncio.TaskGroup() as tasks:
-                for place in self._places:
-                    place.watchers = [
-                        Watcher(self._kube, self._cache, kind, place.namespace, selector, place.compare.set)
-                        for kind, selector in _WATCHED
-                    ]
-                    for watcher in place.watchers:
-                        tasks.create_task(watcher.run())
-                    tasks.create_task(self._look_after(place))
-                tasks.create_task(self._feed())
+                for selections in (_RELAY_FEED, _CONSUMER_FEED):
+                    tasks.create_task(self._run_feed(selections))
+                for scope in self._scopes.values():
+                    tasks.create_task(self._keep_synced(scope))
                 for _ in range(self._settings.workers):
                     tasks.create_task(self._work())
         finally:
             self._metrics.leader.set(0)
             self._metrics.queue.set_function(lambda: 0)
 
-    async def _feed(self) -> None:
-        """Run kopf, and restart it with back-off if it ends.
+    # ---- events of the feed ----------------------------------------------------------------------------------------
 
-        kopf starts only after the API server answered once: kopf logs every request that waits for the server as an
-        error. Both kinds must be discoverable before the start, since kopf runs discovery only once. Events missed
-        during a restart are found by comparing lists.
-        """
-        await self._begun.wait()
+    def object_seen(self, kind: Kind, found: Object) -> None:
+        self._cache.saw(kind, found)
+
+    def object_deleted(self, kind: Kind, gone: Object) -> None:
+        self._cache.lost(kind, gone)
+
+    def watch_opened(self, kind: Kind, namespace: str | None) -> None:
+        scope = self._scopes[namespace]
+        scope.outdated |= {each for each in _SELECTIONS if each.kind == kind}
+        scope.wake.set()
+
+    def request_done(self, verb: str, kind: Kind, namespace: str | None, code: str) -> None:
+        self._metrics.on_request(verb, kind.plural, code)
+        scope = self._scopes[namespace]
+        if code == "200":
+            scope.unreadable.pop(kind, None)
+        elif scope.unreadable.get(kind) != code:
+            scope.unreadable[kind] = code
+            extra = {"namespace": scope.name, "error": f"{verb} {kind.plural}: {code}"}
+            log.warning("Watch failed, retrying; relays of an unreadable namespace wait", extra=extra)
+
+    def _key_changed(self, key: Key) -> None:
+        """Queue a relay. If its scope is not synced yet, the initial reconcile covers the change."""
+        if any(scope.synced for scope in self._scopes.values() if scope.has(key[0])):
+            self._queue.add(key)
+
+    # ---- tasks -----------------------------------------------------------------------------------------------------
+
+    async def _run_feed(self, selections: tuple[Selection, ...]) -> None:
+        """Run kopf, and restart it with back-off if it ends. The lists of the next run find all missed events."""
         for attempt in itertools.count():
             try:
-                for kind, _ in _OUR_KINDS:
-                    await self._until_known(kind)
-                await KopfFeed(self._kube.access, self._settings.namespaces, self._heard).run()
+                await self._until_served()
+                await KopfFeed(self._kube, self._settings.namespaces, selections, self).run()
             except Exception as error:
                 delay = self._settings.backoff.delay(attempt)
-                log.warning("The watch of resources ended; it begins anew.", extra={"error": str(error) or repr(error)})
+                extra = {"error": str(error) or repr(error), "seconds": round(delay, 1)}
+                log.warning("Watch feed ended, restarting", extra=extra)
                 await asyncio.sleep(delay)
-            for place in self._places:
-                place.compare.set()
 
-    async def _until_known(self, kind: Kind) -> None:
+    async def _until_served(self) -> None:
+        """Wait until discovery contains the custom resources: kopf runs discovery only once."""
         for attempt in itertools.count():
-            if await self._kube.is_known(kind):
+            if await self._kube.is_known(RELAY) and await self._kube.is_known(SUBSCRIPTION):
                 return
             await asyncio.sleep(self._settings.backoff.delay(attempt))
 
-    def _changed(self, key: Key) -> None:
-        """Queue a relay. If its scope is not listed completely yet, the initial reconcile covers the change."""
-        if any(place.known.is_set() for place in self._places if place.has(key[0])):
-            self._queue.add(key)
+    async def _keep_synced(self, scope: _WatchScope) -> None:
+        """List outdated kinds, and all kinds periodically. Queue every relay after the first complete list."""
+        while True:
+            try:
+                async with asyncio.timeout(self._settings.compare_interval):
+                    await scope.wake.wait()
+                scope.wake.clear()
+            except TimeoutError:
+                scope.outdated = set(_SELECTIONS) - scope.unlisted
+                self._queue_all(scope)
+            while scope.outdated:
+                selection = scope.outdated.pop()
+                await self._list(selection, scope)
+                if scope.unlisted == {selection}:
+                    scope.unlisted.clear()
+                    log.info("Initial list complete", extra={"namespace": scope.name, "relays": self._queue_all(scope)})
+                scope.unlisted.discard(selection)
 
-    async def _look_after(self, place: _WatchScope) -> None:
-        for watcher in place.watchers:
-            await watcher.synced.wait()
-        await self._list_at_last(_OUR_KINDS, place)
-        place.known.set()
-        self._begun.set()
-        found = [key for key in (*self._cache.relays(), *self._cache.asked_for()) if place.has(key[0])]
-        for key in found:
-            self._queue.add(key)
-        log.info("Everything that is there is known.", extra={"namespace": place.name, "relays": len(found)})
-        await self._compare_for_ever(place)
+    def _queue_all(self, scope: _WatchScope) -> int:
+        keys = [key for key in (*self._cache.relays(), *self._cache.asked_for()) if scope.has(key[0])]
+        for key in keys:
+            self._key_changed(key)
+        return len(keys)
 
-    def _heard(self, type_: str | None, kind: Kind, found: Object) -> None:
-        """Apply one event from kopf to the cache. Type None means that kopf re-listed, so compare lists."""
-        if type_ == "DELETED":
-            self._cache.lost(kind, found)
-            return
-        self._cache.saw(kind, found)
-        if type_ is None:
-            for place in self._places:
-                if place.has(found["metadata"]["namespace"]):
-                    place.compare.set()
+    async def _list(self, selection: Selection, scope: _WatchScope) -> None:
+        """List until it succeeds, with back-off, and compare with the cache."""
+        for attempt in itertools.count():
+            try:
+                listed = await self._kube.list(selection.kind, scope.namespace, selection.labels)
+                self._cache.listed(selection.kind, listed, scope.namespace)
+                return
+            except KubeError as error:
+                delay = max(self._settings.backoff.delay(attempt), error.retry_after or 0.0)
+                extra = {"namespace": scope.name, "error": str(error), "seconds": round(delay, 1)}
+                log.warning("List failed, retrying; relays of the namespace wait", extra=extra)
+                await asyncio.sleep(delay)
 
     async def _work(self) -> None:
         while True:
@@ -225,10 +269,10 @@ class _Controller:
             try:
                 again = await (self._consumers if is_consumer(key) else self._reconciler).reconcile(key)
             except KubeError as error:
-                self._put_off(key, error)
+                self._requeue(key, error)
             except Exception:
                 # A bug that affects one relay must not stop the reconciles of the others.
-                log.exception("A look at a relay failed.", extra={"relay": "/".join(key)})
+                log.exception("Reconcile failed, requeued", extra={"relay": "/".join(key)})
                 self._metrics.reconciles.labels("failed").inc()
                 self._queue.failed(key)
             else:
@@ -236,42 +280,12 @@ class _Controller:
                 self._queue.succeeded(key, None if again is None else again * random.uniform(0.9, 1.1))
             self._metrics.reconcile_seconds.observe(time.perf_counter() - began)
 
-    def _put_off(self, key: Key, error: KubeError) -> None:
+    def _requeue(self, key: Key, error: KubeError) -> None:
         delay = self._queue.failed(key, error.retry_after)
         expected = isinstance(error, Conflict | StillThere)
         self._metrics.reconciles.labels("conflict" if expected else "unavailable").inc()
         log.log(
             logging.INFO if expected else logging.WARNING,
-            "A look at a relay could not be finished; it will be taken up again.",
+            "Reconcile not finished, requeued",
             extra={"relay": "/".join(key), "error": str(error), "seconds": round(delay, 1)},
         )
-
-    async def _compare_for_ever(self, place: _WatchScope) -> None:
-        """Re-list custom resources if deletions may have been missed (see ``handlers``), and all kinds periodically."""
-        while True:
-            kinds: Sequence[tuple[Kind, str]] = _OUR_KINDS
-            try:
-                async with asyncio.timeout(self._settings.compare_interval):
-                    await place.compare.wait()
-                await asyncio.sleep(_COMPARE_AFTER)
-            except TimeoutError:
-                kinds = (*_OUR_KINDS, *_WATCHED)
-                for key in self._cache.relays():
-                    if place.has(key[0]):
-                        self._queue.add(key)
-            place.compare.clear()
-            await self._list_at_last(kinds, place)
-
-    async def _list_at_last(self, kinds: Sequence[tuple[Kind, str]], place: _WatchScope) -> None:
-        """List until it succeeds, with back-off."""
-        for attempt in itertools.count():
-            try:
-                for kind, selector in kinds:
-                    listed = await self._kube.list(kind, place.namespace, selector)
-                    self._cache.listed(kind, listed, place.namespace)
-                return
-            except KubeError as error:
-                delay = max(self._settings.backoff.delay(attempt), error.retry_after or 0.0)
-                extra = {"namespace": place.name, "error": str(error), "seconds": round(delay, 1)}
-                log.warning("A namespace can't be read: its relays wait, others do not.", extra=extra)
-                await asyncio.sleep(delay)

@@ -8,7 +8,7 @@ back-off is up to the caller, and ``retry_after`` carries the server's Retry-Aft
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -29,9 +29,6 @@ Key = tuple[str, str]
 
 _TIMEOUT: Final = 15.0
 """Seconds for one answer. The API server itself gives up after 60, when no caller waits any more."""
-_WATCH_SECONDS: Final = 300
-_SILENCE: Final = 30.0
-"""Seconds that a watch may exceed its timeout before the connection counts as dead."""
 _PAGE: Final = 500
 
 
@@ -80,7 +77,6 @@ class KubeError(Exception):
 
     - ``NotFound``: the object does not exist (404).
     - ``Conflict``: another writer was faster (409); read again.
-    - ``Gone``: the watch is too far behind (410); list again.
     - ``Invalid``: the object is invalid (400, 413, 415, 422, or 500 if server-side apply finds a field that its schema
       lacks or that has another type); a retry will not help.
     - ``Forbidden``: the operator lacks a permission (401, 403); a person has to grant it.
@@ -98,9 +94,6 @@ class NotFound(KubeError): ...
 
 
 class Conflict(KubeError): ...
-
-
-class Gone(KubeError): ...
 
 
 class Invalid(KubeError): ...
@@ -128,7 +121,6 @@ _BY_CODE: Final[Mapping[int, type[KubeError]]] = {
     403: Forbidden,
     404: NotFound,
     409: Conflict,
-    410: Gone,
     413: Invalid,
     415: Invalid,
     422: Invalid,
@@ -140,22 +132,10 @@ _WRONG_TYPE: Final = "failed to create typed patch object"
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """All objects of a kind, and the version from which a watch continues."""
+    """All objects of a kind, and the version of the list."""
 
     items: tuple[Object, ...]
     resource_version: str
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One event of a watch: ADDED, MODIFIED, DELETED or BOOKMARK."""
-
-    type: str
-    object: Object
-
-    @property
-    def resource_version(self) -> str:
-        return str(self.object["metadata"]["resourceVersion"])
 
 
 OnRequest = Callable[[str, str, str], None]
@@ -309,29 +289,6 @@ class Kube:
             body["preconditions"] = {"uid": uid}
         await self._json("DELETE", kind, kind.path(namespace, name), None, body)
 
-    async def watch(
-        self, kind: Kind, namespace: str | None, selector: str, resource_version: str
-    ) -> AsyncIterator[Change]:
-        """Yield the changes after ``resource_version``, until the server ends the watch (every few minutes)."""
-        query = {
-            "watch": "true",
-            "allowWatchBookmarks": "true",
-            "resourceVersion": resource_version,
-            "timeoutSeconds": str(_WATCH_SECONDS),
-            **({"labelSelector": selector} if selector else {}),
-        }
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_TIMEOUT, sock_read=_WATCH_SECONDS + _SILENCE)
-        response = await self._send(
-            "GET", kind, kind.path(namespace), query, None, "application/json", timeout, "watch"
-        )
-        try:
-            while line := await response.content.readline():
-                yield _change(kind, line)
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-            raise ApiUnavailable(f"the watch of {kind.plural} broke off: {error or type(error).__name__}") from error
-        finally:
-            response.close()
-
     async def _json(
         self,
         method: str,
@@ -342,50 +299,25 @@ class Kube:
         content_type: str = "application/json",
         verb: str | None = None,
     ) -> Object:
-        timeout = aiohttp.ClientTimeout(total=_TIMEOUT)
-        response = await self._send(method, kind, path, query, body, content_type, timeout, verb or method.lower())
-        try:
-            answer: Object = json.loads(await response.read())
-            return answer
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-            raise ApiUnavailable(f"{method} {path}: the answer broke off: {error or type(error).__name__}") from error
-
-    async def _send(
-        self,
-        method: str,
-        kind: Kind,
-        path: str,
-        query: Mapping[str, str] | None,
-        body: Object | None,
-        content_type: str,
-        timeout: aiohttp.ClientTimeout,
-        verb: str,
-    ) -> aiohttp.ClientResponse:
+        verb = verb or method.lower()
         headers = {"Accept": "application/json", "Content-Type": content_type}
         try:
             request = await self._client.param_serialize(
                 method, path, query_params=list((query or {}).items()), header_params=headers, body=body,
                 auth_settings=["BearerToken"],
             )  # fmt: skip
-            wrapped = await self._client.call_api(*request, _request_timeout=timeout)
-            response: aiohttp.ClientResponse = wrapped.response
-            if response.status < 300:
-                self.on_request(verb, kind.plural, str(response.status))
-                return response
+            timeout = aiohttp.ClientTimeout(total=_TIMEOUT)
+            response = (await self._client.call_api(*request, _request_timeout=timeout)).response
             text = await response.text()
-        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            if response.status < 300:
+                answer: Object = json.loads(text)
+        except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
             self.on_request(verb, kind.plural, "error")
             raise ApiUnavailable(f"{method} {path}: no answer: {error or type(error).__name__}") from error
         self.on_request(verb, kind.plural, str(response.status))
+        if response.status < 300:
+            return answer
         raise _error(response.status, f"{method} {path}: {_message(text)}", response.headers.get("Retry-After"))
-
-
-def _change(kind: Kind, line: bytes) -> Change:
-    document = json.loads(line)
-    if document["type"] == "ERROR":
-        status = document["object"]
-        raise _error(int(status.get("code") or 500), f"watch of {kind.plural}: {status.get('message')}", None)
-    return Change(document["type"], document["object"])
 
 
 def _error(code: int, message: str, retry_after: str | None) -> KubeError:

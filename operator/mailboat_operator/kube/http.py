@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -34,9 +34,13 @@ class ClosableConnections:
         self._connectors.append(aiohttp.TCPConnector(limit=0, ssl=context, socket_factory=self._socket))
         return self._connectors[-1]
 
-    def session(self, context: ssl.SSLContext, headers: Mapping[str, str]) -> aiohttp.ClientSession:
+    def session(
+        self, context: ssl.SSLContext, headers: Mapping[str, str], traces: Sequence[aiohttp.TraceConfig] = ()
+    ) -> aiohttp.ClientSession:
         """Return a session, for a library that creates none. Either side may close it."""
-        return aiohttp.ClientSession(connector=self.connector(context), headers=headers, trust_env=False)
+        return aiohttp.ClientSession(
+            connector=self.connector(context), headers=headers, trust_env=False, trace_configs=list(traces)
+        )
 
     def _socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
         family, kind, protocol, *_ = address
