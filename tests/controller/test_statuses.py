@@ -42,7 +42,7 @@ def answer(pod="a", partitions=(), *, relay=None, config=None, **words):
 BOTH = (answer("a", [owned(0)]), answer("b", [owned(1)]))
 FACTS = SubscriptionFacts(
     name=NAME, generation=3, before={}, subscription=subscription(), relay=RELAY, relay_exists=True, problem="",
-    answers=BOTH, lacking=(), published=7,
+    answers=BOTH, lacking=(),
 )  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def test_all_is_well():
         "SecretsMounted": ("True", "UpToDate"),
     }
     assert [(each["partition"], each["pod"]) for each in status["partitions"]] == [(0, "a"), (1, "b")]
-    assert (status["sink"], status["published"], status["observedGeneration"]) == ("log", 7, 3)
+    assert (status["sink"], status["observedGeneration"]) == ("log", 3)
     ready = EventSubscriptionStatus.model_validate(status).condition("Ready")
     assert ready is not None
     assert ready.status == "True"
@@ -203,10 +203,10 @@ def test_the_time_of_a_condition_is_that_of_its_last_change():
 
 
 def test_counters_alone_are_no_reason_to_write_every_time():
-    before = {"published": 1, "rate": 1.0, "lag": 0}
-    assert status_patch(before, {"published": 2, "rate": 2.0, "lag": 0}, only_counters_may=False) is None
-    assert status_patch(before, {"published": 2, "rate": 1.0, "lag": 0}, only_counters_may=True) == {"published": 2}
-    assert status_patch(before, {"published": 2, "rate": 1.0}, only_counters_may=False) == {"published": 2, "lag": None}
+    before = {"rate": 1.0, "lag": 0}
+    assert status_patch(before, {"rate": 2.0, "lag": 0}, only_counters_may=False) is None
+    assert status_patch(before, {"rate": 2.0, "lag": 0}, only_counters_may=True) == {"rate": 2.0}
+    assert status_patch(before, {"rate": 2.0}, only_counters_may=False) == {"rate": 2.0, "lag": None}
 
 
 def test_news_is_what_changed():
@@ -460,7 +460,7 @@ def test_lag_that_a_silent_relay_had_is_still_lag():
     assert subscription_status(replace(FACTS, answers=taken, before=status), NOW)["lag"] == 3
 
 
-def test_published_events_are_counted_over_restarts_of_relays_and_operators():
+def test_events_are_counted_over_restarts_of_consumers_and_operators():
     tally, asked = RestartTotals(), {"a": second(1), "b": second(1)}
     assert tally.count("s", 0, {"a": 10}, asked) == 10
     assert tally.count("s", 10, {"a": 15}, asked) == 15
@@ -485,7 +485,7 @@ def test_pods_that_are_gone_are_forgotten_and_nothing_is_counted_twice():
     for number in range(100):
         pod = f"pod-{number}"
         assert tally.count("s", 0, {pod: 3}, {pod: second(number)}) == 3 * (number + 1)
-    assert len(tally._counted["s"].relays) == 1
+    assert len(tally._counted["s"].pods) == 1
     assert tally.count("s", 0, {}, {pod: second(99)}) == 300, "it does not answer at present"
     assert tally.count("s", 0, {pod: 5}, {pod: second(99)}) == 302
     assert tally.count("s", 0, {}, {}) == 302, "its label is taken off"

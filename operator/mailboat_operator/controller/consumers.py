@@ -44,7 +44,6 @@ class Consumers:
         self._interval = interval
         self._wall_clock = wall_clock
         self._polls: dict[Key, PodPoll[ConsumerAnswer]] = {}
-        self._handled = RestartTotals()
         self._dead = RestartTotals()
 
     async def reconcile(self, key: Key) -> float | None:
@@ -69,7 +68,6 @@ class Consumers:
             pod.uid: answer.report for pod, answer in zip(pods, answers, strict=True) if answer.report is not None
         }
         created = {pod.uid: pod.created for pod in pods}
-        handled = {uid: report.handled for uid, report in reports.items()}
         dead = {uid: report.dead for uid, report in reports.items()}
         facts = ConsumerFacts(
             generation=metadata.get("generation", 0),
@@ -77,7 +75,6 @@ class Consumers:
             subscription=read.subscription,
             problem=read.problem,
             answers=answers,
-            handled=self._handled.count(metadata["uid"], before.get("published", 0), handled, created),
             dead=self._dead.count(metadata["uid"], before.get("dead", 0), dead, created),
         )
         status = consumer_status(facts, datetime.fromtimestamp(self._wall_clock(), UTC))
@@ -87,7 +84,6 @@ class Consumers:
 
     def _forget(self, key: Key, uid: str) -> None:
         self._polls.pop(key, None)
-        self._handled.forget(uid)
         self._dead.forget(uid)
         self._status_writer.forget(uid)
         namespace, name = key[0], key[1].rpartition("/")[2]

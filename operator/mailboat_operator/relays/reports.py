@@ -102,7 +102,6 @@ class SubscriptionReport(_Reported):
     state: str = "Running"
     """Running, Paused, or Failed: the subscription can't be built, for the reason in ``last_error``."""
     dead: Count = 0
-    published: Count = 0
     blocked: Count = 0
     """Blocked keys."""
     rate: Annotated[float, Field(le=1e12)] = 0.0

@@ -32,8 +32,8 @@ class ConsumerFacts:
     """Why the spec is invalid; empty if it is valid."""
     answers: Sequence[ConsumerAnswer]
     """Answers of all living pods with the label of the subscription."""
-    handled: int
     dead: int
+    """Dead letters of all consumers, over their restarts."""
 
     @property
     def reports(self) -> list[ConsumerReport]:
@@ -47,7 +47,6 @@ def consumer_status(facts: ConsumerFacts, now: datetime) -> dict[str, Any]:
         "conditions": written(
             with_progress(_verdicts(facts)), facts.before.get("conditions") or (), facts.generation, now
         ),
-        "published": facts.handled,
         "dead": facts.dead,
     }
     if facts.subscription is not None:

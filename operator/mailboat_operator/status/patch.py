@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-_SLOW: Final = frozenset({"published", "rate"})
-"""Counters that change constantly while events flow: on their own they are patched only now and then."""
+_SLOW: Final = frozenset({"rate"})
+"""Fields that change constantly while events flow: on their own they are patched only now and then."""
 
 
 def status_patch(

@@ -53,7 +53,6 @@ class SubscriptionFacts:
     """Answers of all relay pods."""
     lacking: Sequence[RelayPod]
     """Running pods without a Secret that this subscription needs."""
-    published: int
 
     @property
     def pulled(self) -> bool:
@@ -92,7 +91,6 @@ def subscription_status(facts: SubscriptionFacts, now: datetime) -> dict[str, An
     status: dict[str, Any] = {
         "observedGeneration": facts.generation,
         "conditions": written(verdicts, facts.before.get("conditions") or (), facts.generation, now),
-        "published": facts.published,
     }
     if facts.subscription is not None:
         spec = facts.subscription.spec
