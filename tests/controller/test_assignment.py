@@ -12,8 +12,8 @@ from mailboat_operator.relays.assignment import (
     Plan,
     Work,
     Worker,
-    as_request,
     assign,
+    assignment_of,
     next_generation,
     sticky,
     worth_pushing,
@@ -117,7 +117,8 @@ def test_generations_rise_whatever_the_clock_does():
 
 
 def test_the_request_is_what_a_relay_reads():
-    assert as_request({("shop/b", 1): "y", ("shop/a", 0): "x", ("shop/b", 0): "x"}, 9, "shop") == {
+    made = assignment_of({("shop/b", 1): "y", ("shop/a", 0): "x", ("shop/b", 0): "x"}, 9, "shop")
+    assert made.model_dump(mode="json") == {
         "generation": 9,
         "subscriptions": {"shop/a": {"0": "shop/x"}, "shop/b": {"0": "shop/x", "1": "shop/y"}},
     }

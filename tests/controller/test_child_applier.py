@@ -40,13 +40,15 @@ from mailboat_operator.relays.assignment import Work
 from mailboat_operator.relays.http_client import PushResponse, RelayClient
 from mailboat_operator.relays.pods import relay_pod
 from mailboat_operator.relays.poll import PollTimeouts
-from mailboat_operator.relays.reports import Answer, Report, read_report
+from mailboat_operator.relays.reports import Answer
 from mailboat_operator.relays.state import ConfigPush, RelayStates
 from mailboat_operator.resources import CHILD_KINDS, desired
 from mailboat_operator.resources.configmap import Configuration, configuration_in
 from mailboat_operator.resources.pod import CONTAINER, RelayImage, relay_labels
 from mailboat_spec import OutboxRelay, read_documents
+from mailboat_spec.relay_status import read_process_status
 from support.manifests import Manifest, event_subscription, outbox_relay
+from support.relay_statuses import process_status
 
 IMAGE = RelayImage("mailboat-relay:1")
 KEY = ("shop", "orders")
@@ -328,7 +330,7 @@ class Wire(RelayClient):
 
     async def status(self, pod, relay, partitions):
         version = self.relay.report.version
-        return Answer(pod.name, Report.model_validate({"config": {"version": version}}))
+        return Answer(pod.name, process_status({"config": {"version": version}}))
 
     async def put_config(self, pod, content):
         assert len(content) < 1024 * 1024
@@ -387,7 +389,7 @@ async def test_a_relay_that_knows_a_newer_assignment_speaks_for_all_of_them():
     relays = RelayStates(Client(Keys()), Metrics(CollectorRegistry()), PollTimeouts(), wall_clock=lambda: 1_000.0)
     report = {"relays": [{"name": "shop/orders", "databaseReachable": True, "subscriptions": [{"name": "shop/out"}]}]}
     pods = [relay_pod(named_pod(f"orders-relay-{number}")) for number in range(100)]
-    answers = [Answer(pod.name, read_report(json.dumps(report).encode())) for pod in pods]
+    answers = [Answer(pod.name, read_process_status(json.dumps(report).encode())) for pod in pods]
     work = [Work("shop/out", 4, frozenset())]
     for _ in range(100):
         assert await relays.push_assignment(KEY, work, pods, answers, Configuration(0, ""))

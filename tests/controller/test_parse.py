@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from mailboat_operator.controller.parse import find_last_valid_form
-from mailboat_operator.relays.reports import Answer, Report
+from mailboat_operator.relays.reports import Answer
 from mailboat_operator.resources.configmap import Configuration, item, next_configuration
 from mailboat_spec import EventSubscription, OutboxRelay
 from support.manifests import event_subscription, outbox_relay
+from support.relay_statuses import process_status
 
 RELAY = "shop/orders"
 GARBLED = None
@@ -26,7 +27,7 @@ def configuration(*subscriptions, version=5):
 
 def knows(*names, version=5):
     relay = {"name": RELAY, "subscriptions": [{"name": name} for name in names]}
-    return Answer("a", Report.model_validate({"relays": [relay], "config": {"version": version}}))
+    return Answer("a", process_status({"relays": [relay], "config": {"version": version}}))
 
 
 INVALID = {

@@ -12,14 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mailboat_operator.relays.pods import RelayPod
-from mailboat_operator.relays.reports import Answer, Report, bounded, read_report
+from mailboat_operator.relays.reports import Answer, bounded
 from mailboat_operator.relays.totals import RestartTotals
 from mailboat_operator.status.conditions import condition_events, overdue
 from mailboat_operator.status.patch import status_patch
 from mailboat_operator.status.relay import RelayFacts, database_changed, relay_status
 from mailboat_operator.status.subscription import SubscriptionFacts, subscription_status
 from mailboat_spec import EventSubscription, EventSubscriptionStatus, OutboxRelay, OutboxRelayStatus
+from mailboat_spec.relay_status import ProcessStatus, as_json, read_process_status
 from support.manifests import event_subscription, outbox_relay
+from support.relay_statuses import process_status
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 NAME, RELAY = "shop/out", "shop/orders"
@@ -36,7 +38,7 @@ def owned(number, **words):
 def answer(pod="a", partitions=(), *, relay=None, config=None, **words):
     said = {"name": NAME, "owned": list(partitions), **words}
     whole = {"name": RELAY, "databaseReachable": True, "schemaReady": True, "subscriptions": [said], **(relay or {})}
-    return Answer(pod, Report.model_validate({"relays": [whole], "config": config or {}}))
+    return Answer(pod, process_status({"relays": [whole], "config": config or {}}))
 
 
 BOTH = (answer("a", [owned(0)]), answer("b", [owned(1)]))
@@ -272,7 +274,7 @@ def relay(**spec):
     return OutboxRelay.model_validate(outbox_relay(**spec))
 
 
-REFUSES = Answer("a", Report.model_validate({"relays": [], "config": {"error": "spec.urgency: no such field"}}))
+REFUSES = Answer("a", process_status({"relays": [], "config": {"error": "spec.urgency: no such field"}}))
 """It has never had a configuration that it could use."""
 
 RELAY_FACTS = RelayFacts(
@@ -421,13 +423,13 @@ def test_pods_that_ask_for_a_sidecar_and_have_none_are_named():
 
 @given(st.recursive(st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
 def test_whatever_a_pod_answers_is_a_report_or_none(document):
-    read = read_report(json.dumps(document).encode())
-    assert read is None or isinstance(read, Report)
+    read = read_process_status(json.dumps(document).encode())
+    assert read is None or isinstance(read, ProcessStatus)
 
 
 def test_a_report_of_another_version_is_read_as_far_as_it_goes():
     document = {"relays": [{"name": RELAY, "news": 1, "subscriptions": [{"name": NAME}]}], "more": {}}
-    report = read_report(json.dumps(document).encode())
+    report = read_process_status(json.dumps(document).encode())
     assert report is not None
     (relay,) = report.relays
     assert [each.state for each in relay.subscriptions] == ["Running"]
@@ -439,9 +441,9 @@ def test_no_more_of_a_report_is_kept_than_the_resources_name():
     owners = {number: "a" * 100 * number for number in range(5000)}
     said = [{"name": name, "owned": partitions, "owners": owners, "lastError": long} for name in (NAME, NAME, "shop/b")]
     whole = [{"name": name, "message": long, "subscriptions": said} for name in (RELAY, RELAY, "shop/x")]
-    report = Report.model_validate({"relays": whole, "config": {"error": long}, "more": [long]})
+    report = process_status({"relays": whole, "config": {"error": long}, "more": [long]})
     kept = bounded(report, RELAY, {NAME: 2})
-    assert len(kept.model_dump_json()) < 5000
+    assert len(json.dumps(as_json(kept))) < 5000
     ((found,),) = ([(each.owned, each.owners) for each in relay.subscriptions] for relay in kept.relays)
     assert found == (tuple(report.relays[0].subscriptions[0].owned[:2]), {0: "", 1: "a" * 100})
 

@@ -123,7 +123,7 @@ class ChildApplier:
                 kept.meet(kind, known)
                 continue
             try:
-                await self._keep_one(key, relay, kind, wanted[kind], kept)
+                await self._apply_one(key, relay, kind, wanted[kind], kept)
             except (Taken, Invalid, Forbidden) as obstacle:
                 self._obstacles[kind, key] = (obstacle, wanted[kind], self._clock())
                 kept.meet(kind, obstacle)
@@ -155,9 +155,9 @@ class ChildApplier:
                 await self._kube.delete(kind, key[0], live["metadata"]["name"], live["metadata"]["uid"])
             except NotFound:
                 self._cache.missing(kind, live)
-            log.info("Removed what is no longer wanted.", extra={"relay": "/".join(key), "kind": kind.name})
+            log.info("Deleted orphaned child", extra={"relay": "/".join(key), "kind": kind.name})
 
-    async def _keep_one(self, key: Key, relay: OutboxRelay, kind: Kind, wanted: Object, kept: ApplyResult) -> None:
+    async def _apply_one(self, key: Key, relay: OutboxRelay, kind: Kind, wanted: Object, kept: ApplyResult) -> None:
         live = await self.find(kind, key)
         if live is None:
             self._remember(kind, key, wanted, await self._kube.apply(kind, wanted))

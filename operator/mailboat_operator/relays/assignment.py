@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from mailboat_spec.assignment import balance
+from mailboat_spec.assignment import Assignment, balance
 
 Partition = tuple[str, int]
 """Full name of the subscription, and the partition number."""
@@ -86,9 +86,9 @@ def worth_pushing(wanted: Owners, reported: Owners, plan: Plan | None, now: floa
     return plan is None or plan.owners != wanted or now - plan.at > patience
 
 
-def as_request(wanted: Owners, generation: int, namespace: str) -> dict[str, object]:
+def assignment_of(wanted: Owners, generation: int, namespace: str) -> Assignment:
     """Return the body of ``PUT /assignment``, in which pods are named by relay id."""
-    subscriptions: dict[str, dict[str, str]] = defaultdict(dict)
+    subscriptions: dict[str, dict[int, str]] = defaultdict(dict)
     for (name, number), pod in sorted(wanted.items()):
-        subscriptions[name][str(number)] = f"{namespace}/{pod}"
-    return {"generation": generation, "subscriptions": dict(subscriptions)}
+        subscriptions[name][number] = f"{namespace}/{pod}"
+    return Assignment(generation=generation, subscriptions=subscriptions)

@@ -7,7 +7,6 @@ their size, the retained part and the time are bounded. Answers are not decompre
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from dataclasses import dataclass
 from typing import Final, Protocol, Self
@@ -16,18 +15,12 @@ import aiohttp
 
 from mailboat_operator.http_server import Memory
 from mailboat_operator.relays.pods import ConsumerPod, RelayPod
-from mailboat_operator.relays.reports import (
-    Answer,
-    ConsumerAnswer,
-    Partitions,
-    Report,
-    bounded,
-    largest_report,
-    read_report,
-)
+from mailboat_operator.relays.reports import Answer, ConsumerAnswer, Partitions, bounded, largest_report
+from mailboat_spec.assignment import Assignment
 from mailboat_spec.consumer_report import LARGEST_REPORT, read_consumer_reports
 from mailboat_spec.names import CONSUMER_PORT_NAME
 from mailboat_spec.packing import pack
+from mailboat_spec.relay_status import ProcessStatus, read_process_status
 
 _MEMORY: Final = 12 * 1024 * 1024
 """Bytes of all answers read concurrently; enough for the largest one."""
@@ -113,8 +106,8 @@ class RelayClient:
     async def put_config(self, pod: RelayPod, content: bytes) -> PushResponse:
         return await self._put(pod, "/config", content)
 
-    async def put_assignment(self, pod: RelayPod, request: dict[str, object]) -> PushResponse:
-        return await self._put(pod, "/assignment", pack(json.dumps(request)))
+    async def put_assignment(self, pod: RelayPod, assignment: Assignment) -> PushResponse:
+        return await self._put(pod, "/assignment", pack(assignment.model_dump_json()))
 
     async def _put(self, pod: RelayPod, path: str, body: bytes) -> PushResponse:
         token = self._signing.token(pod.audience, "PUT", path, body)
@@ -150,7 +143,7 @@ class RelayClient:
 
 
 def _answer(pod: RelayPod, content: bytes, relay: str, partitions: Partitions) -> Answer:
-    report = read_report(content)
+    report = read_process_status(content)
     if report is None:
         return Answer(pod.name, None, "answered something that is no status")
     if _is_of_another(report, pod.relay_id):
@@ -158,7 +151,7 @@ def _answer(pod: RelayPod, content: bytes, relay: str, partitions: Partitions) -
     return Answer(pod.name, bounded(report, relay, partitions))
 
 
-def _is_of_another(report: Report, relay_id: str) -> bool:
+def _is_of_another(report: ProcessStatus, relay_id: str) -> bool:
     return any(each.relay and each.relay != relay_id for each in report.relays)
 
 

@@ -1,24 +1,19 @@
-"""Models of a relay's ``GET /status`` answer, parsed leniently: a relay may be older or newer than the operator.
+"""Reports of relay and consumer pods, and the bounds on what the operator keeps of them.
 
-The relay's side is ``mailboat.runtime.status``. The two packages never import one another, so the fields are defined
-here a second time; a test with real relays compares both.
-
-A report comes from a pod that an application owns, and the operator keeps the last one of each pod. So only the
-subscriptions and partitions named by resources are kept, with texts cut to a maximum length.
+The wire models are ``mailboat_spec.relay_status`` and ``mailboat_spec.consumer_report``. A report comes from a pod that
+an application owns, and the operator keeps the last one of each pod. So only the subscriptions and partitions named by
+resources are kept, with texts cut to a maximum length.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Annotated, Any, Final, TypeVar
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic.alias_generators import to_camel
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
 
 from mailboat_spec import EventSubscriptionSpec, Reason
 from mailboat_spec.consumer_report import ConsumerReport
+from mailboat_spec.relay_status import ConfigReport, ProcessStatus, RelayStatus, SubscriptionStatus
 
 _LONGEST_TEXT: Final = 1024
 _LONGEST_NAME: Final = 317  # namespace/pod
@@ -34,8 +29,7 @@ _LARGEST: Final = 12 * 1024 * 1024
 Partitions = Mapping[str, int]
 """Subscriptions of one relay by full name, each with its number of partitions."""
 
-Count = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-Seconds = Annotated[float, Field(le=1e12)]
+Reported = TypeVar("Reported", RelayStatus, SubscriptionStatus, ConfigReport)
 
 
 def partitions_of(subscriptions: Iterable[Mapping[str, Any]]) -> dict[str, int]:
@@ -68,106 +62,12 @@ def reason_given(word: str, otherwise: Reason) -> Reason:
         return otherwise
 
 
-class _Reported(BaseModel):
-    """Base without the null handling of other models, which costs a Python call for each of thousands of objects."""
-
-    model_config = ConfigDict(
-        alias_generator=to_camel,
-        validate_by_name=True,
-        validate_by_alias=True,
-        frozen=True,
-        extra="ignore",
-        hide_input_in_errors=True,
-        allow_inf_nan=False,
-    )
-
-
-Reported = TypeVar("Reported", bound=_Reported)
-
-
-class PartitionReport(_Reported):
-    """A partition owned by the reporting relay."""
-
-    partition: Count
-    lag: Count = 0
-    lag_bounded: bool = False
-    oldest_age: Seconds | None = None
-    parked: Count = 0
-
-
-class SubscriptionReport(_Reported):
-    """A subscription, as far as the reporting relay delivers it."""
-
-    name: str
-    state: str = "Running"
-    """Running, Paused, or Failed: the subscription can't be built, for the reason in ``last_error``."""
-    dead: Count = 0
-    blocked: Count = 0
-    """Blocked keys."""
-    rate: Annotated[float, Field(le=1e12)] = 0.0
-    sink_reachable: bool | None = True
-    """None until the destination answered, or could not be reached, for the first time."""
-    last_error: str | None = None
-    last_error_age: Seconds | None = None
-    """Seconds since the error happened; 0 while it lasts."""
-    reason: str = ""
-    owned: tuple[PartitionReport, ...] = ()
-    orphans: tuple[PartitionReport, ...] = ()
-    """Partitions whose owner is silent or missing, counted by the reporting relay."""
-    owners: dict[int, str | None] = Field(default_factory=dict)
-
-
-class RelayReport(_Reported):
-    """One OutboxRelay in the reporting process."""
-
-    name: str
-    relay: str = ""
-    state: str = ""
-    message: str = ""
-    reason: str = ""
-    database_reachable: bool = False
-    schema_ready: bool = False
-    partitions_ahead_days: Seconds | None = None
-    retention_blocked: str | None = None
-    database: str = ""
-    """Name of the database and identifier of its system."""
-    missing_roles: str = ""
-    """SQL for an administrator if group roles are missing; else empty."""
-    silent: tuple[str, ...] = ()
-    """Relays whose heartbeats are missing."""
-    subscriptions: tuple[SubscriptionReport, ...] = ()
-
-    def subscription(self, name: str) -> SubscriptionReport | None:
-        return self._by_name.get(name)
-
-    @cached_property
-    def _by_name(self) -> Mapping[str, SubscriptionReport]:
-        return {each.name: each for each in reversed(self.subscriptions)}
-
-
-class ConfigReport(_Reported):
-    """Configuration version in use, and the error of the last rejected one."""
-
-    version: Count | None = None
-    error: str | None = None
-
-
-class Report(_Reported):
-    """A complete status report."""
-
-    relays: tuple[RelayReport, ...] = ()
-    config: ConfigReport = Field(default_factory=ConfigReport)
-
-    def relay(self, name: str) -> RelayReport | None:
-        return next((each for each in self.relays if each.name == name), None)
-
-
 @dataclass(frozen=True, slots=True)
 class Answer:
     """Last report of one relay pod, or the reason why there is none."""
 
     pod: str
-    report: Report | None
+    report: ProcessStatus | None
     error: str = ""
     silent: bool = False
     """The pod answered before and does not any more. ``report``, if any, is from before."""
@@ -184,44 +84,37 @@ class ConsumerAnswer:
     error: str = ""
 
 
-def read_report(content: bytes) -> Report | None:
-    """Parse a report; None if the content is not a relay status."""
-    try:
-        return Report.model_validate_json(content)
-    except (ValidationError, RecursionError):
-        return None
-
-
-def bounded(report: Report, relay: str, partitions: Partitions) -> Report:
-    """Return the part of the report about this relay and its known subscriptions."""
-    found = report.relay(relay)
+def bounded(status: ProcessStatus, relay: str, partitions: Partitions) -> ProcessStatus:
+    """Return the part of the status about this relay and its known subscriptions."""
+    found = status.relay(relay)
     relays = () if found is None else (_bounded_relay(found, partitions),)
-    return Report(relays=relays, config=_cut(report.config, "error"))
+    return ProcessStatus(relays, _cut(status.config, "error"))
 
 
-def _bounded_relay(report: RelayReport, partitions: Partitions) -> RelayReport:
-    named = {each.name: each for each in report.subscriptions if each.name in partitions}
+def _bounded_relay(status: RelayStatus, partitions: Partitions) -> RelayStatus:
+    named = {each.name: each for each in status.subscriptions if each.name in partitions}
     kept = tuple(_bounded_subscription(each, partitions[each.name]) for each in named.values())
-    cut = _cut(report, "relay", "state", "message", "reason", "retention_blocked", "database", "missing_roles")
-    silent = tuple(name for name in report.silent if len(name) <= _LONGEST_NAME)[:_MOST_SILENT]
-    return cut.model_copy(update={"subscriptions": kept, "silent": silent})
+    cut = _cut(status, "relay", "state", "message", "reason", "retention_blocked", "database", "missing_roles")
+    silent = tuple(name for name in status.silent if len(name) <= _LONGEST_NAME)[:_MOST_SILENT]
+    return replace(cut, subscriptions=kept, silent=silent, peers=(), outbox="")
 
 
-def _bounded_subscription(report: SubscriptionReport, count: int) -> SubscriptionReport:
+def _bounded_subscription(status: SubscriptionStatus, count: int) -> SubscriptionStatus:
     owned, orphans = (
-        tuple(each for each in given if 0 <= each.partition < count)[:count] for given in (report.owned, report.orphans)
+        tuple(replace(each, last_error=None) for each in given if 0 <= each.partition < count)[:count]
+        for given in (status.owned, status.orphans)
     )
     owners = {
         number: owner
-        for number, owner in report.owners.items()
+        for number, owner in status.owners.items()
         if 0 <= number < count and len(owner or "") <= _LONGEST_NAME
     }
-    cut = _cut(report, "state", "last_error", "reason")
-    return cut.model_copy(update={"owned": owned, "orphans": orphans, "owners": owners})
+    cut = _cut(status, "sink", "state", "last_error", "reason")
+    return replace(cut, owned=owned, orphans=orphans, owners=owners)
 
 
-def _cut(report: Reported, *fields: str) -> Reported:
-    long = {field: text for field in fields if len(text := getattr(report, field) or "") > _LONGEST_TEXT}
-    if not long:
-        return report
-    return report.model_copy(update={field: text[:_LONGEST_TEXT] for field, text in long.items()})
+def _cut(status: Reported, *fields: str) -> Reported:
+    long: dict[str, Any] = {
+        field: text[:_LONGEST_TEXT] for field in fields if len(text := getattr(status, field) or "") > _LONGEST_TEXT
+    }
+    return replace(status, **long) if long else status

@@ -20,8 +20,8 @@ from mailboat_operator.relays.assignment import (
     Plan,
     Work,
     Worker,
-    as_request,
     assign,
+    assignment_of,
     next_generation,
     sticky,
     worth_pushing,
@@ -29,8 +29,9 @@ from mailboat_operator.relays.assignment import (
 from mailboat_operator.relays.http_client import PushResponse, RelayClient
 from mailboat_operator.relays.pods import RelayPod
 from mailboat_operator.relays.poll import PodPoll, PollTimeouts
-from mailboat_operator.relays.reports import Answer, Partitions, RelayReport, pod_of
+from mailboat_operator.relays.reports import Answer, Partitions, pod_of
 from mailboat_operator.resources.configmap import Configuration
+from mailboat_spec.relay_status import RelayStatus
 
 log = logging.getLogger(__name__)
 
@@ -164,7 +165,7 @@ class RelayStates:
         if not worth_pushing(wanted, reported, memory.plan, now, self._patience.following):
             return any(reported.get(partition) != pod for partition, pod in wanted.items())
         generation = next_generation(memory.plan, int(self._wall_clock() * 1000) + memory.ahead)
-        request = as_request(wanted, generation, namespace=key[0])
+        request = assignment_of(wanted, generation, namespace=key[0])
         informed = [pod for pod, answer, _ in working if _version(answer) >= configuration.version]
         for pod in informed:  # one relay suffices: it stores the assignment in the database, where the others read it
             outcome = await self._client.put_assignment(pod, request)
@@ -182,7 +183,7 @@ class RelayStates:
         return True
 
 
-_Working = Sequence[tuple[RelayPod, Answer, RelayReport]]
+_Working = Sequence[tuple[RelayPod, Answer, RelayStatus]]
 
 
 def _working(name: str, pods: Sequence[RelayPod], answers: Sequence[Answer]) -> _Working:

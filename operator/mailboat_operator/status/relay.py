@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from mailboat_operator.relays.pods import RelayPod
-from mailboat_operator.relays.reports import Answer, RelayReport, reason_given
+from mailboat_operator.relays.reports import Answer, reason_given
 from mailboat_operator.status.conditions import EventNote, Verdict, no, unknown, with_progress, written, yes
 from mailboat_operator.status.pod_messages import (
     NAMED,
@@ -20,6 +20,7 @@ from mailboat_operator.status.pod_messages import (
     where_to_put_it,
 )
 from mailboat_spec import ConditionStatus, ConditionType, OutboxRelay, Reason, Runtime
+from mailboat_spec.relay_status import RelayStatus
 
 _DAYS_AHEAD: Final = 7.0
 
@@ -86,7 +87,7 @@ def _ready_pods(facts: RelayFacts) -> list[RelayPod]:
     return [pod for pod in facts.pods if pod.alive and (pod.ready if pod.own else pod.name in answering)]
 
 
-def _reports(facts: RelayFacts) -> list[RelayReport]:
+def _reports(facts: RelayFacts) -> list[RelayStatus]:
     return [
         report
         for answer in facts.answers
@@ -106,7 +107,7 @@ def _verdicts(facts: RelayFacts) -> list[Verdict]:
     return verdicts
 
 
-def _ready(facts: RelayFacts, reports: Sequence[RelayReport]) -> Verdict:
+def _ready(facts: RelayFacts, reports: Sequence[RelayStatus]) -> Verdict:
     ready = ConditionType.READY
     if facts.relay is None:
         return no(ready, Reason.INVALID_SPEC, facts.problem)
@@ -170,7 +171,7 @@ def _troubles(facts: RelayFacts) -> str:
     return "; ".join(f"{pod.name} {pod.trouble}" for pod in troubled[:NAMED])
 
 
-def _database(facts: RelayFacts, reports: Sequence[RelayReport]) -> Verdict:
+def _database(facts: RelayFacts, reports: Sequence[RelayStatus]) -> Verdict:
     reachable = ConditionType.DATABASE_REACHABLE
     if any(_reaches(report) for report in reports):
         found = _databases(reports)
@@ -187,7 +188,7 @@ def _database(facts: RelayFacts, reports: Sequence[RelayReport]) -> Verdict:
     return no(reachable, reason, where_to_put_it(reason, told.message))
 
 
-def _databases(reports: Sequence[RelayReport]) -> list[str]:
+def _databases(reports: Sequence[RelayStatus]) -> list[str]:
     return sorted({report.database for report in reports if report.database and report.database_reachable})
 
 
@@ -208,12 +209,12 @@ def database_changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> lis
     return [EventNote(True, Reason.DATABASE_CHANGED, message)]
 
 
-def _reaches(report: RelayReport) -> bool:
+def _reaches(report: RelayStatus) -> bool:
     """Return whether the relay reached the database. A relay that finds tables missing did, and stays disconnected."""
     return report.database_reachable or report.reason == Reason.SCHEMA_MISMATCH
 
 
-def _schema(reports: Sequence[RelayReport]) -> Verdict:
+def _schema(reports: Sequence[RelayStatus]) -> Verdict:
     ready = ConditionType.SCHEMA_READY
     connected = [report for report in reports if _reaches(report)]
     if not connected:
@@ -239,7 +240,7 @@ def _schema(reports: Sequence[RelayReport]) -> Verdict:
     return yes(ready, Reason.UP_TO_DATE, "The outbox is as this version needs it.")
 
 
-def _retention(reports: Sequence[RelayReport]) -> Verdict:
+def _retention(reports: Sequence[RelayStatus]) -> Verdict:
     blocked = next((report.retention_blocked for report in reports if report.retention_blocked), None)
     if blocked is not None:
         return yes(ConditionType.RETENTION_BLOCKED, Reason.UNDELIVERED_EVENTS, blocked)

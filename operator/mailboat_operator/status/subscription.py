@@ -8,14 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from mailboat_operator.relays.pods import RelayPod
-from mailboat_operator.relays.reports import (
-    Answer,
-    PartitionReport,
-    RelayReport,
-    SubscriptionReport,
-    pod_of,
-    reason_given,
-)
+from mailboat_operator.relays.reports import Answer, pod_of, reason_given
 from mailboat_operator.status.conditions import Verdict, no, unknown, with_progress, written, yes
 from mailboat_operator.status.pod_messages import (
     named_silent,
@@ -26,6 +19,7 @@ from mailboat_operator.status.pod_messages import (
 )
 from mailboat_operator.status.rounding import displayed, rounded_age, rounded_count, rounded_rate
 from mailboat_spec import ConditionType, Duration, EventSubscription, Reason, State
+from mailboat_spec.relay_status import PartitionStatus, RelayStatus, SubscriptionStatus
 from mailboat_spec.secrecy import redact
 
 _ERROR_LIMIT: Final = 256
@@ -64,15 +58,15 @@ class SubscriptionFacts:
 class _Words:
     """Relay reports about one subscription."""
 
-    relays: Sequence[tuple[str, RelayReport]]
-    subscriptions: Sequence[tuple[str, SubscriptionReport]]
-    held: Mapping[int, tuple[str, PartitionReport | None]]
+    relays: Sequence[tuple[str, RelayStatus]]
+    subscriptions: Sequence[tuple[str, SubscriptionStatus]]
+    held: Mapping[int, tuple[str, PartitionStatus | None]]
     """Owner of each partition (empty: none), and its state unless no relay has counted it."""
     silent: Mapping[str, str]
     """Pods that hang or are cut off, each with the reason."""
 
     @property
-    def moving(self) -> list[SubscriptionReport]:
+    def moving(self) -> list[SubscriptionStatus]:
         """Reports of relays that own partitions; if there are none, all reports."""
         return [each for _, each in self.subscriptions if each.owned] or [each for _, each in self.subscriptions]
 
@@ -156,7 +150,7 @@ def _lags(facts: SubscriptionFacts, words: _Words) -> dict[int, int]:
     }
 
 
-def _assignment(number: int, lag: int, pod: str, report: PartitionReport | None) -> dict[str, Any]:
+def _assignment(number: int, lag: int, pod: str, report: PartitionStatus | None) -> dict[str, Any]:
     entry: dict[str, Any] = {"partition": number, "pod": pod, "lag": rounded_count(lag)}
     if report is not None and (age := rounded_age(report.oldest_age)) is not None:
         entry["oldestAge"] = str(Duration.of_seconds(age))
@@ -171,7 +165,7 @@ def _words(facts: SubscriptionFacts) -> _Words:
     ]
     subscriptions = [(pod, found) for pod, report in relays if (found := report.subscription(facts.name)) is not None]
     count = facts.subscription.spec.partitions if facts.subscription is not None else 0
-    held: dict[int, tuple[str, PartitionReport | None]] = dict.fromkeys(range(count), ("", None))
+    held: dict[int, tuple[str, PartitionStatus | None]] = dict.fromkeys(range(count), ("", None))
     answering = {answer.pod for answer in facts.answers}
     namespace = facts.relay.partition("/")[0]
     for _, each in subscriptions:  # owners from the database, for relays that did not answer in detail

@@ -25,11 +25,12 @@ from mailboat.http.assignment import Assign
 from mailboat.http.callers import Callers
 from mailboat.http.server import Configure, HttpServer, Surface, Told
 from mailboat.outbox.settings import RelayIdentity
-from mailboat.runtime.followed import ConfigReport, Configuration, Followed
+from mailboat.runtime.followed import Configuration, Followed
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.secrets import Secrets
 from mailboat.runtime.watching import fingerprint, secret_versions, watch
 from mailboat_spec import Manifests, full_name
+from mailboat_spec.relay_status import ConfigReport
 
 log = logging.getLogger("mailboat.run")
 
