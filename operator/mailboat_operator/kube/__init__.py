@@ -1,1 +1,1 @@
-"""The client of the Kubernetes API."""
+"""Access to the Kubernetes API: client, Secrets, and connections that close reliably. Nothing here retries."""

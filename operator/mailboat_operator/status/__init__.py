@@ -1,5 +1,6 @@
-"""Statuses of both kinds, built from relay reports. Pure functions; time is an argument.
+"""Statuses of the two resources, pure: from the facts of one moment to the complete status.
 
-Numbers are rounded before the comparison, so that an unchanged status is not written again: in an idle cluster the
-operator writes nothing.
+Every function takes the existing status, so that a condition keeps its transition time. ``patch`` compares both; a
+status that did not change costs no request. Numbers are rounded (``rounding``), so that a busy subscription does not
+cause a write per reconcile.
 """
