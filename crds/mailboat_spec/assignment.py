@@ -1,4 +1,4 @@
-"""Balanced, sticky and deterministic assignment of partitions to workers.
+"""Assignment of partitions to workers: the body of ``PUT /assignment``, and the balanced, sticky computation of one.
 
 Standalone relays use this module to divide partitions among themselves, the operator to divide them among pods. It is
 pure: the same partitions, workers and current owners always give the same result, in any order of the arguments.
@@ -9,10 +9,32 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Collection, Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
 
 Partition = TypeVar("Partition", bound=tuple[Any, int])
 """Pair of a stream (any value with equality and ``repr``) and the number of the partition."""
+
+
+class Assignment(BaseModel):
+    """Body of ``PUT /assignment``: desired owner (id of a relay) per partition and subscription.
+
+    A relay refuses a generation older than its current one.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    generation: Annotated[int, Field(strict=True, ge=1, le=2**63 - 1)]
+    subscriptions: Mapping[
+        Annotated[str, Field(min_length=1, max_length=512)],
+        Annotated[
+            Mapping[
+                Annotated[int, Field(ge=0, le=255)], Annotated[str, Field(min_length=1, max_length=512, strict=True)]
+            ],
+            Field(min_length=1),
+        ],
+    ]
 
 
 def balance(

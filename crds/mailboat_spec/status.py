@@ -85,7 +85,6 @@ class EventSubscriptionStatus(ResourceStatus):
     )
     parked: int = Field(default=0, description="Events that wait for their next attempt or behind one. Default: 0.")
     dead: int = Field(default=0, description="Dead letters not yet replayed. Default: 0.")
-    published: int = Field(default=0, description="Events published so far. Default: 0.")
     rate: float = Field(default=0.0, description="Events published per second, over the last ten seconds. Default: 0.")
     last_error: str = Field(default="", description="The last failure, shortened, without payload. Default: empty.")
     last_error_time: Timestamp | None = Field(

@@ -1,1 +1,15 @@
-"""Kubernetes operator of Mailboat: reconciles OutboxRelays and EventSubscriptions, and injects sidecars."""
+"""The Kubernetes operator of Mailboat: OutboxRelays and EventSubscriptions become relays with a configuration.
+
+Layers, each importing only from those below:
+
+    __main__ -> process -> controller | webhook | leader_election | health -> status -> relays -> resources
+    -> kube | metrics | http_server | logs -> settings
+
+Life cycle of a process (``process``):
+
+    candidate   serves the webhook and the health endpoints, and waits for the Lease
+    leader      also runs the controller, and rotates certificates and signing keys
+    stopping    unready; the controller has ended and the Lease is released; the webhook answers a few seconds longer
+
+A leader that loses the Lease never becomes a candidate again: the process exits, and the pod restarts it.
+"""

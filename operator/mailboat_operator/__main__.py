@@ -17,13 +17,13 @@ import click
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
 from mailboat_operator import logs
-from mailboat_operator.housekeeping import Signing
-from mailboat_operator.kube import Kube, NoCluster
-from mailboat_operator.leader import LeadershipLost
-from mailboat_operator.leading import CoreSettings, run_leader
+from mailboat_operator.controller.controller import ControllerSettings, run_controller
+from mailboat_operator.kube.client import Kube, NoCluster
+from mailboat_operator.leader_election import LeadershipLost
 from mailboat_operator.metrics import Metrics
-from mailboat_operator.podspec import RelayImage
-from mailboat_operator.running import Core, StartFailed, run_process
+from mailboat_operator.process import LeaderWork, StartFailed, run_process
+from mailboat_operator.relays.signing_keys import Signing
+from mailboat_operator.resources.pod import RelayImage
 from mailboat_operator.settings import Setting, Settings, SettingsError, all_settings, read_settings
 from mailboat_spec.secrecy import redact
 
@@ -92,17 +92,17 @@ def run(**given: Any) -> None:
         sys.exit(1)
 
 
-def _core(metrics: Metrics) -> Core:
+def _core(metrics: Metrics) -> LeaderWork:
     """Return the leader's work. Its metrics exist before this process leads, so a standby replica reports 0."""
 
     async def lead(kube: Kube, settings: Settings, signing: Signing) -> None:
-        core = CoreSettings(
+        core = ControllerSettings(
             image=RelayImage(settings.relay_image, settings.relay_image_pull_policy.value),
             namespaces=settings.namespaces,
             instance=settings.identity or socket.gethostname(),
             status_interval=settings.status_interval.seconds,
         )
-        await run_leader(kube, core, signing, metrics)
+        await run_controller(kube, core, signing, metrics)
 
     return lead
 

@@ -30,8 +30,8 @@ class Metrics:
         self.status_patches = Counter(
             "mailboat_operator_status_patches", "Statuses that were written.", ["resource"], registry=registry
         )
-        self.put_back = Counter(
-            "mailboat_operator_put_back", "Children that were put back after a change by others.", ["kind"],
+        self.drift_corrected = Counter(
+            "mailboat_operator_drift_corrected", "Children that were put back after a change by others.", ["kind"],
             registry=registry,
         )  # fmt: skip
         self.pushes = Counter(

@@ -17,7 +17,7 @@ import pytest
 import pytest_asyncio
 
 from mailboat_harbor.kubernetes import ApiServer, start_api_server
-from mailboat_operator.kube import Kube
+from mailboat_operator.kube.client import Kube
 from support.crd_definitions import until_established, until_served
 from support.operator_under_test import Cluster
 from support.wait import wait_until

@@ -10,15 +10,15 @@ from collections import Counter
 
 import pytest
 
-from mailboat_operator import leading
-from mailboat_operator.fleet import Fleet
-from mailboat_operator.kube import (
+from mailboat_operator.controller import controller
+from mailboat_operator.kube.client import (
     DEPLOYMENT,
     POD,
     RELAY,
     SUBSCRIPTION,
     Conflict,
 )
+from mailboat_operator.relays.state import RelayStates
 from mailboat_spec.names import API_VERSION
 from support.operator_under_test import condition_of, holders, operating, spread
 from support.wait import await_until
@@ -82,7 +82,7 @@ async def test_a_subscription_is_not_ready_before_its_destination_answered(clust
 
 async def test_a_relay_that_is_silent_for_a_moment_is_named_and_keeps_its_partitions(cluster, monkeypatch):
     now = 0.0  # stands still, so that a moment is one, however long it takes
-    monkeypatch.setattr(leading, "Fleet", functools.partial(Fleet, clock=lambda: now))
+    monkeypatch.setattr(controller, "RelayStates", functools.partial(RelayStates, clock=lambda: now))
     await cluster.create_relay()
     await cluster.create_subscription()
     async with operating(cluster):
@@ -223,7 +223,7 @@ async def test_a_status_is_never_written_onto_what_came_after_it(cluster):
     await cluster.delete(SUBSCRIPTION, "orders-to-kafka")
     await cluster.create_subscription()
     with pytest.raises(Conflict):
-        await cluster.kube.patch_status(SUBSCRIPTION, before, {"published": 100})
+        await cluster.kube.patch_status(SUBSCRIPTION, before, {"dead": 100})
     assert "status" not in await cluster.get(SUBSCRIPTION, "orders-to-kafka")
 
 
@@ -237,20 +237,3 @@ async def test_the_word_of_another_relay_at_the_same_address_does_not_count(clus
         second.pod = "somebody-else"
         found = await cluster.until(SUBSCRIPTION, "orders-to-kafka", spread(4), "all at the one that is there")
         assert set(holders(found).values()) == {"orders-relay-a"}
-
-
-async def test_the_count_of_published_events_goes_on_over_restarts(cluster):
-    await cluster.create_relay()
-    await cluster.create_subscription()
-    name = f"{cluster.namespace}/orders-to-kafka"
-    cluster.outbox.published[name] = 100
-    async with operating(cluster):
-        await cluster.run_pod("orders-relay-a")
-        await cluster.until(SUBSCRIPTION, "orders-to-kafka", lambda it: it["status"].get("published") == 100, "100")
-    cluster.outbox.lag[name] = {0: 1}  # a reason to write
-    async with operating(cluster):
-        await cluster.until(SUBSCRIPTION, "orders-to-kafka", lambda it: it["status"]["lag"] == 1, "the lag")
-        cluster.outbox.published[name] = 130
-        cluster.outbox.lag[name] = {}
-        found = await cluster.until(SUBSCRIPTION, "orders-to-kafka", lambda it: it["status"]["lag"] == 0, "no lag")
-        assert found["status"]["published"] == 130

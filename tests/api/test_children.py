@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mailboat_operator.kube import (
+from mailboat_operator.kube.client import (
     CONFIG_MAP,
     DEPLOYMENT,
     DISRUPTION_BUDGET,
@@ -18,7 +18,7 @@ from mailboat_operator.kube import (
     Kind,
     Kube,
 )
-from mailboat_operator.podspec import RESOURCES_KEY
+from mailboat_operator.resources.pod import RESOURCES_KEY
 from support.operator_under_test import CHILDREN, Cluster, condition_of, configuring, operating
 from support.wait import await_until
 
@@ -72,7 +72,7 @@ async def test_a_foreign_edit_is_put_back(cluster, kind, edit, restored, while_a
         if not while_away:
             await cluster.patch(kind, "orders-relay", edit)
             await cluster.until(kind, "orders-relay", restored, "the edit to be put back")
-            await cluster.until_told("orders", "PutBack")
+            await cluster.until_told("orders", "DriftCorrected")
     if while_away:
         await cluster.patch(kind, "orders-relay", edit)
         async with operating(cluster):

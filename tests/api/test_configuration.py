@@ -6,12 +6,12 @@ import time
 
 import pytest
 
-from mailboat_operator.kube import (
+from mailboat_operator.kube.client import (
     CONFIG_MAP,
     RELAY,
     SUBSCRIPTION,
 )
-from mailboat_operator.podspec import RESOURCES_KEY
+from mailboat_operator.resources.pod import RESOURCES_KEY
 from support.operator_under_test import condition_of, configuring, operating, quick, subscription
 from support.wait import await_until
 from support.yaml_bombs import alias_bomb

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from mailboat_operator.kube import POD, SUBSCRIPTION
+from mailboat_operator.kube.client import POD, SUBSCRIPTION
 from mailboat_spec.names import CONSUMER_PORT_NAME, SUBSCRIPTION_LABEL
 from support.operator_under_test import Cluster, condition_of, operating
 

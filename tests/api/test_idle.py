@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from mailboat_operator.kube import CONFIG_MAP, MUTATING_WEBHOOK, RELAY, SUBSCRIPTION
-from mailboat_operator.podspec import KEYS_KEY
+from mailboat_operator.kube.client import CONFIG_MAP, MUTATING_WEBHOOK, RELAY, SUBSCRIPTION
+from mailboat_operator.resources.pod import KEYS_KEY
 from support.operator_processes import RunningOperator, webhook_configuration
 from support.operator_under_test import operating
 from support.wait import await_until

@@ -14,8 +14,8 @@ import pytest
 
 from mailboat_harbor.kubernetes import ApiServer
 from mailboat_harbor.proxy import Proxy
-from mailboat_operator.kube import LEASE, Kube
-from mailboat_operator.leader import Election, LeadershipLost, Timing
+from mailboat_operator.kube.client import LEASE, Kube
+from mailboat_operator.leader_election import Election, LeadershipLost, Timing
 from support.operator_processes import RunningOperator
 from support.wait import await_until, wait_until
 

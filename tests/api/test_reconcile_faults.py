@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry
 
 from api.conftest import with_our_kinds
 from mailboat_harbor.kubernetes import start_api_server
-from mailboat_operator import leading
-from mailboat_operator.kube import (
+from mailboat_operator.controller import controller
+from mailboat_operator.kube.client import (
     CONFIG_MAP,
     DEPLOYMENT,
     DISRUPTION_BUDGET,
@@ -21,8 +21,8 @@ from mailboat_operator.kube import (
     Kube,
 )
 from mailboat_operator.metrics import Metrics
-from mailboat_operator.podspec import RESOURCES_KEY
-from mailboat_operator.relays import RelayClient
+from mailboat_operator.relays.http_client import RelayClient
+from mailboat_operator.resources.pod import RESOURCES_KEY
 from support.operator_under_test import CHILDREN, Cluster, condition_of, configuring, holders, operating, quick
 from support.wait import await_until
 
@@ -76,8 +76,10 @@ async def live_until_a_write(cluster, monkeypatch, *, after_it):
         made.life = life
         return made
 
-    monkeypatch.setattr(leading, "RelayClient", client)
-    task = asyncio.create_task(leading.run_leader(kube, quick(cluster.namespace), cluster.signing, Metrics(registry)))
+    monkeypatch.setattr(controller, "RelayClient", client)
+    task = asyncio.create_task(
+        controller.run_controller(kube, quick(cluster.namespace), cluster.signing, Metrics(registry))
+    )
 
     def looked():
         return (registry.get_sample_value("mailboat_operator_reconciles_total", {"result": "done"}) or 0) >= 3
@@ -114,31 +116,30 @@ async def test_an_operator_that_is_killed_at_every_single_write_gets_there_all_t
     assert len({relay.version for relay in relays}) == 1
 
 
-class Deaf(Kube):
-    """Lists, and hears nothing of what happens afterwards."""
+class DeafFeed:
+    """A feed whose watches are open and never report an event."""
 
-    async def watch(self, kind, namespace, selector, resource_version):
+    def __init__(self, kube, namespaces, selections, listener):
+        self._watches = [(selection.kind, namespace) for selection in selections for namespace in namespaces]
+        self._listener = listener
+
+    async def run(self):
+        for kind, namespace in self._watches:
+            self._listener.watch_opened(kind, namespace)
         await asyncio.Event().wait()
-        yield
 
 
-async def test_what_watches_never_told_is_found_by_comparing_now_and_then(cluster):
+async def test_what_watches_never_report_is_found_by_the_periodic_comparison(cluster, monkeypatch):
+    monkeypatch.setattr(controller, "KopfFeed", DeafFeed)
     await cluster.create_relay()
     relay = await cluster.run_pod("orders-relay-a")
-    kube = await Deaf.connect(cluster.api.kubeconfig)
-    settings = quick(cluster.namespace, compare_interval=1.0)
-    task = asyncio.create_task(leading.run_leader(kube, settings, cluster.signing, Metrics(CollectorRegistry())))
-    try:
+    async with operating(cluster, quick(cluster.namespace, compare_interval=1.0)):
         await cluster.until(DISRUPTION_BUDGET, "orders-relay", bool, "the children")
         await await_until(lambda: relay.version, what="the configuration")
         await cluster.delete(SERVICE, "orders-relay")
         await cluster.remove_pod("orders-relay-a")
         await cluster.until(SERVICE, "orders-relay", bool, "the Service, again")
         await cluster.until(RELAY, "orders", lambda it: it["status"].get("replicas") == 0, "the pod to be missed")
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await kube.close()
 
 
 SCENES = {

@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from mailboat import emit
-from mailboat_operator.kube import CONFIG_MAP, DEPLOYMENT, RELAY, SUBSCRIPTION, Kube, Object
-from mailboat_operator.podspec import CONFIG_FOLDER, SECRETS_FOLDER
+from mailboat_operator.kube.client import CONFIG_MAP, DEPLOYMENT, RELAY, SUBSCRIPTION, Kube, Object
+from mailboat_operator.resources.pod import CONFIG_FOLDER, SECRETS_FOLDER
 from support.collectors import KafkaCollector
 from support.kubelet_volumes import Volume
 from support.manifests import DATABASE_SECRET

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mailboat_operator.kube import CONFIG_MAP, DEPLOYMENT, RELAY, SERVICE_ACCOUNT, SUBSCRIPTION, Kube
+from mailboat_operator.kube.client import CONFIG_MAP, DEPLOYMENT, RELAY, SERVICE_ACCOUNT, SUBSCRIPTION, Kube
 from support.operator_under_test import Cluster, holders, operating, quick
 from support.wait import await_until
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from mailboat_harbor.kubernetes import ApiServer, start_api_server
-from mailboat_operator.podspec import CONTAINER
+from mailboat_operator.resources.pod import CONTAINER
 from support.crd_definitions import until_established
 from support.helm_chart import CHART, NAMESPACE, RELEASE, Document, one, rendered, values_of
 from support.operator_processes import RunningOperator, a_pod, a_relay, a_subscription

@@ -11,7 +11,7 @@ import pytest
 
 from api.conftest import with_our_kinds
 from mailboat_harbor.kubernetes import ApiServer, start_api_server
-from mailboat_operator.kube import RELAY, SUBSCRIPTION, Kube
+from mailboat_operator.kube.client import RELAY, SUBSCRIPTION, Kube
 from support.operator_under_test import USER, Cluster, condition_of, holders, operating, quick
 from support.stub_relays import Outbox, RelayStandIn
 from support.wait import await_until

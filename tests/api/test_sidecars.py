@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mailboat_operator.kube import (
+from mailboat_operator.kube.client import (
     CONFIG_MAP,
     DEPLOYMENT,
     DISRUPTION_BUDGET,

@@ -18,16 +18,18 @@ from prometheus_client import CollectorRegistry
 
 from mailboat_harbor.kubernetes import ApiServer
 from mailboat_harbor.kubernetes_certificates import Authority
-from mailboat_operator.certificates import Certificates, Lifetimes
-from mailboat_operator.following import follow, from_secret
-from mailboat_operator.housekeeping import CertificateKeeper, KeyKeeper, keep_looking, read_secret
 from mailboat_operator.http_server import HttpServer
-from mailboat_operator.kube import MUTATING_WEBHOOK, POD, RELAY, Conflict, Kind, Kube, NotFound, Object
-from mailboat_operator.kube import SECRET as SECRET_KIND
-from mailboat_operator.podspec import RelayImage
+from mailboat_operator.kube.client import MUTATING_WEBHOOK, POD, RELAY, Conflict, Kind, Kube, NotFound, Object
+from mailboat_operator.kube.client import SECRET as SECRET_KIND
+from mailboat_operator.kube.secrets import read_secret
+from mailboat_operator.process import run_periodically
+from mailboat_operator.relays.signing_keys import SigningKeyRotation
+from mailboat_operator.resources.pod import RelayImage
 from mailboat_operator.settings import Address
-from mailboat_operator.tls import ServedCertificate
-from mailboat_operator.webhook import InjectionMetrics, Webhook
+from mailboat_operator.webhook.cert_rotation import CertificateRotation
+from mailboat_operator.webhook.certificates import Certificates, Lifetimes
+from mailboat_operator.webhook.server import InjectionMetrics, Webhook
+from mailboat_operator.webhook.serving_cert import ServedCertificate, follow, from_secret
 from support.operator_processes import IMAGE, RunningOperator, a_pod, a_relay, webhook_configuration
 from support.wait import await_until, wait_until
 
@@ -60,8 +62,8 @@ async def replica(kube: Kube, namespace: str, look_every: float) -> AsyncIterato
         await server.close()
 
 
-def keeper(kube: Kube, namespace: str) -> CertificateKeeper:
-    return CertificateKeeper(kube, namespace, SECRET, namespace, ("127.0.0.1",), SHORT)
+def keeper(kube: Kube, namespace: str) -> CertificateRotation:
+    return CertificateRotation(kube, namespace, SECRET, namespace, ("127.0.0.1",), SHORT)
 
 
 @pytest.mark.verify
@@ -74,7 +76,7 @@ async def test_renewals_of_leaf_and_ca_are_not_noticed_by_anybody(kube: Kube, na
         configuration["webhooks"].append(second)
         await kube.create(MUTATING_WEBHOOK, configuration)
         await kube.create(RELAY, {**a_relay(), "metadata": {"name": "orders", "namespace": namespace}})
-        keeping = asyncio.create_task(keep_looking("the certificates", keeper(kube, namespace).look, 0.2))
+        keeping = asyncio.create_task(run_periodically("the certificates", keeper(kube, namespace).rotate, 0.2))
         try:
             begun: bool = await await_until(lambda: is_injecting(kube, namespace), timeout=60, what="an injection")
             assert begun
@@ -126,15 +128,15 @@ async def watch_renewals(
 
 
 async def test_the_bundle_is_written_only_when_it_differs(kube: Kube, namespace: str) -> None:
-    keep = CertificateKeeper(kube, namespace, SECRET, namespace, ("127.0.0.1",))
+    keep = CertificateRotation(kube, namespace, SECRET, namespace, ("127.0.0.1",))
     configuration = webhook_configuration(namespace, "127.0.0.1:1")
     configuration["webhooks"][0]["failurePolicy"] = "Ignore"
     await kube.create(MUTATING_WEBHOOK, configuration)
     try:
-        await keep.look()
+        await keep.rotate()
         first = await kube.get(MUTATING_WEBHOOK, None, namespace)
-        await keep.look()
-        await keep.look()
+        await keep.rotate()
+        await keep.rotate()
         assert await kube.get(MUTATING_WEBHOOK, None, namespace) == first
         content = await read_secret(kube, namespace, SECRET)
         assert content is not None
@@ -143,7 +145,7 @@ async def test_the_bundle_is_written_only_when_it_differs(kube: Kube, namespace:
 
         foreign = {"webhooks": [{**first["webhooks"][0], "clientConfig": {"url": "https://127.0.0.1:1/inject"}}]}
         await kube.patch(MUTATING_WEBHOOK, None, namespace, foreign)
-        await keep.look()
+        await keep.rotate()
         mended = await kube.get(MUTATING_WEBHOOK, None, namespace)
         assert mended["webhooks"] == first["webhooks"], "somebody else's change is put back, and nothing else changed"
     finally:
@@ -196,15 +198,15 @@ async def both(look: Callable[[], Awaitable[object]], kube: Overlapping) -> list
 async def test_two_leaders_that_overlap_end_with_one_ring(
     overlapping: Overlapping, namespace: str, before: str
 ) -> None:
-    first = KeyKeeper(overlapping, namespace, "keys")
-    later = KeyKeeper(overlapping, namespace, "keys", now=lambda: datetime.now(UTC) + timedelta(days=400))
+    first = SigningKeyRotation(overlapping, namespace, "keys")
+    later = SigningKeyRotation(overlapping, namespace, "keys", now=lambda: datetime.now(UTC) + timedelta(days=400))
     if before != "nothing":
-        await first.look()
+        await first.rotate()
     keeper = first if before == "nothing" else later
-    (conflict,) = await both(keeper.look, overlapping)
+    (conflict,) = await both(keeper.rotate, overlapping)
     assert isinstance(conflict, Conflict)
-    used = (await keeper.look()).data()
-    assert (await keeper.look()).data() == used
+    used = (await keeper.rotate()).data()
+    assert (await keeper.rotate()).data() == used
     content = await read_secret(overlapping, namespace, "keys")
     assert content is not None
     assert content.data == used, "what is used is what is written down"
@@ -216,14 +218,14 @@ async def test_two_leaders_that_overlap_end_with_one_authority_and_its_bundle(
 ) -> None:
     await overlapping.create(MUTATING_WEBHOOK, webhook_configuration(namespace, "127.0.0.1:1"))
     names = ("127.0.0.1",)
-    keep = CertificateKeeper(overlapping, namespace, SECRET, namespace, names)
+    keep = CertificateRotation(overlapping, namespace, SECRET, namespace, names)
     try:
         if before != "nothing":
-            await keep.look()
+            await keep.rotate()
             keep = replace(keep, now=lambda: datetime.now(UTC) + timedelta(days=400))
-        (conflict,) = await both(keep.look, overlapping)
+        (conflict,) = await both(keep.rotate, overlapping)
         assert isinstance(conflict, Conflict)
-        await keep.look()
+        await keep.rotate()
         content = await read_secret(overlapping, namespace, SECRET)
         assert content is not None
         found = Certificates.parse(content.data)
@@ -236,9 +238,9 @@ async def test_two_leaders_that_overlap_end_with_one_authority_and_its_bundle(
         # And both at the bundle: one of them is too late, and finds nothing to do at its next look.
         webhook = {**there["webhooks"][0], "clientConfig": {"url": "https://127.0.0.1:1/inject"}}
         await overlapping.patch(MUTATING_WEBHOOK, None, namespace, {"webhooks": [webhook]})
-        (conflict,) = await both(keep.look, overlapping)
+        (conflict,) = await both(keep.rotate, overlapping)
         assert isinstance(conflict, Conflict)
-        await keep.look()
+        await keep.rotate()
         assert (await overlapping.get(MUTATING_WEBHOOK, None, namespace))["webhooks"] == there["webhooks"]
     finally:
         await overlapping.delete(MUTATING_WEBHOOK, None, namespace)
@@ -246,7 +248,7 @@ async def test_two_leaders_that_overlap_end_with_one_authority_and_its_bundle(
 
 async def test_certificates_are_made_even_where_nothing_calls_the_webhook_yet(kube: Kube, namespace: str) -> None:
     with pytest.raises(NotFound, match="Install the chart's"):
-        await CertificateKeeper(kube, namespace, SECRET, "not-there", ("127.0.0.1",)).look()
+        await CertificateRotation(kube, namespace, SECRET, "not-there", ("127.0.0.1",)).rotate()
     content = await read_secret(kube, namespace, SECRET)
     assert content is not None
     assert Certificates.parse(content.data) is not None

@@ -17,7 +17,7 @@ DASHBOARD: dict[str, Any] = json.loads((CHART / "files/dashboards/mailboat.json"
 def metrics_of_this_house() -> set[str]:
     """As they are exposed: counters end in _total, histograms have three forms, an info ends in _info."""
     found: set[str] = set()
-    for file in (ROOT / "relay/mailboat/http/metrics.py", *(ROOT / "operator/mailboat_operator").glob("*.py")):
+    for file in (ROOT / "relay/mailboat/http/metrics.py", *(ROOT / "operator/mailboat_operator").rglob("*.py")):
         found |= set(re.findall(r'"(mailboat_[a-z_]+)"', file.read_text(encoding="utf-8")))
     return found | {name + ending for name in found for ending in ("_total", "_info", "_bucket", "_sum", "_count")}
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mailboat_operator.podspec import APPLICATION, NAME_LABEL, PORT_NAME
+from mailboat_operator.resources.pod import APPLICATION, NAME_LABEL, PORT_NAME
 from mailboat_operator.settings import WebhookCerts, all_settings, read_settings
 from mailboat_spec.names import INJECT_ANNOTATION, RELAY_LABEL, SUBSCRIPTION_LABEL
 from support.helm_chart import CHART, NAMESPACE, ROOT, Document, names, one, rendered, variants

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from cryptography import x509
 
-from mailboat_operator.certificates import (
+from mailboat_operator.webhook.certificates import (
     CA_KEY,
     CERTIFICATE_KEY,
     Certificates,
@@ -19,7 +19,7 @@ from mailboat_operator.certificates import (
     renewed,
     what_to_do,
 )
-from mailboat_operator.tls import CertificateUnusable, ServedCertificate
+from mailboat_operator.webhook.serving_cert import CertificateUnusable, ServedCertificate
 
 NAMES = ("hook.system.svc", "127.0.0.1")
 START = datetime.now(UTC).replace(microsecond=0)

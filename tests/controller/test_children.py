@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mailboat.runtime.session import Timings
-from mailboat_operator.children.config import (
+from mailboat_operator.kube.client import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, SERVICE, SERVICE_ACCOUNT
+from mailboat_operator.resources import desired
+from mailboat_operator.resources.configmap import (
     Configuration,
     all_paused,
     config_map,
@@ -24,12 +26,10 @@ from mailboat_operator.children.config import (
     next_configuration,
     too_large,
 )
-from mailboat_operator.children.deployment import deployment
-from mailboat_operator.children.disruption_budget import disruption_budget
-from mailboat_operator.children.ownership import Owner, owner_of
-from mailboat_operator.desired import desired
-from mailboat_operator.kube import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, SERVICE, SERVICE_ACCOUNT
-from mailboat_operator.podspec import (
+from mailboat_operator.resources.deployment import deployment
+from mailboat_operator.resources.disruption_budget import disruption_budget
+from mailboat_operator.resources.ownership import Owner, owner_of
+from mailboat_operator.resources.pod import (
     DRAIN_SECONDS,
     RelayImage,
     is_relay_pod,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mailboat_operator.drift import differences, outcome
+from mailboat_operator.controller.drift import differences, outcome
 
 DESIRED: dict[str, Any] = {
     "apiVersion": "v1",

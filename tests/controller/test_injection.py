@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mailboat_operator.injection import (
+from mailboat_operator.relays.pods import relay_pod
+from mailboat_operator.resources.pod import RelayImage, is_injected, relay_labels, secret_volume
+from mailboat_operator.webhook.injection import (
     NO_TOKEN_VOLUME,
     TOKEN_FOLDER,
     Injection,
@@ -20,8 +22,6 @@ from mailboat_operator.injection import (
     trial,
     wanted_relay,
 )
-from mailboat_operator.pods import relay_pod
-from mailboat_operator.podspec import RelayImage, is_injected, relay_labels, secret_volume
 from support.manifests import Manifest, event_subscription, kafka_sink, outbox_relay
 
 IMAGE = RelayImage("mailboat-relay:1")

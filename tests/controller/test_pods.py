@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mailboat_operator.children.deployment import deployment
-from mailboat_operator.injection import inject
-from mailboat_operator.pods import relay_pod
-from mailboat_operator.podspec import RelayImage, relay_labels
+from mailboat_operator.relays.pods import relay_pod
+from mailboat_operator.resources.deployment import deployment
+from mailboat_operator.resources.pod import RelayImage, relay_labels
+from mailboat_operator.webhook.injection import inject
 from mailboat_spec import OutboxRelay
 
 IMAGE = RelayImage("mailboat-relay:1")

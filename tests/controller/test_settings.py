@@ -111,7 +111,7 @@ def lines() -> Iterator[io.StringIO]:
 
 
 def test_a_line_is_a_sentence_and_its_fields(lines: io.StringIO) -> None:
-    logging.getLogger("mailboat_operator.leader").info("Leading.", extra={"lease": "mailboat-operator"})
+    logging.getLogger("mailboat_operator.leader_election").info("Leading.", extra={"lease": "mailboat-operator"})
     line = json.loads(lines.getvalue())
     assert (line["level"], line["message"], line["lease"]) == ("info", "Leading.", "mailboat-operator")
     assert line["time"].endswith("Z")

@@ -11,15 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mailboat_operator.counting import Tally
-from mailboat_operator.pods import RelayPod
-from mailboat_operator.reports import Answer, Report, bounded, read_report
-from mailboat_operator.statuses.conditions import news, overdue
-from mailboat_operator.statuses.of_relay import RelayFacts, database_changed, relay_status
-from mailboat_operator.statuses.of_subscription import SubscriptionFacts, subscription_status
-from mailboat_operator.statuses.patching import status_patch
+from mailboat_operator.relays.pods import RelayPod
+from mailboat_operator.relays.reports import Answer, bounded
+from mailboat_operator.relays.totals import RestartTotals
+from mailboat_operator.status.conditions import condition_events, overdue
+from mailboat_operator.status.patch import status_patch
+from mailboat_operator.status.relay import RelayFacts, database_changed, relay_status
+from mailboat_operator.status.subscription import SubscriptionFacts, subscription_status
 from mailboat_spec import EventSubscription, EventSubscriptionStatus, OutboxRelay, OutboxRelayStatus
+from mailboat_spec.relay_status import ProcessStatus, as_json, read_process_status
 from support.manifests import event_subscription, outbox_relay
+from support.relay_statuses import process_status
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 NAME, RELAY = "shop/out", "shop/orders"
@@ -36,13 +38,13 @@ def owned(number, **words):
 def answer(pod="a", partitions=(), *, relay=None, config=None, **words):
     said = {"name": NAME, "owned": list(partitions), **words}
     whole = {"name": RELAY, "databaseReachable": True, "schemaReady": True, "subscriptions": [said], **(relay or {})}
-    return Answer(pod, Report.model_validate({"relays": [whole], "config": config or {}}))
+    return Answer(pod, process_status({"relays": [whole], "config": config or {}}))
 
 
 BOTH = (answer("a", [owned(0)]), answer("b", [owned(1)]))
 FACTS = SubscriptionFacts(
     name=NAME, generation=3, before={}, subscription=subscription(), relay=RELAY, relay_exists=True, problem="",
-    answers=BOTH, lacking=(), published=7,
+    answers=BOTH, lacking=(),
 )  # fmt: skip
 
 
@@ -61,7 +63,7 @@ def test_all_is_well():
         "SecretsMounted": ("True", "UpToDate"),
     }
     assert [(each["partition"], each["pod"]) for each in status["partitions"]] == [(0, "a"), (1, "b")]
-    assert (status["sink"], status["published"], status["observedGeneration"]) == ("log", 7, 3)
+    assert (status["sink"], status["observedGeneration"]) == ("log", 3)
     ready = EventSubscriptionStatus.model_validate(status).condition("Ready")
     assert ready is not None
     assert ready.status == "True"
@@ -69,8 +71,8 @@ def test_all_is_well():
 
 def test_partitions_of_a_pull_subscription_belong_to_consumers():
     """One relay reports the lag of all of them, and holds none."""
-    reporter = answer("a", [owned(0, lag=5), owned(1)])
-    facts = replace(FACTS, subscription=subscription(sink={"pull": {}}), answers=(reporter, answer("b")))
+    status_writer = answer("a", [owned(0, lag=5), owned(1)])
+    facts = replace(FACTS, subscription=subscription(sink={"pull": {}}), answers=(status_writer, answer("b")))
     status = subscription_status(facts, NOW)
     found = conditions(status)
     assert found["Ready"] == ("True", "Delivering")
@@ -170,9 +172,9 @@ def test_a_silent_relay_is_named_at_once_and_its_partitions_are_counted_by_anoth
     assert found["Ready"] == found["Assigned"] == ("False", "RelaySilent")
     assert f"b: {why}" in status["conditions"][0]["message"]
     assert (status["lag"], status["lagDisplay"], status["partitions"][1]["pod"]) == (61, "61", "b")
-    assert [item.warning for item in news(subscription_status(FACTS, NOW)["conditions"], status["conditions"])] == [
-        True
-    ]
+    assert [
+        item.warning for item in condition_events(subscription_status(FACTS, NOW)["conditions"], status["conditions"])
+    ] == [True]
     of_relay = relay_status(replace(RELAY_FACTS, answers=(counting, silent)), NOW)
     assert conditions(of_relay)["Ready"] == ("False", "RelaySilent")
     not_counted_yet = replace(FACTS, answers=(answer("a", [owned(0, lag=1)], owners=OWNERS), HUNG))
@@ -203,20 +205,20 @@ def test_the_time_of_a_condition_is_that_of_its_last_change():
 
 
 def test_counters_alone_are_no_reason_to_write_every_time():
-    before = {"published": 1, "rate": 1.0, "lag": 0}
-    assert status_patch(before, {"published": 2, "rate": 2.0, "lag": 0}, only_counters_may=False) is None
-    assert status_patch(before, {"published": 2, "rate": 1.0, "lag": 0}, only_counters_may=True) == {"published": 2}
-    assert status_patch(before, {"published": 2, "rate": 1.0}, only_counters_may=False) == {"published": 2, "lag": None}
+    before = {"rate": 1.0, "lag": 0}
+    assert status_patch(before, {"rate": 2.0, "lag": 0}, only_counters_may=False) is None
+    assert status_patch(before, {"rate": 2.0, "lag": 0}, only_counters_may=True) == {"rate": 2.0}
+    assert status_patch(before, {"rate": 2.0}, only_counters_may=False) == {"rate": 2.0, "lag": None}
 
 
 def test_news_is_what_changed():
     well = subscription_status(FACTS, NOW)["conditions"]
     away = replace(FACTS, answers=(answer("a", [owned(0), owned(1)], sinkReachable=False),))
     ill = subscription_status(away, NOW)["conditions"]
-    assert [(item.warning, item.reason) for item in news((), well)] == [(False, "Delivering")]
-    assert news(well, well) == []
-    assert {(item.warning, item.reason) for item in news(well, ill)} == {(True, "SinkUnavailable")}
-    assert (False, "Delivering") in {(item.warning, item.reason) for item in news(ill, well)}
+    assert [(item.warning, item.reason) for item in condition_events((), well)] == [(False, "Delivering")]
+    assert condition_events(well, well) == []
+    assert {(item.warning, item.reason) for item in condition_events(well, ill)} == {(True, "SinkUnavailable")}
+    assert (False, "Delivering") in {(item.warning, item.reason) for item in condition_events(ill, well)}
 
 
 def test_the_steps_of_a_start_are_no_news_but_falling_back_to_them_is():
@@ -230,12 +232,12 @@ def test_the_steps_of_a_start_are_no_news_but_falling_back_to_them_is():
         "PartitionsWithoutOwner",
         "Delivering",
     ]
-    told = [news(before, after) for before, after in itertools.pairwise([(), *stages])]
+    told = [condition_events(before, after) for before, after in itertools.pairwise([(), *stages])]
     assert [[item.reason for item in items] for items in told] == [[], [], [], ["Delivering"]]
     well = stages[-1]
     for number, reason in enumerate(["NotEnoughRelays", "Starting", "PartitionsWithoutOwner"]):
-        assert [item.reason for item in news(well, stages[number])] == [reason]
-        assert [item.reason for item in news(stages[number], well)] == ["Delivering"]
+        assert [item.reason for item in condition_events(well, stages[number])] == [reason]
+        assert [item.reason for item in condition_events(stages[number], well)] == ["Delivering"]
 
 
 def test_a_start_that_takes_too_long_is_an_event():
@@ -272,7 +274,7 @@ def relay(**spec):
     return OutboxRelay.model_validate(outbox_relay(**spec))
 
 
-REFUSES = Answer("a", Report.model_validate({"relays": [], "config": {"error": "spec.urgency: no such field"}}))
+REFUSES = Answer("a", process_status({"relays": [], "config": {"error": "spec.urgency: no such field"}}))
 """It has never had a configuration that it could use."""
 
 RELAY_FACTS = RelayFacts(
@@ -343,7 +345,7 @@ def test_a_healthy_start_of_a_relay_is_one_event():
         relay_status(replace(RELAY_FACTS, answers=answers), NOW)["conditions"]
         for answers in ((answer("a", relay=STARTS), answer("b", relay=STARTS)), BOTH)
     ]
-    told = [news(before, after) for before, after in itertools.pairwise([(), *stages])]
+    told = [condition_events(before, after) for before, after in itertools.pairwise([(), *stages])]
     assert [[item.reason for item in items] for items in told] == [[], ["Available"]]
 
 
@@ -421,13 +423,13 @@ def test_pods_that_ask_for_a_sidecar_and_have_none_are_named():
 
 @given(st.recursive(st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
 def test_whatever_a_pod_answers_is_a_report_or_none(document):
-    read = read_report(json.dumps(document).encode())
-    assert read is None or isinstance(read, Report)
+    read = read_process_status(json.dumps(document).encode())
+    assert read is None or isinstance(read, ProcessStatus)
 
 
 def test_a_report_of_another_version_is_read_as_far_as_it_goes():
     document = {"relays": [{"name": RELAY, "news": 1, "subscriptions": [{"name": NAME}]}], "more": {}}
-    report = read_report(json.dumps(document).encode())
+    report = read_process_status(json.dumps(document).encode())
     assert report is not None
     (relay,) = report.relays
     assert [each.state for each in relay.subscriptions] == ["Running"]
@@ -439,9 +441,9 @@ def test_no_more_of_a_report_is_kept_than_the_resources_name():
     owners = {number: "a" * 100 * number for number in range(5000)}
     said = [{"name": name, "owned": partitions, "owners": owners, "lastError": long} for name in (NAME, NAME, "shop/b")]
     whole = [{"name": name, "message": long, "subscriptions": said} for name in (RELAY, RELAY, "shop/x")]
-    report = Report.model_validate({"relays": whole, "config": {"error": long}, "more": [long]})
+    report = process_status({"relays": whole, "config": {"error": long}, "more": [long]})
     kept = bounded(report, RELAY, {NAME: 2})
-    assert len(kept.model_dump_json()) < 5000
+    assert len(json.dumps(as_json(kept))) < 5000
     ((found,),) = ([(each.owned, each.owners) for each in relay.subscriptions] for relay in kept.relays)
     assert found == (tuple(report.relays[0].subscriptions[0].owned[:2]), {0: "", 1: "a" * 100})
 
@@ -460,13 +462,13 @@ def test_lag_that_a_silent_relay_had_is_still_lag():
     assert subscription_status(replace(FACTS, answers=taken, before=status), NOW)["lag"] == 3
 
 
-def test_published_events_are_counted_over_restarts_of_relays_and_operators():
-    tally, asked = Tally(), {"a": second(1), "b": second(1)}
+def test_events_are_counted_over_restarts_of_consumers_and_operators():
+    tally, asked = RestartTotals(), {"a": second(1), "b": second(1)}
     assert tally.count("s", 0, {"a": 10}, asked) == 10
     assert tally.count("s", 10, {"a": 15}, asked) == 15
     assert tally.count("s", 15, {"a": 2}, asked) == 17, "a new process"
     assert tally.count("s", 17, {"a": 2, "b": 5}, asked) == 22, "one that was silent until now"
-    later = Tally()
+    later = RestartTotals()
     assert later.count("s", 22, {"a": 2}, asked) == 22, "may be counted already"
     assert later.count("s", 22, {"a": 3, "b": 6}, asked) == 23, "so may what one had that was silent at first"
     assert later.count("s", 23, {"a": 3, "b": 6, "c": 4}, {**asked, "c": second(2)}) == 27, "a new pod"
@@ -474,18 +476,18 @@ def test_published_events_are_counted_over_restarts_of_relays_and_operators():
 
 def test_a_new_operator_counts_nothing_twice_however_young_the_pods_are():
     """Kubernetes says to the second when a pod was made; operators follow one another faster."""
-    one, next_one = Tally(), Tally()
+    one, next_one = RestartTotals(), RestartTotals()
     assert one.count("s", 0, {"a": 100}, {"a": second(1)}) == 100
     assert next_one.count("s", 100, {"a": 100}, {"a": second(1)}) == 100
     assert next_one.count("s", 100, {"a": 130}, {"a": second(1)}) == 130
 
 
 def test_pods_that_are_gone_are_forgotten_and_nothing_is_counted_twice():
-    tally = Tally()
+    tally = RestartTotals()
     for number in range(100):
         pod = f"pod-{number}"
         assert tally.count("s", 0, {pod: 3}, {pod: second(number)}) == 3 * (number + 1)
-    assert len(tally._counted["s"].relays) == 1
+    assert len(tally._counted["s"].pods) == 1
     assert tally.count("s", 0, {}, {pod: second(99)}) == 300, "it does not answer at present"
     assert tally.count("s", 0, {pod: 5}, {pod: second(99)}) == 302
     assert tally.count("s", 0, {}, {}) == 302, "its label is taken off"
@@ -520,7 +522,7 @@ def test_pods_of_our_own_that_lack_a_secret_are_replaced_by_nobody_but_us():
         assert "being replaced: orders-relay-a" in mounted["message"]
         assert "restart" not in mounted["message"]
         well = [{**mounted, "status": "True", "reason": "UpToDate"}]
-        assert [item.warning for item in news(well, [mounted])] == [False]
+        assert [item.warning for item in condition_events(well, [mounted])] == [False]
 
 
 def test_what_keeps_pods_from_starting_is_told_in_kubernetes_words():
@@ -546,7 +548,9 @@ def test_what_keeps_pods_from_starting_is_told_in_kubernetes_words():
 
 def test_what_the_api_server_forbids_is_a_warning():
     after = relay_status(replace(RELAY_FACTS, forbidden="exceeded quota"), NOW)["conditions"]
-    assert [(item.warning, item.reason) for item in news((), after) if "quota" in item.message] == [(True, "Forbidden")]
+    assert [(item.warning, item.reason) for item in condition_events((), after) if "quota" in item.message] == [
+        (True, "Forbidden")
+    ]
     assert "Reconciling" not in {each["type"] for each in after}
 
 

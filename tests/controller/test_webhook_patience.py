@@ -9,11 +9,11 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry
 
-from mailboat_operator import webhook
-from mailboat_operator.injection import Outcome
-from mailboat_operator.kube import ApiUnavailable, Kube, NotFound, Throttled
-from mailboat_operator.podspec import RelayImage
-from mailboat_operator.webhook import PATH, InjectionMetrics, Webhook, time_to_answer
+from mailboat_operator.kube.client import ApiUnavailable, Kube, NotFound, Throttled
+from mailboat_operator.resources.pod import RelayImage
+from mailboat_operator.webhook import server
+from mailboat_operator.webhook.injection import Outcome
+from mailboat_operator.webhook.server import PATH, InjectionMetrics, Webhook, time_to_answer
 from support.wait import await_until
 
 
@@ -87,8 +87,8 @@ async def test_a_review_larger_than_that_of_any_pod_is_refused(body):
 
 
 async def test_reviews_wait_for_memory_and_too_many_of_them_are_refused(monkeypatch):
-    monkeypatch.setattr(webhook, "_MEMORY", webhook._LEAST)
-    monkeypatch.setattr(webhook, "_MOST_WAITING", 1)
+    monkeypatch.setattr(server, "_MEMORY", server._LEAST)
+    monkeypatch.setattr(server, "_MOST_WAITING", 1)
     kube = SilentKube()
     hook = Webhook(kube, RelayImage("relay:1"), InjectionMetrics(CollectorRegistry()))
     async with TestClient(TestServer(hook.application())) as client, asyncio.timeout(60), asyncio.TaskGroup() as tasks:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from mailboat_operator.workqueue import Backoff, WorkQueue
+from mailboat_operator.controller.workqueue import Backoff, WorkQueue
 
 
 class Clock:

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from mailboat_operator import __main__ as command
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.settings import all_settings
-from mailboat_operator.webhook import InjectionMetrics
+from mailboat_operator.webhook.server import InjectionMetrics
 from support.markdown import rows
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operator.md").read_text(encoding="utf-8")

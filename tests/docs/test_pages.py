@@ -13,7 +13,7 @@ from click import Context
 from mailboat.cli.main import main
 from mailboat.errors import SchemaMismatch
 from mailboat.outbox.migrate import Applied, known_migrations, pending
-from mailboat_operator.podspec import CONTAINER, child_name
+from mailboat_operator.resources.pod import CONTAINER, child_name
 from mailboat_spec import Reason
 
 ROOT = Path(__file__).parents[2]

@@ -21,8 +21,9 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from mailboat_harbor.kubernetes import ApiServer
-from mailboat_operator.housekeeping import Signing
-from mailboat_operator.kube import (
+from mailboat_operator.controller.controller import ControllerSettings, run_controller
+from mailboat_operator.controller.workqueue import Backoff
+from mailboat_operator.kube.client import (
     CONFIG_MAP,
     DEPLOYMENT,
     DISRUPTION_BUDGET,
@@ -37,11 +38,9 @@ from mailboat_operator.kube import (
     NotFound,
     Object,
 )
-from mailboat_operator.leading import CoreSettings, run_leader
 from mailboat_operator.metrics import Metrics
-from mailboat_operator.podspec import CONTAINER, RESOURCES_KEY, RelayImage, relay_labels, relay_volumes
-from mailboat_operator.tokens import turned
-from mailboat_operator.workqueue import Backoff
+from mailboat_operator.relays.signing_keys import Signing, turned
+from mailboat_operator.resources.pod import CONTAINER, RESOURCES_KEY, RelayImage, relay_labels, relay_volumes
 from mailboat_spec.names import INJECTED_ANNOTATION, RELAY_LABEL
 from mailboat_spec.packing import unpack
 from support.manifests import DATABASE_SECRET, event_subscription, kafka_sink, outbox_relay
@@ -236,9 +235,9 @@ def _binary(config_map: Object) -> bytes:
     return base64.b64decode(config_map.get("binaryData", {}).get(RESOURCES_KEY, ""))
 
 
-def quick(namespace: str | None, **changes: Any) -> CoreSettings:
+def quick(namespace: str | None, **changes: Any) -> ControllerSettings:
     """Settings of a real operator, with shorter breaths."""
-    settings = CoreSettings(
+    settings = ControllerSettings(
         image=RelayImage("mailboat-relay:test"),
         namespaces=(namespace,) if namespace else (),
         status_interval=0.3,
@@ -251,7 +250,7 @@ def quick(namespace: str | None, **changes: Any) -> CoreSettings:
 @asynccontextmanager
 async def operating(
     cluster: Cluster,
-    settings: CoreSettings | None = None,
+    settings: ControllerSettings | None = None,
     user: str = USER,
     groups: Sequence[str] = ("system:masters",),
     kubeconfig: Path | None = None,
@@ -262,7 +261,7 @@ async def operating(
     kube = await Kube.connect(kubeconfig)
     registry = CollectorRegistry()
     task = asyncio.create_task(
-        run_leader(kube, settings or quick(cluster.namespace), cluster.signing, Metrics(registry)), name="operator"
+        run_controller(kube, settings or quick(cluster.namespace), cluster.signing, Metrics(registry)), name="operator"
     )
     try:
         yield registry

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 from mailboat.runtime.status import PartitionStatus, RelayState, RelayStatus, SubscriptionStatus
+from mailboat_spec.relay_status import ProcessStatus, read_process_status
 
 
 def partition(number: int) -> PartitionStatus:
@@ -61,3 +63,10 @@ def relay(**changes: Any) -> RelayStatus:
         was_connected=True,
     )
     return replace(plain, **changes)
+
+
+def process_status(document: dict[str, Any]) -> ProcessStatus:
+    """The answer of a relay, as its reader understands it."""
+    status = read_process_status(json.dumps(document).encode())
+    assert status is not None, document
+    return status

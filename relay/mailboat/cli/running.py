@@ -21,12 +21,13 @@ from mailboat.http.assignment import Assign
 from mailboat.http.callers import Callers
 from mailboat.http.server import HttpServer, Surface, Told
 from mailboat.outbox.settings import RelayIdentity
-from mailboat.runtime.followed import ConfigReport, Configuration, Followed
+from mailboat.runtime.followed import Configuration, Followed
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.secrets import Secrets
 from mailboat.runtime.shutdown import stop_on_signals
 from mailboat.runtime.watching import fingerprint, secret_versions, watch
 from mailboat_spec import Manifests, full_name
+from mailboat_spec.relay_status import ConfigReport
 
 log = logging.getLogger("mailboat.run")
 

@@ -9,13 +9,14 @@ newer assignment.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Final
+from typing import Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from mailboat.errors import ConfigError
+from mailboat_spec.assignment import Assignment
 from mailboat_spec.packing import unpack
 
 LARGEST: Final = 1024 * 1024
@@ -24,23 +25,6 @@ LARGEST: Final = 1024 * 1024
 Assign = Callable[[str, int, dict[int, str]], Awaitable[bool]]
 """Apply the assignment of one subscription: name, generation, owners by partition. Returns False if a newer generation
 is in use. Raises ``LookupError`` for a subscription that this relay does not serve."""
-
-
-class Assignment(BaseModel):
-    """Desired owner per partition and subscription."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    generation: Annotated[int, Field(strict=True, ge=1, le=2**63 - 1)]
-    subscriptions: Mapping[
-        Annotated[str, Field(min_length=1, max_length=512)],
-        Annotated[
-            Mapping[
-                Annotated[int, Field(ge=0, le=255)], Annotated[str, Field(min_length=1, max_length=512, strict=True)]
-            ],
-            Field(min_length=1),
-        ],
-    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,10 @@ from mailboat.http.assignment import LARGEST, Assign, follow, parse
 from mailboat.http.callers import Callers
 from mailboat.http.metrics import Metrics
 from mailboat.http.page import SECURITY_HEADERS, page
-from mailboat.runtime.followed import ConfigReport, OlderConfig
+from mailboat.runtime.followed import OlderConfig
 from mailboat.runtime.status import RelayState, RelayStatus, as_json
 from mailboat_spec.listener import listen
+from mailboat_spec.relay_status import ConfigReport
 
 log = logging.getLogger(__name__)
 

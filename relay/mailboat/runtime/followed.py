@@ -18,6 +18,7 @@ from mailboat.runtime.config import Documents, checked, documents_in, documents_
 from mailboat.runtime.watching import LOOK_EVERY, watch
 from mailboat_spec import EventSubscription, Manifests, OutboxRelay, SpecError, full_name
 from mailboat_spec.names import CONFIG_VERSION_ANNOTATION
+from mailboat_spec.relay_status import ConfigReport
 
 log = logging.getLogger(__name__)
 
@@ -34,15 +35,6 @@ class Configuration:
     subscriptions: tuple[EventSubscription, ...]
     version: int | None = None
     """Config version, increased with every change; None if changes are not counted."""
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigReport:
-    """The configuration part of ``/status``."""
-
-    version: int | None = None
-    error: str | None = None
-    """Reason why the last offered configuration was refused."""
 
 
 class Followed:

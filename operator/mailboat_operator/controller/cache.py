@@ -1,0 +1,234 @@
+"""Cache of the cluster state: both custom resources, their children, and the pods with relays or consumers.
+
+Updates come from several sources (kopf events, watches, lists, responses to writes) in any order. The newest version of
+an object wins. A deletion is final: a response that was in flight during the deletion does not restore the object. A
+relevant change calls ``on_change`` with the key of the affected relay, or of the subscription with a source, so sources
+need not resolve it. A change of a status that only the operator writes is not relevant; otherwise the operator would
+react to its own writes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from mailboat_operator.kube.client import CONSUMER_POD, DEPLOYMENT, POD, RELAY, SUBSCRIPTION, Key, Kind, Listed, Object
+from mailboat_operator.relays.pods import ConsumerPod, RelayPod, consumer_pod, relay_pod
+from mailboat_operator.resources import CHILD_KINDS
+from mailboat_operator.resources.deployment import replica_failure, rollout_failure
+from mailboat_operator.resources.pod import child_name, has_source, relay_of
+from mailboat_spec.names import RELAY_LABEL, SUBSCRIPTION_LABEL
+
+_CONSUMER: Final = "eventsubscriptions/"
+"""Before the name of a subscription with a source. A relay's name has no slash."""
+
+_KINDS: Final = (RELAY, SUBSCRIPTION, POD, CONSUMER_POD, *CHILD_KINDS)
+_NOISE: Final = frozenset({"resourceVersion", "managedFields", "selfLink"})
+_MOURNED: Final = 600.0
+"""Seconds for which a deleted object is remembered; no response is in flight for that long."""
+_FOR_GOOD: Final = float("inf")
+
+
+class ResourceCache:
+    """Last known version of every relevant object."""
+
+    def __init__(
+        self, on_change: Callable[[Key], None] = lambda _: None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.on_change = on_change
+        self._clock = clock
+        self._objects: dict[Kind, dict[Key, Object]] = {kind: {} for kind in _KINDS}
+        self._by_relay: dict[Kind, defaultdict[Key, set[Key]]] = {
+            kind: defaultdict(set) for kind in (SUBSCRIPTION, POD, CONSUMER_POD)
+        }
+        self._pods: dict[Key, RelayPod] = {}
+        self._consumer_pods: dict[Key, ConsumerPod] = {}
+        self._departed: defaultdict[Key, list[Object]] = defaultdict(list)
+        self._lost: dict[str, tuple[float, float]] = {}
+        """By uid: the version at which the object was removed, and the time."""
+
+    def relays(self) -> list[Key]:
+        """Every relay that exists or is referenced by a subscription, and every subscription with a source."""
+        referred = [key for key, names in self._by_relay[SUBSCRIPTION].items() if names]
+        return sorted({*self._objects[RELAY], *referred})
+
+    def asked_for(self) -> list[Key]:
+        """Relay names referenced only by pods. Nothing to reconcile, but the pods need an event."""
+        return sorted({key for key, names in self._by_relay[POD].items() if names} - set(self.relays()))
+
+    def relay(self, key: Key) -> Object | None:
+        return self._objects[RELAY].get(key)
+
+    def subscriptions_of(self, key: Key) -> list[Object]:
+        """Subscriptions of a relay, oldest first, so that the oldest has precedence."""
+        found = [self._objects[SUBSCRIPTION][each] for each in self._by_relay[SUBSCRIPTION].get(key, ())]
+        return sorted(found, key=_age)
+
+    def pods_of(self, key: Key) -> list[RelayPod]:
+        return [self._pods[each] for each in sorted(self._by_relay[POD].get(key, ()))]
+
+    def consumer_pods_of(self, key: Key) -> list[ConsumerPod]:
+        return [self._consumer_pods[each] for each in sorted(self._by_relay[CONSUMER_POD].get(key, ()))]
+
+    def child(self, kind: Kind, key: Key) -> Object | None:
+        return self._objects[kind].get((key[0], child_name(key[1])))
+
+    def departed(self, key: Key) -> list[Object]:
+        """Return the relay and subscriptions of this name deleted since the last call, each once.
+
+        Callers drop their state about these objects at the start of a reconcile: then no other reconcile is running
+        that could store it again.
+        """
+        return self._departed.pop(key, [])
+
+    def saw(self, kind: Kind, found: Object) -> None:
+        """Store an object, current or slightly outdated."""
+        key = _key(found)
+        before = self._objects[kind].get(key)
+        if self._was_lost_since(found) or (before is not None and _is_older(found, before)):
+            return
+        self._forget_links(kind, key)
+        self._objects[kind][key] = found
+        self._link(kind, key, found)
+        if before is None or _matters(kind, before, found):
+            self._tell(kind, *([] if before is None else [before]), found)
+
+    def lost(self, kind: Kind, gone: Object) -> None:
+        """Remove a deleted object, or one that left the selection. A newer version or a successor of the name stays."""
+        self._lose(kind, gone, _version(gone))
+
+    def missing(self, kind: Kind, gone: Object) -> None:
+        """Remove an object that the server answers with 404: no version of it can follow."""
+        self._lose(kind, gone, _FOR_GOOD)
+
+    def _lose(self, kind: Kind, gone: Object, version: float) -> None:
+        key, uid = _key(gone), gone["metadata"]["uid"]
+        before = self._objects[kind].get(key)
+        if before is not None and before["metadata"]["uid"] != uid:
+            before = None
+        if before is not None and _version(before) > version:
+            return
+        self._remember_lost(uid, version)
+        if before is not None:
+            self._forget_links(kind, key)
+            del self._objects[kind][key]
+            if kind in (RELAY, SUBSCRIPTION):
+                for relay in _relays_of(kind, before):
+                    self._departed[relay].append(before)
+            self._tell(kind, before)
+
+    def _remember_lost(self, uid: str, version: float) -> None:
+        now = self._clock()
+        self._lost.pop(uid, None)  # keep the dict ordered by time of removal
+        self._lost[uid] = (version, now)
+        for each, (_, at) in list(self._lost.items()):
+            if now - at < _MOURNED:
+                break
+            del self._lost[each]
+
+    def _was_lost_since(self, found: Object) -> bool:
+        """Compare by version: an object that left the selection may return as a newer version of itself."""
+        lost, _ = self._lost.get(found["metadata"]["uid"], (-1, 0.0))
+        return _version(found) <= lost
+
+    def listed(self, kind: Kind, listed: Listed, namespace: str | None) -> None:
+        """Apply a full list of a kind. Remove objects missing from the list, unless they are newer than it."""
+        present = {_key(item): item["metadata"]["uid"] for item in listed.items}
+        for key, known in list(self._objects[kind].items()):
+            outside = namespace is not None and key[0] != namespace
+            if outside or present.get(key) == known["metadata"]["uid"]:
+                continue
+            if _version(known) <= _number(listed.resource_version):
+                self._lose(kind, known, _number(listed.resource_version))
+        for item in listed.items:
+            self.saw(kind, item)
+
+    def _link(self, kind: Kind, key: Key, found: Object) -> None:
+        if kind in self._by_relay:
+            for relay in _relays_of(kind, found):
+                self._by_relay[kind][relay].add(key)
+        if kind == POD:
+            self._pods[key] = relay_pod(found)
+        if kind == CONSUMER_POD:
+            self._consumer_pods[key] = consumer_pod(found)
+
+    def _forget_links(self, kind: Kind, key: Key) -> None:
+        before = self._objects[kind].get(key)
+        if before is not None and kind in self._by_relay:
+            for relay in _relays_of(kind, before):
+                self._by_relay[kind][relay].discard(key)
+                if not self._by_relay[kind][relay]:
+                    del self._by_relay[kind][relay]
+        if kind == POD:
+            self._pods.pop(key, None)
+        if kind == CONSUMER_POD:
+            self._consumer_pods.pop(key, None)
+
+    def _tell(self, kind: Kind, *versions: Object) -> None:
+        for relay in {relay for version in versions for relay in _relays_of(kind, version)}:
+            self.on_change(relay)
+
+
+def _relays_of(kind: Kind, found: Object) -> Iterable[Key]:
+    metadata = found["metadata"]
+    namespace = metadata["namespace"]
+    if kind == RELAY:
+        return [(namespace, metadata["name"])]
+    labels = metadata.get("labels") or {}
+    if kind == CONSUMER_POD:
+        return [consumer_key(namespace, name)] if (name := labels.get(SUBSCRIPTION_LABEL)) else []
+    if kind == SUBSCRIPTION and has_source(found):
+        return [consumer_key(namespace, metadata["name"])]
+    name = relay_of(found) if kind == SUBSCRIPTION else labels.get(RELAY_LABEL)
+    return [(namespace, name)] if name else []
+
+
+def consumer_key(namespace: str, subscription: str) -> Key:
+    """Return the key of a subscription with a source."""
+    return namespace, f"{_CONSUMER}{subscription}"
+
+
+def is_consumer(key: Key) -> bool:
+    """Return whether the key belongs to a subscription with a source, not to a relay."""
+    return key[1].startswith(_CONSUMER)
+
+
+def _matters(kind: Kind, before: Object, found: Object) -> bool:
+    if kind == POD:
+        return relay_pod(before) != relay_pod(found)
+    if kind == CONSUMER_POD:
+        return consumer_pod(before) != consumer_pod(found)
+    if kind == DEPLOYMENT and any(failure(before) != failure(found) for failure in (replica_failure, rollout_failure)):
+        return True
+    return _essence(before) != _essence(found)
+
+
+def _essence(found: Object) -> dict[str, Any]:
+    metadata = {name: value for name, value in found["metadata"].items() if name not in _NOISE}
+    rest = {name: value for name, value in found.items() if name not in ("status", "metadata")}
+    return {**rest, "metadata": metadata}
+
+
+def _age(found: Object) -> tuple[str, str]:
+    metadata = found["metadata"]
+    return metadata.get("creationTimestamp") or "", metadata["name"]
+
+
+def _key(found: Object) -> Key:
+    return found["metadata"]["namespace"], found["metadata"]["name"]
+
+
+def _is_older(found: Object, before: Object) -> bool:
+    """Compare regardless of uid: a late event of a predecessor must not replace the successor and then be deleted."""
+    return _version(found) < _version(before)
+
+
+def _version(found: Object) -> int:
+    return _number(found["metadata"].get("resourceVersion") or "0")
+
+
+def _number(version: str) -> int:
+    """Resource versions are increasing numbers, documented by Kubernetes since 1.35."""
+    return int(version) if version.isdecimal() else 0

@@ -1,0 +1,291 @@
+"""The controller: kopf's events fill the cache, changes fill the work queue, workers reconcile one key after the other.
+
+    kopf feed -> ResourceCache -> WorkQueue -> Reconciler or ConsumerReconciler
+
+States of a watch scope (one namespace, or all of them):
+
+    starting    a watch is not open yet, or a list is missing: changes are cached, and nothing is reconciled
+    synced      every kind was listed while its watch was open: relays are reconciled
+
+No namespace is reconciled before all its lists are complete. A relay whose subscriptions are not listed yet would
+receive a configuration without them and drop their progress. Namespaces given by name start independently: an
+unreadable one (deleted, together with the RoleBindings in it) does not delay the others.
+
+A scope never leaves *synced*. When kopf had to list a kind again, the controller lists it as well, since only the
+comparison with the cache finds deletions (see ``kopf_feed``). Independent of kopf, all kinds are compared every
+``compare_interval``. Both cost reads only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+import time
+from dataclasses import dataclass, field
+from typing import Final
+
+from mailboat_operator.controller.cache import ResourceCache, is_consumer
+from mailboat_operator.controller.children import ChildApplier, StillThere
+from mailboat_operator.controller.consumers import Consumers
+from mailboat_operator.controller.kopf_feed import KopfFeed, Selection
+from mailboat_operator.controller.reconcile import Reconciler
+from mailboat_operator.controller.status_writer import StatusWriter
+from mailboat_operator.controller.workqueue import Backoff, WorkQueue
+from mailboat_operator.kube.client import (
+    CONSUMER_POD,
+    POD,
+    RELAY,
+    SUBSCRIPTION,
+    Conflict,
+    Key,
+    Kind,
+    Kube,
+    KubeError,
+    Object,
+)
+from mailboat_operator.metrics import Metrics
+from mailboat_operator.relays.http_client import RelayClient, Signer
+from mailboat_operator.relays.poll import PollTimeouts
+from mailboat_operator.relays.state import RelayStates
+from mailboat_operator.resources import CHILD_KINDS
+from mailboat_operator.resources.pod import RelayImage
+from mailboat_spec.names import MANAGED_BY, MANAGED_BY_LABEL, RELAY_LABEL, SUBSCRIPTION_LABEL
+
+log = logging.getLogger(__name__)
+
+_CHILD_LABELS: Final = f"{RELAY_LABEL},{MANAGED_BY_LABEL}={MANAGED_BY}"
+_RELAY_FEED: Final = (
+    Selection(RELAY),
+    Selection(SUBSCRIPTION),
+    *(Selection(kind, _CHILD_LABELS) for kind in CHILD_KINDS),
+    Selection(POD, RELAY_LABEL),
+)
+_CONSUMER_FEED: Final = (Selection(CONSUMER_POD, SUBSCRIPTION_LABEL),)
+"""A feed of its own, since a kopf process has one label selector per resource."""
+_SELECTIONS: Final = (*_RELAY_FEED, *_CONSUMER_FEED)
+_OBSTRUCTED: Final = 6
+"""Status intervals until a blocked child is retried. Others must remove the cause: a taken name, a quota, a policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerSettings:
+    """Settings of the leader's work."""
+
+    image: RelayImage
+    namespaces: tuple[str, ...] = ()
+    """Empty: all namespaces."""
+    instance: str = "mailboat-operator"
+    """Reporting instance of Kubernetes events."""
+    status_interval: float = 5.0
+    relay_timeout: float = 3.0
+    workers: int = 8
+    compare_interval: float = 300.0
+    """Seconds between two comparisons of the cache with full lists, independent of watch events."""
+    backoff: Backoff = field(default_factory=Backoff)
+
+    @property
+    def timeouts(self) -> PollTimeouts:
+        return PollTimeouts(
+            silence=max(3 * self.status_interval, 3.0),
+            following=max(6 * self.status_interval, 5.0),
+            asking=max(2 * self.relay_timeout, 10.0),
+        )
+
+
+async def run_controller(kube: Kube, settings: ControllerSettings, signing: Signer, metrics: Metrics) -> None:
+    """Run until cancelled. Raise only on errors that a retry can't resolve."""
+    kube.on_request = metrics.on_request
+    cache = ResourceCache()
+    async with RelayClient(signing, timeout=settings.relay_timeout) as client:
+        status_writer = StatusWriter(kube, cache, metrics, settings.instance)
+        reconciler = Reconciler(
+            cache,
+            ChildApplier(kube, cache, metrics, _OBSTRUCTED * settings.status_interval),
+            RelayStates(client, metrics, settings.timeouts),
+            status_writer,
+            metrics,
+            signing,
+            settings.image,
+            settings.status_interval,
+        )
+        consumers = Consumers(cache, client, status_writer, metrics, settings.timeouts, settings.status_interval)
+        await Controller(kube, settings, metrics, cache, reconciler, consumers).run()
+
+
+class _WatchScope:
+    """One namespace, or all of them. No relay in it is reconciled before its lists are complete."""
+
+    def __init__(self, namespace: str | None) -> None:
+        self.namespace = namespace
+        self.unlisted = set(_SELECTIONS)
+        """Selections that were not listed yet while their watch was open."""
+        self.outdated: set[Selection] = set()
+        """Selections whose watch was opened after a list of kopf: deletions before it must be found."""
+        self.wake = asyncio.Event()
+        self.unreadable: dict[Kind, str] = {}
+        """Status codes of failing requests, by kind. The same failure is logged once."""
+
+    @property
+    def synced(self) -> bool:
+        return not self.unlisted
+
+    @property
+    def name(self) -> str:
+        return self.namespace or "all namespaces"
+
+    def has(self, namespace: str) -> bool:
+        return self.namespace in (None, namespace)
+
+
+class Controller:
+    """Watches, queue and workers of the leader. Implements ``kopf_feed.FeedListener``."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        settings: ControllerSettings,
+        metrics: Metrics,
+        cache: ResourceCache,
+        reconciler: Reconciler,
+        consumers: Consumers,
+    ) -> None:
+        self._kube = kube
+        self._settings = settings
+        self._metrics = metrics
+        self._cache = cache
+        self._reconciler = reconciler
+        self._consumers = consumers
+        self._queue: WorkQueue[Key] = WorkQueue(settings.backoff)
+        self._scopes = {namespace: _WatchScope(namespace) for namespace in settings.namespaces or (None,)}
+
+    async def run(self) -> None:
+        self._metrics.leader.set(1)
+        self._metrics.queue.set_function(self._queue.waiting)
+        self._cache.on_change = self._key_changed
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for selections in (_RELAY_FEED, _CONSUMER_FEED):
+                    tasks.create_task(self._run_feed(selections))
+                for scope in self._scopes.values():
+                    tasks.create_task(self._keep_synced(scope))
+                for _ in range(self._settings.workers):
+                    tasks.create_task(self._work())
+        finally:
+            self._metrics.leader.set(0)
+            self._metrics.queue.set_function(lambda: 0)
+
+    # ---- events of the feed ----------------------------------------------------------------------------------------
+
+    def object_seen(self, kind: Kind, found: Object) -> None:
+        self._cache.saw(kind, found)
+
+    def object_deleted(self, kind: Kind, gone: Object) -> None:
+        self._cache.lost(kind, gone)
+
+    def watch_opened(self, kind: Kind, namespace: str | None) -> None:
+        scope = self._scopes[namespace]
+        scope.outdated |= {each for each in _SELECTIONS if each.kind == kind}
+        scope.wake.set()
+
+    def request_done(self, verb: str, kind: Kind, namespace: str | None, code: str) -> None:
+        self._metrics.on_request(verb, kind.plural, code)
+        scope = self._scopes[namespace]
+        if code == "200":
+            scope.unreadable.pop(kind, None)
+        elif scope.unreadable.get(kind) != code:
+            scope.unreadable[kind] = code
+            extra = {"namespace": scope.name, "error": f"{verb} {kind.plural}: {code}"}
+            log.warning("Watch failed, retrying; relays of an unreadable namespace wait", extra=extra)
+
+    def _key_changed(self, key: Key) -> None:
+        """Queue a relay. If its scope is not synced yet, the initial reconcile covers the change."""
+        if any(scope.synced for scope in self._scopes.values() if scope.has(key[0])):
+            self._queue.add(key)
+
+    # ---- tasks -----------------------------------------------------------------------------------------------------
+
+    async def _run_feed(self, selections: tuple[Selection, ...]) -> None:
+        """Run kopf, and restart it with back-off if it ends. The lists of the next run find all missed events."""
+        for attempt in itertools.count():
+            try:
+                await self._until_served()
+                await KopfFeed(self._kube, self._settings.namespaces, selections, self).run()
+            except Exception as error:
+                delay = self._settings.backoff.delay(attempt)
+                extra = {"error": str(error) or repr(error), "seconds": round(delay, 1)}
+                log.warning("Watch feed ended, restarting", extra=extra)
+                await asyncio.sleep(delay)
+
+    async def _until_served(self) -> None:
+        """Wait until discovery contains the custom resources: kopf runs discovery only once."""
+        for attempt in itertools.count():
+            if await self._kube.is_known(RELAY) and await self._kube.is_known(SUBSCRIPTION):
+                return
+            await asyncio.sleep(self._settings.backoff.delay(attempt))
+
+    async def _keep_synced(self, scope: _WatchScope) -> None:
+        """List outdated kinds, and all kinds periodically. Queue every relay after the first complete list."""
+        while True:
+            try:
+                async with asyncio.timeout(self._settings.compare_interval):
+                    await scope.wake.wait()
+                scope.wake.clear()
+            except TimeoutError:
+                scope.outdated = set(_SELECTIONS) - scope.unlisted
+                self._queue_all(scope)
+            while scope.outdated:
+                selection = scope.outdated.pop()
+                await self._list(selection, scope)
+                if scope.unlisted == {selection}:
+                    scope.unlisted.clear()
+                    log.info("Initial list complete", extra={"namespace": scope.name, "relays": self._queue_all(scope)})
+                scope.unlisted.discard(selection)
+
+    def _queue_all(self, scope: _WatchScope) -> int:
+        keys = [key for key in (*self._cache.relays(), *self._cache.asked_for()) if scope.has(key[0])]
+        for key in keys:
+            self._key_changed(key)
+        return len(keys)
+
+    async def _list(self, selection: Selection, scope: _WatchScope) -> None:
+        """List until it succeeds, with back-off, and compare with the cache."""
+        for attempt in itertools.count():
+            try:
+                listed = await self._kube.list(selection.kind, scope.namespace, selection.labels)
+                self._cache.listed(selection.kind, listed, scope.namespace)
+                return
+            except KubeError as error:
+                delay = max(self._settings.backoff.delay(attempt), error.retry_after or 0.0)
+                extra = {"namespace": scope.name, "error": str(error), "seconds": round(delay, 1)}
+                log.warning("List failed, retrying; relays of the namespace wait", extra=extra)
+                await asyncio.sleep(delay)
+
+    async def _work(self) -> None:
+        while True:
+            key = await self._queue.next()
+            began = time.perf_counter()
+            try:
+                again = await (self._consumers if is_consumer(key) else self._reconciler).reconcile(key)
+            except KubeError as error:
+                self._requeue(key, error)
+            except Exception:
+                # A bug that affects one relay must not stop the reconciles of the others.
+                log.exception("Reconcile failed, requeued", extra={"relay": "/".join(key)})
+                self._metrics.reconciles.labels("failed").inc()
+                self._queue.failed(key)
+            else:
+                self._metrics.reconciles.labels("done").inc()
+                self._queue.succeeded(key, None if again is None else again * random.uniform(0.9, 1.1))
+            self._metrics.reconcile_seconds.observe(time.perf_counter() - began)
+
+    def _requeue(self, key: Key, error: KubeError) -> None:
+        delay = self._queue.failed(key, error.retry_after)
+        expected = isinstance(error, Conflict | StillThere)
+        self._metrics.reconciles.labels("conflict" if expected else "unavailable").inc()
+        log.log(
+            logging.INFO if expected else logging.WARNING,
+            "Reconcile not finished, requeued",
+            extra={"relay": "/".join(key), "error": str(error), "seconds": round(delay, 1)},
+        )

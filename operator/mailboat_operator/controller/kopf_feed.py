@@ -1,0 +1,259 @@
+"""kopf integration: watch every kind that the controller needs, and forward the events. The only module with kopf.
+
+Only event handlers are used. Every other kind of handler puts finalizers or annotations on user resources, and then a
+namespace could not be deleted while the operator is down. Peering is off, because a Lease elects the leader. Scanning
+for kinds and namespaces is off, because both are known.
+
+kopf runs in its own thread with its own event loop. It replaces signal handlers and cancels every task that started
+after it; neither may happen in the operator's loop.
+
+Life of one watch, per kind and namespace:
+
+    list -> watch -> watch -> ...     a watch that ended resumes from the last version; no event is lost
+      ^                  |
+      +--- 410 Gone -----+            the version is too old: kopf lists again
+
+kopf retries failed requests itself (connection refused, 403, 429 with Retry-After, 5xx), for any length of time. It
+does not report deletions that happened before a list: the list only contains existing objects. So the feed traces
+kopf's requests, and reports when a watch is open after a list (``watch_opened``). A list that the controller makes from
+then on finds the earlier deletions, and the watch reports the later ones.
+
+The operator creates and closes kopf's sessions (``kube.http``). If kopf is stopped during its start, it may log in
+again after it closed its sessions, and that session would leak.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Final, Protocol
+
+import aiohttp
+import kopf
+from yarl import URL
+
+from mailboat_operator.kube.client import Access, Kind, Kube, Object
+from mailboat_operator.kube.http import ClosableConnections
+
+_STOP_WITHIN: Final = 2.0
+"""Seconds to wait for kopf's thread at shutdown. Best effort: kopf only reads, so a late exit does no harm."""
+_LOGIN_EVERY: Final = 1.0
+"""Minimum seconds between logins, so that a server that rejects them is not flooded with requests."""
+_REQUEST_EVERY: Final = 0.1
+"""Minimum seconds between two requests of one watch: a server may end it at once, repeatedly."""
+_REPLACED_LOGS: Final = ("kopf._cogs.clients.api", "kopf._core.reactor.running")
+"""Loggers of kopf whose errors are expected: failed requests are reported by ``request_failed``, and signals are
+ignored outside the main thread on purpose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Objects to watch: one kind, limited by a label selector unless that is empty."""
+
+    kind: Kind
+    labels: str = ""
+
+
+class FeedListener(Protocol):
+    """Receiver of the feed. All methods are called in the operator's event loop."""
+
+    def object_seen(self, kind: Kind, found: Object) -> None:
+        """Receive an object that was listed, created or changed."""
+
+    def object_deleted(self, kind: Kind, gone: Object) -> None:
+        """Receive the last version of an object that was deleted or left the selection."""
+
+    def watch_opened(self, kind: Kind, namespace: str | None) -> None:
+        """A list of this kind is complete, and a watch continues from its version."""
+
+    def request_done(self, verb: str, kind: Kind, namespace: str | None, code: str) -> None:
+        """A request of kopf was answered with this status code; ``error``: there was no answer."""
+
+
+class _EndlessBackoff:
+    """Pauses between attempts. They never end: the API server may be unavailable for any length of time."""
+
+    def __iter__(self) -> Iterator[float]:
+        yield from (0.2, 0.5, 1.0, 2.0)
+        while True:
+            yield 5.0
+
+
+class KopfFeed:
+    """One run of kopf. No two selections may have the same resource, since kopf opens one watch per resource."""
+
+    def __init__(
+        self, kube: Kube, namespaces: Sequence[str], selections: Sequence[Selection], listener: FeedListener
+    ) -> None:
+        self._kube = kube
+        self._namespaces = tuple(namespaces)
+        self._selections = selections
+        self._listener = listener
+        self._stop = threading.Event()
+        # The attributes below are used by kopf's thread only.
+        self._connections = ClosableConnections()
+        self._logins = 0
+        self._paths = {
+            selection.kind.path(namespace): (selection.kind, namespace)
+            for selection in selections
+            for namespace in (self._namespaces or (None,))
+        }
+        self._listed: set[str] = set()
+        """Paths that were listed since their last watch was opened."""
+        self._requested: dict[str, float] = {}
+        """Time of the last request, by path."""
+
+    async def run(self) -> None:
+        """Run until cancelled. Raise if kopf ends by itself, which it should not."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+
+        def work() -> None:
+            try:
+                asyncio.run(self._operator(loop))
+                outcome: BaseException = RuntimeError("kopf ended by itself")
+            except BaseException as error:
+                outcome = error
+            if not self._stop.is_set():
+                loop.call_soon_threadsafe(_fail, ended, outcome)
+
+        for name in _REPLACED_LOGS:
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        thread = threading.Thread(target=work, name="kopf", daemon=True)
+        thread.start()
+        try:
+            await ended
+        finally:
+            self._stop.set()
+            await asyncio.shield(asyncio.to_thread(thread.join, _STOP_WITHIN))
+
+    async def _operator(self, ours: asyncio.AbstractEventLoop) -> None:
+        try:
+            await kopf.operator(
+                registry=self._registry(ours),
+                settings=self._settings(),
+                standalone=True,
+                clusterwide=not self._namespaces,
+                namespaces=self._namespaces,
+                stop_flag=self._stop,
+            )
+        finally:
+            await self._connections.close()
+
+    def _registry(self, ours: asyncio.AbstractEventLoop) -> kopf.OperatorRegistry:
+        registry = kopf.OperatorRegistry()
+
+        @kopf.on.login(registry=registry)
+        async def login(**_: Any) -> kopf.AiohttpSession:
+            # Called whenever the server requires a login: a pod's token expires after an hour.
+            if self._logins:
+                await asyncio.sleep(_LOGIN_EVERY)
+            self._logins += 1
+            access = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._kube.access(), ours))
+            credentials = _credentials(access)
+            session = self._connections.session(
+                credentials.as_ssl_context(),
+                credentials.as_http_headers(),
+                [self._trace(ours, URL(access.server).path)],
+            )
+            return kopf.AiohttpSession(server=access.server, aiohttp_session=session)
+
+        for selection in self._selections:
+            kopf.on.event(selection.kind.api_version, selection.kind.plural, registry=registry)(
+                self._handler(ours, selection.kind)
+            )
+        return registry
+
+    def _handler(self, ours: asyncio.AbstractEventLoop, kind: Kind) -> Any:
+        async def handle(event: Any, **_: Any) -> None:
+            if not self._stop.is_set():
+                deleted = event["type"] == "DELETED"
+                receive = self._listener.object_deleted if deleted else self._listener.object_seen
+                ours.call_soon_threadsafe(receive, kind, _plain(kind, event["object"]))
+
+        handle.__name__ = f"{kind.plural}"
+        return handle
+
+    def _trace(self, ours: asyncio.AbstractEventLoop, server: str) -> aiohttp.TraceConfig:
+        """Observe the requests of kopf to the API server at this address, which may have a path of its own."""
+        trace = aiohttp.TraceConfig()
+        prefix = URL(server).path.rstrip("/")
+
+        def path_of(url: URL) -> str:
+            return url.path.removeprefix(prefix)
+
+        async def start(_: Any, __: SimpleNamespace, request: aiohttp.TraceRequestStartParams) -> None:
+            path = path_of(request.url)
+            if path in self._paths:
+                pause = self._requested.get(path, 0.0) + _REQUEST_EVERY - time.monotonic()
+                self._requested[path] = time.monotonic() + max(pause, 0.0)
+                await asyncio.sleep(max(pause, 0.0))
+
+        async def end(_: Any, __: SimpleNamespace, request: aiohttp.TraceRequestEndParams) -> None:
+            self._done(ours, request.url, path_of(request.url), str(request.response.status))
+
+        async def fail(_: Any, __: SimpleNamespace, request: aiohttp.TraceRequestExceptionParams) -> None:
+            self._done(ours, request.url, path_of(request.url), "error")
+
+        trace.on_request_start.append(start)
+        trace.on_request_end.append(end)
+        trace.on_request_exception.append(fail)
+        return trace
+
+    def _done(self, ours: asyncio.AbstractEventLoop, url: URL, path: str, code: str) -> None:
+        if path not in self._paths or self._stop.is_set():
+            return
+        kind, namespace = self._paths[path]
+        verb = "watch" if "watch" in url.query else "list"
+        ours.call_soon_threadsafe(self._listener.request_done, verb, kind, namespace, code)
+        if code != "200":
+            return
+        if verb == "list":
+            self._listed.add(path)
+        elif path in self._listed:
+            self._listed.discard(path)
+            ours.call_soon_threadsafe(self._listener.watch_opened, kind, namespace)
+
+    def _settings(self) -> kopf.OperatorSettings:
+        settings = kopf.OperatorSettings()
+        settings.posting.enabled = False  # the operator writes its own Kubernetes events
+        settings.scanning.disabled = True
+        settings.peering.standalone = True
+        settings.networking.error_backoffs = _EndlessBackoff()
+        settings.networking.request_timeout = 30.0
+        settings.networking.connect_timeout = 5.0
+        settings.watching.server_timeout = 300
+        settings.watching.client_timeout = 330
+        settings.watching.inactivity_timeout = 330
+        settings.watching.chunk_size = 500
+        settings.queueing.exit_timeout = 0.5
+        for selection in self._selections:
+            if selection.labels:
+                settings.watching.label_selectors[selection.kind.api_version, selection.kind.plural] = selection.labels
+        return settings
+
+
+def _credentials(access: Access) -> kopf.ConnectionInfo:
+    return kopf.ConnectionInfo(
+        server=access.server,
+        ca_path=access.ca_path,
+        insecure=not access.verify,
+        token=access.token,
+        certificate_path=access.certificate_path,
+        private_key_path=access.key_path,
+    )
+
+
+def _fail(ended: asyncio.Future[None], outcome: BaseException) -> None:
+    if not ended.done():
+        ended.set_exception(outcome)
+
+
+def _plain(kind: Kind, found: Any) -> Object:
+    """Return a plain dict: kopf passes views on dicts, and listed items lack apiVersion and kind."""
+    return {"apiVersion": kind.api_version, "kind": kind.name, **dict(found)}

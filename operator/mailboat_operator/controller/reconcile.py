@@ -1,0 +1,220 @@
+"""Reconcile one relay: observe, compute the desired children, apply them, push to the relays, write the status.
+
+Level-triggered: every reconcile runs the same steps on the current state, whatever triggered it. A second run without
+changes writes nothing. If a step fails, the queue retries the whole reconcile. Order matters in one place only: the
+configuration is written to the ConfigMap before it is pushed, so that a restarted relay finds at least the version it
+had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from mailboat_operator.controller.cache import ResourceCache
+from mailboat_operator.controller.children import ApplyResult, ChildApplier
+from mailboat_operator.controller.missing_relay import MissingRelay
+from mailboat_operator.controller.observation import Observation, ObservedSubscription
+from mailboat_operator.controller.parse import (
+    ParsedSubscription,
+    SubscriptionParser,
+    find_last_valid_form,
+    parse_relay,
+    parse_subscription_alone,
+)
+from mailboat_operator.controller.status_report import StatusReport
+from mailboat_operator.controller.status_writer import StatusWriter
+from mailboat_operator.kube.client import CONFIG_MAP, RELAY, Forbidden, Key, KubeError, Object, Throttled
+from mailboat_operator.metrics import Metrics
+from mailboat_operator.relays.http_client import Signer
+from mailboat_operator.relays.reports import Answer, partitions_of
+from mailboat_operator.relays.state import RelayStates
+from mailboat_operator.resources import CHILD_KINDS, desired
+from mailboat_operator.resources.configmap import Configuration, configuration_in, next_configuration, too_large
+from mailboat_operator.resources.ownership import Owner, owner_of
+from mailboat_operator.resources.pod import RelayImage
+from mailboat_spec import OutboxRelay, Runtime
+
+_SOON: Final = 1.0
+"""Seconds until the next reconcile while a push or a partition move is in flight."""
+_WITHOUT_PODS: Final = 60.0
+"""Seconds until the next reconcile of a relay without pods, whose start may take too long."""
+_STUCK: Final = 5
+"""Consecutive failed reconciles before the status reports the failure: some ten seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Result of applying and pushing."""
+
+    applied: ApplyResult = field(default_factory=ApplyResult)
+    held: str = ""
+    """Why relays get no new configuration; empty if they do."""
+    stuck: str = ""
+    """Why reconciles keep failing; empty if they do not."""
+    version: int = 0
+    """Version of the configuration that relays should run."""
+    settled: bool = True
+    """True if no push and no partition move is in flight."""
+
+
+class Reconciler:
+    """Reconcile loop body for all relays."""
+
+    def __init__(
+        self,
+        cache: ResourceCache,
+        children: ChildApplier,
+        relays: RelayStates,
+        status_writer: StatusWriter,
+        metrics: Metrics,
+        signing: Signer,
+        image: RelayImage,
+        interval: float,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._cache = cache
+        self._children = children
+        self._relays = relays
+        self._status_writer = status_writer
+        self._signing = signing
+        self._image = image
+        self._interval = interval
+        self._wall_clock = wall_clock
+        self._report = StatusReport(cache, status_writer, metrics, wall_clock)
+        self._missing = MissingRelay(cache, relays, status_writer, interval, wall_clock)
+        self._failures: dict[Key, int] = {}
+        self._parsers: dict[Key, SubscriptionParser] = {}
+
+    async def reconcile(self, key: Key) -> float | None:
+        """Reconcile one relay. Return the seconds until the next run; None: wait for an event."""
+        self._report.forget_deleted(key)
+        found = self._cache.relay(key)
+        if found is None:
+            self._forget(key)
+            return await self._missing.reconcile(key)
+        if found["metadata"].get("deletionTimestamp"):
+            return None  # garbage collection removes the children; nothing may delay the deletion
+        observed = await self._observe(key, found)
+        if not self._still_exists(key, found):
+            return None  # `found` is outdated: status calls take time. The deletion event triggers a reconcile
+        error: KubeError | None = None
+        try:
+            result = await self._apply(observed)
+            self._failures.pop(key, None)
+        except KubeError as failure:
+            error = failure
+            result = self._stuck_result(key, failure)
+        await self._report.write(observed, result.applied, result.held, result.stuck, result.version)
+        if error is not None:
+            raise error
+        return self._next_run(observed, result)
+
+    # ---- observe ---------------------------------------------------------------------------------------------------
+
+    async def _observe(self, key: Key, found: Object) -> Observation:
+        parsed = parse_relay(found)
+        written = await asyncio.to_thread(configuration_in, await self._own_config_map(key, found))
+        pods = self._cache.pods_of(key)
+        polled = [pod for pod in pods if pod.has_relay and not pod.finished]
+        answers = await self._relays.poll(key, polled, partitions_of(self._cache.subscriptions_of(key)))
+        resources = self._cache.subscriptions_of(key)
+        parser = self._parsers.setdefault(key, SubscriptionParser())
+
+        def subscriptions() -> list[ObservedSubscription]:
+            return [self._observed(key, each, written, answers) for each in parser.read(found, resources)]
+
+        observed = await asyncio.to_thread(subscriptions)  # parsing many subscriptions takes seconds
+        return Observation(key, found, parsed.relay, parsed.problem, written, observed, pods, polled, answers)
+
+    async def _own_config_map(self, key: Key, found: Object) -> Object | None:
+        live = await self._children.find(CONFIG_MAP, key)
+        ours = live is not None and owner_of(live, key[1], found["metadata"]["uid"]) is Owner.OURS
+        return live if ours else None
+
+    def _observed(
+        self, key: Key, parsed: ParsedSubscription, written: Configuration | None, answers: Sequence[Answer]
+    ) -> ObservedSubscription:
+        """Return the form that relays should run. If the spec is invalid, relays keep the last valid form."""
+        if parsed.subscription is not None:
+            return ObservedSubscription(parsed, parsed.subscription)
+        known = find_last_valid_form(parsed.found, "/".join(key), written, self._relays.pushed_config(key), answers)
+        form = known.form
+        subscription = parse_subscription_alone(form) if form is not None else None
+        return ObservedSubscription(parsed, subscription, form, known.lost)
+
+    def _still_exists(self, key: Key, found: Object) -> bool:
+        """Return whether the relay resource still exists after the status calls, which take time.
+
+        If the relay was deleted meanwhile with ``--cascade=orphan``, its children stay on purpose. If this reconcile
+        made it their owner again, garbage collection would remove them.
+        """
+        now = self._cache.relay(key)
+        if now is None or now["metadata"].get("deletionTimestamp"):
+            return False
+        return bool(now["metadata"]["uid"] == found["metadata"]["uid"])
+
+    # ---- desired, apply, push --------------------------------------------------------------------------------------
+
+    async def _apply(self, observed: Observation) -> Result:
+        """Apply the children, then push configuration and assignment."""
+        relay = observed.relay
+        if relay is None:
+            return Result()
+        if observed.held:
+            return Result(held=observed.held)
+        configuration, excess = await asyncio.to_thread(self._next_configuration, observed, relay)
+        if excess:
+            return Result(held=excess)
+        wanted = desired(relay, observed.secrets, configuration, self._signing.public_keys(), self._image)
+        applied = await self._children.apply(relay, wanted)
+        await self._status_writer.write_events(RELAY, observed.found, applied.events)
+        if not applied.obstructed and (relay.spec.runtime is Runtime.DEPLOYMENT or observed.sidecar_works):
+            await self._children.remove(relay, [kind for kind in CHILD_KINDS if kind not in wanted])
+        # Push only a configuration that a restarted relay finds in the ConfigMap.
+        settled = CONFIG_MAP in applied.obstructed or await self._push(observed, configuration)
+        if applied.failed is not None:
+            raise applied.failed
+        return Result(applied, version=configuration.version, settled=settled)
+
+    def _next_configuration(self, observed: Observation, relay: OutboxRelay) -> tuple[Configuration, str]:
+        """Return the desired configuration, and why it can't be stored (empty if it can). Takes a while if large."""
+        now_ms = int(self._wall_clock() * 1000)
+        made = next_configuration(relay, observed.items, observed.configuration, now_ms, observed.version_in_use)
+        return made, too_large(made, relay.metadata.name)
+
+    async def _push(self, observed: Observation, configuration: Configuration) -> bool:
+        """Push configuration and assignment. Return True if no push and no partition move is in flight."""
+        key, polled, answers = observed.key, observed.polled, observed.answers
+        pushed = await self._relays.push_config(key, polled, answers, configuration)
+        moving = await self._relays.push_assignment(key, observed.work, polled, answers, configuration)
+        return not (pushed.on_its_way or moving)
+
+    # ---- failures and the next run ---------------------------------------------------------------------------------
+
+    def _stuck_result(self, key: Key, error: KubeError) -> Result:
+        """Hide short failures: raise until ``_STUCK`` attempts failed in a row, then return a result for the status.
+
+        A throttled request always raises, since the API server asked for fewer requests.
+        """
+        self._failures[key] = self._failures.get(key, 0) + 1
+        if self._failures[key] < _STUCK or isinstance(error, Throttled):
+            raise error
+        forbidden = isinstance(error, Forbidden)
+        return Result(ApplyResult(forbidden=[str(error)])) if forbidden else Result(stuck=str(error))
+
+    def _next_run(self, observed: Observation, result: Result) -> float:
+        obstructed = result.applied.obstructed
+        if CONFIG_MAP in obstructed or (obstructed and not observed.polled):
+            return self._children.patience
+        if not observed.polled:
+            return _WITHOUT_PODS
+        return self._interval if result.settled else min(self._interval, _SOON)
+
+    def _forget(self, key: Key) -> None:
+        self._children.forget(key)
+        self._failures.pop(key, None)
+        self._parsers.pop(key, None)

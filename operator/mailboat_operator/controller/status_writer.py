@@ -1,0 +1,108 @@
+"""Write statuses and Kubernetes events: only changes, and each event once.
+
+The existing status is the memory: events are derived from the difference to it, so a restarted operator does not repeat
+them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from mailboat_operator.controller.cache import ResourceCache
+from mailboat_operator.kube.client import EVENT, Kind, Kube, KubeError, NotFound, Object
+from mailboat_operator.metrics import Metrics
+from mailboat_operator.status.conditions import EventNote, condition_events
+from mailboat_operator.status.patch import status_patch
+from mailboat_spec import FIELD_MANAGER, ConditionType
+
+log = logging.getLogger(__name__)
+
+_COUNTERS_EVERY: Final = 60.0
+"""Seconds between two patches that change only counters."""
+_SAME_NEWS_EVERY: Final = 600.0
+_LONGEST_NOTE: Final = 1024
+
+
+class StatusWriter:
+    """Status writer for all resources, with the time of the last write per resource."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        cache: ResourceCache,
+        metrics: Metrics,
+        instance: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._kube = kube
+        self._cache = cache
+        self._metrics = metrics
+        self._instance = instance
+        self._clock = clock
+        self._written: dict[str, float] = {}
+        self._told: dict[tuple[str, EventNote], float] = {}
+
+    async def write_status(self, kind: Kind, found: Object, status: Mapping[str, Any]) -> None:
+        """Patch the status, then write its events, so that no event is repeated. Raises ``KubeError``."""
+        metadata = found["metadata"]
+        ready = any(each["type"] == ConditionType.READY and each["status"] == "True" for each in status["conditions"])
+        self._metrics.ready.labels(kind.plural, metadata["namespace"], metadata["name"]).set(ready)
+        before = found.get("status") or {}
+        due = self._clock() - self._written.get(metadata["uid"], float("-inf")) >= _COUNTERS_EVERY
+        patch = status_patch(before, status, only_counters_may=due)
+        if patch is None:
+            return
+        try:
+            written = await self._kube.patch_status(kind, found, patch)
+        except NotFound:
+            self._cache.missing(kind, found)  # deleted, but the deletion event has not arrived yet
+            return
+        self._written[metadata["uid"]] = self._clock()
+        self._metrics.status_patches.labels(kind.plural).inc()
+        self._cache.saw(kind, written)
+        await self.write_events(kind, found, condition_events(before.get("conditions") or (), status["conditions"]))
+
+    async def write_events(self, kind: Kind, found: Object, items: Iterable[EventNote]) -> None:
+        """Write events on the resource. Best effort: a failed write is logged and does not affect anything else."""
+        for item in items:
+            mark = (found["metadata"]["uid"], item)
+            now = self._clock()
+            if now - self._told.get(mark, float("-inf")) < _SAME_NEWS_EVERY:
+                continue
+            self._told = {each: at for each, at in self._told.items() if now - at < _SAME_NEWS_EVERY}
+            self._told[mark] = now
+            try:
+                await self._kube.create(EVENT, _event(kind, found, item, self._instance))
+            except KubeError as error:
+                log.warning("An event was not written: %s", error, extra={"reason": item.reason})
+
+    def forget(self, uid: str) -> None:
+        self._written.pop(uid, None)
+
+
+def _event(kind: Kind, found: Object, item: EventNote, instance: str) -> Object:
+    metadata = found["metadata"]
+    return {
+        "apiVersion": EVENT.api_version,
+        "kind": EVENT.name,
+        "metadata": {"name": f"{metadata['name']}.{time.time_ns():x}", "namespace": metadata["namespace"]},
+        "eventTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "reportingController": FIELD_MANAGER,
+        "reportingInstance": instance[:128],
+        "action": "Reconcile",
+        "type": "Warning" if item.warning else "Normal",
+        "reason": item.reason,
+        "note": item.message[:_LONGEST_NOTE],
+        "regarding": {
+            "apiVersion": kind.api_version,
+            "kind": kind.name,
+            "name": metadata["name"],
+            "namespace": metadata["namespace"],
+            "uid": metadata["uid"],
+            "resourceVersion": metadata.get("resourceVersion", ""),
+        },
+    }

@@ -1,0 +1,335 @@
+"""Kubernetes API client of this operator: a few verbs on plain objects, and errors classified by the required reaction.
+
+The only module that imports ``kubernetes``. Objects are the plain JSON of the API: the operator passes most of them on,
+so a model of every field has no benefit. Reads and writes are by kind and name. Nothing here decides, waits or retries:
+back-off is up to the caller, and ``retry_after`` carries the server's Retry-After.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+from urllib.parse import quote
+
+import aiohttp
+from kubernetes.aio import config
+from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.config.config_exception import ConfigException
+
+from mailboat_operator.kube.http import ClosableConnections
+from mailboat_spec.names import API_VERSION, FIELD_MANAGER, RELAY_PLURAL, SUBSCRIPTION_LABEL, SUBSCRIPTION_PLURAL
+
+Object = dict[str, Any]
+"""An object of the API, as JSON."""
+Key = tuple[str, str]
+"""Namespace and name."""
+
+_TIMEOUT: Final = 15.0
+"""Seconds for one answer. The API server itself gives up after 60, when no caller waits any more."""
+_PAGE: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of object and its API path."""
+
+    api_version: str
+    name: str
+    plural: str
+    namespaced: bool = True
+    label: str = ""
+    """Label that objects have. It distinguishes two selections of one kind in the cache."""
+
+    def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
+        root = f"/apis/{self.api_version}" if "/" in self.api_version else f"/api/{self.api_version}"
+        steps = [root]
+        if self.namespaced and namespace is not None:
+            steps += ["namespaces", quote(namespace, safe="")]
+        steps.append(self.plural)
+        steps += [quote(step, safe="") for step in (name, subresource) if step]
+        return "/".join(steps)
+
+
+RELAY: Final = Kind(API_VERSION, "OutboxRelay", RELAY_PLURAL)
+SUBSCRIPTION: Final = Kind(API_VERSION, "EventSubscription", SUBSCRIPTION_PLURAL)
+DEPLOYMENT: Final = Kind("apps/v1", "Deployment", "deployments")
+CONFIG_MAP: Final = Kind("v1", "ConfigMap", "configmaps")
+SERVICE: Final = Kind("v1", "Service", "services")
+SERVICE_ACCOUNT: Final = Kind("v1", "ServiceAccount", "serviceaccounts")
+DISRUPTION_BUDGET: Final = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
+POD: Final = Kind("v1", "Pod", "pods")
+CONSUMER_POD: Final = Kind("v1", "Pod", "pods", label=SUBSCRIPTION_LABEL)
+SECRET: Final = Kind("v1", "Secret", "secrets")
+EVENT: Final = Kind("events.k8s.io/v1", "Event", "events")
+LEASE: Final = Kind("coordination.k8s.io/v1", "Lease", "leases")
+MUTATING_WEBHOOK: Final = Kind(
+    "admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration", "mutatingwebhookconfigurations", False
+)
+_VERSION: Final = Kind("", "Version", "version", False)
+_GROUPS: Final = Kind("", "APIGroup", "apis", False)
+
+
+class KubeError(Exception):
+    """A request to the API server failed.
+
+    - ``NotFound``: the object does not exist (404).
+    - ``Conflict``: another writer was faster (409); read again.
+    - ``Invalid``: the object is invalid (400, 413, 415, 422, or 500 if server-side apply finds a field that its schema
+      lacks or that has another type); a retry will not help.
+    - ``Forbidden``: the operator lacks a permission (401, 403); a person has to grant it.
+    - ``Throttled``: too many requests (429); retry after ``retry_after``.
+    - ``ApiUnavailable``: no answer; retry.
+    - ``ServerFailed``: a 5xx answer. It may affect this request only (a third-party admission webhook is down).
+    """
+
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class NotFound(KubeError): ...
+
+
+class Conflict(KubeError): ...
+
+
+class Invalid(KubeError): ...
+
+
+class Forbidden(KubeError): ...
+
+
+class Throttled(KubeError): ...
+
+
+class ApiUnavailable(KubeError): ...
+
+
+class ServerFailed(ApiUnavailable): ...
+
+
+class NoCluster(KubeError):
+    """No cluster is configured: neither a service account nor a kubeconfig."""
+
+
+_BY_CODE: Final[Mapping[int, type[KubeError]]] = {
+    400: Invalid,
+    401: Forbidden,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    413: Invalid,
+    415: Invalid,
+    422: Invalid,
+    429: Throttled,
+}
+_WRONG_TYPE: Final = "failed to create typed patch object"
+"""In the answer of server-side apply to an object that does not fit its schema. Its status code is 500."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """All objects of a kind, and the version of the list."""
+
+    items: tuple[Object, ...]
+    resource_version: str
+
+
+OnRequest = Callable[[str, str, str], None]
+"""Callback for every request: verb, plural, status code (or ``error``)."""
+
+
+def _nobody(verb: str, plural: str, code: str) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Address and credentials of the API server, for libraries with their own HTTP client."""
+
+    server: str
+    ca_path: str | None
+    certificate_path: str | None
+    key_path: str | None
+    token: str | None
+    verify: bool
+
+
+class Kube:
+    """A connection to one API server."""
+
+    def __init__(self, configuration: Configuration, on_request: OnRequest = _nobody) -> None:
+        self._configuration = configuration
+        self._client = ApiClient(configuration)
+        self._connections = ClosableConnections()
+        connector = self._connections.connector(self._client.rest_client.ssl_context)
+        configuration.client_session_kwargs = {"connector": connector}  # read with the first request
+        self._client.user_agent = FIELD_MANAGER
+        self.on_request = on_request
+
+    @classmethod
+    async def connect(cls, kubeconfig: Path | None = None, on_request: OnRequest = _nobody) -> Self:
+        """Connect with the given kubeconfig, else the pod's service account, else the default kubeconfig."""
+        configuration = Configuration()
+        try:
+            if kubeconfig is not None:
+                await config.load_kube_config(str(kubeconfig), client_configuration=configuration)
+            else:
+                try:
+                    config.load_incluster_config(client_configuration=configuration)
+                except ConfigException:
+                    await config.load_kube_config(client_configuration=configuration)
+        except (ConfigException, OSError) as error:
+            raise NoCluster(
+                f"No cluster to connect to: {error}. Run inside a pod with a service account, or name a kubeconfig."
+            ) from error
+        configuration.retries = None  # the work queue retries
+        return cls(configuration, on_request)
+
+    async def close(self) -> None:
+        await self._client.close()
+        await self._connections.close()
+
+    async def access(self) -> Access:
+        """Return address and credentials, with a fresh token."""
+        token = await self._configuration.get_api_key_with_prefix("BearerToken")
+        return Access(
+            server=self._configuration.host,
+            ca_path=self._configuration.ssl_ca_cert,
+            certificate_path=self._configuration.cert_file,
+            key_path=self._configuration.key_file,
+            token=token.split(" ", 1)[-1] if token else None,
+            verify=self._configuration.verify_ssl,
+        )
+
+    async def server_version(self) -> tuple[int, int]:
+        """Return major and minor version of the API server; vendors append a plus sign to the minor version."""
+        answer = await self._json("GET", _VERSION, "/version")
+        return int(answer["major"]), int("".join(filter(str.isdigit, answer["minor"])) or 0)
+
+    async def is_known(self, kind: Kind) -> bool:
+        """Return whether discovery contains the kind. While a CRD is being established, lists work a moment earlier."""
+        group = kind.api_version.partition("/")[0]
+        groups = await self._json("GET", _GROUPS, "/apis")
+        if not any(each["name"] == group for each in groups["groups"]):
+            return False
+        resources = await self._json("GET", _GROUPS, f"/apis/{kind.api_version}")
+        return any(each["name"] == kind.plural for each in resources["resources"])
+
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> Object:
+        return await self._json("GET", kind, kind.path(namespace, name))
+
+    async def list(self, kind: Kind, namespace: str | None = None, selector: str = "") -> Listed:
+        """List all objects, in pages; ``namespace`` None lists all namespaces."""
+        items: list[Object] = []
+        query = {"limit": str(_PAGE), **({"labelSelector": selector} if selector else {})}
+        while True:
+            page = await self._json("GET", kind, kind.path(namespace), query, verb="list")
+            metadata = page["metadata"]
+            for item in page.get("items") or ():
+                # Items of a list lack apiVersion and kind; a single object needs them.
+                items.append({"apiVersion": kind.api_version, "kind": kind.name, **item})
+            if not (token := metadata.get("continue")):
+                return Listed(tuple(items), str(metadata["resourceVersion"]))
+            query["continue"] = token
+
+    async def apply(self, kind: Kind, body: Object) -> Object:
+        """Apply server-side, with force: the operator becomes owner of all fields in ``body``."""
+        metadata = body["metadata"]
+        return await self._json(
+            "PATCH",
+            kind,
+            kind.path(metadata.get("namespace"), metadata["name"]),
+            {"fieldManager": FIELD_MANAGER, "force": "true"},
+            body,
+            "application/apply-patch+yaml",
+            verb="apply",
+        )
+
+    async def create(self, kind: Kind, body: Object, *, dry_run: bool = False) -> Object:
+        """Create an object. With ``dry_run`` the server only validates it and stores nothing."""
+        query = {"fieldManager": FIELD_MANAGER, **({"dryRun": "All"} if dry_run else {})}
+        return await self._json("POST", kind, kind.path(body["metadata"].get("namespace")), query, body)
+
+    async def replace(self, kind: Kind, body: Object) -> Object:
+        """Replace an object. With a ``resourceVersion`` in the body, raise ``Conflict`` if it was written since."""
+        metadata = body["metadata"]
+        path = kind.path(metadata.get("namespace"), metadata["name"])
+        return await self._json("PUT", kind, path, {"fieldManager": FIELD_MANAGER}, body)
+
+    async def patch(
+        self, kind: Kind, namespace: str | None, name: str, body: Object, subresource: str | None = None
+    ) -> Object:
+        """Merge-patch an object: null removes a field, a list replaces a list."""
+        return await self._json(
+            "PATCH",
+            kind,
+            kind.path(namespace, name, subresource),
+            {"fieldManager": FIELD_MANAGER},
+            body,
+            "application/merge-patch+json",
+        )
+
+    async def patch_status(self, kind: Kind, found: Object, status: Object) -> Object:
+        """Patch the status of exactly the version that it was computed from, else raise ``Conflict``.
+
+        After a change, the object must be reconciled first; a successor of the same name has a status of its own.
+        """
+        metadata = found["metadata"]
+        body = {"metadata": {"resourceVersion": metadata["resourceVersion"]}, "status": status}
+        return await self.patch(kind, metadata["namespace"], metadata["name"], body, "status")
+
+    async def delete(self, kind: Kind, namespace: str | None, name: str, uid: str | None = None) -> None:
+        """Delete an object. With a ``uid``, delete only that object and no successor of the same name."""
+        body: Object = {"propagationPolicy": "Background"}
+        if uid is not None:
+            body["preconditions"] = {"uid": uid}
+        await self._json("DELETE", kind, kind.path(namespace, name), None, body)
+
+    async def _json(
+        self,
+        method: str,
+        kind: Kind,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Object | None = None,
+        content_type: str = "application/json",
+        verb: str | None = None,
+    ) -> Object:
+        verb = verb or method.lower()
+        headers = {"Accept": "application/json", "Content-Type": content_type}
+        try:
+            request = await self._client.param_serialize(
+                method, path, query_params=list((query or {}).items()), header_params=headers, body=body,
+                auth_settings=["BearerToken"],
+            )  # fmt: skip
+            timeout = aiohttp.ClientTimeout(total=_TIMEOUT)
+            response = (await self._client.call_api(*request, _request_timeout=timeout)).response
+            text = await response.text()
+            if response.status < 300:
+                answer: Object = json.loads(text)
+        except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
+            self.on_request(verb, kind.plural, "error")
+            raise ApiUnavailable(f"{method} {path}: no answer: {error or type(error).__name__}") from error
+        self.on_request(verb, kind.plural, str(response.status))
+        if response.status < 300:
+            return answer
+        raise _error(response.status, f"{method} {path}: {_message(text)}", response.headers.get("Retry-After"))
+
+
+def _error(code: int, message: str, retry_after: str | None) -> KubeError:
+    seconds = float(retry_after) if retry_after is not None and retry_after.isdecimal() else None
+    if code == 500 and _WRONG_TYPE in message:
+        return Invalid(f"{message} ({code})", seconds)
+    return _BY_CODE.get(code, ServerFailed)(f"{message} ({code})", seconds)
+
+
+def _message(text: str) -> str:
+    """Return the message of a Status, or the beginning of any other text (a proxy's error page)."""
+    try:
+        return str(json.loads(text)["message"])
+    except (ValueError, KeyError, TypeError):
+        return text.strip()[:200] or "no reason given"

@@ -1,0 +1,247 @@
+"""Leader election: one of several operators reconciles, and a Lease names it.
+
+Every operator polls the Lease every few seconds. If the Lease is free, a candidate writes its own name, conditional on
+the version read, so that only one of several succeeds. The leader renews the Lease before it expires.
+
+- Clocks of different machines are never compared. A Lease is free if it has not *changed* for its whole duration, by
+  the monotonic clock of the observing candidate.
+- The leader gives up (``renew_within``) well before other candidates take over (``duration``), whether the API server
+  refuses, hangs or is unavailable: a renewal that takes too long is abandoned. Then the process ends; leadership is not
+  reacquired.
+- A leader that shuts down gracefully releases the Lease, and the next one acquires it at its next poll.
+- Identities are unique per process: two processes with the same configured name must not both consider themselves
+  leader.
+
+Not ``kubernetes.aio.leaderelection``, as of release 37: its deadline is checked only between calls, so a hanging call
+keeps a leader in office indefinitely; a refused connection escapes it and leaves the leader's task running; it uses the
+wall clock, writes local time as UTC, and never releases a Lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from mailboat_operator.kube.client import LEASE, Conflict, Kube, KubeError, NotFound, Object
+
+log = logging.getLogger(__name__)
+
+_RELEASE_WITHIN: Final = 3.0
+_LOOK_WITHIN: Final = 5.0
+
+
+class LeadershipLost(Exception):
+    """Another operator leads, or may lead by now. The process must end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Durations in seconds. In the gap between ``renew_within`` and ``duration`` a former leader must end."""
+
+    duration: int = 15
+    renew_within: float = 10.0
+    look_every: float = 2.0
+
+    @classmethod
+    def of(cls, duration: float) -> Timing:
+        """Derive all durations in the usual proportions."""
+        return cls(max(1, math.ceil(duration)), duration * 2 / 3, duration / 7.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """Last observed state of the Lease, and the time of its last change."""
+
+    version: str
+    holder: str
+    duration: float
+    since: float
+
+    def is_free(self, now: float) -> bool:
+        return not self.holder or now >= self.since + self.duration
+
+
+def seen(lease: Object, before: Sighting | None, now: float, default_duration: float) -> Sighting:
+    """Return the sighting after another poll. Pure: an unchanged Lease keeps its time."""
+    version = str(lease["metadata"]["resourceVersion"])
+    if before is not None and before.version == version:
+        return before
+    spec = lease.get("spec") or {}
+    duration = float(spec.get("leaseDurationSeconds") or default_duration)
+    return Sighting(version, str(spec.get("holderIdentity") or ""), duration, now)
+
+
+class Election:
+    """One candidate. ``acquire``, then ``hold`` while working, then ``release``."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        namespace: str,
+        name: str,
+        identity: str,
+        timing: Timing | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.identity = identity
+        self._kube = kube
+        self._namespace = namespace
+        self._name = name
+        self._timing = timing or Timing()
+        self._clock = clock
+        self._sighting: Sighting | None = None
+        self._held: Object | None = None
+        self._renewed = 0.0
+        self._complaint = ""
+
+    @property
+    def leading(self) -> bool:
+        return self._held is not None
+
+    @property
+    def time_left(self) -> float:
+        """Seconds until another candidate can lead, counted from the last renewal."""
+        return max(0.0, self._renewed + self._timing.duration - self._clock())
+
+    async def acquire(self) -> None:
+        """Return once this process leads. Retry while the API server is unavailable."""
+        while True:
+            try:
+                async with asyncio.timeout(_LOOK_WITHIN):
+                    if await self._take():
+                        break
+                self._complaint = ""
+            except (KubeError, TimeoutError) as error:
+                self._complain(error)
+            # With jitter: candidates that start together would collide at every poll.
+            await asyncio.sleep(self._timing.look_every * random.uniform(0.8, 1.2))
+        log.info("Leading.", extra={"lease": f"{self._namespace}/{self._name}", "identity": self.identity})
+
+    async def hold(self) -> None:
+        """Renew periodically. Never returns; raises ``LeadershipLost``."""
+        while True:
+            await asyncio.sleep(self._timing.look_every)
+            until = self._renewed + self._timing.renew_within
+            started = self._clock()
+            # Half of the time per attempt: if a connection hangs, there is time for a new one.
+            patience = min(until - started, self._timing.renew_within / 2)
+            try:
+                async with asyncio.timeout(max(patience, 0.001)):
+                    await self._renew()
+                self._renewed = started
+                self._complaint = ""
+            except (KubeError, TimeoutError) as error:
+                self._complain(error)
+                if self._clock() >= until:
+                    self._held = None
+                    raise LeadershipLost(
+                        f"the Lease {self._namespace}/{self._name} could not be renewed for "
+                        f"{self._timing.renew_within:g} s: {error or 'no answer'}"
+                    ) from error
+
+    async def release(self) -> None:
+        """Release the Lease, if it is held, so that the next leader need not wait. Never fails."""
+        if self._held is None:
+            return
+        held, self._held = self._held, None
+        try:
+            async with asyncio.timeout(_RELEASE_WITHIN):
+                try:
+                    await self._give_back(held)
+                except Conflict:  # an interrupted renewal was stored nevertheless
+                    held = await self._kube.get(LEASE, self._namespace, self._name)
+                    if (held.get("spec") or {}).get("holderIdentity") != self.identity:
+                        return
+                    await self._give_back(held)
+            log.info("Gave the lead back.", extra={"lease": f"{self._namespace}/{self._name}"})
+        except (KubeError, TimeoutError) as error:
+            log.warning("The lead could not be given back; it runs out by itself.", extra={"error": str(error)})
+
+    async def _give_back(self, held: Object) -> None:
+        spec = {**held["spec"], "holderIdentity": None, "leaseDurationSeconds": 1, "renewTime": _now()}
+        await self._kube.replace(LEASE, {**held, "spec": spec})
+
+    async def _take(self) -> bool:
+        started = self._clock()
+        try:
+            lease = await self._kube.get(LEASE, self._namespace, self._name)
+        except NotFound:
+            body: Object = {
+                "apiVersion": LEASE.api_version,
+                "kind": LEASE.name,
+                "metadata": {"name": self._name, "namespace": self._namespace},
+                "spec": self._claim(None),
+            }
+            return await self._write(self._kube.create, body, started)
+        before = self._sighting
+        self._sighting = seen(lease, before, self._clock(), self._timing.duration)
+        if before is None or before.holder != self._sighting.holder:
+            log.info("Another operator leads.", extra={"holder": self._sighting.holder or "nobody"})
+        # The Lease names this process if the response to its write was lost: identities are unique.
+        if self._sighting.holder != self.identity and not self._sighting.is_free(self._clock()):
+            return False
+        return await self._write(self._kube.replace, {**lease, "spec": self._claim(lease)}, started)
+
+    async def _write(self, write: Callable[[Any, Object], Any], body: Object, started: float) -> bool:
+        try:
+            self._held = await write(LEASE, body)
+        except Conflict:
+            return False  # another candidate was faster
+        self._renewed = started
+        return True
+
+    async def _renew(self) -> None:
+        held = self._held
+        if held is None:
+            raise LeadershipLost("this process does not lead")
+        spec = {**held["spec"], "renewTime": _now()}
+        try:
+            self._held = await self._kube.replace(LEASE, {**held, "spec": spec})
+        except (Conflict, NotFound):
+            await self._look_again()
+
+    async def _look_again(self) -> None:
+        """Resolve a conflict on renewal.
+
+        Either the response to an earlier write was lost, or a person edited the Lease, or another operator leads.
+        """
+        try:
+            lease = await self._kube.get(LEASE, self._namespace, self._name)
+        except NotFound:
+            self._held = None
+            raise LeadershipLost(f"the Lease {self._namespace}/{self._name} was deleted") from None
+        holder = (lease.get("spec") or {}).get("holderIdentity")
+        if holder != self.identity:
+            self._held = None
+            raise LeadershipLost(f"{holder or 'nobody'} holds the Lease {self._namespace}/{self._name} now")
+        self._held = await self._kube.replace(LEASE, {**lease, "spec": {**lease["spec"], "renewTime": _now()}})
+
+    def _claim(self, lease: Object | None) -> Object:
+        before = (lease or {}).get("spec") or {}
+        now = _now()
+        return {
+            "holderIdentity": self.identity,
+            "leaseDurationSeconds": self._timing.duration,
+            "acquireTime": now,
+            "renewTime": now,
+            "leaseTransitions": int(before.get("leaseTransitions") or 0) + (1 if lease is not None else 0),
+        }
+
+    def _complain(self, error: BaseException) -> None:
+        """Log an error once, not at every poll."""
+        complaint = str(error) or "no answer from the API server"
+        if complaint != self._complaint:
+            log.warning("The Lease could not be read or written; trying again.", extra={"error": complaint})
+        self._complaint = complaint
+
+
+def _now() -> str:
+    """Current time for people and other programs; no decision of the operator uses it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,243 @@
+"""Life cycle of one operator process: the order of start and shutdown.
+
+    every replica   health, webhook, its certificate
+    the leader      also: certificates and signing keys in their Secrets, and the core that reconciles
+
+- SIGTERM: the replica becomes unready, the core ends, and the Lease is released. The webhook answers for
+  ``shutdown_delay`` longer, until the API server has stopped calling it. Then everything closes. Exit code 0.
+- Leadership lost: the core is ended at once, by force if necessary, since another operator may already be active. Exit
+  code 1, and the pod restarts as a candidate. The same happens after an unexpected failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from prometheus_client import CollectorRegistry
+
+from mailboat_operator.health import Health
+from mailboat_operator.http_server import HttpServer
+from mailboat_operator.kube.client import Kube, KubeError
+from mailboat_operator.leader_election import Election, Timing
+from mailboat_operator.relays.signing_keys import Signing, SigningKeyRotation
+from mailboat_operator.resources.pod import RelayImage
+from mailboat_operator.settings import Address, Settings, WebhookCerts
+from mailboat_operator.webhook.cert_rotation import CertificateRotation
+from mailboat_operator.webhook.server import InjectionMetrics, Webhook
+from mailboat_operator.webhook.serving_cert import ServedCertificate, follow, from_folder, from_secret
+
+log = logging.getLogger(__name__)
+
+EXIT_LOST: Final = 1
+_END_BY_FORCE_AFTER: Final = 1 / 5
+"""Fraction of the Lease's duration for the core to end in after losing the lead. Others wait for a third of it."""
+_END_IN_ORDER_WITHIN: Final = 10.0
+LOOK_EVERY: Final = 30.0
+_TRY_AGAIN_AFTER: Final = 1.0
+
+LeaderWork = Callable[[Kube, Settings, Signing], Awaitable[None]]
+"""The leader's work. It runs until it is cancelled."""
+
+
+class StartFailed(Exception):
+    """The process can't start; the message contains the remedy."""
+
+
+def identity_of(settings: Settings) -> str:
+    """Return an identity that is unique per process, even if pod names are reused."""
+    return f"{settings.identity or socket.gethostname()}_{secrets.token_hex(4)}"
+
+
+class Operator:
+    """One operator process. Call ``run`` once."""
+
+    def __init__(self, settings: Settings, core: LeaderWork, registry: CollectorRegistry) -> None:
+        self._settings = settings
+        self._core = core
+        self._registry = registry
+        self._served = ServedCertificate()
+        self._metrics = InjectionMetrics(registry)
+        self._metrics.certificate_ends.set_function(lambda: self._served.ends)
+        self._stopping = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Run until ``stop`` is set. Raise the error that ended it otherwise."""
+        settings = self._settings
+        kube = await Kube.connect(settings.kubeconfig)
+        health = HttpServer(Health(self._not_ready, self._registry).application())
+        hook = Webhook(
+            kube,
+            RelayImage(settings.relay_image, settings.relay_image_pull_policy.value),
+            self._metrics,
+            settings.namespaces,
+        )
+        hook_server = HttpServer(hook.application())
+        timing = Timing.of(settings.lease_duration.seconds)
+        election = Election(kube, settings.operator_namespace, settings.lease_name, identity_of(settings), timing)
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            where = {"health": await _listening(health, settings.health_listen, "--health-listen")}
+            if settings.webhook_certs is not WebhookCerts.OFF:
+                where["webhook"] = await _listening(
+                    hook_server, settings.webhook_listen, "--webhook-listen", self._served
+                )
+                tasks.append(asyncio.create_task(follow(self._source(kube), self._served), name="certificate"))
+            log.info("Listening.", extra={**where, "identity": election.identity})
+            tasks.append(asyncio.create_task(self._lead(kube, election), name="leading"))
+            stopped = asyncio.create_task(stop.wait(), name="stop")
+            ended, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
+            stopped.cancel()
+            self._stopping = hook.leaving = True
+            stop.set()
+            await _end(tasks, election)
+            for task in ended - {stopped}:
+                task.result()  # raises the error that ended it, if any
+            if settings.webhook_certs is not WebhookCerts.OFF:
+                await asyncio.sleep(settings.shutdown_delay.seconds)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await hook_server.close()
+            await health.close()
+            await kube.close()
+        log.info("Stopped.")
+
+    def _not_ready(self) -> str | None:
+        if self._stopping:
+            return "stopping"
+        if self._settings.webhook_certs is not WebhookCerts.OFF and not self._served.ready:
+            return "the webhook has no certificate yet"
+        return None
+
+    def _source(self, kube: Kube) -> Callable[[], Awaitable[tuple[bytes, bytes] | None]]:
+        if self._settings.cert_dir is not None:
+            return from_folder(self._settings.cert_dir)
+        return from_secret(kube, self._settings.operator_namespace, self._settings.webhook_secret)
+
+    async def _lead(self, kube: Kube, election: Election) -> None:
+        """Acquire leadership and lead until it is lost or the core ends."""
+        settings = self._settings
+        await election.acquire()
+        keys = SigningKeyRotation(kube, settings.operator_namespace, settings.signing_secret)
+        holding = asyncio.create_task(election.hold(), name="hold the lead")
+        work = [holding, asyncio.create_task(self._work(kube, keys), name="work")]
+        if settings.webhook_certs is WebhookCerts.SELF:
+            keeper = CertificateRotation(
+                kube,
+                settings.operator_namespace,
+                settings.webhook_secret,
+                settings.webhook_config_name,
+                settings.certificate_names,
+            )
+            work.append(asyncio.create_task(run_periodically("the webhook's certificates", keeper.rotate)))
+        by_force_after = settings.lease_duration.seconds * _END_BY_FORCE_AFTER
+        try:
+            ended, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in work:
+                task.cancel()
+            lost = holding.done() and not holding.cancelled() and holding.exception() is not None
+            within = by_force_after if lost else min(_END_IN_ORDER_WITHIN, election.time_left)
+            _, still_at_it = await asyncio.wait(work, timeout=within)
+            if still_at_it:
+                # The remaining tasks may still write. The Lease must not be released, nor acquired by others, while
+                # they run.
+                names = [task.get_name() for task in still_at_it]
+                log.critical("Ended by force: something does not stop.", extra={"tasks": names})
+                sys.stderr.flush()
+                os._exit(EXIT_LOST)
+        for task in ended:
+            task.result()
+
+    async def _work(self, kube: Kube, keys: SigningKeyRotation) -> None:
+        signing: Signing | None = None
+        while signing is None:
+            try:
+                signing = Signing(await keys.rotate())
+            except KubeError as error:
+                log.warning("The signing keys can't be had yet; trying again.", extra={"error": str(error)})
+                await asyncio.sleep(1)
+
+        async def look() -> None:
+            signing.use(await keys.rotate())
+
+        async def core() -> None:
+            await self._core(kube, self._settings, signing)
+
+        # Signing keys need maintenance to stay usable, so neither task runs without the other.
+        tasks = [
+            asyncio.create_task(core(), name="core"),
+            asyncio.create_task(run_periodically("the signing keys", look), name="signing keys"),
+        ]
+        try:
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in ended:
+            task.result()
+
+
+async def run_periodically(what: str, look: Callable[[], Awaitable[None]], every: float = LOOK_EVERY) -> None:
+    """Run ``look`` periodically until cancelled. Log the same error once, and retry with growing back-off."""
+    complaint, troubles = "", 0
+    while True:
+        try:
+            await look()
+            complaint, troubles, pause = "", 0, every
+        except KubeError as error:
+            if str(error) != complaint:
+                log.warning("Trouble with %s; trying again.", what, extra={"error": str(error)})
+            complaint, troubles = str(error), min(troubles + 1, 10)
+            pause = min(every, max(error.retry_after or 0, _TRY_AGAIN_AFTER * 2 ** (troubles - 1)))
+        await asyncio.sleep(pause)
+
+
+async def _listening(server: HttpServer, address: str, flag: str, certificate: ServedCertificate | None = None) -> str:
+    try:
+        return str(await server.start(Address.parse(address), certificate.context if certificate else None))
+    except OSError as error:
+        raise StartFailed(
+            f"can't listen on {address}: {error.strerror or error}. Choose another address with {flag}."
+        ) from error
+
+
+async def _end(tasks: list[asyncio.Task[None]], election: Election) -> None:
+    """Stop the leader's work, then release the Lease. The certificate is still followed, for the webhook."""
+    leading = tasks[-1]
+    leading.cancel()
+    await asyncio.gather(leading, return_exceptions=True)
+    await election.release()
+
+
+def stop_on_signals(stop: asyncio.Event) -> None:
+    """Shut down gracefully on the first signal, and exit at once on the second."""
+    loop = asyncio.get_running_loop()
+
+    def told(number: signal.Signals) -> None:
+        if stop.is_set():
+            log.warning("Stopping at once.", extra={"signal": number.name})
+            sys.stderr.flush()
+            os._exit(128 + number)
+        log.info("Stopping in good order; a second signal stops at once.", extra={"signal": number.name})
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told, number)
+
+
+async def run_process(settings: Settings, core: LeaderWork, registry: CollectorRegistry) -> None:
+    """Run until a stop signal. Raises ``LeadershipLost``, ``StartFailed``, ``KubeError``, or an unexpected error."""
+    stop = asyncio.Event()
+    stop_on_signals(stop)
+    await Operator(settings, core, registry).run(stop)

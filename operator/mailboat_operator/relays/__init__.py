@@ -1,0 +1,16 @@
+"""Relay and consumer pods as the operator sees them: views of pods, reports, pushes, and partition assignment.
+
+States of a relay pod, by its answers to ``GET /status``:
+
+    starting    never answered; polled last, in turn with others like it
+    answering   its report counts
+    silent      answered before and does not now; its last report counts for ``PollTimeouts.silence``, then no more
+
+States of an assignment:
+
+    none        no relay has built a subscription, or none can serve it
+    pushed      sent to one relay, which stores it in the database for all; pushed again after ``following``
+    held        every partition is reported by its owner
+
+All state here is lost with the process. The next leader polls the relays and continues from their reports.
+"""

@@ -1,0 +1,162 @@
+"""HTTP client for relays: read their status, and push signed configurations and assignments.
+
+Nothing here raises: an unresponsive relay is returned as a result. Answers come from pods that applications own, so
+their size, the retained part and the time are bounded. Answers are not decompressed; redirects are not followed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import dataclass
+from typing import Final, Protocol, Self
+
+import aiohttp
+
+from mailboat_operator.http_server import Memory
+from mailboat_operator.relays.pods import ConsumerPod, RelayPod
+from mailboat_operator.relays.reports import Answer, ConsumerAnswer, Partitions, bounded, largest_report
+from mailboat_spec.assignment import Assignment
+from mailboat_spec.consumer_report import LARGEST_REPORT, read_consumer_reports
+from mailboat_spec.names import CONSUMER_PORT_NAME
+from mailboat_spec.packing import pack
+from mailboat_spec.relay_status import ProcessStatus, read_process_status
+
+_MEMORY: Final = 12 * 1024 * 1024
+"""Bytes of all answers read concurrently; enough for the largest one."""
+_LARGEST_ERROR: Final = 500
+_WORTH_A_THREAD: Final = 64 * 1024
+"""Size in bytes from which parsing takes milliseconds and runs in a thread."""
+
+
+class Signer(Protocol):
+    """Issuer of tokens that relays accept."""
+
+    def public_keys(self) -> str:
+        """Return all public keys that relays should trust now, as PEM."""
+        ...
+
+    def token(self, audience: str, method: str, path: str, body: bytes) -> str:
+        """Return a token for one call."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PushResponse:
+    """Result of a push: status code (0 if there was no answer) and the relay's response text."""
+
+    code: int
+    text: str
+
+    @property
+    def taken(self) -> bool:
+        return self.code == 200
+
+
+class RelayClient:
+    """HTTP client of the operator. It bounds the memory of answers; ``RelayStates`` bounds the number of calls."""
+
+    def __init__(self, signing: Signer, *, timeout: float = 3.0) -> None:
+        self._signing = signing
+        self._timeout = aiohttp.ClientTimeout(total=timeout)
+        self._memory = Memory(_MEMORY, most_waiting=sys.maxsize)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        # ClosableConnections are not reused: relays come and go, and the next poll is seconds away.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        self._session = aiohttp.ClientSession(
+            connector=connector, timeout=self._timeout, trust_env=False, auto_decompress=False
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def status(self, pod: RelayPod, relay: str, partitions: Partitions) -> Answer:
+        """Return the report of a pod's relay about ``relay`` and these subscriptions."""
+        if not pod.address:
+            return Answer(pod.name, None, "has no address yet")
+        most = largest_report(partitions)
+        async with self._memory.reserved(most):
+            code, content = await self._call("GET", pod, "/status", b"", most + 1)
+            if code != 200:
+                return Answer(pod.name, None, f"/status answered {code}" if code else content.decode())
+            if len(content) > most:
+                return Answer(pod.name, None, "answered more than a status can have")
+            if len(content) > _WORTH_A_THREAD:
+                return await asyncio.to_thread(_answer, pod, content, relay, partitions)
+            return _answer(pod, content, relay, partitions)
+
+    async def consumer_status(self, pod: ConsumerPod, subscription: str) -> ConsumerAnswer:
+        """Return the report of a pod's consumer about ``subscription`` (namespace/name)."""
+        if not pod.address:
+            return ConsumerAnswer(pod.name, None, f"has no address, or no container port named {CONSUMER_PORT_NAME}")
+        async with self._memory.reserved(LARGEST_REPORT):
+            code, content = await self._call("GET", pod, "/status", b"", LARGEST_REPORT + 1)
+        if code != 200:
+            return ConsumerAnswer(pod.name, None, f"/status answered {code}" if code else content.decode())
+        reports = read_consumer_reports(content) if len(content) <= LARGEST_REPORT else None
+        if reports is None:
+            return ConsumerAnswer(pod.name, None, "answered something that is no status of a consumer")
+        report = next((each for each in reports if each.name == subscription), None)
+        return ConsumerAnswer(pod.name, report, "" if report is not None else "runs another consumer")
+
+    async def put_config(self, pod: RelayPod, content: bytes) -> PushResponse:
+        return await self._put(pod, "/config", content)
+
+    async def put_assignment(self, pod: RelayPod, assignment: Assignment) -> PushResponse:
+        return await self._put(pod, "/assignment", pack(assignment.model_dump_json()))
+
+    async def _put(self, pod: RelayPod, path: str, body: bytes) -> PushResponse:
+        token = self._signing.token(pod.audience, "PUT", path, body)
+        headers = {"Authorization": f"Bearer {token}"}
+        code, content = await self._call("PUT", pod, path, body, _LARGEST_ERROR, headers)
+        return PushResponse(code, content.decode(errors="replace"))
+
+    async def _call(
+        self,
+        method: str,
+        pod: RelayPod | ConsumerPod,
+        path: str,
+        body: bytes,
+        most: int,
+        headers: dict[str, str] | None = None,
+    ) -> tuple[int, bytes]:
+        """Return the status code and the first ``most`` bytes of the answer, or 0 and a reason."""
+        assert self._session is not None, "used as a context manager"
+        try:
+            async with self._session.request(
+                method, f"http://{pod.address}{path}", data=body or None, headers=headers, allow_redirects=False
+            ) as response:
+                content = bytearray()
+                async for chunk in response.content.iter_chunked(65536):
+                    content += chunk
+                    if len(content) >= most:
+                        break
+                return response.status, bytes(content[:most])
+        except TimeoutError:
+            return 0, b"did not answer in time"
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            return 0, _reason(error).encode()
+
+
+def _answer(pod: RelayPod, content: bytes, relay: str, partitions: Partitions) -> Answer:
+    report = read_process_status(content)
+    if report is None:
+        return Answer(pod.name, None, "answered something that is no status")
+    if _is_of_another(report, pod.relay_id):
+        return Answer(pod.name, None, "another relay answers at its address")  # the address was reassigned to a new pod
+    return Answer(pod.name, bounded(report, relay, partitions))
+
+
+def _is_of_another(report: ProcessStatus, relay_id: str) -> bool:
+    return any(each.relay and each.relay != relay_id for each in report.relays)
+
+
+def _reason(error: Exception) -> str:
+    """Error text without addresses: they change with every restart, and each changed message causes a status write."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return f"can't be connected to ({error.os_error.strerror or 'no route'})"
+    return "broke off its answer"

@@ -1,0 +1,235 @@
+"""Relay pods of every OutboxRelay: their last reports, the configuration pushed to them, and the partition assignment.
+
+All of this state can be lost. A new operator polls the relays and continues from their reports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from mailboat_operator.kube.client import Key
+from mailboat_operator.metrics import Metrics
+from mailboat_operator.relays.assignment import (
+    Owners,
+    Partition,
+    Plan,
+    Work,
+    Worker,
+    assign,
+    assignment_of,
+    next_generation,
+    sticky,
+    worth_pushing,
+)
+from mailboat_operator.relays.http_client import PushResponse, RelayClient
+from mailboat_operator.relays.pods import RelayPod
+from mailboat_operator.relays.poll import PodPoll, PollTimeouts
+from mailboat_operator.relays.reports import Answer, Partitions, pod_of
+from mailboat_operator.resources.configmap import Configuration
+from mailboat_spec.relay_status import RelayStatus
+
+log = logging.getLogger(__name__)
+
+_LATE: Final = "was not asked yet: other relays take too long to answer"
+_FURTHEST_AHEAD: Final = 2**61
+"""Milliseconds. Added to the current time, the result still fits into a Postgres bigint."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigPush:
+    """Result of pushing a configuration."""
+
+    behind: bool = False
+    """A relay reported an earlier version before the push."""
+    on_its_way: bool = False
+    """A push was accepted or got no answer, so the state may change soon. A refusal counts as settled."""
+
+
+@dataclass(slots=True)
+class _Relay:
+    """State of the relays of one resource."""
+
+    polling: PodPoll[Answer]
+    told: Configuration | None = None
+    """Last configuration intended for these relays."""
+    refusals: dict[str, PushResponse] = field(default_factory=dict)
+    """Last refusal of the configuration, by pod uid. The same refusal is logged once."""
+    plan: Plan | None = None
+    ahead: int = 0
+    """Milliseconds added to the clock for new generations, raised after a relay reported a newer generation."""
+
+
+class RelayStates:
+    """Relay pods of all resources."""
+
+    def __init__(
+        self,
+        client: RelayClient,
+        metrics: Metrics,
+        patience: PollTimeouts,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._client = client
+        self._metrics = metrics
+        self._patience = patience
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._relays: dict[Key, _Relay] = {}
+
+    def forget(self, key: Key) -> None:
+        """Drop the state of a deleted resource."""
+        self._relays.pop(key, None)
+        self._metrics.forget_relay(*key)
+
+    async def poll(self, key: Key, pods: Sequence[RelayPod], partitions: Partitions) -> list[Answer]:
+        """Poll every pod. Return one answer each: the new one, else the last successful one if recent, else the error.
+
+        A pod that answered before and does not now is marked as silent at once.
+
+        ``partitions``: subscriptions that answers may contain, with their partition counts.
+        """
+        name = "/".join(key)
+        polled = await self._memory(key).polling.poll(
+            pods,
+            lambda pod: self._client.status(pod, name, partitions),
+            lambda pod: Answer(pod.name, None, _LATE),
+        )
+        answers = [
+            Answer(
+                pod.name,
+                None if each.recent is None else each.recent.report,
+                each.answer.error,
+                each.known and each.answer.report is None and each.answer.error != _LATE,
+                pod.trouble,
+            )
+            for pod, each in zip(pods, polled, strict=True)
+        ]
+        answering = sum(each.answer.report is not None for each in polled)
+        self._metrics.relays.labels(*key, "yes").set(answering)
+        self._metrics.relays.labels(*key, "no").set(len(answers) - answering)
+        return answers
+
+    def _memory(self, key: Key) -> _Relay:
+        return self._relays.setdefault(key, _Relay(PodPoll(self._patience, self._clock)))
+
+    def pushed_config(self, key: Key) -> Configuration | None:
+        """Return the configuration pushed last by this process, if any."""
+        return self._memory(key).told
+
+    async def push_config(
+        self, key: Key, pods: Sequence[RelayPod], answers: Sequence[Answer], configuration: Configuration
+    ) -> ConfigPush:
+        """Push the configuration to every relay that reports an earlier version."""
+        memory = self._memory(key)
+        memory.told = configuration
+        behind = [
+            pod
+            for pod, answer in zip(pods, answers, strict=True)
+            if answer.report is not None and (answer.report.config.version or 0) < configuration.version
+        ]
+
+        async def push(pod: RelayPod) -> PushResponse:
+            async with memory.polling.calls:
+                return await self._client.put_config(pod, configuration.packed)
+
+        pushed = await asyncio.gather(*map(push, behind))
+        for pod, outcome in zip(behind, pushed, strict=True):
+            self._metrics.pushes.labels("config", str(outcome.code)).inc()
+            if not outcome.taken and memory.refusals.get(pod.uid) != outcome:
+                extra = {"pod": f"{pod.namespace}/{pod.name}", "code": outcome.code, "answer": outcome.text}
+                log.warning("A relay did not take the configuration; it will be offered again.", extra=extra)
+        refused = {pod.uid: outcome for pod, outcome in zip(behind, pushed, strict=True) if not outcome.taken}
+        memory.refusals = refused
+        return ConfigPush(bool(behind), any(outcome.taken or outcome.code == 0 for outcome in pushed))
+
+    async def push_assignment(
+        self,
+        key: Key,
+        work: Sequence[Work],
+        pods: Sequence[RelayPod],
+        answers: Sequence[Answer],
+        configuration: Configuration,
+    ) -> bool:
+        """Compute the assignment and push it if relays hold something else. Return True until they hold it."""
+        memory = self._memory(key)
+        name = "/".join(key)
+        working = _working(name, pods, answers)
+        wanted, reported = await asyncio.to_thread(_plan, working, work, memory.plan)
+        now = self._clock()
+        if not worth_pushing(wanted, reported, memory.plan, now, self._patience.following):
+            return any(reported.get(partition) != pod for partition, pod in wanted.items())
+        generation = next_generation(memory.plan, int(self._wall_clock() * 1000) + memory.ahead)
+        request = assignment_of(wanted, generation, namespace=key[0])
+        informed = [pod for pod, answer, _ in working if _version(answer) >= configuration.version]
+        for pod in informed:  # one relay suffices: it stores the assignment in the database, where the others read it
+            outcome = await self._client.put_assignment(pod, request)
+            self._metrics.pushes.labels("assignment", str(outcome.code)).inc()
+            if outcome.taken:
+                memory.plan = Plan(generation, wanted, now)
+                log.info("Partitions were shared out.", extra={"relay": name, "generation": generation})
+                return True
+            extra = {"pod": f"{pod.namespace}/{pod.name}", "code": outcome.code, "answer": outcome.text}
+            if outcome.code == 409:  # an operator with a faster clock wrote it; all relays read the same database
+                memory.ahead = min(max(1000, 2 * memory.ahead), _FURTHEST_AHEAD)
+                log.warning("A relay knows a newer assignment; the next one is numbered beyond it.", extra=extra)
+                return True
+            log.warning("A relay did not take the assignment; another one is asked.", extra=extra)
+        return True
+
+
+_Working = Sequence[tuple[RelayPod, Answer, RelayStatus]]
+
+
+def _working(name: str, pods: Sequence[RelayPod], answers: Sequence[Answer]) -> _Working:
+    """Pods whose relay keeps running and reaches the database."""
+    return [
+        (pod, answer, report)
+        for pod, answer in zip(pods, answers, strict=True)
+        if pod.alive
+        and answer.report is not None
+        and (report := answer.report.relay(name)) is not None
+        and report.database_reachable
+        and report.state != "Stopping"
+    ]
+
+
+def _plan(working: _Working, work: Sequence[Work], before: Plan | None) -> tuple[Owners, Owners]:
+    """Return the desired and the reported owner of each partition."""
+    workers, reported = _workers(working, work), _reported(working)
+    return assign(work, workers, sticky(before, reported, workers)), reported
+
+
+def _workers(working: _Working, work: Sequence[Work]) -> list[Worker]:
+    """Return each pod with its capabilities. A relay is not assigned subscriptions that it lacks or failed to build."""
+    needed = frozenset(secret for each in work for secret in each.secrets)
+    return [
+        Worker(
+            pod.name,
+            frozenset(each.name for each in report.subscriptions if each.state != "Failed"),
+            frozenset(each for each in needed if pod.sees(each)),
+        )
+        for pod, _, report in working
+    ]
+
+
+def _reported(working: _Working) -> Mapping[Partition, str]:
+    """Return the owner of each partition. The owner's own report has precedence over database reads of other relays."""
+    owners: dict[Partition, str] = {}
+    for pod, _, report in working:
+        for each in report.subscriptions:
+            held = {(each.name, number): pod_of(owner, pod.namespace) for number, owner in each.owners.items()}
+            owners.update({partition: owner for partition, owner in held.items() if owner})
+    for pod, _, report in working:
+        for each in report.subscriptions:
+            owners.update({(each.name, held.partition): pod.name for held in each.owned})
+    return owners
+
+
+def _version(answer: Answer) -> int:
+    return (answer.report.config.version or 0) if answer.report is not None else 0

@@ -1,0 +1,168 @@
+"""Build conditions from verdicts, and events from changed conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from mailboat_spec import ConditionStatus, ConditionType, Reason
+from mailboat_spec.secrecy import redact
+
+_MESSAGE_LIMIT: Final = 1024
+_TOO_LONG: Final = timedelta(minutes=2)
+"""Age from which a start that should resolve by itself is worth an event."""
+
+_WELL: Final[Mapping[str, ConditionStatus]] = {
+    ConditionType.READY: ConditionStatus.TRUE,
+    ConditionType.SOURCE_REACHABLE: ConditionStatus.TRUE,
+    ConditionType.IDEMPOTENCY_REACHABLE: ConditionStatus.TRUE,
+    ConditionType.IDEMPOTENCY_RELIABLE: ConditionStatus.TRUE,
+    ConditionType.DEAD_LETTER_REACHABLE: ConditionStatus.TRUE,
+    ConditionType.DEAD_LETTERS_STOPPED: ConditionStatus.FALSE,
+    ConditionType.DATABASE_REACHABLE: ConditionStatus.TRUE,
+    ConditionType.SCHEMA_READY: ConditionStatus.TRUE,
+    ConditionType.SINK_REACHABLE: ConditionStatus.TRUE,
+    ConditionType.ASSIGNED: ConditionStatus.TRUE,
+    ConditionType.SIDECARS_INJECTED: ConditionStatus.TRUE,
+    ConditionType.SECRETS_MOUNTED: ConditionStatus.TRUE,
+    ConditionType.PAUSED: ConditionStatus.FALSE,
+    ConditionType.RETENTION_BLOCKED: ConditionStatus.FALSE,
+    ConditionType.KEYS_BLOCKED: ConditionStatus.FALSE,
+}
+"""The healthy status per type. Types not listed here are for tools, not people, and cause no events."""
+
+_HOPELESS: Final = frozenset(
+    {
+        Reason.INVALID_SPEC,
+        Reason.RELAY_NOT_FOUND,
+        Reason.NAME_TAKEN,
+        Reason.CONFIGURATION_HELD,
+        Reason.SECRET_NOT_FOUND,
+        Reason.SINK_NOT_SUPPORTED,
+        Reason.FOREIGN_DATABASE,
+        Reason.SCHEMA_MISMATCH,
+        Reason.TOO_MANY_DEAD_LETTERS,
+    }
+)
+"""Reasons that persist until a person acts; kstatus calls that stalled."""
+_UNDER_WAY: Final = frozenset(
+    {
+        Reason.PROGRESSING,
+        Reason.STARTING,
+        Reason.CONNECTING,
+        Reason.PARTITIONS_WITHOUT_OWNER,
+        Reason.NOT_ENOUGH_RELAYS,
+        Reason.NO_CONSUMERS,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Status, reason and message of one condition type."""
+
+    type: ConditionType
+    status: ConditionStatus
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class EventNote:
+    """A Kubernetes event to be written on a resource."""
+
+    warning: bool
+    reason: str
+    message: str
+
+
+def yes(type_: ConditionType, reason: Reason, message: str) -> Verdict:
+    return Verdict(type_, ConditionStatus.TRUE, reason, message)
+
+
+def no(type_: ConditionType, reason: Reason, message: str) -> Verdict:
+    return Verdict(type_, ConditionStatus.FALSE, reason, message)
+
+
+def unknown(type_: ConditionType, reason: Reason, message: str) -> Verdict:
+    return Verdict(type_, ConditionStatus.UNKNOWN, reason, message)
+
+
+def with_progress(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Add the kstatus conditions ``Reconciling`` or ``Stalled``, by the reason for which Ready is not True."""
+    ready = next(each for each in verdicts if each.type is ConditionType.READY)
+    result = list(verdicts)
+    if ready.status is not ConditionStatus.TRUE:
+        if ready.reason in _HOPELESS:
+            result.append(yes(ConditionType.STALLED, ready.reason, ready.message))
+        elif ready.reason in _UNDER_WAY:
+            result.append(yes(ConditionType.RECONCILING, ready.reason, ready.message))
+    return result
+
+
+def written(
+    verdicts: Iterable[Verdict], before: Iterable[Mapping[str, Any]], generation: int, now: datetime
+) -> list[dict[str, Any]]:
+    """Return conditions in the form of the API. If the status is unchanged, keep its lastTransitionTime."""
+    old = {condition.get("type"): condition for condition in before}
+    result = []
+    for verdict in sorted(verdicts, key=lambda each: list(ConditionType).index(each.type)):
+        last = old.get(verdict.type.value)
+        same = last is not None and last.get("status") == verdict.status.value
+        since = last.get("lastTransitionTime") if last is not None and same else None
+        result.append(
+            {
+                "type": verdict.type.value,
+                "status": verdict.status.value,
+                "reason": verdict.reason.value,
+                "message": _shortened(redact(verdict.message)),
+                "lastTransitionTime": since or now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                "observedGeneration": generation,
+            }
+        )
+    return result
+
+
+def condition_events(before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]]) -> list[EventNote]:
+    """Return one event per changed condition. The steps of a start cause none: Ready summarizes them at the end."""
+    old = {condition.get("type"): condition for condition in before}
+    changes = [(old.get(condition["type"]), condition) for condition in after if condition["type"] in _WELL]
+    return list(dict.fromkeys(_told(condition) for last, condition in changes if _is_news(last, condition)))
+
+
+def overdue(conditions: Iterable[Mapping[str, Any]], now: datetime) -> list[EventNote]:
+    """Return an event about a Ready condition whose reason resolves by itself, and which lasts too long for that."""
+    ready = next((each for each in conditions if each["type"] == ConditionType.READY), None)
+    if ready is None or ready["status"] == ConditionStatus.TRUE or ready["reason"] not in _UNDER_WAY:
+        return []
+    since = datetime.fromisoformat(ready["lastTransitionTime"])
+    return [EventNote(True, ready["reason"], ready["message"])] if now - since >= _TOO_LONG else []
+
+
+def _is_news(last: Mapping[str, Any] | None, now: Mapping[str, Any]) -> bool:
+    if last is not None and all(last.get(field) == now[field] for field in ("status", "reason")):
+        return False
+    good, ready = _is_well(now), now["type"] == ConditionType.READY
+    if now["status"] == ConditionStatus.UNKNOWN and not ready:
+        return False  # Ready says why nothing is known
+    if last is None:
+        return ready if good else now["reason"] not in _UNDER_WAY
+    if good:
+        return not _is_well(last) and (ready or last.get("reason") not in _UNDER_WAY)
+    return _is_well(last) or now["reason"] not in _UNDER_WAY
+
+
+def _is_well(condition: Mapping[str, Any]) -> bool:
+    return bool(condition.get("status") == _WELL[condition["type"]])
+
+
+def _told(condition: Mapping[str, Any]) -> EventNote:
+    bad = ConditionStatus.FALSE if _WELL[condition["type"]] == ConditionStatus.TRUE else ConditionStatus.TRUE
+    routine = condition["reason"] in _UNDER_WAY or condition["reason"] == Reason.PAUSED_BY_SPEC
+    return EventNote(condition["status"] == bad and not routine, condition["reason"], condition["message"])
+
+
+def _shortened(message: str) -> str:
+    return message if len(message) <= _MESSAGE_LIMIT else f"{message[: _MESSAGE_LIMIT - 3]}..."

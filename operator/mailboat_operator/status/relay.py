@@ -1,0 +1,258 @@
+"""Status of an OutboxRelay: its pods, database and schema, and the problems that keep it from being ready."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from mailboat_operator.relays.pods import RelayPod
+from mailboat_operator.relays.reports import Answer, reason_given
+from mailboat_operator.status.conditions import EventNote, Verdict, no, unknown, with_progress, written, yes
+from mailboat_operator.status.pod_messages import (
+    NAMED,
+    named,
+    named_silent,
+    not_reported,
+    secrets_mounted,
+    silent_relays,
+    where_to_put_it,
+)
+from mailboat_spec import ConditionStatus, ConditionType, OutboxRelay, Reason, Runtime
+from mailboat_spec.relay_status import RelayStatus
+
+_DAYS_AHEAD: Final = 7.0
+
+
+@dataclass(frozen=True, slots=True)
+class RelayFacts:
+    """All facts about a relay at one moment."""
+
+    name: str
+    """namespace/name."""
+    generation: int
+    before: Mapping[str, Any]
+    relay: OutboxRelay | None
+    """None if the spec is invalid, for the reason in ``problem``."""
+    problem: str
+    taken: str
+    """Message about a foreign object with a child's name; empty if there is none."""
+    refused: str
+    """Why the API server rejects a child as the spec defines it; empty if it does not."""
+    forbidden: str
+    """Why the API server currently rejects a child from the operator; empty if it does not."""
+    held: str
+    """Why relays get no new configuration; empty if they do."""
+    uncreated: str
+    """Why the Deployment can't create pods; empty if it can."""
+    halted: str
+    """Why Kubernetes gave up on a rollout of the Deployment; empty if it did not."""
+    stuck: str
+    """Why reconciles of this relay keep failing; empty if they do not."""
+    pods: Sequence[RelayPod]
+    answers: Sequence[Answer]
+    subscriptions: int
+    lacking: Sequence[RelayPod]
+    """Running pods without a Secret that the relay or a subscription needs."""
+    selector: str
+
+
+def relay_status(facts: RelayFacts, now: datetime) -> dict[str, Any]:
+    """Build the whole status, for comparison with the existing one."""
+    alive = [pod for pod in facts.pods if pod.alive]
+    verdicts = with_progress(_verdicts(facts))
+    database = _databases(_reports(facts)) or [facts.before.get("database", "")]
+    return {
+        "observedGeneration": facts.generation,
+        "conditions": written(verdicts, facts.before.get("conditions") or (), facts.generation, now),
+        "replicas": len(alive),
+        "readyReplicas": len(_ready_pods(facts)),
+        "replicasDisplay": f"{len(_ready_pods(facts))}/{_wanted(facts, len(alive))}",
+        "selector": facts.selector,
+        "subscriptions": facts.subscriptions,
+        **({"database": ", ".join(database)} if any(database) else {}),
+    }
+
+
+def _wanted(facts: RelayFacts, alive: int) -> int:
+    """Return the desired number of relays. With sidecars the application's pods determine it."""
+    wanted = facts.relay.spec.replicas if facts.relay is not None else None
+    return alive if wanted is None else wanted
+
+
+def _ready_pods(facts: RelayFacts) -> list[RelayPod]:
+    """Pods with a ready relay. Deployment pods have a readiness probe; a sidecar has none and counts if it answers."""
+    answering = {answer.pod for answer in facts.answers if answer.report is not None}
+    return [pod for pod in facts.pods if pod.alive and (pod.ready if pod.own else pod.name in answering)]
+
+
+def _reports(facts: RelayFacts) -> list[RelayStatus]:
+    return [
+        report
+        for answer in facts.answers
+        if answer.report is not None and (report := answer.report.relay(facts.name)) is not None
+    ]
+
+
+def _verdicts(facts: RelayFacts) -> list[Verdict]:
+    reports = _reports(facts)
+    verdicts = [_ready(facts, reports)]
+    if reports:
+        verdicts += [_database(facts, reports), _schema(reports), _retention(reports)]
+    if facts.relay is not None:
+        verdicts.append(secrets_mounted(facts.lacking))
+        if facts.relay.spec.runtime is Runtime.SIDECAR:
+            verdicts.append(_sidecars(facts))
+    return verdicts
+
+
+def _ready(facts: RelayFacts, reports: Sequence[RelayStatus]) -> Verdict:
+    ready = ConditionType.READY
+    if facts.relay is None:
+        return no(ready, Reason.INVALID_SPEC, facts.problem)
+    if facts.taken:
+        return no(ready, Reason.NAME_TAKEN, facts.taken)
+    if facts.refused:
+        return no(ready, Reason.INVALID_SPEC, f"The API server refuses what spec leads to: {facts.refused}")
+    if facts.forbidden:
+        message = f"The API server does not let the operator do its work, which tries again: {facts.forbidden}"
+        return no(ready, Reason.FORBIDDEN, message)
+    if facts.held:
+        return no(ready, Reason.CONFIGURATION_HELD, facts.held)
+    if facts.stuck:
+        message = f"The operator can't finish its work, and tries again: {facts.stuck}."
+        return no(ready, Reason.PROGRESSING, message)
+    wanted = facts.relay.spec.replicas
+    if wanted == 0:
+        return yes(ready, Reason.AVAILABLE, "Scaled to 0 replicas: nothing is delivered until spec.replicas is raised.")
+    if not any(pod.alive for pod in facts.pods):
+        if facts.relay.spec.runtime is Runtime.SIDECAR:
+            name = facts.relay.metadata.name
+            message = f'No pod has a relay: label the pods of the application "mailboat.dev/relay: {name}".'
+            return no(ready, Reason.NOT_ENOUGH_RELAYS, message)
+        if facts.uncreated:
+            return no(ready, Reason.NOT_ENOUGH_RELAYS, f"The relay's pods can't be created: {facts.uncreated}")
+        return no(ready, Reason.STARTING, "The relay's pods are being created.")
+    for answer in facts.answers:
+        if answer.report is not None and answer.report.config.error:
+            still = "goes on with the last configuration" if answer.report.relays else "can't use its configuration"
+            return no(ready, Reason.INVALID_SPEC, f"Relay {answer.pod} {still}: {answer.report.config.error}")
+    if not reports:
+        return no(ready, Reason.STARTING, _unanswered(facts))
+    for verdict in (_database(facts, reports), _schema(reports)):
+        if verdict.status is ConditionStatus.FALSE and verdict.reason is not Reason.PARTITIONS_RUN_OUT:
+            return no(ready, verdict.reason, verdict.message)
+    if silent := silent_relays(facts.answers, facts.name):
+        return no(ready, Reason.RELAY_SILENT, named_silent(silent))
+    count = len(_ready_pods(facts))
+    if wanted is not None and count < wanted:
+        why = _troubles(facts) or facts.uncreated or "see the pods labelled mailboat.dev/relay"
+        message = f"{count} of {wanted} relays are ready: {why.rstrip('.')}."
+        return no(ready, Reason.NOT_ENOUGH_RELAYS, message)
+    if facts.halted and facts.relay.spec.runtime is Runtime.DEPLOYMENT:
+        why = _troubles(facts) or facts.halted
+        message = f"New relays do not become ready, those of before go on: {why.rstrip('.')}."
+        return no(ready, Reason.NOT_ENOUGH_RELAYS, message)
+    return yes(ready, Reason.AVAILABLE, "Relays run and reach the database.")
+
+
+def _unanswered(facts: RelayFacts) -> str:
+    if troubles := _troubles(facts):
+        return f"No relay has reported yet: {troubles}."
+    if silent := silent_relays(facts.answers, facts.name):
+        return named_silent(silent)
+    return not_reported([answer for answer in facts.answers if answer.report is None])
+
+
+def _troubles(facts: RelayFacts) -> str:
+    """Join the reasons why pods do not start, as reported by Kubernetes."""
+    troubled = [pod for pod in facts.pods if pod.alive and pod.trouble]
+    return "; ".join(f"{pod.name} {pod.trouble}" for pod in troubled[:NAMED])
+
+
+def _database(facts: RelayFacts, reports: Sequence[RelayStatus]) -> Verdict:
+    reachable = ConditionType.DATABASE_REACHABLE
+    if any(_reaches(report) for report in reports):
+        found = _databases(reports)
+        return yes(reachable, Reason.REACHABLE, f"The database answers{': ' if found else ''}{', '.join(found)}.")
+    told = next((report for report in reports if report.message), None)
+    if told is None:
+        return no(reachable, Reason.DATABASE_UNREACHABLE, "No relay reaches the database: see the relays' logs.")
+    reason = reason_given(told.reason, Reason.DATABASE_UNREACHABLE)
+    where = _where_the_url_is(facts.relay)
+    if reason is Reason.DATABASE_UNREACHABLE:
+        return no(reachable, reason, f"{told.message} (Is the URL in {where} right, and is the server up?)")
+    if reason is Reason.INVALID_SPEC:
+        return no(reachable, reason, f"{told.message} (The URL is in {where}.)")
+    return no(reachable, reason, where_to_put_it(reason, told.message))
+
+
+def _databases(reports: Sequence[RelayStatus]) -> list[str]:
+    return sorted({report.database for report in reports if report.database and report.database_reachable})
+
+
+def _where_the_url_is(relay: OutboxRelay | None) -> str:
+    reference = relay.spec.database.url_secret_ref if relay is not None else None
+    return "spec.database.url" if reference is None else f'key "{reference.key}" of Secret "{reference.name}"'
+
+
+def database_changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[EventNote]:
+    """Return an event if the relays use another database than before: by mistake, it may be an empty one."""
+    was, now = before.get("database"), after.get("database")
+    if not was or not now or was == now:
+        return []
+    message = (
+        f"The relays use another database: {now}, before it was {was}. Events that were not delivered stay in the other"
+        " one. If that was not meant, correct the URL in the Secret."
+    )
+    return [EventNote(True, Reason.DATABASE_CHANGED, message)]
+
+
+def _reaches(report: RelayStatus) -> bool:
+    """Return whether the relay reached the database. A relay that finds tables missing did, and stays disconnected."""
+    return report.database_reachable or report.reason == Reason.SCHEMA_MISMATCH
+
+
+def _schema(reports: Sequence[RelayStatus]) -> Verdict:
+    ready = ConditionType.SCHEMA_READY
+    connected = [report for report in reports if _reaches(report)]
+    if not connected:
+        starting = all(report.reason == Reason.STARTING for report in reports)
+        reason = Reason.STARTING if starting else Reason.DATABASE_UNREACHABLE
+        return unknown(ready, reason, "Nothing is known without the database.")
+    if not any(report.schema_ready for report in connected):
+        message = next((report.message for report in connected if report.message), "")
+        if not message:
+            return unknown(ready, Reason.STARTING, "The schema is being looked at.")
+        return no(ready, Reason.SCHEMA_MISMATCH, message)
+    ahead = [report.partitions_ahead_days for report in connected if report.partitions_ahead_days is not None]
+    if ahead and min(ahead) < _DAYS_AHEAD:
+        why = next((report.message for report in connected if report.message), "See the relays' logs.")
+        message = f"Less than seven days of time partitions lie ahead; without them writes fail. {why}"
+        return no(ready, Reason.PARTITIONS_RUN_OUT, message)
+    if lacking := next((report.missing_roles for report in connected if report.missing_roles), ""):
+        message = (
+            "The outbox is as this version needs it, but the relay's user may not create roles. For applications and"
+            f" relays that should have no more rights than they need, an administrator runs:\n{lacking}"
+        )
+        return yes(ready, Reason.ROLES_MISSING, message)
+    return yes(ready, Reason.UP_TO_DATE, "The outbox is as this version needs it.")
+
+
+def _retention(reports: Sequence[RelayStatus]) -> Verdict:
+    blocked = next((report.retention_blocked for report in reports if report.retention_blocked), None)
+    if blocked is not None:
+        return yes(ConditionType.RETENTION_BLOCKED, Reason.UNDELIVERED_EVENTS, blocked)
+    return no(ConditionType.RETENTION_BLOCKED, Reason.NOTHING_BLOCKED, "Old events are removed in time.")
+
+
+def _sidecars(facts: RelayFacts) -> Verdict:
+    missing = [pod.name for pod in facts.pods if pod.lacks_sidecar]
+    if missing:
+        message = (
+            f"These pods ask for a sidecar and have none: restart {named(missing)}. If they get none again, the "
+            "warning at their creation and the operator's log say why."
+        )
+        return no(ConditionType.SIDECARS_INJECTED, Reason.SIDECAR_MISSING, message)
+    return yes(ConditionType.SIDECARS_INJECTED, Reason.UP_TO_DATE, "Every pod that asks for a sidecar has one.")

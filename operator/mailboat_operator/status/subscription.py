@@ -1,0 +1,285 @@
+"""Status of an EventSubscription, combined from the reports of all its relays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from mailboat_operator.relays.pods import RelayPod
+from mailboat_operator.relays.reports import Answer, pod_of, reason_given
+from mailboat_operator.status.conditions import Verdict, no, unknown, with_progress, written, yes
+from mailboat_operator.status.pod_messages import (
+    named_silent,
+    not_reported,
+    secrets_mounted,
+    silent_relays,
+    where_to_put_it,
+)
+from mailboat_operator.status.rounding import displayed, rounded_age, rounded_count, rounded_rate
+from mailboat_spec import ConditionType, Duration, EventSubscription, Reason, State
+from mailboat_spec.relay_status import PartitionStatus, RelayStatus, SubscriptionStatus
+from mailboat_spec.secrecy import redact
+
+_ERROR_LIMIT: Final = 256
+_UNKNOWN: Final = "unknown"
+_SAME_TIME: Final = timedelta(seconds=30)
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionFacts:
+    """All facts about a subscription at one moment."""
+
+    name: str
+    """namespace/name."""
+    generation: int
+    before: Mapping[str, Any]
+    """The existing status."""
+    subscription: EventSubscription | None
+    """The form that relays are configured with: the spec, or its last valid form."""
+    relay: str
+    """namespace/name of the relay that it refers to."""
+    relay_exists: bool
+    problem: str
+    """Why the spec is invalid; empty if it is valid."""
+    answers: Sequence[Answer]
+    """Answers of all relay pods."""
+    lacking: Sequence[RelayPod]
+    """Running pods without a Secret that this subscription needs."""
+
+    @property
+    def pulled(self) -> bool:
+        """Whether consumers pull the events. Then one relay reports all partitions, and relays hold none."""
+        return self.subscription is not None and self.subscription.spec.sink.pull is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """Relay reports about one subscription."""
+
+    relays: Sequence[tuple[str, RelayStatus]]
+    subscriptions: Sequence[tuple[str, SubscriptionStatus]]
+    held: Mapping[int, tuple[str, PartitionStatus | None]]
+    """Owner of each partition (empty: none), and its state unless no relay has counted it."""
+    silent: Mapping[str, str]
+    """Pods that hang or are cut off, each with the reason."""
+
+    @property
+    def moving(self) -> list[SubscriptionStatus]:
+        """Reports of relays that own partitions; if there are none, all reports."""
+        return [each for _, each in self.subscriptions if each.owned] or [each for _, each in self.subscriptions]
+
+    @property
+    def last_error(self) -> tuple[str, float]:
+        """The most recent error, and its age in seconds."""
+        told = [(each.last_error_age or 0.0, each.last_error) for each in self.moving if each.last_error]
+        since, error = min(told, default=(0.0, ""))
+        return error, since
+
+
+def subscription_status(facts: SubscriptionFacts, now: datetime) -> dict[str, Any]:
+    """Build the whole status, for comparison with the existing one."""
+    words = _words(facts)
+    verdicts = with_progress(_verdicts(facts, words))
+    status: dict[str, Any] = {
+        "observedGeneration": facts.generation,
+        "conditions": written(verdicts, facts.before.get("conditions") or (), facts.generation, now),
+    }
+    if facts.subscription is not None:
+        spec = facts.subscription.spec
+        status |= {"source": spec.source_name, "sink": spec.sink.kind, "partitionCount": spec.partitions}
+    if not words.subscriptions:
+        # No relay reports the subscription. These values hold until a relay changes them; lag grows by itself.
+        for field in ("parked", "dead", "lastError", "lastErrorTime"):
+            if field in facts.before:
+                status[field] = facts.before[field]
+        last = [
+            {"partition": each["partition"], "pod": each.get("pod", "")} for each in facts.before.get("partitions", ())
+        ]
+        return {**status, "lagDisplay": _UNKNOWN, "rate": 0.0, **({"partitions": last} if last else {})}
+    status.update(_numbers(facts, words))
+    status.update(_last_error(facts, words, now))
+    return status
+
+
+def _numbers(facts: SubscriptionFacts, words: _Words) -> dict[str, Any]:
+    known = [report for _, report in words.held.values() if report is not None]
+    lags = _lags(facts, words)
+    lag = sum(lags.values())
+    bounded = any(report.lag_bounded for report in known) or len(known) < len(words.held)
+    ages = [report.oldest_age for report in known if report.oldest_age is not None]
+    numbers: dict[str, Any] = {
+        "lag": rounded_count(lag),
+        "lagDisplay": displayed(rounded_count(lag), bounded),
+        "parked": rounded_count(sum(report.parked for report in known)),
+        "dead": max(each.dead for _, each in words.subscriptions),
+        "rate": rounded_rate(sum(each.rate for _, each in words.subscriptions)),
+        "partitions": [
+            _assignment(number, lags[number], "" if facts.pulled else pod, report)
+            for number, (pod, report) in sorted(words.held.items())
+        ],
+    }
+    if words.held and not known:
+        del numbers["lag"]
+        numbers["lagDisplay"] = _UNKNOWN
+    if ages and (age := rounded_age(max(ages))) is not None:
+        numbers["oldestAge"] = str(Duration.of_seconds(age))
+    return numbers
+
+
+def _last_error(facts: SubscriptionFacts, words: _Words, now: datetime) -> dict[str, Any]:
+    """The last error and its time. While an error lasts, the time is that of its begin."""
+    error, since = words.last_error
+    if not error:
+        return {"lastError": ""}
+    text, at = redact(error)[:_ERROR_LIMIT], now - timedelta(seconds=max(since, 0.0))
+    before = facts.before.get("lastErrorTime")
+    same = bool(before) and facts.before.get("lastError") == text
+    if same and (since == 0.0 or abs(at - datetime.fromisoformat(str(before))) < _SAME_TIME):
+        return {"lastError": text, "lastErrorTime": before}  # the time is computed anew at every poll
+    return {"lastError": text, "lastErrorTime": at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
+
+
+def _lags(facts: SubscriptionFacts, words: _Words) -> dict[int, int]:
+    """Lag per partition. If no relay counts a partition, keep its last known lag; the sum is a lower bound then."""
+    before = {each["partition"]: each.get("lag", 0) for each in facts.before.get("partitions") or ()}
+    return {
+        number: report.lag if report is not None else before.get(number, 0)
+        for number, (_, report) in words.held.items()
+    }
+
+
+def _assignment(number: int, lag: int, pod: str, report: PartitionStatus | None) -> dict[str, Any]:
+    entry: dict[str, Any] = {"partition": number, "pod": pod, "lag": rounded_count(lag)}
+    if report is not None and (age := rounded_age(report.oldest_age)) is not None:
+        entry["oldestAge"] = str(Duration.of_seconds(age))
+    return entry
+
+
+def _words(facts: SubscriptionFacts) -> _Words:
+    relays = [
+        (answer.pod, report)
+        for answer in facts.answers
+        if answer.report is not None and (report := answer.report.relay(facts.relay)) is not None
+    ]
+    subscriptions = [(pod, found) for pod, report in relays if (found := report.subscription(facts.name)) is not None]
+    count = facts.subscription.spec.partitions if facts.subscription is not None else 0
+    held: dict[int, tuple[str, PartitionStatus | None]] = dict.fromkeys(range(count), ("", None))
+    answering = {answer.pod for answer in facts.answers}
+    namespace = facts.relay.partition("/")[0]
+    for _, each in subscriptions:  # owners from the database, for relays that did not answer in detail
+        for number, owner in each.owners.items():
+            pod = pod_of(owner, namespace)
+            if number in held and pod in answering and not held[number][0]:
+                held[number] = (pod, None)
+    silent = silent_relays(facts.answers, facts.relay)
+    for pod, each in sorted(subscriptions, key=lambda said: said[0] not in silent):  # what silent ones said counts less
+        for partition in each.owned:
+            if partition.partition in held:
+                held[partition.partition] = (pod, None if pod in silent else partition)
+    for pod, each in subscriptions:
+        for orphan in each.orphans if pod not in silent else ():
+            owner, counted = held.get(orphan.partition, ("", orphan))
+            if counted is None:
+                held[orphan.partition] = (owner, orphan)
+    return _Words(relays, subscriptions, held, silent)
+
+
+def _verdicts(facts: SubscriptionFacts, words: _Words) -> list[Verdict]:
+    verdicts = [_ready(facts, words)]
+    if facts.subscription is not None and facts.relay_exists:
+        verdicts += [_paused(facts, words), secrets_mounted(facts.lacking)]
+        if words.subscriptions:
+            verdicts += [_keys_blocked(words)]
+        if words.subscriptions and not facts.pulled:
+            verdicts += [_assigned(words), _sink_reachable(words)]
+    return verdicts
+
+
+def _ready(facts: SubscriptionFacts, words: _Words) -> Verdict:
+    ready = ConditionType.READY
+    if facts.problem:
+        return no(ready, Reason.INVALID_SPEC, facts.problem)
+    if not facts.relay_exists:
+        name = facts.relay.rpartition("/")[2]
+        message = f'There is no OutboxRelay "{name}" in this namespace: create it, or correct spec.relayRef.name.'
+        return no(ready, Reason.RELAY_NOT_FOUND, message)
+    if not words.relays:
+        return _nobody_answers(facts)
+    if not any(report.database_reachable for _, report in words.relays):
+        return _no_database(words)
+    if not words.subscriptions:
+        message = "Relays have not taken the configuration over yet: this resolves by itself."
+        return no(ready, Reason.PROGRESSING, message)
+    if failed := [each for each in words.moving if each.state == "Failed"]:
+        error = failed[0].last_error or "The relay gave no reason."
+        reason = reason_given(failed[0].reason, Reason.SINK_NOT_SUPPORTED)
+        return no(ready, reason, where_to_put_it(reason, error))
+    paused = _paused(facts, words)
+    if paused.reason is Reason.PAUSED_BY_SPEC:
+        return yes(ready, Reason.PAUSED_BY_SPEC, paused.message)
+    if paused.reason is Reason.PAUSED_BY_COMMAND:
+        return no(ready, Reason.PAUSED_BY_COMMAND, paused.message)
+    if facts.pulled:
+        return yes(ready, Reason.DELIVERING, "Consumers pull the events, and a relay reports the lag.")
+    for verdict in (_assigned(words), _sink_reachable(words)):
+        if verdict.status != "True":
+            return replace(verdict, type=ready)
+    return yes(ready, Reason.DELIVERING, "Every partition has a relay, and the destination answers.")
+
+
+def _nobody_answers(facts: SubscriptionFacts) -> Verdict:
+    if not facts.answers:
+        message = "No relay runs: see the conditions of the OutboxRelay."
+        return no(ConditionType.READY, Reason.NOT_ENOUGH_RELAYS, message)
+    if silent := silent_relays(facts.answers, facts.relay):
+        return unknown(ConditionType.READY, Reason.RELAY_SILENT, named_silent(silent))
+    return unknown(ConditionType.READY, Reason.STARTING, not_reported(facts.answers))
+
+
+def _no_database(words: _Words) -> Verdict:
+    told = next((report for _, report in words.relays if report.message), None)
+    if told is None:
+        return no(ConditionType.READY, Reason.DATABASE_UNREACHABLE, "No relay reaches the database.")
+    reason = reason_given(told.reason, Reason.DATABASE_UNREACHABLE)
+    return no(ConditionType.READY, reason, where_to_put_it(reason, told.message))
+
+
+def _paused(facts: SubscriptionFacts, words: _Words) -> Verdict:
+    paused = ConditionType.PAUSED
+    if facts.subscription is not None and facts.subscription.spec.state is State.PAUSED:
+        return yes(paused, Reason.PAUSED_BY_SPEC, "Paused: set spec.state to Running to go on.")
+    if words.subscriptions and all(each.state == "Paused" for _, each in words.subscriptions):
+        message = "Paused in the database by a command: run `mailboat resume` to go on."
+        return yes(paused, Reason.PAUSED_BY_COMMAND, message)
+    return no(paused, Reason.RUNNING, "Not paused.")
+
+
+def _assigned(words: _Words) -> Verdict:
+    missing = [number for number, (pod, _) in words.held.items() if not pod]
+    if missing:
+        shown = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        message = f"Nobody holds {len(missing)} of {len(words.held)} partitions ({shown}): relays take them in seconds."
+        return no(ConditionType.ASSIGNED, Reason.PARTITIONS_WITHOUT_OWNER, message)
+    if hung := {pod: words.silent[pod] for pod, _ in words.held.values() if pod in words.silent}:
+        return no(ConditionType.ASSIGNED, Reason.RELAY_SILENT, named_silent(hung))
+    return yes(ConditionType.ASSIGNED, Reason.ALL_ASSIGNED, "Every partition is held by a relay.")
+
+
+def _sink_reachable(words: _Words) -> Verdict:
+    if all(each.sink_reachable is not False for each in words.moving):
+        if any(each.sink_reachable is None for each in words.moving):
+            message = "The relays are connecting to the destination; it has not answered yet."
+            return unknown(ConditionType.SINK_REACHABLE, Reason.CONNECTING, message)
+        return yes(ConditionType.SINK_REACHABLE, Reason.REACHABLE, "The destination answers.")
+    error = next((each.last_error for each in words.moving if each.sink_reachable is False and each.last_error), "")
+    message = "The destination can't be reached; no attempt is counted, and delivery resumes once it can."
+    return no(ConditionType.SINK_REACHABLE, Reason.SINK_UNAVAILABLE, f"{message} {error}".strip())
+
+
+def _keys_blocked(words: _Words) -> Verdict:
+    if any(each.blocked for _, each in words.subscriptions):
+        message = "Keys stand still behind events that used up their attempts: see `mailboat parked`."
+        return yes(ConditionType.KEYS_BLOCKED, Reason.ATTEMPTS_EXHAUSTED, message)
+    return no(ConditionType.KEYS_BLOCKED, Reason.NOTHING_BLOCKED, "No key stands still.")

@@ -1,0 +1,236 @@
+"""Injection webhook over HTTPS: AdmissionReview in, AdmissionReview out. Every replica serves it.
+
+The answer is always "allowed": a pod without a relay is better than a pod that can't start. Every failure becomes a
+warning to the creator of the pod, a log line and a count. Each request reads the relay and its subscriptions from the
+API, since only the leader has watches. A request changes nothing, so a dry run needs no special case.
+
+A request needs no credentials, so its cost is bounded: the size of a body, the bytes of all bodies that are read,
+parsed and answered concurrently, and the lists of subscriptions in memory. Parsed JSON takes up to 24 times the memory
+of its text. Requests beyond these bounds wait, or are refused with 413, 408 or 503.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+import re
+from collections.abc import Collection
+from typing import Any, Final
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from mailboat_operator.http_server import BodyTooLarge, Busy, Memory, read_body
+from mailboat_operator.kube.client import (
+    DEPLOYMENT,
+    RELAY,
+    SUBSCRIPTION,
+    ApiUnavailable,
+    Invalid,
+    Kube,
+    KubeError,
+    NotFound,
+    Object,
+    Throttled,
+)
+from mailboat_operator.resources.pod import RelayImage
+from mailboat_operator.webhook.injection import (
+    Injection,
+    Outcome,
+    Sidecar,
+    failed,
+    inject,
+    left_out,
+    objection,
+    trial,
+    wanted_relay,
+)
+
+log = logging.getLogger(__name__)
+
+PATH: Final = "/inject"
+NATIVE_SIDECARS: Final = (1, 29)
+"""First version of Kubernetes with native sidecars enabled by default."""
+_LARGEST: Final = 2 * 1024 * 1024
+"""Maximum bytes of a review. It holds one pod, whose JSON is little longer than its form in etcd (at most 1.5 MiB)."""
+_MEMORY: Final = 3 * 1024 * 1024
+"""Bytes of all concurrent reviews: 72 MiB when parsed, at worst."""
+_LEAST: Final = 256 * 1024
+"""Minimum bytes reserved per review, which bounds the number of concurrent reviews to 12."""
+_MOST_WAITING: Final = 64
+_LISTS: Final = 2
+"""Concurrent lists of subscriptions: one of 2,000 takes some 40 MiB."""
+_SHARE: Final = 0.6
+"""Share of the API server's webhook timeout for reads from it. After the timeout it continues without an answer."""
+_ANSWER_WITHIN: Final = 3.0
+"""Seconds, if the request carries no timeout."""
+_AGAIN_AFTER: Final = 0.2
+"""Seconds until a failed read from the API server is retried."""
+_LONGEST: Final = 30
+"""Seconds: the maximum timeout of any webhook in Kubernetes."""
+_REMEMBERED: Final = 1000
+"""Number of sidecar variants remembered as accepted."""
+
+
+class InjectionMetrics:
+    """Metrics of injection: outcomes, durations, and the end of the certificate."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.requests = Counter(
+            "mailboat_operator_injections", "Pods that the webhook was asked about.", ["outcome"], registry=registry
+        )
+        self.seconds = Histogram(
+            "mailboat_operator_injection_seconds", "Time to an answer of the webhook.", registry=registry
+        )
+        self.certificate_ends = Gauge(
+            "mailboat_operator_certificate_expiry_timestamp_seconds",
+            "When the certificate that this replica serves ends; 0 while it has none.",
+            registry=registry,
+        )
+        for outcome in Outcome:
+            self.requests.labels(outcome.value)
+
+
+class Webhook:
+    """Request handling of the webhook, without a socket."""
+
+    def __init__(
+        self, kube: Kube, image: RelayImage, metrics: InjectionMetrics, namespaces: Collection[str] = ()
+    ) -> None:
+        self._kube = kube
+        self._image = image
+        self._metrics = metrics
+        self._namespaces = namespaces
+        self._version: tuple[int, int] | None = None
+        self._accepted: set[str] = set()
+        self._memory = Memory(_MEMORY, _MOST_WAITING)
+        self._lists = asyncio.Semaphore(_LISTS)
+        self.leaving = False
+        """Continue to answer, but close each connection afterwards: the next request goes to another replica."""
+
+    def application(self) -> web.Application:
+        application = web.Application()
+        application.router.add_post(PATH, self._review)
+        return application
+
+    async def _review(self, request: web.Request) -> web.Response:
+        clock = asyncio.get_running_loop().time
+        until = clock() + time_to_answer(request.query.get("timeout"))
+        size = request.content_length
+        if size is not None and size > _LARGEST:
+            return _refusal(413, "This is larger than the review of any pod.")
+        try:
+            async with asyncio.timeout_at(until) as patience, self._memory.reserved(max(size or _LARGEST, _LEAST)):
+                body = await read_body(request, _LARGEST)
+                patience.reschedule(None)
+                return await self._reviewed(body, until - clock())
+        except BodyTooLarge:
+            return _refusal(413, "This is larger than the review of any pod.")
+        except Busy:
+            return _refusal(503, "Too many reviews wait already.")
+        except TimeoutError:
+            return _refusal(408, "The review did not arrive in time, or waited too long.")
+
+    async def _reviewed(self, body: bytes, within: float) -> web.Response:
+        try:
+            asked = json.loads(body)["request"]
+            uid = asked["uid"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return _refusal(400, "This is no AdmissionReview with a request.")
+        with self._metrics.seconds.time():
+            answer = await self.answer(asked, within)
+        self._metrics.requests.labels(answer.outcome.value).inc()
+        response = web.json_response(_review_of(uid, answer))
+        if self.leaving:
+            response.force_close()
+        return response
+
+    async def answer(self, asked: Object, within: float = _ANSWER_WITHIN) -> Injection:
+        """Return the injection for one pod. Never raises."""
+        where = {"namespace": asked.get("namespace"), "uid": asked.get("uid")}
+        try:
+            async with asyncio.timeout(within):
+                answer = await self._answer_at_last(asked)
+        except Exception as error:
+            log.exception("A pod starts without its relay: the webhook failed.", extra=where)
+            reason = "the API server did not answer in time" if isinstance(error, TimeoutError) else "an error"
+            return failed(f"the relay could not be added ({reason}; the operator's log says more). Restart the pod")
+        if answer.warnings:
+            log.info("Injection: %s.", answer.outcome, extra={**where, "warnings": answer.warnings})
+        return answer
+
+    async def _answer_at_last(self, asked: Object) -> Injection:
+        """Retry while the API server is unavailable: a short outage must not cost a pod its relay."""
+        while True:
+            try:
+                return await self._answer(asked)
+            except (ApiUnavailable, Throttled) as error:
+                log.info("The API server is asked again about a pod.", extra={"error": str(error)})
+                await asyncio.sleep(_AGAIN_AFTER)
+
+    async def _answer(self, asked: Object) -> Injection:
+        pod = asked.get("object")
+        if asked.get("operation") != "CREATE" or not isinstance(pod, dict) or asked.get("subResource"):
+            return Injection(Outcome.NOT_ASKED)
+        name = wanted_relay(pod)
+        if name is None:
+            return Injection(Outcome.NOT_ASKED)
+        namespace = str(asked["namespace"])
+        if self._namespaces and namespace not in self._namespaces:
+            return left_out(f"the operator does not look after namespace {namespace}. Add it to --namespace")
+        if self._version is None:
+            self._version = await self._kube.server_version()
+        if self._version < NATIVE_SIDECARS:
+            # Without native sidecars, an init container that never ends would block the application.
+            return left_out("sidecars need Kubernetes 1.29 or newer: set runtime: Deployment on the OutboxRelay")
+        try:
+            relay = await self._kube.get(RELAY, namespace, name)
+        except NotFound:
+            return inject(pod, namespace, None, (), self._image)
+        async with self._lists:
+            subscriptions = await self._kube.list(SUBSCRIPTION, namespace)
+            # In a thread: parsing thousands of subscriptions takes seconds and would block the event loop.
+            answer = await asyncio.to_thread(inject, pod, namespace, relay, subscriptions.items, self._image)
+            del subscriptions
+        if answer.sidecar is not None and (reason := await self._objection(answer.sidecar, namespace)):
+            return left_out(f'the template of OutboxRelay "{name}" is invalid, mend it and restart the pod: {reason}')
+        return answer
+
+    async def _objection(self, sidecar: Sidecar, namespace: str) -> str | None:
+        """Return why the API server would refuse a pod with this sidecar. One dry run per sidecar variant."""
+        if sidecar.mark in self._accepted:
+            return None
+        try:
+            await self._kube.create(DEPLOYMENT, trial(sidecar, namespace), dry_run=True)
+        except KubeError as error:
+            if isinstance(error, Invalid) and (reason := objection(str(error))) is not None:
+                log.info("The API server would refuse a sidecar.", extra={"error": str(error)})
+                return reason
+            log.warning("A sidecar could not be tried; it is added all the same.", extra={"error": str(error)})
+            return None
+        if len(self._accepted) >= _REMEMBERED:
+            self._accepted.clear()
+        self._accepted.add(sidecar.mark)
+        return None
+
+
+def time_to_answer(given: str | None) -> float:
+    """Return the time limit for an answer. ``given``: timeout sent by the API server, such as ``10s``."""
+    seconds = re.fullmatch(r"(\d{1,2})s", given or "")
+    return _SHARE * min(int(seconds[1]), _LONGEST) if seconds else _ANSWER_WITHIN
+
+
+def _refusal(status: int, text: str) -> web.Response:
+    return web.Response(text=f"{text}\n", status=status)
+
+
+def _review_of(uid: str, answer: Injection) -> dict[str, Any]:
+    response: dict[str, Any] = {"uid": uid, "allowed": True}
+    if answer.patch:
+        response["patchType"] = "JSONPatch"
+        response["patch"] = base64.b64encode(json.dumps(answer.patch).encode()).decode()
+    if answer.warnings:
+        response["warnings"] = list(answer.warnings)
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}

@@ -1,0 +1,140 @@
+"""Serving certificate of the webhook: polled from its source, and replaced while the TLS context serves.
+
+The source is the shared Secret, or mounted files. Every replica polls, including the leader. An unusable certificate is
+logged, and the previous one is served on.
+
+OpenSSL reads the certificate of a context at the start of each handshake: loading another one into a live context
+affects new connections only. Python loads certificates from files only. If the system has memory files (memfd), no
+private key is written to disk, and a read-only root filesystem is no obstacle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import ssl
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+
+from mailboat_operator.kube.client import Kube, KubeError
+from mailboat_operator.kube.secrets import read_secret
+from mailboat_operator.webhook.certificates import CERTIFICATE, CERTIFICATE_KEY
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY: Final = 10.0
+_LOOK_AT_FIRST: Final = 0.5
+"""Seconds between polls while there is no certificate: the leader may be creating it."""
+
+Pair = tuple[bytes, bytes]
+Source = Callable[[], Awaitable[Pair | None]]
+"""Certificate and key, as PEM; None if they do not exist yet."""
+
+
+class CertificateUnusable(ValueError):
+    """The certificate can't be served; the previous one stays in use."""
+
+
+class ServedCertificate:
+    """Certificate that the webhook serves. Nothing can be served before the first ``load``."""
+
+    def __init__(self) -> None:
+        self.context = _new_context()
+        self.ends = 0.0
+        """Expiry of the certificate, in seconds since 1970."""
+        self._loaded: bytes | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self._loaded is not None
+
+    def load(self, certificate: bytes, key: bytes) -> bool:
+        """Serve this pair from now on. Return False if it is already served. Raises ``CertificateUnusable``."""
+        both = certificate + key
+        if both == self._loaded:
+            return False
+        with _as_files(certificate, key) as (certificate_file, key_file):
+            try:
+                # A mismatched pair would leave the live context without a certificate: try another context first.
+                _new_context().load_cert_chain(certificate_file, key_file)
+                ends = x509.load_pem_x509_certificate(certificate).not_valid_after_utc.timestamp()
+                self.context.load_cert_chain(certificate_file, key_file)
+            except (ssl.SSLError, OSError, ValueError) as error:
+                raise CertificateUnusable(f"the certificate can't be served: {error}") from error
+        self._loaded, self.ends = both, ends
+        return True
+
+
+def from_secret(kube: Kube, namespace: str, name: str) -> Source:
+    """Read the Secret that the leader maintains."""
+
+    async def read() -> Pair | None:
+        content = await read_secret(kube, namespace, name)
+        if content is None or not {CERTIFICATE, CERTIFICATE_KEY} <= content.data.keys():
+            return None
+        return content.data[CERTIFICATE], content.data[CERTIFICATE_KEY]
+
+    return read
+
+
+def from_folder(folder: Path) -> Source:
+    """Read files maintained by others (cert-manager, through a mounted Secret)."""
+
+    async def read() -> Pair | None:
+        try:
+            return (folder / CERTIFICATE).read_bytes(), (folder / CERTIFICATE_KEY).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    return read
+
+
+async def follow(source: Source, served: ServedCertificate, every: float = LOOK_EVERY) -> None:
+    """Poll the source and serve its certificate, until cancelled."""
+    complaint = ""
+    while True:
+        try:
+            pair = await source()
+            if pair is not None and served.load(*pair):
+                log.info("Serving a new certificate.")
+            complaint = ""
+        except (KubeError, CertificateUnusable, OSError) as error:
+            if str(error) != complaint:
+                goes_on = "the one before goes on" if served.ready else "there is none to serve"
+                log.warning("No new certificate: %s.", goes_on, extra={"error": str(error)})
+            complaint = str(error)
+        await asyncio.sleep(every if served.ready else min(every, _LOOK_AT_FIRST))
+
+
+def _new_context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+@contextmanager
+def _as_files(*contents: bytes) -> Iterator[tuple[str, ...]]:
+    files = [_file(content) for content in contents]
+    try:
+        yield tuple(name for _, name in files)
+    finally:
+        for descriptor, name in files:
+            os.close(descriptor)
+            if not name.startswith("/proc/"):
+                os.unlink(name)
+
+
+def _file(content: bytes) -> tuple[int, str]:
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("mailboat")
+        name = f"/proc/self/fd/{descriptor}"
+    else:
+        descriptor, name = tempfile.mkstemp(prefix="mailboat-")
+    os.write(descriptor, content)
+    return descriptor, name

@@ -1,0 +1,418 @@
+"""What is remembered about children and resources: what is in the way, for a while; what is gone, not at all."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections import Counter
+from typing import Any, Generic, TypeVar
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from mailboat.runtime.config import load
+from mailboat.runtime.followed import Followed
+from mailboat_operator.controller import parse
+from mailboat_operator.controller.cache import ResourceCache
+from mailboat_operator.controller.children import ChildApplier, StillThere
+from mailboat_operator.controller.reconcile import Reconciler
+from mailboat_operator.controller.status_writer import StatusWriter
+from mailboat_operator.kube.client import (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    DISRUPTION_BUDGET,
+    POD,
+    RELAY,
+    SERVICE,
+    SUBSCRIPTION,
+    ApiUnavailable,
+    Conflict,
+    Forbidden,
+    Invalid,
+    Kube,
+    NotFound,
+    ServerFailed,
+    Throttled,
+)
+from mailboat_operator.metrics import Metrics
+from mailboat_operator.relays.assignment import Work
+from mailboat_operator.relays.http_client import PushResponse, RelayClient
+from mailboat_operator.relays.pods import relay_pod
+from mailboat_operator.relays.poll import PollTimeouts
+from mailboat_operator.relays.reports import Answer
+from mailboat_operator.relays.state import ConfigPush, RelayStates
+from mailboat_operator.resources import CHILD_KINDS, desired
+from mailboat_operator.resources.configmap import Configuration, configuration_in
+from mailboat_operator.resources.pod import CONTAINER, RelayImage, relay_labels
+from mailboat_spec import OutboxRelay, read_documents
+from mailboat_spec.relay_status import read_process_status
+from support.manifests import Manifest, event_subscription, outbox_relay
+from support.relay_statuses import process_status
+
+IMAGE = RelayImage("mailboat-relay:1")
+KEY = ("shop", "orders")
+FleetT = TypeVar("FleetT", bound=RelayStates)
+
+
+class Server(Kube):
+    """As much of an API server as is needed: takes everything, but for what a test refuses."""
+
+    def __init__(self):
+        self.refuses: dict[Any, Exception] = {}
+        self.applied: Counter[Any] = Counter()
+        self.theirs: dict[Any, Any] = {}
+        self.statuses: list[Any] = []
+        self.unwritable: dict[str, Exception] = {}
+        self._version = 100
+
+    async def get(self, kind, namespace, name):
+        if kind in self.theirs:
+            return self.theirs[kind]
+        raise NotFound(name)
+
+    async def apply(self, kind, body):
+        self.applied[kind] += 1
+        if kind in self.refuses:
+            raise self.refuses[kind]
+        return self._taken(body)
+
+    async def create(self, kind, body, *, dry_run=False):
+        return self._taken(body)
+
+    async def patch_status(self, kind, found, status):
+        if (name := found["metadata"]["name"]) in self.unwritable:
+            raise self.unwritable[name]
+        self.statuses.append(status)
+        return self._taken({**found, "status": {**(found.get("status") or {}), **status}})
+
+    def _taken(self, body):
+        self._version += 1
+        metadata = {"uid": f"u-{body['kind']}", **body["metadata"], "resourceVersion": str(self._version)}
+        return {**body, "metadata": metadata}
+
+
+class Keys:
+    def public_keys(self):
+        return "keys"
+
+    def token(self, audience, method, path, body):
+        return "token"
+
+
+class Recorder(RelayStates):
+    """Remembers which versions of the configuration relays would have been told."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.versions: list[int] = []
+
+    async def push_config(self, key, pods, answers, configuration):
+        self.versions.append(configuration.version)
+        return ConfigPush()
+
+
+def known(name: str) -> Manifest:
+    """Metadata as the API server fills it in."""
+    return {"uid": f"u-{name}", "generation": 1, "resourceVersion": "1"}
+
+
+def relay(**spec: Any) -> Manifest:
+    return outbox_relay(metadata=known("orders"), **spec)
+
+
+def subscription(name: str = "out") -> Manifest:
+    return event_subscription(name, metadata=known(name))
+
+
+def named_pod(name: str) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": "shop", "uid": f"u-{name}", "labels": relay_labels("orders")}
+    return {"metadata": metadata, "spec": {"containers": [{"name": CONTAINER}]}}
+
+
+def wanted(model: OutboxRelay) -> dict[Any, Any]:
+    return desired(model, [], Configuration(1, "x"), "keys", IMAGE)
+
+
+@pytest.mark.parametrize("error", [Invalid("no such field"), Forbidden("a policy")], ids=["refused", "forbidden"])
+async def test_what_was_refused_is_not_tried_again_at_once_unless_it_changes(error):
+    server, now = Server(), [0.0]
+    keeper = ChildApplier(server, ResourceCache(), Metrics(CollectorRegistry()), patience=30, clock=lambda: now[0])
+    server.refuses[DEPLOYMENT] = error
+    model = OutboxRelay.model_validate(relay())
+    for _ in range(5):
+        now[0] += 4
+        kept = await keeper.apply(model, wanted(model))
+        assert kept.obstructed == {DEPLOYMENT}
+        assert [*kept.refused, *kept.forbidden] == [str(error)]
+    assert server.applied[DEPLOYMENT] == 1
+    assert server.applied[DISRUPTION_BUDGET] >= 1, "one child keeps no other from being kept"
+    changed = OutboxRelay.model_validate(relay(replicas=5))
+    await keeper.apply(changed, wanted(changed))
+    assert server.applied[DEPLOYMENT] == 2, "what is changed is tried at once"
+    now[0] += 30
+    del server.refuses[DEPLOYMENT]
+    kept = await keeper.apply(changed, wanted(changed))
+    assert (server.applied[DEPLOYMENT], kept.obstructed) == (3, set())
+
+
+async def test_a_name_that_is_taken_is_looked_at_again_when_it_may_be_free():
+    server, now = Server(), [0.0]
+    keeper = ChildApplier(server, ResourceCache(), Metrics(CollectorRegistry()), patience=30, clock=lambda: now[0])
+    server.theirs[SERVICE] = {"metadata": {"name": "orders-relay", "uid": "theirs"}}
+    model = OutboxRelay.model_validate(relay())
+    assert (await keeper.apply(model, wanted(model))).taken == ["Service"]
+    server.theirs.clear()
+    assert (await keeper.apply(model, wanted(model))).taken == ["Service"]
+    now[0] += 30
+    assert (await keeper.apply(model, wanted(model))).taken == []
+    assert server.applied[SERVICE] == 1
+
+
+class LeaderWork(Generic[FleetT]):
+    """A reconciler with all that it needs, and nobody to ask."""
+
+    def __init__(self, relays: type[FleetT], client: RelayClient | None = None) -> None:
+        self.server, self.world, self.registry = Server(), ResourceCache(), CollectorRegistry()
+        metrics = Metrics(self.registry)
+        self.keeper = ChildApplier(self.server, self.world, metrics)
+        self.reporter = StatusWriter(self.server, self.world, metrics, "test")
+        self.fleet = relays(client or RelayClient(Keys()), metrics, PollTimeouts())
+        self.reconciler = Reconciler(self.world, self.keeper, self.fleet, self.reporter, metrics, Keys(), IMAGE, 5.0)
+
+
+async def test_nothing_is_remembered_about_what_was_deleted():
+    core = LeaderWork(RelayStates)
+    server, cache, reconciler = core.server, core.world, core.reconciler
+
+    def gauges():
+        every = (sample for metric in core.registry.collect() for sample in metric.samples)
+        return {each.name for each in every if each.labels.get("namespace") == "shop"}
+
+    assert gauges() == set()
+    cache.saw(RELAY, relay())
+    cache.saw(SUBSCRIPTION, subscription())
+    server.refuses[DISRUPTION_BUDGET] = Forbidden("a policy")
+    await reconciler.reconcile(KEY)
+
+    def remembered():
+        memories = (core.reporter._written, core.fleet._relays)
+        return [len(each) for each in (*memories, core.keeper._applied, core.keeper._obstacles)]
+
+    about = ("pods_without_sidecar", "ready", "relay_pods", "subscription_lag")
+    assert gauges() == {f"mailboat_operator_{each}" for each in about}
+    assert remembered() == [2, 1, len(CHILD_KINDS) - 1, 1]
+    cache.lost(SUBSCRIPTION, {**subscription(), "metadata": {**subscription()["metadata"], "resourceVersion": "900"}})
+    cache.lost(RELAY, {**relay(), "metadata": {**relay()["metadata"], "resourceVersion": "901"}})
+    await reconciler.reconcile(KEY)
+    assert gauges() == set()
+    assert remembered() == [0] * 4
+
+
+async def test_relays_that_run_are_told_though_a_child_is_forbidden():
+    core = LeaderWork(Recorder)
+    server, cache, reconciler = core.server, core.world, core.reconciler
+    told = core.fleet.versions
+    cache.saw(RELAY, relay())
+    server.refuses[DISRUPTION_BUDGET] = Forbidden("a policy")
+    await reconciler.reconcile(KEY)
+    assert len(told) == 1
+    server.refuses[CONFIG_MAP] = Forbidden("a quota")
+    cache.saw(SUBSCRIPTION, subscription())
+    await reconciler.reconcile(KEY)
+    assert len(told) == 1, "not before it is in the ConfigMap, where a relay that restarts finds it"
+
+
+async def test_what_the_server_fails_at_keeps_nothing_else_from_being_done():
+    core = LeaderWork(Recorder)
+    server, cache, reconciler = core.server, core.world, core.reconciler
+    told = core.fleet.versions
+    cache.saw(RELAY, relay())
+    server.refuses[SERVICE] = ServerFailed("somebody's webhook is down")
+    with pytest.raises(ServerFailed):
+        await reconciler.reconcile(KEY)
+    assert set(server.applied) == set(CHILD_KINDS)
+    assert len(told) == 1
+    with pytest.raises(ServerFailed):
+        await reconciler.reconcile(KEY)
+    assert server.applied[SERVICE] == 2, "it may be over at any moment"
+    server.refuses[CONFIG_MAP] = ServerFailed("and for this one")
+    cache.saw(SUBSCRIPTION, subscription())
+    with pytest.raises(ServerFailed):
+        await reconciler.reconcile(KEY)
+    assert len(told) == 2, "nothing is told that relays would not find again"
+
+
+@pytest.mark.parametrize("kind", CHILD_KINDS)
+async def test_a_child_that_is_being_deleted_keeps_nothing_but_itself_from_being_done(kind):
+    core = LeaderWork(Recorder)
+    server, cache, reconciler = core.server, core.world, core.reconciler
+    cache.saw(RELAY, relay())
+    await reconciler.reconcile(KEY)
+    server.applied.clear()
+    live = cache.child(kind, KEY)
+    assert live is not None
+    held = {"deletionTimestamp": "2026-01-31T12:00:00Z", "finalizers": ["example.com/theirs"], "resourceVersion": "900"}
+    cache.saw(kind, {**live, "metadata": {**live["metadata"], **held}})
+    changed = relay(replicas=5)
+    cache.saw(RELAY, {**changed, "metadata": {**changed["metadata"], "resourceVersion": "901", "generation": 2}})
+    cache.saw(SUBSCRIPTION, subscription())
+    with pytest.raises(StillThere, match=f"{kind.name} orders-relay is being deleted"):
+        await reconciler.reconcile(KEY)
+    going = kind == CONFIG_MAP  # what pods would start with is not what they should start with
+    assert (kind in server.applied, DEPLOYMENT in server.applied) == (False, kind not in (CONFIG_MAP, DEPLOYMENT))
+    assert len(core.fleet.versions) == (1 if going else 2)
+
+
+@pytest.mark.parametrize("end", ["deleted", "being deleted", "made anew"])
+async def test_a_relay_that_goes_while_its_relays_are_asked_gets_no_child_back(end):
+    """Its children may have been left behind on purpose; owned by what is gone, they would be collected."""
+
+    class Slow(Recorder):
+        async def poll(self, key, pods, partitions):
+            found = relay()
+            metadata = {**found["metadata"], "resourceVersion": "900"}
+            match end:
+                case "deleted":
+                    cache.lost(RELAY, {**found, "metadata": metadata})
+                case "being deleted":
+                    going = {"deletionTimestamp": "2026-01-31T12:00:00Z", "finalizers": ["orphan"]}
+                    cache.saw(RELAY, {**found, "metadata": {**metadata, **going}})
+                case "made anew":
+                    cache.saw(RELAY, {**found, "metadata": {**metadata, "uid": "u-next"}})
+            return await super().poll(key, pods, partitions)
+
+    core = LeaderWork(Slow)
+    server, cache, reconciler = core.server, core.world, core.reconciler
+    told: list[Any] = []
+    cache.saw(RELAY, relay())
+    cache.on_change = told.append
+    assert await reconciler.reconcile(KEY) is None
+    assert (server.applied, server.statuses, core.fleet.versions) == ({}, [], [])
+    assert told == [KEY], "which brings the next look"
+
+
+async def test_a_subscription_is_read_once_per_version_and_beside_the_loop(monkeypatch):
+    core = LeaderWork(RelayStates)
+    cache, reconciler = core.world, core.reconciler
+    cache.saw(RELAY, relay())
+    for number in range(20):
+        cache.saw(SUBSCRIPTION, subscription(f"s{number}"))
+    threads = []
+
+    def counted(documents):
+        threads.append(threading.current_thread())
+        return read_documents(documents)
+
+    monkeypatch.setattr(parse, "read_documents", counted)
+    await reconciler.reconcile(KEY)
+    before = configuration_in(cache.child(CONFIG_MAP, KEY))
+    threads.clear()  # statuses were written: what is here now are versions of their own
+    await reconciler.reconcile(KEY)
+    assert len(threads) == 1 + 20, "the relay, and each of them"
+    assert threads.count(threading.main_thread()) == 1
+    await reconciler.reconcile(KEY)
+    assert len(threads) == 2 + 20
+    invalid = {"relayRef": {"name": "orders"}, "nonsense": True}
+    for number in range(20):
+        found = subscription(f"s{number}")
+        cache.saw(SUBSCRIPTION, {**found, "metadata": {**found["metadata"], "resourceVersion": "900"}, "spec": invalid})
+    await reconciler.reconcile(KEY)
+    assert configuration_in(cache.child(CONFIG_MAP, KEY)) == before, "relays go on with what they know"
+
+
+class Wire(RelayClient):
+    """Instead of HTTP: one relay that follows what is pushed to it."""
+
+    def __init__(self, relay: Followed) -> None:
+        super().__init__(Keys())
+        self.relay = relay
+
+    async def status(self, pod, relay, partitions):
+        version = self.relay.report.version
+        return Answer(pod.name, process_status({"config": {"version": version}}))
+
+    async def put_config(self, pod, content):
+        assert len(content) < 1024 * 1024
+        await self.relay.push(content)
+        return PushResponse(200, "")
+
+
+async def test_2000_subscriptions_arrive_at_the_relay_and_so_does_a_pause(tmp_path):
+    """Written out they have more than a ConfigMap holds."""
+    followed = Followed(lambda _: None)
+    core = LeaderWork(RelayStates, Wire(followed))
+    kafka = {"bootstrapServers": [f"kafka-{number}.kafka.svc:9092" for number in range(3)], "topic": "orders"}
+    every = [subscription(f"orders-to-kafka-{number}") for number in range(2000)]
+    for each in every:
+        each["spec"].update(sink={"kafka": kafka}, filter={"eventTypes": [f"order.kind-{kind}" for kind in range(15)]})
+        core.world.saw(SUBSCRIPTION, each)
+    core.world.saw(RELAY, relay())
+    core.world.saw(POD, {**named_pod("orders-relay-0")})
+    await core.reconciler.reconcile(KEY)
+    last = core.world.subscriptions_of(KEY)[-1]
+    metadata = {**last["metadata"], "resourceVersion": "9000", "generation": 2}
+    core.world.saw(SUBSCRIPTION, {**last, "metadata": metadata, "spec": {**last["spec"], "state": "Paused"}})
+    await core.reconciler.reconcile(KEY)
+    assert followed.current is not None
+    states = {each.metadata.name: each.spec.state for each in followed.current.subscriptions}
+    assert (len(states), {name for name, state in states.items() if state == "Paused"}) == (2000, {metadata["name"]})
+    stored = core.world.child(CONFIG_MAP, KEY)
+    assert stored is not None
+    mounted = tmp_path / "resources.yaml"  # as a relay that starts finds it
+    mounted.write_bytes(base64.b64decode(stored["binaryData"]["resources.yaml"]))
+    assert load([mounted]).subscriptions == followed.current.subscriptions
+
+
+@pytest.mark.parametrize("error", [Invalid("422"), Conflict("409"), ApiUnavailable("no answer"), Throttled("429")])
+async def test_a_status_that_can_not_be_written_keeps_no_other_from_being_written_unless_the_server_wants_quiet(error):
+    core = LeaderWork(RelayStates)
+    server, cache, reconciler = core.server, core.world, core.reconciler
+    cache.saw(RELAY, relay())
+    for name in ("one", "other"):
+        cache.saw(SUBSCRIPTION, subscription(name))
+    server.unwritable["one"] = error
+    with pytest.raises(type(error)):
+        await reconciler.reconcile(KEY)
+    assert len(server.statuses) == (0 if isinstance(error, Throttled) else 2)
+
+
+async def test_a_relay_that_knows_a_newer_assignment_speaks_for_all_of_them():
+    """Each of a hundred would count as another one, and the number grow beyond what can be written down."""
+    asked = []
+
+    class Client(RelayClient):
+        async def put_assignment(self, pod, request):
+            asked.append(request["generation"])
+            return PushResponse(409, "a newer one is known")
+
+    relays = RelayStates(Client(Keys()), Metrics(CollectorRegistry()), PollTimeouts(), wall_clock=lambda: 1_000.0)
+    report = {"relays": [{"name": "shop/orders", "databaseReachable": True, "subscriptions": [{"name": "shop/out"}]}]}
+    pods = [relay_pod(named_pod(f"orders-relay-{number}")) for number in range(100)]
+    answers = [Answer(pod.name, read_process_status(json.dumps(report).encode())) for pod in pods]
+    work = [Work("shop/out", 4, frozenset())]
+    for _ in range(100):
+        assert await relays.push_assignment(KEY, work, pods, answers, Configuration(0, ""))
+    assert len(asked) == 100
+    assert [each - 1_000_000 for each in asked[:5]] == [0, 1000, 2000, 4000, 8000]
+    assert asked[-1] < 2**63, "Postgres and relays can take it"
+
+
+@pytest.mark.parametrize(("error", "told"), [(ApiUnavailable("500"), True), (Throttled("429"), False)])
+async def test_a_look_that_can_not_be_finished_is_told_once_it_lasts_unless_the_server_wants_quiet(error, told):
+    core = LeaderWork(RelayStates)
+    server, cache, reconciler = core.server, core.world, core.reconciler
+    cache.saw(RELAY, relay())
+    server.refuses[SERVICE] = error
+    for attempt in range(1, 6):
+        with pytest.raises(type(error)):
+            await reconciler.reconcile(KEY)
+        assert bool(server.statuses) == (told and attempt == 5)
+    if told:
+        (ready,) = (each for each in server.statuses[-1]["conditions"] if each["type"] == "Ready")
+        assert (ready["status"], ready["reason"]) == ("False", "Progressing")
+        assert "500" in ready["message"]
+    del server.refuses[SERVICE]
+    await reconciler.reconcile(KEY)
+    (ready,) = (each for each in server.statuses[-1]["conditions"] if each["type"] == "Ready")
+    assert ready["reason"] == "Starting"

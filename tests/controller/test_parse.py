@@ -1,0 +1,65 @@
+"""Resources of the API as models; and what relays know of a subscription that can't be used any more."""
+
+from __future__ import annotations
+
+import pytest
+
+from mailboat_operator.controller.parse import find_last_valid_form
+from mailboat_operator.relays.reports import Answer
+from mailboat_operator.resources.configmap import Configuration, item, next_configuration
+from mailboat_spec import EventSubscription, OutboxRelay
+from support.manifests import event_subscription, outbox_relay
+from support.relay_statuses import process_status
+
+RELAY = "shop/orders"
+GARBLED = None
+"""What is read in a ConfigMap that says nothing."""
+
+
+def subscription(uid="new"):
+    return EventSubscription.model_validate(event_subscription("out", metadata={"uid": uid}))
+
+
+def configuration(*subscriptions, version=5):
+    relay = OutboxRelay.model_validate(outbox_relay(metadata={"uid": "u1"}))
+    return next_configuration(relay, map(item, subscriptions), None, now_ms=version)
+
+
+def knows(*names, version=5):
+    relay = {"name": RELAY, "subscriptions": [{"name": name} for name in names]}
+    return Answer("a", process_status({"relays": [relay], "config": {"version": version}}))
+
+
+INVALID = {
+    "apiVersion": "mailboat.dev/v1alpha1",
+    "kind": "EventSubscription",
+    "metadata": {"name": "out", "namespace": "shop", "uid": "new"},
+    "spec": {"nonsense": True},
+}
+WORKED = {**INVALID, "status": {"partitions": [{"partition": 0, "pod": "a"}]}}
+UNREADABLE = Configuration(5, configuration(subscription()).text.replace('"log":{}', '"log":{"of":"another version"}'))
+
+
+@pytest.mark.parametrize(
+    ("found", "written", "told", "answers", "form", "lost"),
+    [
+        pytest.param(INVALID, configuration(subscription()), None, (), True, False, id="it is in the ConfigMap"),
+        pytest.param(INVALID, UNREADABLE, None, (), True, False, id="as something that the model refuses"),
+        pytest.param(INVALID, GARBLED, configuration(subscription()), (), True, False, id="it was told to relays"),
+        pytest.param(INVALID, configuration(), configuration(subscription()), (), True, False, id="but was taken out"),
+        pytest.param(INVALID, configuration(), None, (), False, False, id="it never was valid"),
+        pytest.param(INVALID, None, None, (knows(),), False, False, id="and there is nothing yet"),
+        pytest.param(INVALID, GARBLED, None, (knows("shop/out"),), False, True, id="only relays know it"),
+        pytest.param(WORKED, GARBLED, None, (), False, True, id="relays knew it when they last answered"),
+        pytest.param(INVALID, configuration(), None, (knows("shop/out"),), False, True, id="it was cut out by hand"),
+        pytest.param(
+            INVALID, configuration(version=6), None, (knows("shop/out"),), False, False, id="a relay is behind"
+        ),
+        pytest.param(
+            INVALID, configuration(subscription("old")), None, (knows("shop/out"),), False, False, id="a predecessor"
+        ),
+    ],
+)
+def test_what_relays_know_is_found_or_known_to_be_lost(found, written, told, answers, form, lost):
+    result = find_last_valid_form(found, RELAY, written, told, answers)
+    assert (result.form is not None, result.lost) == (form, lost)

@@ -1,0 +1,48 @@
+"""The leader's parts live and end together."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from mailboat_operator.process import Operator
+from mailboat_operator.relays.signing_keys import turned
+from mailboat_operator.settings import read_settings
+
+SETTINGS = read_settings({"operator_namespace": "mailboat-system", "relay_image": "mailboat-relay:1"})
+
+
+class Keys:
+    """Looked at once, and broken from then on."""
+
+    def __init__(self):
+        self.looks = 0
+
+    async def rotate(self):
+        self.looks += 1
+        if self.looks > 1:
+            raise RuntimeError("nobody thought of this")
+        return turned(None, datetime.now(UTC))
+
+
+async def test_a_leader_whose_signing_keys_nobody_looks_after_any_more_ends():
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def core(*_):
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    keys: Any = Keys()
+    nothing: Any = None
+    operator = Operator(SETTINGS, core, CollectorRegistry())
+    with pytest.raises(RuntimeError, match="nobody thought of this"):
+        async with asyncio.timeout(10):
+            await operator._work(nothing, keys)
+    assert not began.is_set() or ended.is_set(), "the core ended before the lead is given back"

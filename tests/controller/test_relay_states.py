@@ -1,0 +1,100 @@
+"""Calls to relays over real sockets: what relays of one resource can do to those of others, and to the operator."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from mailboat_operator.metrics import Metrics
+from mailboat_operator.relays.http_client import RelayClient
+from mailboat_operator.relays.pods import RelayPod, relay_pod
+from mailboat_operator.relays.poll import PollTimeouts
+from mailboat_operator.relays.state import RelayStates
+from mailboat_operator.resources.pod import CONTAINER, PORT, relay_labels
+from support.wait import await_until
+
+
+class Keys:
+    def public_keys(self) -> str:
+        return "keys"
+
+    def token(self, audience: str, method: str, path: str, body: bytes) -> str:
+        return "token"
+
+
+def pod(relay: str, number: int, ip: str) -> RelayPod:
+    name = f"{relay}-relay-{number}"
+    metadata = {"name": name, "namespace": "shop", "uid": f"u-{name}", "labels": relay_labels(relay)}
+    return relay_pod({"metadata": metadata, "spec": {"containers": [{"name": CONTAINER}]}, "status": {"podIP": ip}})
+
+
+class Pods:
+    """Every address of 127.5/16 answers with a status, every one of 127.6/16 with nothing at all."""
+
+    def __init__(self) -> None:
+        self.silent = 0
+        self._ended = asyncio.Event()
+        self.status: dict[str, object] = {"relays": []}
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Pods]:
+        application = web.Application()
+        application.router.add_get("/status", self._status)
+        runner = web.AppRunner(application, access_log=None, handle_signals=False)
+        await runner.setup()
+        for ip in ("127.5.0.1", "127.6.0.1"):
+            await web.TCPSite(runner, ip, PORT, reuse_address=True).start()
+        try:
+            yield self
+        finally:
+            self._ended.set()
+            await runner.cleanup()
+
+    async def _status(self, request: web.Request) -> web.Response:
+        if request.host.startswith("127.6."):
+            self.silent += 1
+            await self._ended.wait()
+        return web.Response(text=json.dumps(self.status))
+
+
+@asynccontextmanager
+async def relays(patience: PollTimeouts) -> AsyncIterator[tuple[RelayStates, Pods]]:
+    async with RelayClient(Keys(), timeout=300) as client, Pods().running() as pods:
+        yield RelayStates(client, Metrics(CollectorRegistry()), patience), pods
+
+
+async def test_pods_that_do_not_answer_keep_no_relay_of_another_resource_waiting():
+    async with relays(PollTimeouts(asking=300)) as (asking, pods), asyncio.timeout(60):
+        silent = [pod("big", number, "127.6.0.1") for number in range(320)]
+        hangs = asyncio.create_task(asking.poll(("shop", "big"), silent, {}))
+        await await_until(lambda: pods.silent >= 8, what="all calls that one resource may have")
+        (answer,) = await asking.poll(("shop", "small"), [pod("small", 0, "127.5.0.1")], {})
+        assert answer.report is not None
+        hangs.cancel()
+        await asyncio.gather(hangs, return_exceptions=True)
+
+
+async def test_pods_that_do_not_answer_are_asked_last_and_in_turn():
+    async with relays(PollTimeouts(asking=0.2)) as (asking, _), asyncio.timeout(60):
+        silent = [pod("big", number, "127.6.0.1") for number in range(20)]
+        good = pod("big", 99, "127.5.0.1")
+        asked: set[str] = set()
+        answered = False
+        while len(asked) < 21 or not answered:  # 8 at a time, and those that there was no time for come next
+            *_, answer = await asking.poll(("shop", "big"), [*silent, good], {})
+            asked |= asking._relays["shop", "big"].polling.asked.keys()
+            answered = answer.report is not None
+
+
+@pytest.mark.parametrize("excess", [0, 200_000])
+async def test_an_answer_that_is_longer_than_a_status_can_be_is_none(excess):
+    async with relays(PollTimeouts()) as (asking, pods), asyncio.timeout(60):
+        pods.status = {"relays": [], "ballast": "x" * excess}
+        (answer,) = await asking.poll(("shop", "small"), [pod("small", 0, "127.5.0.1")], {"shop/out": 8})
+        assert (answer.report is None, "more than a status can have" in answer.error) == (excess > 0, excess > 0)

@@ -1,0 +1,133 @@
+"""Tokens: what a relay is shown, and keys that follow one another without a call that is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives import serialization
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mailboat.http.callers import Unsigned, check_body
+from mailboat.http.signatures import PublicKeys, SignedCalls
+from mailboat_operator.relays.signing_keys import DEFAULT_RHYTHM, KeyRing, mint, turned
+
+NOW = datetime.now(UTC).replace(microsecond=0)
+AUDIENCE = "shop/orders-relay-0/7f9c"
+
+
+def verified(token: str, public_pem: str, audience: str = AUDIENCE) -> dict[str, object]:
+    """As a relay does it: any of the keys that it holds."""
+    error: Exception = AssertionError("no key at all")
+    for pem in re.findall(r"-----BEGIN PUBLIC KEY-----.*?-----END PUBLIC KEY-----", public_pem, re.DOTALL):
+        try:
+            claims: dict[str, object] = jwt.decode(
+                token,
+                serialization.load_pem_public_key(pem.encode()),  # type: ignore[arg-type]
+                algorithms=["EdDSA"],
+                audience=audience,
+                issuer="mailboat-operator",
+                options={"verify_exp": False, "verify_iat": False},
+            )
+            return claims
+        except jwt.InvalidSignatureError as wrong:
+            error = wrong
+    raise error
+
+
+def test_a_token_names_the_pod_the_call_and_the_body_and_lives_for_a_minute() -> None:
+    ring = turned(None, NOW)
+    claims = verified(mint(ring, AUDIENCE, "PUT", "/config", b"body", NOW), ring.public_pem())
+    assert claims == {
+        "iss": "mailboat-operator",
+        "aud": AUDIENCE,
+        "sub": "PUT /config",
+        "iat": int(NOW.timestamp()),
+        "exp": int(NOW.timestamp()) + 60,
+        "sha256": hashlib.sha256(b"body").hexdigest(),
+    }
+
+
+def test_a_relay_refuses_another_audience_and_another_operator() -> None:
+    ring = turned(None, NOW)
+    token = mint(ring, AUDIENCE, "PUT", "/config", b"", NOW)
+    with pytest.raises(jwt.InvalidAudienceError):
+        verified(token, ring.public_pem(), "shop/orders-relay-1/aaaa")
+    with pytest.raises(jwt.InvalidSignatureError):
+        verified(token, turned(None, NOW).public_pem())
+
+
+def test_the_relays_own_check_takes_what_the_operator_makes(tmp_path: Path) -> None:
+    ring = turned(None, NOW)
+    keys = tmp_path / "operator-keys.pem"
+    keys.write_text(ring.public_pem())
+    calls = SignedCalls(PublicKeys(keys), AUDIENCE)
+    token = mint(ring, AUDIENCE, "PUT", "/config", b"body", datetime.now(UTC))
+    check_body(calls.check(token, "PUT", "/config"), b"body")
+    with pytest.raises(Unsigned):
+        calls.check(token, "PUT", "/assignment")
+    with pytest.raises(Unsigned):
+        calls.check(mint(turned(None, NOW), AUDIENCE, "PUT", "/config", b"body", NOW), "PUT", "/config")
+    # Rotation: both keys lie in the file, either may sign.
+    both = turned(ring, NOW + DEFAULT_RHYTHM.renew)
+    keys.write_text(both.public_pem())
+    for key in both.keys:
+        signed = mint(KeyRing((key,)), AUDIENCE, "PUT", "/config", b"body", datetime.now(UTC))
+        check_body(SignedCalls(PublicKeys(keys), AUDIENCE).check(signed, "PUT", "/config"), b"body")
+
+
+def test_the_ring_survives_the_secret() -> None:
+    ring = turned(turned(None, NOW), NOW + DEFAULT_RHYTHM.renew)
+    again = KeyRing.parse(ring.data())
+    assert again is not None
+    assert again.public_pem() == ring.public_pem()
+    assert again.data() == ring.data()
+    assert len(again.keys) == 2
+
+
+def test_what_is_no_key_is_passed_over() -> None:
+    ring = turned(None, NOW)
+    found = KeyRing.parse({**ring.data(), "signing-1.pem": b"garbage", "signing-x.pem": b"", "note": b"hello"})
+    assert found is not None
+    assert found.data() == ring.data()
+    assert KeyRing.parse({"note": b"hello"}) is None
+
+
+def test_a_new_key_is_published_before_it_signs_and_an_old_one_after_it_signed() -> None:
+    old = turned(None, NOW)
+    time = NOW + DEFAULT_RHYTHM.renew
+    both = turned(old, time)
+    assert both.public_pem().startswith(old.public_pem())
+    assert both.signing(time) == old.keys[0]
+    time += DEFAULT_RHYTHM.publish
+    assert both.signing(time) == both.keys[1]
+    assert turned(both, time) == both
+    time += DEFAULT_RHYTHM.linger
+    assert turned(both, time).keys == (both.keys[1],)
+
+
+@settings(deadline=None)  # a busy machine takes its time for keys
+@given(st.lists(st.timedeltas(timedelta(seconds=1), timedelta(days=40)), min_size=1, max_size=12))
+def test_a_relay_that_read_the_keys_a_little_ago_takes_every_token(pauses: list[timedelta]) -> None:
+    """Whenever the leader looks, and however long it was away."""
+    ring, now = turned(None, NOW), NOW
+    seen = [(now, ring.public_pem())]
+    for pause in pauses:
+        now += pause
+        ring = turned(ring, now)
+        seen.append((now, ring.public_pem()))
+        # The newest keys that every relay has had the time to read, or the very first ones.
+        known = [pem for time, pem in seen if time <= now - DEFAULT_RHYTHM.publish] or [seen[0][1]]
+        verified(mint(ring, AUDIENCE, "PUT", "/config", b"", now), known[-1])
+        assert 1 <= len(ring.keys) <= 3
+
+
+def test_private_keys_are_in_no_repr_and_in_no_public_file() -> None:
+    ring = turned(None, NOW)
+    assert "PRIVATE" not in repr(ring)
+    assert "PRIVATE" not in ring.public_pem()
