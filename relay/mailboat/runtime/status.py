@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from mailboat.outbox.coverage import Coverage
 from mailboat.pump.meters import Meters
 
 _NOT_ON_THE_WIRE: Final = {"wire": False}
@@ -107,6 +108,8 @@ class RelayStatus:
     subscriptions: tuple[SubscriptionStatus, ...]
     stalled: bool
     """The relay's loop makes no progress: the only reason for /livez to fail."""
+    coverage: Coverage = field(default_factory=Coverage)
+    """Events that no filter matches, and filters that match no event. The same in all relays of an outbox."""
     was_connected: bool = False
     """The relay was connected at least once, which is what /readyz reports."""
 
