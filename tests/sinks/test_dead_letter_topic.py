@@ -39,12 +39,9 @@ async def test_a_missing_dead_letter_topic_is_reported_until_it_exists(
 
 async def test_on_pubsub_too(outbox: Database, pubsub: PubSubServer, unique_name: Callable[[str], str]) -> None:
     topic = unique_name("orders")
-    collector = PubSubCollector(pubsub.host, topic)
-    try:
+    with PubSubCollector(pubsub.host, topic):  # makes the topic
         delivery = {"deadLetter": {"topic": f"{topic}-dead"}}
         manifest = event_subscription("orders", pubsub_sink(pubsub.host, topic), delivery=delivery)
         async with afloat(outbox_relay_on(outbox.url), manifest) as relay:
             await await_until(lambda: status_of(relay, "orders").last_error is not None, timeout=60, what="the report")
             assert f"the dead-letter topic {topic}-dead" in (status_of(relay, "orders").last_error or "")
-    finally:
-        collector.close()
