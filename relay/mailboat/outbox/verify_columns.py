@@ -24,7 +24,9 @@ class Present(NamedTuple):
 
     kind: str
     default: str
+    """Expression of the default, or of a generated column."""
     always: bool
+    generated: bool = False
 
 
 class ColumnFinding(NamedTuple):
@@ -111,8 +113,7 @@ def _addition(table: str, name: str, names: Mapping[str, str], present: Mapping[
     column, theirs = COLUMNS[name], names[name]
     if (expression := _derived(column, name, present)) is not None:
         return _generated(table, theirs, column, expression)
-    quoted = {key: f'"{value}"' for key, value in names.items()}
-    statement = f"alter table {table} {column.addition.format(quoted[name], **quoted)};"
+    statement = f"alter table {table} {_clause(name, theirs, names, present)};"
     if not column.written:
         return statement
     field = f"spec.outbox.columns.{yaml_name(name)}"
@@ -127,9 +128,23 @@ def _replacement(table: str, name: str, names: Mapping[str, str], present: Mappi
         return _generated(table, new, column, expression) + use
     if column.written:
         return f'-- add a column of type {column.types[0]} that writers fill, such as "{new}",{use.removeprefix("  --")}'
-    quoted = {key: f'"{value}"' for key, value in names.items()}
-    clause = column.addition.format(f'"{new}"', **quoted)
-    return f"alter table {table} {clause};{use}"
+    return f"alter table {table} {_clause(name, new, names, present)};{use}"
+
+
+def _clause(name: str, new: str, names: Mapping[str, str], present: Mapping[str, Present]) -> str:
+    """Return the clause that adds a column. It refers to columns of their right types, even if they are added as well."""
+    return COLUMNS[name].addition.format(
+        f'"{new}"', **{other: _operand(other, names, present) for other in ("key", "id")}
+    )
+
+
+def _operand(name: str, names: Mapping[str, str], present: Mapping[str, Present]) -> str:
+    """Return an expression for the value of a column: a generated column must not refer to another one."""
+    theirs = names[name]
+    found = present.get(theirs)
+    if found is None or found.kind in COLUMNS[name].types:
+        return found.default if found is not None and found.generated else f'"{theirs}"'
+    return _derived(COLUMNS[name], theirs, present) or f'"mailboat_{name}"'
 
 
 def _derived(column: Column, source: str, present: Mapping[str, Present]) -> str | None:
