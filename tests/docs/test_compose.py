@@ -23,7 +23,9 @@ SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 def test_services_wait_only_for_services_and_for_checks_that_exist() -> None:
     for name, service in SERVICES.items():
         for other, wanted in service.get("depends_on", {}).items():
-            assert wanted["condition"] != "service_healthy" or "healthcheck" in SERVICES[other], f"{name} waits for {other}"
+            assert wanted["condition"] != "service_healthy" or "healthcheck" in SERVICES[other], (
+                f"{name} waits for {other}"
+            )
 
 
 def test_kafka_is_the_version_that_the_tests_run_against() -> None:

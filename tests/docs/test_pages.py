@@ -45,7 +45,9 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 def test_idleness_is_promised_in_the_same_words_everywhere() -> None:
     (table,) = re.findall(r"^\| G8 \| ([^|]*) \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
-    (page,) = re.findall(r"^### G8\n\n\*\*(.*)\*\*$", (ROOT / "docs" / "guarantees.md").read_text("utf-8"), re.MULTILINE)
+    (page,) = re.findall(
+        r"^### G8\n\n\*\*(.*)\*\*$", (ROOT / "docs" / "guarantees.md").read_text("utf-8"), re.MULTILINE
+    )
     assert table == page
 
 

@@ -1,4 +1,4 @@
-"""docs/tutorial.md, pasted block by block into one shell in an empty folder and a new database, prints what it shows."""
+"""docs/tutorial.md, pasted block by block into one shell with an empty folder and database, prints what it shows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MARK = "@@ block {} @@"
 
 
 def without_chance(text: str) -> list[str]:
-    """Without what differs from run to run: ids, times, what bash says of its jobs, and the order of lines of two jobs."""
+    """Without what differs from run to run: ids, times, and what bash says of its jobs."""
     text = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d{4}-\d\d-\d\d[T ][\d:.]+Z?", "…", text)
     return [line.rstrip() for line in text.splitlines() if not re.match(r"\[\d\]|\w+ +\d+ +(Terminated|Done)", line)]
 

@@ -230,7 +230,8 @@ async def test_its_sql_changes_no_column_in_use_and_makes_no_event_wrong(outbox:
     names = ("event_type", "key", "event_id", "payload", "headers", "created_at")
     assert columns == {name: f"mailboat_{name}" for name in names}
     ((event_type, key, payload, wanted),) = outbox.execute(
-        "select mailboat_event_type, mailboat_key, convert_from(mailboat_payload, 'UTF8'), payload::text from shop.legacy"
+        "select mailboat_event_type, mailboat_key, convert_from(mailboat_payload, 'UTF8'), payload::text"
+        " from shop.legacy"
     )
     assert (event_type, key, payload) == ("1", "7", wanted)
 

@@ -111,9 +111,7 @@ def emit(
 
 def unmatched_note(outbox: Outbox, type: str, aggregate_type: str | None, tags: Sequence[str]) -> str:
     """Return a note if no subscription of the manifests matches the event; else an empty string."""
-    reasons = {
-        full_name(each): mismatch(each.spec.filter, type, aggregate_type, tags) for each in outbox.subscriptions
-    }
+    reasons = {full_name(each): mismatch(each.spec.filter, type, aggregate_type, tags) for each in outbox.subscriptions}
     if not all(reasons.values()):
         return ""
     why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items()) or "the manifests have none"

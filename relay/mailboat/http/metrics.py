@@ -125,7 +125,7 @@ def _relay_metrics(statuses: Sequence[RelayStatus]) -> Iterator[Metric]:
     )
     unmatched = GaugeMetricFamily(
         "mailboat_unmatched_events",
-        "Of the newest 1000 events, those of the last day that no subscription matches. The same in all relays: use max.",
+        "Of the newest 1000 events, those of the last day that no subscription matches; the same in all relays.",
         labels=_BY_RELAY,
     )
     for relay in statuses:

@@ -42,8 +42,8 @@ class Coverage:
         if self.unmatched:
             types = ", ".join(f"{name} ({count})" for name, count in self.unmatched.items())
             found.append(
-                f"events of the newest {NEWEST} that no subscription matches, by type: {types}. They are not delivered. If"
-                " they should be, change spec.filter of a subscription; `mailboat match TYPE` tests it"
+                f"events of the newest {NEWEST} that no subscription matches, by type: {types}. They are not delivered."
+                " If they should be, change spec.filter of a subscription; `mailboat match TYPE` tests it"
             )
         found += [
             f"{name}: its filter matched no event of the last 24 hours, though the outbox got some. If it should have,"

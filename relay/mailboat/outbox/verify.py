@@ -33,6 +33,7 @@ MOST_COUNTED = 100_000
 BOOKKEEPING = ("relays", "doorbells", "subscriptions", "cursors", "parked", "dead_letters")
 """Tables that a relay writes to."""
 
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One defect of the database."""

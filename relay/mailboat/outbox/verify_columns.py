@@ -127,12 +127,14 @@ def _replacement(table: str, name: str, names: Mapping[str, str], present: Mappi
     if (expression := _derived(column, theirs, present)) is not None:
         return _generated(table, new, column, expression) + use
     if column.written:
-        return f'-- add a column of type {column.types[0]} that writers fill, such as "{new}",{use.removeprefix("  --")}'
+        return (
+            f'-- add a column of type {column.types[0]} that writers fill, such as "{new}",{use.removeprefix("  --")}'
+        )
     return f"alter table {table} {_clause(name, new, names, present)};{use}"
 
 
 def _clause(name: str, new: str, names: Mapping[str, str], present: Mapping[str, Present]) -> str:
-    """Return the clause that adds a column. It refers to columns of their right types, even if they are added as well."""
+    """Return the clause that adds a column. It refers to columns of the right types, even to added ones."""
     return COLUMNS[name].addition.format(
         f'"{new}"', **{other: _operand(other, names, present) for other in ("key", "id")}
     )

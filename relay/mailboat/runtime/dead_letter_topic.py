@@ -1,7 +1,7 @@
 """Check of the dead-letter topic when a sink opens.
 
-Without it, a misspelled topic is reported with the first dead letter, which may be months later. Until the topic exists,
-the status and the log report it. Delivery does not wait for it.
+Without it, a misspelled topic is reported with the first dead letter, which may be months later. Until the topic
+exists, the status and the log report it. Delivery does not wait for it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ async def await_dead_letter_topic(stream: Stream) -> None:
         except SinkUnavailable as error:
             if trouble is None:
                 about = {"subscription": stream.name, "topic": topic}
-                log.warning("Dead-letter topic is not available (spec.delivery.deadLetter.topic): %s", error, extra=about)
+                log.warning(
+                    "Dead-letter topic is not available (spec.delivery.deadLetter.topic): %s", error, extra=about
+                )
             trouble = f"the dead-letter topic {topic} (spec.delivery.deadLetter.topic) is not available: {error}"
             known.trouble = known.trouble or trouble
         outage = outage.failed()

@@ -201,7 +201,7 @@ class Relay:
         layout, pooler = wanted.settings.layout, wanted.settings.pooler
         janitor = Janitor(url, layout, wanted.retention, pooler, self._retention_clock)
         coverage = CoverageWatch(url, layout, pooler, lambda: self._config.subscriptions)
-        upkeep = asyncio.gather(janitor.run(), coverage.run())
+        upkeep = {asyncio.ensure_future(each.run()) for each in (janitor, coverage)}
         try:
             self._janitor, self._coverage, self._connection = janitor, coverage, wanted
             await self._serve(store, stop)
@@ -211,11 +211,12 @@ class Relay:
             raise
         finally:
             self._session = self._store = self._connection = None
-            upkeep.cancel()
+            for task in upkeep:
+                task.cancel()
             unused, self._unused = self._unused, []
             await close_all(unused)
             await _quietly_close(store, leave=orderly)
-            await asyncio.wait({upkeep}, timeout=_LONG_ENOUGH)
+            await asyncio.wait(upkeep, timeout=_LONG_ENOUGH)
 
     async def _serve(self, store: PostgresStore, stop: asyncio.Event) -> None:
         """Declare the subscriptions, join, and run one session."""
