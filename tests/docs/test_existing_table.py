@@ -11,7 +11,10 @@ from click.testing import CliRunner, Result
 from psycopg import sql
 
 from mailboat.cli.main import main
+from mailboat.outbox.layout import renamed
 from mailboat_harbor.postgres import Database
+from mailboat_spec import Columns, ColumnsPreset
+from mailboat_spec.base import yaml_name
 from support.cli import RunningRelay
 from support.markdown import blocks
 from support.wait import wait_until
@@ -19,6 +22,14 @@ from support.wait import wait_until
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "existing-table"
 PAGE = (ROOT / "docs" / "existing-table.md").read_text(encoding="utf-8")
+
+
+def test_the_reference_lists_the_columns_of_the_preset() -> None:
+    reference = (ROOT / "docs" / "resources.md").read_text(encoding="utf-8")
+    columns = renamed(Columns(preset=ColumnsPreset.DEBEZIUM))
+    for name, column in columns.items():
+        field = "aggregateId and key" if name in ("aggregate_id", "key") else yaml_name(name)
+        assert f"{field}: {column}" in reference
 
 
 @pytest.fixture

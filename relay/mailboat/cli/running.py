@@ -25,6 +25,7 @@ from mailboat.http.assignment import Assign
 from mailboat.http.callers import Callers
 from mailboat.http.server import Configure, HttpServer, Surface, Told
 from mailboat.outbox.settings import RelayIdentity
+from mailboat.runtime.advice import subscription_warnings
 from mailboat.runtime.followed import ConfigReport, Configuration, Followed
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.secrets import Secrets
@@ -150,6 +151,8 @@ async def run_following(orders: Orders) -> None:
     async with Process(orders) as process:
 
         def take(config: Configuration) -> None:
+            for warning in (each for resource in config.subscriptions for each in subscription_warnings(resource)):
+                log.warning("Probably a mistake in a manifest: %s.", warning)
             if process.relays:
                 process.relays[0].reconfigure(config)
             else:
