@@ -16,7 +16,8 @@ WORKERS ?= auto
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo parts test parts-api test-api parts-e2e e2e verify lint format lock crds bench bench-peers clean
+.PHONY: help setup demo playground parts test parts-api test-api parts-e2e e2e verify lint format lock crds bench \
+  bench-peers clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +37,9 @@ $(STAMP): locks/dev.txt $(DISTRIBUTIONS:%=%/pyproject.toml)
 
 demo: $(STAMP) ## Watch events flow from Postgres to Kafka, a relay die, and nothing get lost
 	@$(BIN)/python -m mailboat.demo
+
+playground: $(STAMP) ## Run Postgres, Kafka, Redis, a relay, a producer and a consumer until Ctrl-C; prints the addresses
+	@$(BIN)/python -m mailboat.demo.playground
 
 parts: $(STAMP) ## Fetch and build the real servers that the tests run against (as root: with apt-get, too)
 	@.ci/packages test || echo "Not all packages of the system could be installed; tests that need the others are skipped."

@@ -56,6 +56,8 @@ _WANTED: Final = {
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
 }
+_DEAD_LETTER_TOPIC: Final = {"deadlettertopic", "deadletterqueue", "dlq", "dlqtopic"}
+"""Names by which other systems call ``spec.delivery.deadLetter.topic``, without separators."""
 _SILENT: Final = {"default_factory_not_called"}  # caused by another error, which is reported
 
 
@@ -126,6 +128,9 @@ def _unknown_field(model: type[Model], path: tuple[Step, ...]) -> str:
     if there is None:
         return "unknown field"
     known = yaml_fields(there)
+    plain = str(name).replace("_", "").replace("-", "").lower()
+    if plain in _DEAD_LETTER_TOPIC and field_at(model, ("spec", "delivery", "deadLetter", "topic")) is not None:
+        return "unknown field: the topic for dead letters is spec.delivery.deadLetter.topic"
     if meant := nearest(str(name), known):
         return f"unknown field, did you mean {meant}?"
     elsewhere = [found for found in paths_to(model, str(name)) if found[0] == "spec"]
@@ -137,11 +142,11 @@ def _unknown_field(model: type[Model], path: tuple[Step, ...]) -> str:
 
 
 def _form(wanted: type[Model] | None) -> str:
-    """Return a remedy with the required fields of a mapping in YAML; empty if there are none."""
-    if wanted is None:
+    """Return a remedy with the required fields of a mapping in YAML, or with its first field if none is required."""
+    if wanted is None or not (fields := yaml_fields(wanted)):
         return ""
-    required = [name for name, field in yaml_fields(wanted).items() if field.is_required()]
-    return f": write {{{', '.join(f'{name}: ...' for name in required)}}}" if required else ""
+    shown = [name for name, field in fields.items() if field.is_required()] or [next(iter(fields))]
+    return f": write {{{', '.join(f'{name}: ...' for name in shown)}}}"
 
 
 def _wrong_type(wanted: str, given: object) -> str:

@@ -99,8 +99,9 @@ class Columns(Model):
 
     preset: ColumnsPreset | None = Field(
         default=None,
-        description="Layout to start from: mailboat, rows or debezium. Default: none, mailboat for Log and rows for "
-        "Rows.",
+        description="Layout to start from: mailboat (columns are called as the fields are, in snake_case), debezium "
+        "(id: position, eventId: id, eventType: type, aggregateType: aggregatetype, aggregateId and key: aggregateid; "
+        "the others as mailboat) or rows (not in this release). Default: none, mailboat for Log and rows for Rows.",
     )
     id: ColumnName | None = Field(default=None, description="Position of the event. Default: the preset's.")
     event_id: ColumnName | None = Field(default=None, description="Identity of the event. Default: the preset's.")
@@ -188,7 +189,11 @@ class Retention(Model):
 
 
 _MARKS: Final = ("published_at", "attempt_count", "last_error")
-_MARK_WITHOUT_ROWS: Final = "is for tracking Rows only: set tracking: Rows or remove it"
+_MARK_WITHOUT_ROWS: Final = "is for tracking Rows only, which is not in this release: remove it"
+_PRESET_REMEDIES: Final = {
+    ColumnsPreset.ROWS: "rows goes with tracking Rows, which is not in this release: use mailboat or debezium",
+    ColumnsPreset.MAILBOAT: "mailboat goes with tracking Log: set tracking: Log, the only one in this release",
+}
 
 
 class Outbox(Model):
@@ -226,8 +231,7 @@ class Outbox(Model):
                     yield Refusal(("columns", yaml_name(name)), _MARK_WITHOUT_ROWS)
         wrong = ColumnsPreset.ROWS if self.tracking is Tracking.LOG else ColumnsPreset.MAILBOAT
         if self.columns.preset is wrong:
-            right = Tracking.ROWS if wrong is ColumnsPreset.ROWS else Tracking.LOG
-            yield Refusal(("columns", "preset"), f"{wrong} goes with tracking {right}: change one of them")
+            yield Refusal(("columns", "preset"), _PRESET_REMEDIES[wrong])
 
     @classmethod
     def admission_rules(cls) -> Iterator[Rule]:
@@ -241,7 +245,7 @@ class Outbox(Model):
             yield Rule(
                 f"self.tracking == '{right}' || !has(self.columns) || !has(self.columns.preset) "
                 f"|| self.columns.preset != '{wrong}'",
-                f"{wrong} goes with tracking {right}: change one of them",
+                _PRESET_REMEDIES[wrong],
                 field="columns.preset",
             )
         for fixed in ("tracking", "table"):

@@ -35,6 +35,7 @@ def test_there_are_examples() -> None:
     assert {name(file) for file in FILES} - {name(file) for file in MANIFESTS} == {
         "argocd/argocd-cm.yaml",
         "billing/deployment.yaml",
+        "compose/compose.yaml",
     }
 
 

@@ -11,7 +11,10 @@ from click.testing import CliRunner, Result
 from psycopg import sql
 
 from mailboat.cli.main import main
+from mailboat.outbox.layout import renamed
 from mailboat_harbor.postgres import Database
+from mailboat_spec import Columns, ColumnsPreset
+from mailboat_spec.base import yaml_name
 from support.cli import RunningRelay
 from support.markdown import blocks
 from support.wait import wait_until
@@ -19,6 +22,14 @@ from support.wait import wait_until
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "existing-table"
 PAGE = (ROOT / "docs" / "existing-table.md").read_text(encoding="utf-8")
+
+
+def test_the_reference_lists_the_columns_of_the_preset() -> None:
+    reference = (ROOT / "docs" / "resources.md").read_text(encoding="utf-8")
+    columns = renamed(Columns(preset=ColumnsPreset.DEBEZIUM))
+    for name, column in columns.items():
+        field = "aggregateId and key" if name in ("aggregate_id", "key") else yaml_name(name)
+        assert f"{field}: {column}" in reference
 
 
 @pytest.fixture
@@ -52,6 +63,10 @@ def test_the_table_is_carried_as_the_page_says(
     with psycopg.connect(database.url, autocommit=True) as connection:
         connection.execute("create schema shop")
         connection.execute(create.encode())
+        connection.execute(
+            "insert into shop.outboxevent (aggregatetype, aggregateid, type, payload)"
+            " values ('order', 'o-0', 'order.placed', '{}')"
+        )
         connection.execute(f"grant usage on schema shop to {writer}".encode())
         connection.execute(f"grant insert on shop.outboxevent to {writer}".encode())
         made = command(migrated.splitlines()[0].partition(" > ")[0])
@@ -73,10 +88,14 @@ def test_the_table_is_carried_as_the_page_says(
                 """ values ('order', 'o-1', 'order.placed', '{"order": "o-1", "path": "c:\\\\d"}')"""
             )
         wait_until(lambda: '"published": 1' in relay.get("/status")[1], what="the event to be delivered")
+        with psycopg.connect(database.url) as connection:
+            connection.execute(complete.splitlines()[-1].strip().encode())
+        wait_until(lambda: '"published": 2' in relay.get("/status")[1], what="the row from before")
         assert [line["message"] for line in relay.lines() if line["level"] != "info"] == []
     finally:
         assert relay.stop() == 0
-    ((kept, moved),) = database.execute(
+    (first, second) = database.execute(
         "select payload::text, convert_from(payload_bytes, 'UTF8') from shop.outboxevent"
     )
-    assert kept == moved
+    assert first[0] == first[1]
+    assert second[0] == second[1]

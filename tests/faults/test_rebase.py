@@ -140,6 +140,28 @@ async def test_a_restored_copy_is_refused_and_goes_on_after_a_rebase(
     check_delivery(undelivered | later, (), stage["news"].arrivals)
 
 
+async def test_a_copy_on_the_same_server_is_refused_too_and_loses_nothing(outbox: Database, stage: Stage) -> None:
+    """The original may still deliver. Transaction ids go on in a copy of its files, so nothing has to be skipped."""
+    orders = subscription("orders", STAGED, partitions=4)
+    before = write(outbox.url, events(40, 20, first=1))
+    async with afloat(*_manifests(outbox.url, orders)) as relay:
+        await await_until(lambda: len(stage["orders"].arrived) == 40, what="what came before")
+        await _settled(relay, "orders")
+    undelivered = write(outbox.url, events(20, 20, first=3))
+    copy = Database(outbox.server, f"{outbox.name}_copy")
+    outbox.server.create_database(copy.name, template=outbox.name)
+    try:
+        async with afloat(*_manifests(copy.url, orders)) as relay:
+            assert "mailboat rebase --same-history" in await _refused(relay)
+            assert len(stage["orders"].arrived) == 40
+            assert await _rebase(copy, how=keep_history) == 4
+            await await_until(lambda: len(stage["orders"].arrived) >= 60, what="what was not delivered yet")
+            assert await _rebase(copy, how=keep_history) == 0
+    finally:
+        outbox.server.drop_database(copy.name)
+    check_delivery(before | undelivered, (), stage["orders"].arrivals)
+
+
 @pytest.mark.verify
 async def test_what_was_laid_out_anew_before_the_dump_is_not_sent_again(
     outbox: Database, stage: Stage, elsewhere: PostgresServer

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from mailboat.outbox.coverage import Coverage
 from mailboat.pump.meters import Meters
 from mailboat.runtime.status import RelayState, as_json
 from support.relay_statuses import relay, subscription
@@ -49,6 +50,15 @@ async def test_a_subscription_in_numbers(client, relays):
     assert of(found, "mailboat_partitions", **OURS) == 4
     assert of(found, "mailboat_paused", **OURS) == 0
     assert of(found, "mailboat_failed", **OURS) == 0
+
+
+async def test_events_without_a_subscription_are_a_number_of_the_relay(client, relays):
+    relays.statuses = [relay(coverage=Coverage({"orders.placed": 2, "invoice.sent": 1}, ("shop/rare",)))]
+    assert of(await samples(client), "mailboat_unmatched_events", relay="shop/orders") == 3
+    assert as_json(relays.statuses[0])["coverage"] == {
+        "unmatched": {"orders.placed": 2, "invoice.sent": 1},
+        "idle": ["shop/rare"],
+    }
 
 
 async def test_histograms_of_delivery(client, relays):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import subprocess
 from html.parser import HTMLParser
@@ -11,6 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from mailboat.outbox.coverage import Coverage
 from mailboat.runtime.status import RelayState
 from support.http_api import Relays
 from support.relay_statuses import partition, relay, subscription
@@ -77,7 +79,7 @@ def _browser() -> str | None:
 @pytest.mark.verify
 @pytest.mark.skipif(_browser() is None, reason="needs chromium: apt-get install chromium")
 async def test_a_real_browser_shows_it(client: aiohttp.ClientSession, relays: Relays, tmp_path: Path) -> None:
-    """The picture of the documentation is what it shows: copy it there after a change of the page."""
+    """The picture of the documentation is made here: with MAILBOAT_PICTURES=1 it is replaced."""
     away = subscription(
         name="shop/orders-to-pubsub",
         sink="pubsub",
@@ -89,7 +91,8 @@ async def test_a_real_browser_shows_it(client: aiohttp.ClientSession, relays: Re
         last_error_age=3.0,
     )
     whole = subscription(owned=tuple(map(partition, range(4))), parked=0, dead=0)
-    relays.statuses = [relay(state=RelayState.RUNNING, subscriptions=(whole, away))]
+    unmatched = Coverage({"orders.placed": 2})
+    relays.statuses = [relay(state=RelayState.RUNNING, subscriptions=(whole, away), coverage=unmatched)]
     address = str(client._base_url)
     picture = tmp_path / "page.png"
     flags = [
@@ -111,6 +114,9 @@ async def test_a_real_browser_shows_it(client: aiohttp.ClientSession, relays: Re
     seen = Seen()
     seen.feed(await browser("--dump-dom"))
     assert "the broker does not answer: connection refused (3s ago)" in seen.text
+    assert "that no subscription matches, by type: orders.placed (2)" in seen.text
     await browser(f"--screenshot={picture}", "--window-size=1180,640")
     assert picture.read_bytes().startswith(b"\x89PNG")
+    if os.environ.get("MAILBOAT_PICTURES"):
+        PICTURE.write_bytes(picture.read_bytes())
     assert PICTURE.read_bytes().startswith(b"\x89PNG")

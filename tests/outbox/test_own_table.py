@@ -258,4 +258,7 @@ async def test_what_no_relay_could_carry_is_found_and_mended(own: Database) -> N
     with psycopg.connect(own.url) as connection:
         for finding in findings.values():
             connection.execute(finding.sql.encode())
-    assert await look(own, {"key": "aggregate_id"}) == []
+    assert await look(own, {"key": "aggregate_id", "event_id": "mailboat_event_id"}) == []
+    write(own, event_id="5d2f3f36-5c4c-4e43-8a7e-0f3e2f6f0f10")
+    ((theirs, ours),) = own.execute("select event_id, mailboat_event_id::text from shop.events")
+    assert theirs == ours, "the column in use keeps its type, and the new one has its value"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
@@ -200,3 +201,53 @@ async def test_a_table_named_by_a_word_of_sql_is_found(outbox: Database) -> None
     async with await psycopg.AsyncConnection.connect(outbox.url) as connected:
         (finding,) = await verify(connected, "shop.order", {})
     assert 'alter table shop."order" rename to order_outbox;' in str(finding)
+
+
+_LEGACY = r"""
+create schema shop;
+create table shop.legacy (
+    id bigint generated always as identity primary key, event_id text not null, kind smallint not null,
+    customer bigint not null, payload jsonb not null, headers text, created_at timestamp not null default now()
+);
+insert into shop.legacy (event_id, kind, customer, payload)
+values (gen_random_uuid()::text, 1, 7, '{"path": "c:\\\\d"}');
+"""
+
+
+async def test_its_sql_changes_no_column_in_use_and_makes_no_event_wrong(outbox: Database) -> None:
+    """Run as it is printed, on a table of somebody's own: what was there stays, and every event has its payload."""
+    with psycopg.connect(outbox.url) as connection:
+        connection.execute(_LEGACY.encode())
+    before = _types(outbox)
+    columns = {"event_type": "kind", "key": "customer"}
+    for _ in range(3):  # indexes are asked for once their columns exist
+        for finding in await look(outbox.url, "shop.legacy", **columns):
+            outbox.execute(sql.Composed([sql.SQL(finding.sql)]))
+            if (found := re.search(r"-- and set spec\.outbox\.columns\.(\w+): (\w+)$", finding.sql)) is not None:
+                columns[re.sub("([A-Z])", r"_\1", found[1]).lower()] = found[2]
+    assert await look(outbox.url, "shop.legacy", **columns) == []
+    assert {name: _types(outbox)[name] for name in before} == before
+    names = ("event_type", "key", "event_id", "payload", "headers", "created_at")
+    assert columns == {name: f"mailboat_{name}" for name in names}
+    ((event_type, key, payload, wanted),) = outbox.execute(
+        "select mailboat_event_type, mailboat_key, convert_from(mailboat_payload, 'UTF8'), payload::text"
+        " from shop.legacy"
+    )
+    assert (event_type, key, payload) == ("1", "7", wanted)
+
+
+@pytest.mark.parametrize("column", ["payload", "event_type", "key"])
+async def test_a_column_that_only_writers_can_fill_is_not_added_by_itself(outbox: Database, column: str) -> None:
+    outbox.execute("create schema shop")
+    outbox.execute("create table shop.bare (id bigint generated always as identity primary key)")
+    (finding,) = [each for each in await look(outbox.url, "shop.bare") if each.where == f"shop.bare.{column}"]
+    assert finding.sql.startswith("-- name the column that has it in spec.outbox.columns.")
+
+
+def _types(database: Database) -> dict[str, str]:
+    return dict(
+        database.execute(
+            "select attname::text, format_type(atttypid, atttypmod) from pg_attribute"
+            " where attrelid = 'shop.legacy'::regclass and attnum > 0"
+        )
+    )

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
 import mailboat
-from mailboat.cli.options import outboxes, with_manifests
-from mailboat.errors import ConfigError, EmitRefused
+from mailboat.cli.manifests import mismatch
+from mailboat.cli.options import Outbox, outboxes, with_manifests
+from mailboat.errors import ConfigError, EmitRefused, SchemaMismatch
+from mailboat.terminals import safe
 from mailboat_spec import full_name
 
 _FLAGS: Final = {
@@ -23,6 +26,7 @@ _FLAGS: Final = {
     "tags": "--tag",
     "content_type": "--content-type",
 }
+_INSUFFICIENT_PRIVILEGE: Final = "42501"
 _WORDS: Final = (
     ("content_type='text/plain'", "--content-type text/plain"),
     ("leave it out to keep the order of aggregate_id, or say ordered=False", "leave it out"),
@@ -91,11 +95,27 @@ def emit(
                 **given,
             )
         click.echo(str(event_id))
+        if note := unmatched_note(chosen[0], type, given["aggregate_type"], given["tags"]):
+            click.echo(safe(note), err=True)
 
     try:
         asyncio.run(write())
     except EmitRefused as refusal:
         raise EmitRefused(by_flags(str(refusal))) from refusal
+    except SchemaMismatch as error:
+        cause = error.__cause__
+        if getattr(cause, "sqlstate", None) == _INSUFFICIENT_PRIVILEGE and (notes := getattr(cause, "__notes__", None)):
+            raise SchemaMismatch(f"{str(error).partition('. ')[0]}: {notes[0]}") from error  # not the relay's grant
+        raise
+
+
+def unmatched_note(outbox: Outbox, type: str, aggregate_type: str | None, tags: Sequence[str]) -> str:
+    """Return a note if no subscription of the manifests matches the event; else an empty string."""
+    reasons = {full_name(each): mismatch(each.spec.filter, type, aggregate_type, tags) for each in outbox.subscriptions}
+    if not all(reasons.values()):
+        return ""
+    why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items()) or "the manifests have none"
+    return f"note: no subscription matches the event, so it is not delivered ({why})"
 
 
 def by_flags(refusal: str) -> str:

@@ -21,6 +21,7 @@ from mailboat.http.assignment import Assign
 from mailboat.http.callers import Callers
 from mailboat.http.server import HttpServer, Surface, Told
 from mailboat.outbox.settings import RelayIdentity
+from mailboat.runtime.advice import subscription_warnings
 from mailboat.runtime.followed import Configuration, Followed
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.secrets import Secrets
@@ -80,6 +81,8 @@ class Process:
 
     def configure(self, config: Configuration) -> None:
         """Apply a followed configuration. The first one adds the relay."""
+        for warning in (each for resource in config.subscriptions for each in subscription_warnings(resource)):
+            log.warning("Probably a mistake in a manifest: %s.", warning)
         if self.relays:
             self.relays[0].reconfigure(config)
         else:

@@ -20,7 +20,7 @@ from mailboat.outbox.overview import pending_migrations
 from mailboat.outbox.partitions import Supply, drop_expired, ensure_partitions, server_time
 from mailboat.outbox.rebase import keep_history
 from mailboat.outbox.rebase import rebase as rebase_cursors
-from mailboat.outbox.verify import verify_or_refuse
+from mailboat.outbox.verify import undeliverable_rows, verify_or_refuse
 from mailboat.runtime.janitor import RetentionClock, limits
 from mailboat.terminals import safe
 from mailboat_spec import full_name
@@ -95,7 +95,10 @@ def verify(files: tuple[Path, ...], secrets_dir: Path | None) -> None:
 async def _verify(outbox: Outbox) -> None:
     async with outbox.link("verify") as link:
         await verify_or_refuse(link.connection, outbox.table, outbox.layout.columns)
+        rest = await undeliverable_rows(link.connection, outbox.table, outbox.layout.columns)
     _say(full_name(outbox.relay), f"outbox {outbox.table} has all that Mailboat needs")
+    if rest is not None:
+        click.echo(safe(str(rest), lines=True))
 
 
 @click.command()

@@ -39,6 +39,7 @@ from mailboat.cli.statuslines import (
 )
 from mailboat.errors import DatabaseUnavailable, MailboatError
 from mailboat.http.client import Answer, ask
+from mailboat.outbox.coverage import coverage
 from mailboat.outbox.overview import known_relays, known_subscriptions, waiting
 from mailboat.runtime.config import load
 from mailboat.terminals import safe
@@ -238,12 +239,12 @@ async def _overview(chosen: Sequence[Outbox], urls: Sequence[str]) -> Overview:
     away: list[str] = []
     for outbox in chosen:
         try:
-            own_lines, answers = await _look(outbox)
+            own_lines, answers, own_remarks = await _look(outbox)
         except DatabaseUnavailable as error:  # still show the other outboxes
             away.append(str(error))
             continue
         lines += own_lines
-        remarks += _remarks(answers)
+        remarks += [*_remarks(answers), *own_remarks]
         documents += [relay for answer in answers for relay in answer.relays]
     if away and len(away) == len(chosen):
         raise DatabaseUnavailable("\n".join(away))
@@ -251,7 +252,7 @@ async def _overview(chosen: Sequence[Outbox], urls: Sequence[str]) -> Overview:
     return Overview(tuple(lines), tuple(dict.fromkeys(remarks)), tuple(documents), len(away))
 
 
-async def _look(outbox: Outbox) -> tuple[list[StatusLine], list[Answer]]:
+async def _look(outbox: Outbox) -> tuple[list[StatusLine], list[Answer], list[str]]:
     async with outbox.link("status") as link:
         known = await known_subscriptions(link, outbox.table)
         relays = await known_relays(link, outbox.table)
@@ -259,13 +260,14 @@ async def _look(outbox: Outbox) -> tuple[list[StatusLine], list[Answer]]:
             from_database(each, await waiting(link, outbox.layout, each, outbox.subscriptions), outbox.subscriptions)
             for each in known
         ]
+        remarks = (await coverage(link, outbox.layout, outbox.subscriptions)).remarks()
     answers = await ask(sorted({relay.address for relay in relays if relay.address}))
     told = from_relays(relay for answer in answers for relay in answer.relays)
     names = {each.name for each in known}
     lines = [enriched(line, told) for line in lines]
     fresh = [not_started(each) for each in outbox.subscriptions if full_name(each) not in names]
     lines += [enriched(line, told) for line in fresh]
-    return sorted(lines, key=lambda line: line.name), answers
+    return sorted(lines, key=lambda line: line.name), answers, [safe(remark) for remark in remarks]
 
 
 def _remarks(answers: Sequence[Answer]) -> list[str]:

@@ -6,7 +6,10 @@ commit was lost. Used by the demo and by the end-to-end tests.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from itertools import cycle
 from typing import Final
 
 import psycopg
@@ -52,3 +55,28 @@ def book(url: str) -> dict[str, Written]:
     with psycopg.connect(url) as connection:
         rows = connection.execute("select event_id::text, order_id, version from shop.changes").fetchall()
     return {event_id: Written(order, version) for event_id, order, version in rows}
+
+
+def await_outbox(url: str, timeout: float) -> None:
+    """Wait until a relay has migrated the database. Raise ``TimeoutError`` if none does."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        with psycopg.connect(url) as connection:
+            (ready,) = connection.execute("select to_regclass('mailboat.outbox') is not null").fetchone() or (False,)
+        if ready:
+            return
+        time.sleep(0.1)
+    raise TimeoutError(f"no outbox after {timeout:.0f} s")
+
+
+def keep_changing(url: str, names: Sequence[str], stop: threading.Event, every: float) -> None:
+    """Change one order after the other, ``every`` so many seconds, until ``stop`` is set or the database is gone."""
+    with psycopg.connect(url) as connection:
+        for name in cycle(names):
+            if stop.wait(every):
+                return
+            try:
+                with connection.transaction():
+                    change(connection, name)
+            except psycopg.OperationalError:
+                return

@@ -123,6 +123,11 @@ def _relay_metrics(statuses: Sequence[RelayStatus]) -> Iterator[Metric]:
         "1 while old events can't be removed, since somebody needs them.",
         labels=_BY_RELAY,
     )
+    unmatched = GaugeMetricFamily(
+        "mailboat_unmatched_events",
+        "Of the newest 1000 events, those of the last day that no subscription matches; the same in all relays.",
+        labels=_BY_RELAY,
+    )
     for relay in statuses:
         info.add_metric([relay.name], {"id": relay.relay, "outbox": relay.outbox, "version": version("mailboat")})
         running.add_metric([relay.name], float(relay.state is RelayState.RUNNING))
@@ -130,7 +135,8 @@ def _relay_metrics(statuses: Sequence[RelayStatus]) -> Iterator[Metric]:
         if relay.partitions_ahead_days is not None:
             ahead.add_metric([relay.name], relay.partitions_ahead_days)
         blocked.add_metric([relay.name], float(relay.retention_blocked is not None))
-    yield from (info, running, database, ahead, blocked)
+        unmatched.add_metric([relay.name], float(sum(relay.coverage.unmatched.values())))
+    yield from (info, running, database, ahead, blocked, unmatched)
 
 
 class Metrics:

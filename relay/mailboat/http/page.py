@@ -66,6 +66,7 @@ def _relay(relay: RelayStatus) -> str:
         f"<h2>{_text(relay.name)} <span class={state}>{_text(relay.state)}</span></h2>"
         f"<p class=quiet>relay {_text(relay.relay)}, outbox {_text(relay.outbox)}{peers}</p>"
         + "".join(f"<p class=bad>{_text(remark)}</p>" for remark in remarks if remark)
+        + "".join(f"<p class=warn>{_text(remark)}</p>" for remark in relay.coverage.remarks())
         + _table(_COLUMNS, (_subscription(each) for each in shown))
         + more
         + _table(("Partition", "Owner", "Lag", "Parked", "Published here"), _partitions(shown, relay.relay))

@@ -70,6 +70,11 @@ create table mailboat.consumers (
     primary key (subscription_id, instance)
 ) with (fillfactor = 50);
 
+-- The identifier of this database: unlike its name, a restored copy on the same server has another one.
+create function mailboat.database_oid() returns oid
+    language sql stable
+    return (select oid from pg_database where datname = current_database());
+
 -- Progress: one small row per (subscription, partition). See docs/windows.md for what done, upto and position mean.
 create table mailboat.cursors (
     subscription_id  bigint not null references mailboat.subscriptions on delete cascade,
@@ -89,6 +94,7 @@ create table mailboat.cursors (
     assigned_to      text,                              -- who should own it, if anybody outside said so
     system_identifier bigint not null,
     timeline         integer not null,
+    database_oid     oid not null default mailboat.database_oid(),
     primary key (subscription_id, partition)
 ) with (fillfactor = 50);
 

@@ -845,8 +845,9 @@ begin
        and exists (select from mailboat.relays r where r.id = c.owner and r.expires_at > clock_timestamp()) then
         return null;
     end if;
-    if c.system_identifier <> (select system_identifier from pg_control_system()) then
-        raise exception 'the cursors were written in another database system; this one is a restored copy'
+    if c.system_identifier <> (select system_identifier from pg_control_system())
+       or c.database_oid <> mailboat.database_oid() then
+        raise exception 'the cursors were written in another database; this one is a restored copy'
             using errcode = 'object_not_in_prerequisite_state',
                   hint = 'If this copy is the one to go on with, run: mailboat rebase -f <manifests>.';
     end if;

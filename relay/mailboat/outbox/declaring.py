@@ -145,7 +145,7 @@ async def _clear(cursor: AsyncCursor[Row], number: int) -> None:
 
 
 async def refuse_strangers(link: Link, numbers: list[int]) -> None:
-    """Raise ``ForeignDatabase`` if cursors were written in another database system: a person must decide."""
+    """Raise ``ForeignDatabase`` if cursors were written in another database: a person must decide."""
     async with link.autocommit() as cursor:
         await cursor.execute(
             _SQL["strangers"], {"numbers": numbers, "system_identifier": link.server.system_identifier}
@@ -153,7 +153,7 @@ async def refuse_strangers(link: Link, numbers: list[int]) -> None:
         names = [row[0] for row in await cursor.fetchall()]
     if names:
         raise ForeignDatabase(
-            f"the cursors of {', '.join(sorted(names))} were written in another database system: this one is a restored"
+            f"the cursors of {', '.join(sorted(names))} were written in another database: this one is a restored"
             " copy, or was upgraded. After pg_upgrade run `mailboat rebase --same-history`. If this is a copy, and the"
             " one to go on with, run `mailboat rebase`: it continues behind the highest position that was settled."
         )

@@ -1,4 +1,7 @@
-"""``mailboat rebase``: adopt the cursors of another database system, after a person's decision.
+"""``mailboat rebase``: adopt the cursors of another database, after a person's decision.
+
+A copy on the same server has the same system identifier and another database OID. It counts as another database,
+because the original may still deliver.
 
 Restored dump: snapshots and transaction ids are valid only in the system that created them, so windows can't be
 continued elsewhere. Each cursor continues after the highest id it settled, in the order of ids. If an event with a

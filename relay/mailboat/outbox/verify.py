@@ -19,6 +19,7 @@ from mailboat.errors import DatabaseUnavailable, SchemaMismatch
 from mailboat.outbox.link import explain
 from mailboat.outbox.migrate import RESERVED, Applied, known_migrations, pending
 from mailboat.outbox.sqlfiles import statements
+from mailboat.outbox.verify_columns import COLUMNS, Present, about_columns
 
 _SQL = statements("verify")
 
@@ -26,47 +27,11 @@ OLDEST_POSTGRES = 140000
 DAYS_AHEAD = 7
 """Minimum days of time partitions ahead. Fewer are a finding, because a writer without a partition fails."""
 
+MOST_COUNTED = 100_000
+"""Rows at which counting stops."""
+
 BOOKKEEPING = ("relays", "doorbells", "subscriptions", "cursors", "parked", "dead_letters")
 """Tables that a relay writes to."""
-
-_TEXT = ("text", "character varying")
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """Permitted types of a column of the outbox, and the clause that adds it to a table with existing events."""
-
-    types: tuple[str, ...]
-    addition: str
-    conversion: str = ""
-    """Clause that converts the column to a permitted type, if there is one."""
-    always: bool = False
-    """True if the column must not be null."""
-
-
-_COLUMNS: Mapping[str, Column] = {
-    "id": Column(("bigint", "integer"), "add column {} bigint generated always as identity", always=True),
-    "xid": Column(("xid8",), "add column {0} xid8, alter column {0} set default pg_current_xact_id()"),
-    "created_at": Column(
-        ("timestamp with time zone",), "add column {} timestamptz not null default now()", always=True
-    ),
-    "event_id": Column(
-        ("uuid",),
-        "add column {} uuid not null default gen_random_uuid()",
-        "type uuid using {}::uuid;  -- or, where it holds something else, name a new column in columns.eventId",
-        always=True,
-    ),
-    "event_type": Column(_TEXT, "add column {} text not null default 'event'", always=True),
-    "aggregate_type": Column(_TEXT, "add column {} text"),
-    "aggregate_id": Column((*_TEXT, "uuid"), "add column {} text"),
-    "key": Column(_TEXT, "add column {} text"),
-    "slot": Column(("integer",), "add column {} integer generated always as (mailboat.key_slot({key}, {id})) stored"),
-    "payload": Column(("bytea",), "add column {} bytea"),
-    "content_type": Column(_TEXT, "add column {} text not null default 'application/json'"),
-    "headers": Column(("jsonb", "json"), "add column {} jsonb"),
-    "tags": Column(("text[]", "character varying[]"), "add column {} text[] not null default '{{}}'"),
-    "traceparent": Column(_TEXT, "add column {} text"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +77,40 @@ async def verify(
         raise explain(error) from error
 
 
+async def undeliverable_rows(
+    connection: psycopg.AsyncConnection[Any], outbox_table: str, columns: Mapping[str, str]
+) -> Finding | None:
+    """Return the number of rows without a transaction id, which no relay reads, and the SQL that delivers them.
+
+    Such rows were written before the column existed. They are no defect: somebody else may have delivered them.
+    """
+    xid = columns.get("xid", "xid")
+    statement = sql.SQL(_SQL["without_xid"]).format(
+        outbox=sql.Identifier(*outbox_table.split(".")), xid=sql.Identifier(xid)
+    )
+    try:
+        cursor = await connection.cursor(row_factory=tuple_row).execute(statement, {"most": MOST_COUNTED})
+        (count,) = await cursor.fetchone() or (0,)
+    except psycopg.Error as error:
+        raise explain(error) from error
+    if not count:
+        return None
+    many = "one row has" if count == 1 else f"{count}{'+' if count >= MOST_COUNTED else ''} rows have"
+    return Finding(
+        f"{many} no transaction id (written before the column existed) and will never be delivered. If they should be,"
+        " this delivers them to every subscription:",
+        outbox_table,
+        f'update {outbox_table} set "{xid}" = pg_current_xact_id() where "{xid}" is null;',
+    )
+
+
 class _Inspection:
     """One verification of one database."""
 
     def __init__(self, connection: psycopg.AsyncConnection[Any], outbox: str, columns: Mapping[str, str]) -> None:
         self._connection = connection
         self._outbox = outbox
-        self._names = {name: columns.get(name, name) for name in _COLUMNS}
+        self._names = {name: columns.get(name, name) for name in COLUMNS}
 
     async def findings(self) -> AsyncIterator[Finding]:
         server = await self._row("server", tables=list(BOOKKEEPING))
@@ -189,9 +181,9 @@ class _Inspection:
 
     async def _about_table(self, relation: Mapping[str, Any]) -> AsyncIterator[Finding]:
         name = relation["name"]
-        present = {column: _Present(*facts) for column, *facts in await self._rows("columns", outbox=self._outbox)}
-        for finding in _about_columns(name, self._names, present):
-            yield finding
+        present = {column: Present(*facts) for column, *facts in await self._rows("columns", outbox=self._outbox)}
+        for where, what, remedy in about_columns(name, self._names, present):
+            yield Finding(what, where, remedy)
         xid, position = self._names["xid"], self._names["id"]
         if not relation["xid_index"] and xid in present:
             yield Finding("no index begins with it", f"{name}.{xid}", f'create index on {name} ("{xid}");')
@@ -296,38 +288,3 @@ def _about_server(server: Mapping[str, Any]) -> Iterator[Finding]:
             where,
             "create database ... encoding 'UTF8' template template0;  -- and move the data there",
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Present:
-    """An existing column."""
-
-    kind: str
-    default: str
-    always: bool
-
-
-def _about_columns(table: str, names: Mapping[str, str], present: Mapping[str, _Present]) -> Iterator[Finding]:
-    for name, column in _COLUMNS.items():
-        theirs = names[name]
-        where = f"{table}.{theirs}"
-        if theirs not in present:
-            quoted = {key: f'"{value}"' for key, value in names.items()}
-            addition = column.addition.format(quoted[name], **quoted)
-            yield Finding("the column does not exist", where, f"alter table {table} {addition};")
-            continue
-        found = present[theirs]
-        alter = f'alter table {table} alter column "{theirs}"'
-        if found.kind not in column.types:
-            conversion = column.conversion.format(f'"{theirs}"')
-            yield Finding(
-                f"the column is {found.kind}, and must be {' or '.join(column.types)}",
-                where,
-                f"{alter} {conversion}" if conversion else f"-- {alter} type {column.types[0]} using ...;",
-            )
-        elif column.always and not found.always:
-            yield Finding("it may be null, and no event can be without it", where, f"{alter} set not null;")
-        elif name == "xid" and "pg_current_xact_id()" not in found.default:
-            yield Finding(
-                "its default must be the transaction's id", where, f"{alter} set default pg_current_xact_id();"
-            )

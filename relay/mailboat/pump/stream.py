@@ -92,6 +92,7 @@ class Stream:
     """Reason why the sink is not open."""
     fault: str | None = None
     """Last contract violation of the sink; None once a call succeeds."""
+    dead_letter_topic: str | None = None
     pulled: bool = False
     """The partitions belong to pull consumers; relays only report the lag."""
     clock: Clock = time.monotonic

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from random import Random
 
 from mailboat.errors import ConfigError, DatabaseUnavailable, ForeignDatabase, LeaseLost, MailboatError, SchemaMismatch
+from mailboat.outbox.coverage import Coverage
 from mailboat.outbox.declaring import UNCOUNTED, Declared, Edition
 from mailboat.outbox.postgres import PostgresStore
 from mailboat.outbox.settings import ReadLimits, RelayIdentity
@@ -29,6 +30,7 @@ from mailboat.pump.stream import Clock, Stream
 from mailboat.runtime.beforehand import Schema, ToldToStop, unless
 from mailboat.runtime.changeover import Changeover, close_all
 from mailboat.runtime.connection import Connection
+from mailboat.runtime.coverage_watch import CoverageWatch
 from mailboat.runtime.followed import Configuration
 from mailboat.runtime.janitor import Janitor, RetentionClock
 from mailboat.runtime.lineup import Lineup, line_up, line_up_again, needs_secrets_anew
@@ -95,6 +97,7 @@ class Relay:
         self._unused: list[Sink] = []
         """Sinks used only by subscriptions that are being withdrawn."""
         self._janitor: Janitor | None = None
+        self._coverage: CoverageWatch | None = None
         self._retention_clock = RetentionClock()
         self._state = RelayState.CONNECTING
         self._message = "has not connected yet"
@@ -197,9 +200,10 @@ class Relay:
         orderly = False
         layout, pooler = wanted.settings.layout, wanted.settings.pooler
         janitor = Janitor(url, layout, wanted.retention, pooler, self._retention_clock)
-        upkeep = asyncio.ensure_future(janitor.run())
+        coverage = CoverageWatch(url, layout, pooler, lambda: self._config.subscriptions)
+        upkeep = {asyncio.ensure_future(each.run()) for each in (janitor, coverage)}
         try:
-            self._janitor, self._connection = janitor, wanted
+            self._janitor, self._coverage, self._connection = janitor, coverage, wanted
             await self._serve(store, stop)
             orderly = True
         except ToldToStop:
@@ -207,11 +211,12 @@ class Relay:
             raise
         finally:
             self._session = self._store = self._connection = None
-            upkeep.cancel()
+            for task in upkeep:
+                task.cancel()
             unused, self._unused = self._unused, []
             await close_all(unused)
             await _quietly_close(store, leave=orderly)
-            await asyncio.wait({upkeep}, timeout=_LONG_ENOUGH)
+            await asyncio.wait(upkeep, timeout=_LONG_ENOUGH)
 
     async def _serve(self, store: PostgresStore, stop: asyncio.Event) -> None:
         """Declare the subscriptions, join, and run one session."""
@@ -379,6 +384,7 @@ class Relay:
             missing_roles=self._schema.missing_roles,
             partitions_ahead_days=janitor.upkeep.days_ahead if janitor else None,
             retention_blocked=janitor.upkeep.blocked if janitor else None,
+            coverage=self._coverage.found if self._coverage else Coverage(),
             peers=tuple(p.id for p in session.roster.peers if p.alive) if session and session.roster else (),
             silent=tuple(p.id for p in session.roster.peers if p.silent) if session and session.roster else (),
             subscriptions=tuple(

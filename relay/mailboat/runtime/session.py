@@ -44,6 +44,7 @@ from mailboat.pump.reader import WindowReader
 from mailboat.pump.retry import OUTAGE_BACKOFF, Outage
 from mailboat.pump.rhythm import WakeSettings
 from mailboat.pump.stream import Clock, Stream
+from mailboat.runtime.dead_letter_topic import await_dead_letter_topic
 
 log = logging.getLogger(__name__)
 
@@ -434,6 +435,7 @@ class Session(DeliverySession):
         for key, owned in self.owned.items():
             if key.subscription == stream.number:
                 owned.pump.nudge()
+        await await_dead_letter_topic(stream)
 
     async def _probe(self) -> None:
         """Query the lag of each subscription, less often if the subscription is idle."""

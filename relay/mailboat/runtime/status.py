@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from mailboat.outbox.coverage import Coverage
 from mailboat.pump.meters import Meters
 from mailboat_spec import relay_status
 from mailboat_spec.relay_status import PartitionStatus, as_json
@@ -38,3 +39,5 @@ class RelayStatus(relay_status.RelayStatus):
     """One OutboxRelay in one process."""
 
     subscriptions: tuple[SubscriptionStatus, ...] = ()
+    coverage: Coverage = field(default_factory=Coverage)
+    """Events that no filter matches, and filters that match no event. The same in all relays of an outbox."""

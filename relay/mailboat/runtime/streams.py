@@ -62,6 +62,7 @@ class StreamParts:
             self.settings,
             self.announce,
             pulled=self.pulled,
+            dead_letter_topic=self.resource.dead_letter_topic,
             clock=clock,
             random=random,
             passing=passing,

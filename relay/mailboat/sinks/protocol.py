@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 from mailboat.errors import DeliveryError, EventRefused
 from mailboat.events import Outgoing
@@ -89,4 +89,13 @@ class Sink(Protocol):
 
     async def close(self) -> None:
         """Purge unsent messages and release all connections and threads. Safe to call twice."""
+        ...
+
+
+@runtime_checkable
+class ChecksTopics(Protocol):
+    """A sink that can check other topics of its servers, for dead letters. Optional."""
+
+    async def check_topic(self, topic: str) -> None:
+        """Raise ``SinkUnavailable`` if the topic does not exist or the servers do not answer."""
         ...

@@ -1,8 +1,8 @@
 -- Going on in another database system, on request.
 
 -- name: cursors
--- All cursors of the outbox, held, and whether each was written in another system.
-select c.system_identifier <> %(system_identifier)s
+-- All cursors of the outbox, held, and whether each was written in another system or database.
+select c.system_identifier <> %(system_identifier)s or c.database_oid <> mailboat.database_oid()
 from mailboat.cursors as c
 join mailboat.subscriptions as s on s.id = c.subscription_id
 where s.outbox = %(outbox)s
@@ -28,7 +28,7 @@ set done = case when %(highest)s::bigint > c.hi then '3:3:'::pg_snapshot else %(
     highest = case when %(highest)s::bigint > c.hi then %(highest)s::bigint end,
     position = case when %(highest)s::bigint > c.hi then c.hi else 0 end,
     debts = null, resumes = 0, owner = null, epoch = null, released = true, assigned_to = null,
-    system_identifier = %(system_identifier)s, timeline = %(timeline)s
+    system_identifier = %(system_identifier)s, timeline = %(timeline)s, database_oid = mailboat.database_oid()
 from mailboat.subscriptions as s
 where s.id = c.subscription_id and s.outbox = %(outbox)s
 returning c.subscription_id
@@ -43,7 +43,8 @@ with strangers as materialized (
     select c.hi, pg_snapshot_xmax(coalesce(c.upto, c.done)) as xmax, c.system_identifier
     from mailboat.cursors as c
     join mailboat.subscriptions as s on s.id = c.subscription_id
-    where s.outbox = %(outbox)s and c.system_identifier <> %(system_identifier)s
+    where s.outbox = %(outbox)s
+      and (c.system_identifier <> %(system_identifier)s or c.database_oid <> mailboat.database_oid())
 ),
 events as materialized (
     select e.xid, e.xmin
@@ -66,9 +67,11 @@ select (select count(distinct system_identifier) from strangers),
 -- name: keep
 -- Cursors stay where they are. Nobody owns them: the owner died with the old system, if it did not let go.
 update mailboat.cursors as c
-set owner = null, epoch = null, system_identifier = %(system_identifier)s, timeline = %(timeline)s
+set owner = null, epoch = null, system_identifier = %(system_identifier)s, timeline = %(timeline)s,
+    database_oid = mailboat.database_oid()
 from mailboat.subscriptions as s
-where s.id = c.subscription_id and s.outbox = %(outbox)s and c.system_identifier <> %(system_identifier)s
+where s.id = c.subscription_id and s.outbox = %(outbox)s
+  and (c.system_identifier <> %(system_identifier)s or c.database_oid <> mailboat.database_oid())
 returning c.subscription_id
 
 -- name: forget_relays

@@ -122,11 +122,12 @@ where outbox = %(outbox)s and name = %(name)s
 returning id
 
 -- name: strangers
--- Cursors that were written in another database system: this is a restored copy.
+-- Cursors that were written in another database system, or in another database of this one: this is a restored copy.
 select distinct s.name
 from mailboat.cursors as c
 join mailboat.subscriptions as s on s.id = c.subscription_id
-where s.id = any (%(numbers)s) and c.system_identifier <> %(system_identifier)s
+where s.id = any (%(numbers)s)
+  and (c.system_identifier <> %(system_identifier)s or c.database_oid <> mailboat.database_oid())
 
 -- name: due
 -- Partitions that have a parked event whose time has come.

@@ -52,9 +52,14 @@ select seqcache from pg_sequence where seqrelid = to_regclass(%(sequence)s)
 -- Whether an event has a position that no relay reads from. By the index on it.
 select exists (select from {outbox} as e where e.{id} <= 0)
 
+-- name: without_xid
+-- How many rows no relay reads, up to a bound. By the index on the transaction id, which has nulls, too.
+select count(*) from (select from {outbox} as e where e.{xid} is null limit %(most)s) as bounded
+
 -- name: columns
--- The outbox's columns with their types and defaults, and whether each is always filled.
-select a.attname, format_type(a.atttypid, null), coalesce(pg_get_expr(d.adbin, d.adrelid), ''), a.attnotnull
+-- The outbox's columns with their types and defaults, whether each is always filled, and whether it is generated.
+select a.attname, format_type(a.atttypid, null), coalesce(pg_get_expr(d.adbin, d.adrelid), ''), a.attnotnull,
+       a.attgenerated <> ''
 from pg_attribute a
 left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
 where a.attrelid = to_regclass(%(outbox)s) and a.attnum > 0 and not a.attisdropped

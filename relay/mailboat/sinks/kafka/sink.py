@@ -165,6 +165,10 @@ class KafkaSink:
             failures.update((indexes[index], error) for index, error in answer.items())
         return failures or ALL_DELIVERED
 
+    async def check_topic(self, topic: str) -> None:
+        """Raise ``SinkUnavailable`` if another topic, for dead letters, does not exist."""
+        await self._for(topic)._describe()
+
     def _for(self, topic: str) -> KafkaSink:
         if topic not in self._others:
             self._others[topic] = KafkaSink(

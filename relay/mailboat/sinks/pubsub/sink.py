@@ -65,12 +65,23 @@ class PubSubSink:
         self._closed = False
         if self._connection is None:
             self._connection = await Connection.open(self._destination, self._topic)
+        await self._look_up(self._connection, self._topic)
+
+    async def check_topic(self, topic: str) -> None:
+        """Raise ``SinkUnavailable`` if another topic of the project, for dead letters, does not exist."""
+        if self._connection is None:
+            raise SinkUnavailable("the sink is not open")
+        await self._look_up(self._connection, self._path(topic))
+
+    async def _look_up(self, connection: Connection, topic: str) -> None:
         timeout = min(_OPEN_TIMEOUT, self._delivery_timeout)
         try:
-            await self._connection.look_up_topic(timeout=timeout)
+            await connection.look_up_topic(topic, timeout=timeout)
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.PERMISSION_DENIED:  # a publisher need not have topics.get permission
-                raise unavailable(error, self._topic, self._destination.host, timeout) from error
+                raise unavailable(error, topic, self._destination.host, timeout) from error
+        except grpc.aio.UsageError:  # the channel was closed before the call
+            raise SinkUnavailable("its connection was closed") from None
 
     def refusal(self, message: Outgoing) -> EventRefused | None:
         return refusal(message)

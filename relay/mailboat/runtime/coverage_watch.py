@@ -1,0 +1,60 @@
+"""The periodic examination of filters by a relay. Its result is in the status, in a metric and, once per change, in
+the log. The connection is open only during an examination, and a failure affects nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from mailboat.errors import MailboatError
+from mailboat.outbox.coverage import Coverage, coverage
+from mailboat.outbox.layout import Layout
+from mailboat.outbox.link import Link, UrlProvider
+from mailboat_spec import EventSubscription, Pooler
+
+log = logging.getLogger(__name__)
+
+EVERY = 60.0
+"""Seconds between examinations."""
+
+
+class CoverageWatch:
+    """Examination task of one outbox."""
+
+    def __init__(
+        self,
+        url: UrlProvider,
+        layout: Layout,
+        pooler: Pooler,
+        subscriptions: Callable[[], Sequence[EventSubscription]],
+        *,
+        every: float = EVERY,
+    ) -> None:
+        self.found = Coverage()
+        self._url = url
+        self._layout = layout
+        self._pooler = pooler
+        self._subscriptions = subscriptions
+        self._every = every
+        self._logged: frozenset[str] = frozenset()
+        """Types and subscriptions that were logged."""
+
+    async def run(self) -> None:
+        """Examine the outbox until cancelled."""
+        while True:
+            await asyncio.sleep(self._every)
+            try:
+                link = await Link.open(self._url, "coverage", pooler=self._pooler)
+                try:
+                    self.found = await coverage(link, self._layout, self._subscriptions())
+                finally:
+                    await link.close()
+            except MailboatError as error:
+                log.debug("Filters were not examined: %s", error)
+                continue
+            subjects = frozenset((*self.found.unmatched, *self.found.idle))
+            if subjects - self._logged:
+                for remark in self.found.remarks():
+                    log.warning("Probably a mistake in a filter: %s", remark, extra={"outbox": self._layout.table})
+            self._logged = subjects

@@ -1,0 +1,42 @@
+"""Check of the dead-letter topic when a sink opens.
+
+Without it, a misspelled topic is reported with the first dead letter, which may be months later. Until the topic
+exists, the status and the log report it. Delivery does not wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from mailboat.errors import SinkUnavailable
+from mailboat.pump.retry import DEAD_TOPIC_BACKOFF, Outage
+from mailboat.pump.stream import Stream
+from mailboat.sinks.protocol import ChecksTopics
+
+log = logging.getLogger(__name__)
+
+
+async def await_dead_letter_topic(stream: Stream) -> None:
+    """Report a missing dead-letter topic in the status until it exists."""
+    topic, sink, known = stream.dead_letter_topic, stream.sink, stream.dead_topic
+    if topic is None or not isinstance(sink, ChecksTopics):
+        return
+    outage, trouble = Outage(DEAD_TOPIC_BACKOFF), None
+    while True:
+        try:
+            await sink.check_topic(topic)
+            break
+        except SinkUnavailable as error:
+            if trouble is None:
+                about = {"subscription": stream.name, "topic": topic}
+                log.warning(
+                    "Dead-letter topic is not available (spec.delivery.deadLetter.topic): %s", error, extra=about
+                )
+            trouble = f"the dead-letter topic {topic} (spec.delivery.deadLetter.topic) is not available: {error}"
+            known.trouble = known.trouble or trouble
+        outage = outage.failed()
+        await asyncio.sleep(outage.delay(stream.random))
+    if trouble is not None and known.trouble is not None:
+        known.trouble = None
+        log.info("Dead-letter topic is available", extra={"subscription": stream.name, "topic": topic})

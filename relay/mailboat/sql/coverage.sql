@@ -1,0 +1,34 @@
+-- What filters leave out: events without a subscription, and subscriptions without an event. Bounded reads, no writes.
+
+-- name: unmatched
+-- Of the newest events, by the index on the position, those of the last day that no subscription matches, by type. Nothing if the
+-- outbox has subscriptions whose filters the caller does not know.
+select found.event_type, count(*)
+from (
+    select e.id, e.created_at, e.event_type, e.aggregate_type, e.tags from {rows} as e order by e.id desc limit %(newest)s
+) as found
+where found.created_at > clock_timestamp() - interval '1 day' and not {wanted}
+  and not exists (select from mailboat.subscriptions as s
+                  where s.outbox = %(outbox)s and s.retired_at is null and s.name <> all (%(names)s::text[]))
+group by found.event_type
+order by 2 desc, 1
+limit %(types)s
+
+-- name: idle
+-- Subscriptions that settled no event of the last day, though they have passed the newest one, which is of that day. Only of an
+-- outbox in time partitions: a plain table may have lost the rows that were settled.
+with newest as materialized (
+    select e.xid, e.created_at from {rows} as e order by e.id desc limit 1
+)
+select s.name
+from mailboat.subscriptions as s
+cross join newest
+where s.outbox = %(outbox)s and s.name = any (%(names)s::text[]) and s.retired_at is null and s.state <> 'Paused'
+  and newest.created_at > clock_timestamp() - interval '1 day'
+  and (select c.relkind = 'p' from pg_class as c where c.oid = to_regclass(%(outbox)s))
+  and not exists (select from mailboat.cursors as c
+                  where c.subscription_id = s.id
+                    and (c.upto is not null or not pg_visible_in_snapshot(newest.xid, c.done)))
+  and not exists (select from mailboat.cursors as c join {rows} as e on e.id = c.hi
+                  where c.subscription_id = s.id and e.created_at > clock_timestamp() - interval '1 day')
+order by s.name

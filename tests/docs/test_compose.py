@@ -1,0 +1,66 @@
+"""examples/compose/compose.yaml fits the code: its images, commands, files and topics. No engine runs it here."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import yaml
+from click import Context
+
+from mailboat.cli.main import main
+from mailboat.runtime.config import load
+from mailboat.runtime.secrets import SecretPlaces, SecretVariables, database_url
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "examples" / "compose"
+COMPOSE: dict[str, Any] = yaml.safe_load((FOLDER / "compose.yaml").read_text(encoding="utf-8"))
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+
+
+def test_services_wait_only_for_services_and_for_checks_that_exist() -> None:
+    for name, service in SERVICES.items():
+        for other, wanted in service.get("depends_on", {}).items():
+            assert wanted["condition"] != "service_healthy" or "healthcheck" in SERVICES[other], (
+                f"{name} waits for {other}"
+            )
+
+
+def test_kafka_is_the_version_that_the_tests_run_against() -> None:
+    broker = (ROOT / "harbor" / "mailboat_harbor" / "kafka-broker.xml").read_text(encoding="utf-8")
+    tested = set(re.findall(r"<version>(\d+\.\d+\.\d+)</version>", broker))
+    used = {service["image"].partition(":")[2] for service in SERVICES.values() if "kafka" in service.get("image", "")}
+    assert used <= tested
+
+
+def test_the_images_of_mailboat_are_built_from_a_dockerfile_here() -> None:
+    for name in ("relay", "producer"):
+        build = SERVICES[name]["build"]
+        assert (FOLDER / build["context"] / build["dockerfile"]).is_file()
+        for volume in SERVICES[name]["volumes"]:
+            assert (FOLDER / volume.partition(":")[0]).is_file()
+
+
+def test_its_commands_are_commands_of_mailboat() -> None:
+    (loop,) = SERVICES["producer"]["command"]
+    emit = shlex.split(loop.partition("mailboat ")[2].partition(";")[0])
+    for name, *arguments in (SERVICES["relay"]["command"], emit):
+        command = main.get_command(Context(main), name)
+        assert command is not None
+        command.make_context(name, [*arguments, "-f", str(FOLDER / "mailboat.yaml")])
+
+
+def test_database_and_topics_are_those_of_the_manifests() -> None:
+    manifests = load([FOLDER / "mailboat.yaml"])
+    environment = SERVICES["relay"]["environment"]
+    assert environment["MAILBOAT_MANIFESTS"] == SERVICES["relay"]["volumes"][0].split(":")[1]
+    url = database_url(manifests.relays[0], SecretPlaces(SecretVariables(environment)))()
+    postgres = SERVICES["postgres"]["environment"]
+    assert url.endswith(f":{postgres['POSTGRES_PASSWORD']}@postgres:5432/{postgres['POSTGRES_DB']}")
+    (subscription,) = manifests.subscriptions
+    created = set(re.findall(r"for topic in ([\w. ]+);", SERVICES["topics"]["command"][0])[0].split())
+    assert subscription.spec.sink.kafka is not None
+    assert created == {subscription.spec.sink.kafka.topic, subscription.dead_letter_topic}
+    assert subscription.spec.sink.kafka.bootstrap_servers == ("kafka:9092",)

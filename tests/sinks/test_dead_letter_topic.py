@@ -1,0 +1,47 @@
+"""A dead-letter topic that does not exist is reported when a relay starts, not with the first dead letter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from mailboat_harbor.kafka import KafkaServer
+from mailboat_harbor.postgres import Database, PostgresServer
+from mailboat_harbor.pubsub import PubSubServer
+from support.collectors import PubSubCollector
+from support.databases import migrated_database
+from support.inprocess_relay import afloat, status_of
+from support.manifests import event_subscription, kafka_sink, outbox_relay_on, pubsub_sink
+from support.wait import await_until
+
+
+@pytest.fixture
+def outbox(postgres: PostgresServer) -> Iterator[Database]:
+    yield from migrated_database(postgres)
+
+
+async def test_a_missing_dead_letter_topic_is_reported_until_it_exists(
+    outbox: Database, kfake: KafkaServer, unique_name: Callable[[str], str]
+) -> None:
+    topic = unique_name("orders")
+    kfake.create_topic(topic, 1)
+    delivery = {"deadLetter": {"topic": f"{topic}.dead"}}
+    manifest = event_subscription("orders", kafka_sink(kfake.bootstrap, topic), delivery=delivery)
+    async with afloat(outbox_relay_on(outbox.url), manifest) as relay:
+        await await_until(lambda: status_of(relay, "orders").last_error is not None, timeout=60, what="the report")
+        status = status_of(relay, "orders")
+        assert f"the dead-letter topic {topic}.dead (spec.delivery.deadLetter.topic)" in (status.last_error or "")
+        assert status.sink_reachable is True, "delivery does not wait for it"
+        kfake.create_topic(f"{topic}.dead", 1)
+        await await_until(lambda: status_of(relay, "orders").last_error is None, timeout=90, what="the end of it")
+
+
+async def test_on_pubsub_too(outbox: Database, pubsub: PubSubServer, unique_name: Callable[[str], str]) -> None:
+    topic = unique_name("orders")
+    with PubSubCollector(pubsub.host, topic):  # makes the topic
+        delivery = {"deadLetter": {"topic": f"{topic}-dead"}}
+        manifest = event_subscription("orders", pubsub_sink(pubsub.host, topic), delivery=delivery)
+        async with afloat(outbox_relay_on(outbox.url), manifest) as relay:
+            await await_until(lambda: status_of(relay, "orders").last_error is not None, timeout=60, what="the report")
+            assert f"the dead-letter topic {topic}-dead" in (status_of(relay, "orders").last_error or "")
