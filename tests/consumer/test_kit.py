@@ -305,6 +305,31 @@ async def test_a_database_that_crashes_is_waited_for_and_costs_no_attempt(tmp_pa
         assert attempts == {1}
 
 
+async def test_a_database_that_is_away_at_the_start_is_waited_for(outbox: Database, tmp_path: Path) -> None:
+    """Manifests and secrets are read again for each attempt, so a corrected URL needs no restart."""
+    path, port = tmp_path / "manifests.yaml", free_port()
+
+    def write_manifests(url: str) -> None:
+        path.write_text(yaml.safe_dump_all((outbox_relay_on(url), event_subscription("view", {"pull": {}}))))
+
+    async def is_connecting() -> bool:
+        try:
+            async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http:
+                (told,) = (await (await http.get("/status")).json())["consumers"]
+        except aiohttp.ClientConnectionError:
+            return False
+        return (told["state"], "refused" in told["message"]) == ("Connecting", True)
+
+    write_manifests(f"postgresql://nobody@127.0.0.1:{free_port()}/nowhere")
+    view = Consumer("shop/view", manifests=path, pace=QUICK, listen=f"127.0.0.1:{port}")
+    view.on("order.*")(with_async_psycopg)
+    async with serving(view):
+        await await_until(is_connecting, what="the status with its reason")
+        write(outbox, 1)
+        write_manifests(outbox.url)
+        await await_until(lambda: effects(outbox) == [1], what="the effect")
+
+
 async def test_instances_share_the_work_and_tell_about_themselves(outbox: Database) -> None:
     # The manifests name the outbox, so a subscription of the same name in another outbox does not matter.
     outbox.execute("select mailboat.create_outbox('shop.returns')")

@@ -161,9 +161,8 @@ class Consumer:
         """Handle events in a running event loop, such as FastAPI's, until ``stop`` is set or the task is cancelled."""
         stop = stop or asyncio.Event()
         settings = await asyncio.to_thread(self._settings)
-        if stop.is_set():
-            return
-        await self._runner(settings).serve(stop)
+        if not stop.is_set():
+            await self._runner(settings).serve(stop)
 
     # -- configuration -----------------------------------------------------------------------------------------------
 
@@ -185,6 +184,7 @@ class Consumer:
         return PullRunner(
             self.dispatcher,
             settings,
+            self._pull_settings,
             instance=self.instance,
             concurrency=self._concurrency or 4,
             engine=self._engine,
@@ -194,6 +194,11 @@ class Consumer:
             pace=self._pace,
             passing=self._passing,
         )
+
+    def _pull_settings(self) -> ConsumerSettings:
+        settings = self._settings()
+        assert isinstance(settings, ConsumerSettings), "the kind of source does not change"
+        return settings
 
     def _settings(self) -> ConsumerSettings | BrokerSettings:
         if not self.dispatcher.handlers:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from random import Random
 from typing import Any
 
 from mailboat.consumer.dispatch import Dispatcher
 from mailboat.consumer.points import Passing, ignore_point
-from mailboat.consumer.pull_source import Pace, PullSource, WakeUp
+from mailboat.consumer.pull_source import RECONNECT, Pace, PullSource, WakeUp
 from mailboat.consumer.session_factory import SessionFactory, libpq_url
 from mailboat.consumer.settings import ConsumerSettings
 from mailboat.consumer.status import run_with_status
-from mailboat.consumer.transactions import Wanted
-from mailboat.errors import ConfigError
+from mailboat.consumer.transactions import Wanted, told
+from mailboat.consumer.watch import Lag, Watch
+from mailboat.errors import ConfigError, DatabaseUnavailable
 from mailboat.runtime.shutdown import unless_stopped
 from mailboat_spec import NoHandler
 from mailboat_spec.consumer_report import ConsumerReport
@@ -29,6 +31,7 @@ class PullRunner:
         self,
         dispatcher: Dispatcher,
         settings: ConsumerSettings,
+        read_settings: Callable[[], ConsumerSettings],
         *,
         instance: str,
         concurrency: int,
@@ -42,6 +45,7 @@ class PullRunner:
         self.dispatcher = dispatcher
         self.name = dispatcher.name
         self.instance = instance
+        self._read_settings = read_settings
         self._settings = settings
         self._concurrency = concurrency
         self._engine = engine
@@ -50,72 +54,88 @@ class PullRunner:
         self._listen = listen
         self._pace = pace
         self._passing = passing
+        self._stop = asyncio.Event()
+        self._wake = WakeUp()
+        self._source: PullSource | None = None
+        self._watch: Watch | None = None
+        self._trouble: str | None = None
+        """Why the database is not reached at the start."""
 
     async def serve(self, stop: asyncio.Event) -> None:
         """Handle events until ``stop`` is set, then finish batches in flight."""
-        settings = self._settings
+        self._stop = stop
+        await run_with_status(self._listen, self.report, self._run(stop), stop, self._wake.ring)
+
+    async def _run(self, stop: asyncio.Event) -> None:
         kind = self.dispatcher.transaction_kind()
-        known = await unless_stopped(stop, self._prepare(settings))
+        known = await unless_stopped(stop, self._prepare())
         if known is None:
             return
-        wake = WakeUp()
+        settings = self._settings
         self._check_groups(known)
         self.dispatcher.no_handler = NoHandler(known["noHandler"])
         wanted = Wanted(settings.subscription, self._size, settings.outbox)
         sessions = SessionFactory(kind, settings.url, wanted, size=self._concurrency, engine=self._engine)
-        source = PullSource(
+        self._source = PullSource(
             self.dispatcher,
             sessions.open,
             workers=max(1, min(self._concurrency, known["partitions"])),
             pace=self._pace,
-            wake=wake,
+            wake=self._wake,
             passing=self._passing,
         )
-        upkeep = asyncio.create_task(_janitor(settings, known).run())
-        try:
-            await self._serve(source, settings, wake, stop)
-        finally:
-            upkeep.cancel()
-            await asyncio.gather(upkeep, return_exceptions=True)
-            await sessions.close()
-
-    async def _serve(self, source: PullSource, settings: ConsumerSettings, wake: WakeUp, stop: asyncio.Event) -> None:
-        from mailboat.consumer.watch import Watch
-
-        watch = Watch(libpq_url(settings.url), settings.subscription, self.instance, wake, outbox=settings.outbox)
-        watching = asyncio.create_task(watch.run())
-
-        def report() -> ConsumerReport:
-            lag, counts = watch.lag, self.dispatcher.counts
-            state = "Stopping" if stop.is_set() else "Running" if source.connected else "Connecting"
-            return ConsumerReport(
-                name=settings.subscription,
-                instance=self.instance,
-                state=state,
-                message=source.trouble or "",
-                workers=source.connected,
-                lag=lag.pending,
-                lag_bounded=lag.bounded,
-                oldest_age=lag.oldest,
-                parked=lag.parked,
-                dead=lag.dead,
-                handled=counts.handled,
-                ignored=counts.ignored,
-                refused=counts.refused,
-                redelivered=counts.redelivered,
-                last_error=counts.last_error,
-            )
-
+        self._watch = Watch(
+            libpq_url(settings.url), settings.subscription, self.instance, self._wake, outbox=settings.outbox
+        )
+        beside = [asyncio.create_task(_janitor(settings, known).run()), asyncio.create_task(self._watch.run())]
         log.info("Consuming.", extra={"consumer": settings.subscription, "instance": self.instance})
         try:
-            await run_with_status(self._listen, report, source.run(stop), stop, wake.ring)
+            await self._source.run(stop)
         finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
+            await sessions.close()
 
-    async def _prepare(self, settings: ConsumerSettings) -> dict[str, Any]:
-        await self._declare(settings)
-        return await self._known(settings)
+    def report(self) -> ConsumerReport:
+        """Return the status from values in memory."""
+        lag = Lag() if self._watch is None else self._watch.lag
+        connected = 0 if self._source is None else self._source.connected
+        trouble = self._trouble if self._source is None else self._source.trouble
+        counts = self.dispatcher.counts
+        return ConsumerReport(
+            name=self._settings.subscription,
+            instance=self.instance,
+            state="Stopping" if self._stop.is_set() else "Running" if connected else "Connecting",
+            message=trouble or "",
+            workers=connected,
+            lag=lag.pending,
+            lag_bounded=lag.bounded,
+            oldest_age=lag.oldest,
+            parked=lag.parked,
+            dead=lag.dead,
+            handled=counts.handled,
+            ignored=counts.ignored,
+            refused=counts.refused,
+            redelivered=counts.redelivered,
+            last_error=counts.last_error,
+        )
+
+    async def _prepare(self) -> dict[str, Any]:
+        """Declare the subscription and return its settings in the database. If the database is unavailable, retry with
+        back-off; manifests and secrets are read again for each attempt."""
+        failures, random = 0, Random()
+        while True:
+            try:
+                await self._declare(self._settings)
+                return await self._known(self._settings)
+            except DatabaseUnavailable as error:
+                failures += 1
+                if self._trouble != str(error):
+                    log.warning("Database unavailable: %s", error, extra={"consumer": self._settings.subscription})
+                self._trouble = str(error)
+            await asyncio.sleep(RECONNECT.delay(failures, random))
+            self._settings = await asyncio.to_thread(self._read_settings)
 
     async def _declare(self, settings: ConsumerSettings) -> None:
         """Declare the subscription. Without the privilege, the subscription must already exist."""
@@ -137,9 +157,6 @@ class PullRunner:
     async def _known(self, settings: ConsumerSettings) -> dict[str, Any]:
         """Return the subscription's settings from the database."""
         import psycopg
-
-        from mailboat.consumer.transactions import told
-        from mailboat.errors import DatabaseUnavailable
 
         try:
             async with await psycopg.AsyncConnection.connect(libpq_url(settings.url), connect_timeout=10) as connection:

@@ -26,7 +26,7 @@ from mailboat.pump.retry import Backoff
 
 log = logging.getLogger(__name__)
 
-_RECONNECT: Final = Backoff(initial=0.2, factor=2, ceiling=10.0, jitter=0.2)
+RECONNECT: Final = Backoff(initial=0.2, factor=2, ceiling=10.0, jitter=0.2)
 
 
 _NOT_NOW: Final = frozenset({"57014", "55P03"})
@@ -130,7 +130,7 @@ class PullSource:
                         self.connected -= 1
                         await _quietly(session.close())
                         session = None
-                    await self._rest(stop, _RECONNECT.delay(failures, self._random))
+                    await self._rest(stop, RECONNECT.delay(failures, self._random))
                     continue
                 empty = 0 if busy else empty + 1
                 if not busy:
