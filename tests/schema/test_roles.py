@@ -158,8 +158,8 @@ begin
                        trap.name, trap.arguments, trap.result, body);
     end loop;
     for trap in
-        select o.oprname as name, o.oprleft::regtype as l, o.oprright::regtype as r, o.oprresult::regtype as result,
-            o.oid
+        select o.oid, o.oprname as name, o.oprleft::regtype as l, o.oprright::regtype as r,
+               o.oprresult::regtype as result
         from pg_operator o
         where o.oprnamespace = 'pg_catalog'::regnamespace
           and o.oprname in ('%', '||', '&', '>', '<=', '<>', '=', '*', '~', '!~')
