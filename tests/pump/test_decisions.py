@@ -91,7 +91,8 @@ def test_the_longer_nothing_comes_the_rarer_one_looks() -> None:
         waits.append(asleep.wait(0.0))
         asleep = asleep.polled_in_vain(undecided_writers=False)
     assert waits == [0.5, 0.5, 0.5, 0.5, 1.0, 2.0, 4.0, 4.0, 4.0]
-    assert asleep.found().wait(0.0) == 0
+    assert asleep.found(20.0).wait(0.0) == 0
+    assert asleep.roused().wait(0.0) == 0
 
 
 def test_a_writer_who_may_have_missed_the_bell_keeps_the_polls_frequent() -> None:
@@ -99,6 +100,35 @@ def test_a_writer_who_may_have_missed_the_bell_keeps_the_polls_frequent() -> Non
     for _ in range(100):
         asleep = asleep.polled_in_vain(undecided_writers=True)
     assert asleep.wait(0.0) == 0.5
+
+
+def test_a_relay_that_was_notified_is_idle_as_soon_as_nothing_comes() -> None:
+    asleep = Rhythm(WakeSettings(poll=0.5)).quiet(0.0).slept()
+    assert asleep.heard().wait(0.0) == 0
+    assert asleep.heard().found(10.0).quiet(10.01).wait(0.0) == 0.5
+
+
+def test_a_relay_that_found_an_event_by_the_clock_does_not_rely_on_notifications() -> None:
+    asleep = Rhythm(WakeSettings(poll=0.5)).quiet(0.0).slept()
+    for found in (asleep, asleep.heard().found(10.0).quiet(10.01)):
+        assert found.found(10.5).quiet(10.51).wait(0.0) < LINGER
+
+
+@pytest.mark.parametrize(("interval", "crowded"), [(0.001, True), (0.01, True), (0.1, False), (10.0, False)])
+def test_writers_notify_until_events_come_often(interval: float, crowded: bool) -> None:
+    rhythm, often = Rhythm(WakeSettings()).quiet(0.0).slept(), False
+    for now in (100.0 + number * interval for number in range(100)):
+        rhythm = rhythm.heard().found(now)
+        often |= rhythm.crowded(now)
+        rhythm = rhythm.quiet(now)
+    assert often is crowded
+    assert not rhythm.unnotified().crowded(200.0)
+
+
+def test_writers_do_not_notify_a_relay_that_is_behind_however_slow_its_polls_are() -> None:
+    rhythm = Rhythm(WakeSettings()).quiet(0.0).slept().heard()
+    assert not rhythm.found(10.0).found(10.4).crowded(10.4)
+    assert rhythm.found(10.0).found(10.4).found(10.8).crowded(10.8)
 
 
 @given(st.integers(0, 10_000))

@@ -114,6 +114,44 @@ def test_nobody_is_asked_to_ring_while_nobody_waits_for_events() -> None:
     story()
 
 
+def test_few_events_cost_a_notification_each_and_no_polls_between_them(looks: list[int]) -> None:
+    @in_virtual_time
+    async def story() -> None:
+        fleet = Fleet(declared=[subscription(partitions=8)], new_sink=Distant)
+        fleet.start()
+        await until(lambda: fleet.outbox.bells, "the relay to sleep")
+        fleet.write("the first one")
+        await asyncio.sleep(1.0)
+        before = len(looks)
+        for number in range(50):
+            fleet.write(f"key {number}")
+            await asyncio.sleep(0.1)
+            assert fleet.outbox.bells, "writers go on notifying"
+        assert len(fleet.arrived()) == 51
+        assert len(looks) - before <= 4 * 50
+        await fleet.stop()
+
+    story()
+
+
+@pytest.mark.parametrize("pause", [0.0007, 0.0023, 0.0041, 0.0059, 0.0083, 0.03, 0.11])
+def test_no_wake_up_is_lost_whatever_the_keeper_does_when_it_comes(looks: list[int], pause: float) -> None:
+    """The poll that would find the event all the same is ten minutes away."""
+
+    @in_virtual_time
+    async def story() -> None:
+        fleet = Fleet(wake=WakeSettings(poll=600.0, longest=600.0), new_sink=Distant)
+        fleet.start()
+        await until(lambda: fleet.outbox.bells, "the relay to sleep")
+        for number in range(200):
+            fleet.write(f"key {number}")
+            await asyncio.sleep(pause * (1 + number % 3))
+        await until(lambda: len(fleet.arrived()) == 200, "all of them", within=1)
+        await fleet.stop()
+
+    story()
+
+
 def test_a_ring_counts_also_while_the_keeper_asks_about_open_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
     """It asks after every poll in vain. Whoever writes just then has looked, and rung: there will be no other ring."""
     asking = asyncio.Event()

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import accumulate, product
 from typing import Any, NamedTuple
 
 from psycopg import sql
 
 from mailboat.events import Event
-from mailboat.outbox.filters import Predicate, any_of, routes
+from mailboat.outbox.filters import TRUE, Predicate, any_of, routes
 from mailboat.outbox.layout import COLUMNS, ROW_BYTES, TOO_LARGE_COLUMNS, Layout
 from mailboat.outbox.routing import EVENT_COLUMNS, fan_out, fan_out_single
 from mailboat.outbox.sqlfiles import statements
@@ -65,11 +65,25 @@ class Composed:
     small_window: bytes
     late: bytes
     large_window: Mapping[Stretch, bytes]
+    reach: bytes
+    reach_within: bytes
     subscriptions: Mapping[int, Subscription]
+    offsets: Mapping[int, int]
+    """Place of each subscription's first partition in ``own``."""
 
     def tail_since(self, done: str, *, pruned: bool) -> bytes:
         """Return the statement that reads what became visible since the snapshot ``done``."""
         return self.tail[TailKind(late=not done.endswith(":"), pruned=pruned)]
+
+    def own(self, members: Iterable[Lease]) -> dict[str, str]:
+        """Return the parameter that selects the events of these members' partitions: one bit per partition.
+
+        Events of other partitions are not sent, so a relay pays for the rows that it delivers.
+        """
+        bits = bytearray(b"0" * sum(each.partitions for each in self.subscriptions.values()))
+        for (number, partition), _ in members:
+            bits[self.offsets[number] + partition] = ord("1")
+        return {"own": bits.decode()}
 
     @property
     def width(self) -> int:
@@ -97,8 +111,6 @@ class Compositions:
         self._routes: Mapping[int, Route] = {}
         self._composed: dict[tuple[int, ...], Composed] = {}
         self.span = sql.SQL(_SQL["span"]).format(**self._fixed).as_bytes()
-        self.reach = sql.SQL(_SQL["reach"]).format(**self._fixed).as_bytes()
-        self.reach_within = sql.SQL(_SQL["reach_within"]).format(**self._fixed).as_bytes()
 
     def route(self, routes_by_number: Mapping[int, Route]) -> None:
         """Replace the subscription set. Threads that are composing a statement finish with the previous set."""
@@ -116,7 +128,14 @@ class Compositions:
         return composed
 
     def _compose(self, numbers: tuple[int, ...]) -> Composed:
-        wanted = {number: self._routes[number].wanted for number in numbers}
+        subscriptions = {number: self._routes[number].subscription for number in numbers}
+        offsets = dict(
+            zip(numbers, accumulate((s.partitions for s in subscriptions.values()), initial=0), strict=False)
+        )
+        wanted = {
+            number: _among_own(self._routes[number].wanted, offsets[number], subscription.partitions)
+            for number, subscription in subscriptions.items()
+        }
         single = len(numbers) == 1
         parts: dict[str, Any] = {
             **self._fixed,
@@ -128,8 +147,19 @@ class Compositions:
             sql.SQL(_SQL["small_window"]).format(**parts).as_bytes(),
             sql.SQL(_SQL["late"]).format(**parts).as_bytes(),
             {Stretch(*kind): _large_window(Stretch(*kind), parts) for kind in product((False, True), repeat=2)},
-            {number: self._routes[number].subscription for number in numbers},
+            sql.SQL(_SQL["reach"]).format(**parts).as_bytes(),
+            sql.SQL(_SQL["reach_within"]).format(**parts).as_bytes(),
+            subscriptions,
+            offsets,
         )
+
+
+def _among_own(wanted: Predicate, offset: int, partitions: int) -> Predicate:
+    """Return the predicate for the rows of a subscription that lie in partitions with a bit in ``own``."""
+    own = sql.SQL("get_bit(%(own)s::varbit, ({} + found.slot %% {})::integer) = 1").format(
+        sql.Literal(offset), sql.Literal(partitions)
+    )
+    return own if wanted is TRUE else sql.SQL("({} and {})").format(wanted, own)
 
 
 def _tail(kind: TailKind, parts: dict[str, Any]) -> bytes:

@@ -20,7 +20,7 @@ from psycopg import Connection, Cursor
 
 from mailboat.errors import DatabaseUnavailable
 from mailboat.outbox.blocking import BlockingWork
-from mailboat.outbox.composed import Compositions, Stretch, asking, lease_arrays
+from mailboat.outbox.composed import Composed, Compositions, Stretch, asking, lease_arrays
 from mailboat.outbox.link import (
     Pipeline,
     Row,
@@ -153,14 +153,20 @@ class WindowReads:
                 return chunk(events, events[-1][0], last=False)
             return chunk(events, end, last=last)
 
-        where: dict[str, Any] = {"upto": window.upto, "after": after, "limit": limits.rows, "max_bytes": limits.bytes}
+        where: dict[str, Any] = {
+            "upto": window.upto,
+            "after": after,
+            "limit": limits.rows,
+            "max_bytes": limits.bytes,
+            **composed.own(members),
+        }
         walk_from = (window.lowest or 1) - 1
         if window.highest is None:
             question = composed.small_window
         elif after < walk_from:
             question = composed.late
         else:
-            question = self._compositions.reach
+            question = composed.reach
             where["limit"] = min(limits.rows, self._rows_ahead)
         reader, found = _ask(pipeline, question, members, where)
         if reader is None:
@@ -170,18 +176,18 @@ class WindowReads:
         if after < walk_from:
             return lambda: bounded(found.fetchall(), walk_from, last=False)
         where |= asking(reader)
-        ahead = self._reach(pipeline, found, where)
+        ahead = self._reach(pipeline, composed, found, where)
         if ahead.reach is None:
             return lambda: chunk((), after, last=True)
         statement = composed.large_window[Stretch(bool(window.indebted), ahead.bytes > limits.row_bytes)]
         stretch = pipeline.send(statement, {**where, "reach": ahead.reach, "bytes": str(ahead.bytes)})
         return lambda: chunk(stretch.fetchall(), ahead.reach or after, last=ahead.last)
 
-    def _reach(self, pipeline: Pipeline, found: Cursor[Row], where: dict[str, Any]) -> _Ahead:
+    def _reach(self, pipeline: Pipeline, composed: Composed, found: Cursor[Row], where: dict[str, Any]) -> _Ahead:
         reach, rows, size = found.fetchone() or (None, 0, 0)
         last = rows < where["limit"]
         if size > where["max_bytes"]:
-            found = pipeline.send(self._compositions.reach_within, where)
+            found = pipeline.send(composed.reach_within, where)
             pipeline.wait()
             within, rows, size = found.fetchone() or (reach, rows, size)
             reach, last = within, last and within == reach

@@ -167,7 +167,7 @@ class Windows:
         composed = self._compositions.for_members(group.members)
         tail = composed.tail_since(group.done, pruned=occupied is not None)
         bounds = {"limit": 1 if group.cautious else self._limits.small_rows + 1, "max_bytes": self._limits.bytes}
-        where = {**asking(group.members[0]), "done": group.done, "pooled": server.pooled}
+        where = {**asking(group.members[0]), **composed.own(group.members), "done": group.done, "pooled": server.pooled}
         return pipeline.send(tail, where | bounds | (occupied.parameters if occupied is not None else {}))
 
     def _load_partitions(self, pipeline: Pipeline) -> None:

@@ -66,6 +66,8 @@ class Keeper:
         self._passing = passing
         self._rhythm = Rhythm(wake)
         self._bell_is_out = False
+        self._rung = False
+        """A wake-up arrived since the current tick began."""
         self._book: dict[CursorKey, _Entry] = {}
         self._pending: dict[CursorKey, Settlement] = {}
         self._waiting: list[asyncio.Future[None]] = []
@@ -127,8 +129,14 @@ class Keeper:
         self._stir.set()
 
     def ring(self) -> None:
-        """Poll immediately, after a wake-up (NOTIFY) or a change of the cursors."""
-        self._rhythm = self._rhythm.found()
+        """Poll immediately, after a change of the cursors."""
+        self._rhythm = self._rhythm.roused()
+        self._stir.set()
+
+    def rung(self) -> None:
+        """Poll immediately, after a wake-up (NOTIFY)."""
+        self._rung = True
+        self._rhythm = self._rhythm.heard() if self._bell_is_out else self._rhythm.roused()
         self._stir.set()
 
     # -- the task ----------------------------------------------------------------------------------------------------
@@ -188,7 +196,7 @@ class Keeper:
         self._urgent = False
         try:
             self._passing(Point.SETTLING)
-            began = self._clock()
+            began, self._rung = self._clock(), False
             tips = self._tips(settlements)
             result = await self._store.tick(settlements, tips, measured)
             self._last_tick = self._clock() - began
@@ -284,19 +292,22 @@ class Keeper:
 
     async def _find_rhythm(self, result: TickResult, *, looked: bool) -> None:
         now = self._clock()
-        if not result.quiet or not looked:  # if no cursor polls for events, no wake-up is needed
-            self._rhythm = self._rhythm.found()
-            if self._bell_is_out:
-                await self._store.awake()
-                self._bell_is_out = False
-            return
         before = self._rhythm
+        if not result.quiet or not looked:
+            self._rhythm = before.found(now)
+            # If no cursor polls for events, no wake-up is needed.
+            if self._bell_is_out and (self._rhythm.crowded(now) or not self._rhythm.notified or not looked):
+                await self._store.awake()
+                self._rhythm, self._bell_is_out = self._rhythm.unnotified(), False
+            return
+        if self._rung:  # perhaps by an event that was committed after the poll
+            return
         rhythm = before.quiet(now)
         if rhythm.should_sleep(now):
             await self._store.sleep()
             rhythm, self._bell_is_out = rhythm.slept(), True
             self._urgent = True  # poll once more for events committed before writers were asked to notify
-        elif rhythm.asleep:
+        elif before.asleep:
             rhythm = rhythm.polled_in_vain(await self._store.undecided_writers())
             if self._rhythm is not before:  # a wake-up arrived during the query: keep the immediate poll
                 return

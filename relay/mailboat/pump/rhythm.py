@@ -1,8 +1,13 @@
 """Poll interval of the outbox. Polling finds every event; a wake-up (NOTIFY) only shortens the wait.
 
     busy      the last poll found events: poll again at once (the duration of the last tick sets the pace)
-    lingering no events for a moment: poll every few milliseconds, writers do not notify
+    lingering no events for a moment, and writers do not notify: poll every few milliseconds
     idle      no events for longer (``asleep``): writers notify, and the interval grows from ``poll`` to ``longest``
+
+Once a notification has arrived, writers go on notifying until polls find events many times a second (``crowded``).
+Below that rate an event costs one notification, instead of polls every few milliseconds and two changes of the request
+for notifications, whose row every writer reads. A poll that finds events without a notification ends this: writers may
+not notify here (a table without the trigger), or a notification was lost.
 
 The interval does not grow while a transaction is open that began before notifications were requested. Its writer may
 have checked for the request before, so only a poll finds its events.
@@ -16,6 +21,9 @@ LINGER = 0.05
 """Seconds without an event before the relay becomes idle."""
 LINGER_POLL = 0.004
 """Poll interval before that, in seconds: bounds latency under a low steady load, at the price of cheap empty reads."""
+CROWD = 25
+CROWD_WITHIN = 0.5
+"""So many polls with events within so many seconds, or none without events for as long: then writers stop notifying."""
 SHORT = 0.003
 SHARE = 0.5
 """Pause after a tick, as a share of its duration beyond ``SHORT`` seconds: many cursors make ticks less frequent
@@ -40,14 +48,42 @@ class Rhythm:
     quiet_since: float | None = None
     asleep: bool = False
     empty_polls: int = 0
+    notified: bool = False
+    """Notifications are requested, and the last events came with one."""
+    finds: int = 0
+    """Polls that found events since ``finds_since``, while writers notify."""
+    finds_since: float = 0.0
+    busy_since: float | None = None
+    """Time of the first find after the last poll without events."""
 
-    def found(self) -> Rhythm:
+    def roused(self) -> Rhythm:
+        """Return the state in which the next poll is due at once."""
+        return replace(self, quiet_since=None, asleep=False)
+
+    def heard(self) -> Rhythm:
+        """Return the state after a notification that was requested: the next poll is due at once."""
+        return replace(self.roused(), notified=True)
+
+    def found(self, now: float) -> Rhythm:
         """Return the state after a poll that found events."""
+        again = now - self.finds_since < CROWD_WITHIN
+        finds, since = (self.finds + 1, self.finds_since) if again else (1, now)
+        notified = self.notified and not self.asleep  # an idle relay polls by the clock
+        busy = now if self.busy_since is None else self.busy_since
+        return replace(self.roused(), empty_polls=0, notified=notified, finds=finds, finds_since=since, busy_since=busy)
+
+    def crowded(self, now: float) -> bool:
+        """Return whether events come so often that writers should not notify."""
+        return self.finds >= CROWD or (self.busy_since is not None and now - self.busy_since >= CROWD_WITHIN)
+
+    def unnotified(self) -> Rhythm:
+        """Return the state after notifications were disabled."""
         return Rhythm(self.settings)
 
     def quiet(self, now: float) -> Rhythm:
-        """Return the state after a poll that found no events."""
-        return replace(self, quiet_since=now if self.quiet_since is None else self.quiet_since)
+        """Return the state after a poll that found no events. If writers notify, the relay is idle at once."""
+        since = now if self.quiet_since is None else self.quiet_since
+        return replace(self, quiet_since=since, asleep=self.asleep or self.notified, busy_since=None)
 
     def should_sleep(self, now: float) -> bool:
         """Return whether to become idle and request notifications."""
@@ -55,7 +91,7 @@ class Rhythm:
 
     def slept(self) -> Rhythm:
         """Return the state after notifications were requested."""
-        return replace(self, asleep=True, empty_polls=0)
+        return replace(self, asleep=True, empty_polls=0, finds=0)
 
     def polled_in_vain(self, undecided_writers: bool) -> Rhythm:
         """Return the state after an empty poll while idle."""

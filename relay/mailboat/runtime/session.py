@@ -212,7 +212,7 @@ class Session(DeliverySession):
                 self._following = self._group.create_task(self._follow(roster))
             while (left := began + self._timings.beat_every - self._clock()) > 0:
                 if await self._store.rung(left):
-                    self.keeper.ring()
+                    self.keeper.rung()
 
     async def _guard_leases(self) -> None:
         """End the session, and with it all calls to sinks, before another relay may take over the partitions."""

@@ -44,11 +44,12 @@ fresh as materialized (
     from {rows} as e
     where e.xid >= (select pg_snapshot_xmax(done) from tip)
       and e.xid < pg_snapshot_xmax(pg_current_snapshot())
-      and pg_visible_in_snapshot(e.xid, pg_current_snapshot()){occupied}
+      and pg_visible_in_snapshot(e.xid, pg_current_snapshot()) {occupied}
     limit %(limit)s
 ),
 total as materialized (
-    select count(*) as rows, count(*) >= %(limit)s or sum({row_bytes}) > %(max_bytes)s as too_much
+    select count(*) as rows,
+           count(*) >= %(limit)s or coalesce(sum({row_bytes}) filter (where {wanted}) > %(max_bytes)s, false) as too_much
     from fresh as found
 )
 select {columns}{also_routes}, {stray}, total.rows, total.too_much, pg_current_snapshot()::text,
@@ -63,13 +64,13 @@ order by found.id
 select e.*
     from {rows} as e
     where e.xid = any (array(select pg_snapshot_xip(done) from tip))
-      and pg_visible_in_snapshot(e.xid, pg_current_snapshot()){occupied}
+      and pg_visible_in_snapshot(e.xid, pg_current_snapshot()) {occupied}
     union all
 
 -- name: occupied
 -- Both arms leave out the time partitions made ahead. The bound is a parameter, so the executor removes their scans before it
 -- initialises them.
- and e.created_at < %(before)s::timestamptz
+and e.created_at < %(before)s::timestamptz
 
 -- name: stray
 -- Whether a time partition that the statement leaves out is not empty, by the size of its file. A row that is visible in the
@@ -233,14 +234,15 @@ where found.place = 1 or (found.place <= %(limit)s and found.bytes_so_far <= %(m
 order by found.id
 
 -- name: reach
--- How far the next stretch of a large window reaches: so many rows along the primary key, whoever they are for.
+-- How far the next stretch of a large window reaches: so many rows along the primary key, whoever they are for, and the bytes of
+-- those that are sent.
 with w as materialized (
     select highest
     from mailboat.cursors
     where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s
       and upto::text = %(upto)s
 )
-select max(found.id), count(*), coalesce(sum({row_bytes}), 0)::bigint
+select max(found.id), count(*), coalesce(sum({row_bytes}) filter (where {wanted}), 0)::bigint
 from (
     select e.*
     from {rows} as e
@@ -261,7 +263,7 @@ select max(ahead.id), count(*), sum(ahead.bytes)::bigint
 from (
     select found.id, found.bytes, row_number() over in_order as place, sum(found.bytes) over in_order as bytes_so_far
     from (
-        select found.id, {row_bytes} as bytes
+        select found.id, case when {wanted} then {row_bytes} else 0 end as bytes
         from (
             select e.*
             from {rows} as e

@@ -327,11 +327,13 @@ async def test_a_window_of_which_all_was_lost_reads_as_the_end(world: World) -> 
 # -- idle (G8) -------------------------------------------------------------------------------------------------------
 
 
-async def test_an_idle_tick_writes_nothing(postgres_world: PostgresWorld) -> None:
+async def test_an_idle_tick_writes_nothing(postgres_world: PostgresWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mailboat.outbox.windows.STORE_EVERY", 0.0)
     relay = await Relay.start(postgres_world, [subscription("a"), subscription("b", partitions=3)])
     await relay.claim()
     write(postgres_world, "a", "b", "c")
     await relay.drained()
+    await relay.tick()  # stores the progress of cursors without events
     before = postgres_world.row_versions()
     for _ in range(5):
         assert (await relay.tick()).quiet
@@ -368,3 +370,25 @@ async def test_a_pooler_that_was_not_announced_is_detected(postgres_world: Postg
 
     with pytest.raises(DatabaseUnavailable, match="pooler: Transaction"):
         await relay.tick()
+
+
+async def test_events_of_partitions_of_other_relays_are_not_read(postgres_world: PostgresWorld) -> None:
+    narrow = replace(SETTINGS, limits=ReadLimits(bytes=1000))
+    relay = await Relay.start(postgres_world, [subscription(partitions=2)], settings=narrow)
+    await relay.claim()
+    write(postgres_world, *"abcdefgh")
+    homes = {event.key: key for key, events in (await relay.drain()).items() for event in events}
+    mine, other = relay.keys
+    own, foreign = (next(key for key, home in homes.items() if home == wanted) for wanted in (mine, other))
+    await relay.store.release([relay.lease(other)])
+    del relay.done[other]
+
+    write(postgres_world, foreign, payload=b"x" * 5000)
+    (expected,) = write(postgres_world, own)
+    result = await relay.tick()
+
+    assert not result.overflowing, "the bytes of an event that is not sent count for nothing"
+    [opened] = result.opened
+    assert [(key, [event.event_id for event in events]) for key, events in (await relay.events(opened)).items()] == [
+        (mine, [expected])
+    ]
