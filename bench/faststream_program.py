@@ -17,7 +17,6 @@ async def main(bootstrap: str, topic: str, events: int) -> None:
     warm, enough = asyncio.Event(), asyncio.Event()
     handled = 0
 
-    @broker.subscriber(topic, group_id=f"bench-{uuid4()}", auto_offset_reset="earliest")
     async def handle(body: bytes) -> None:
         nonlocal handled
         handled += 1
@@ -26,6 +25,7 @@ async def main(bootstrap: str, topic: str, events: int) -> None:
         if handled >= events:
             enough.set()
 
+    broker.subscriber(topic, group_id=f"bench-{uuid4()}", auto_offset_reset="earliest")(handle)
     await broker.start()
     await warm.wait()
     watch, before = Stopwatch(), handled

@@ -96,7 +96,8 @@ class ConsumerReport(_Wire):
     """One consumer in one process.
 
     Without ``source`` the consumer pulls from an outbox; then lag, parked and dead cover the whole subscription.
-    Otherwise they cover the partitions of this process, and dead counts the dead letters that it wrote.
+    Otherwise lag and parked cover the partitions of this process; dead covers the whole dead-letter topic or, if the
+    broker does not tell, the dead letters that this process wrote.
     """
 
     name: Text

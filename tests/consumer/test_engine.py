@@ -135,6 +135,20 @@ async def test_duplicates_are_skipped_and_crashes_count_as_attempts() -> None:
     assert [(letter.refusal.reason, letter.attempts) for letter in it.dead.letters] == [("ConsumerDied", 4)]
 
 
+async def test_only_events_that_are_about_to_start_are_claimed() -> None:
+    claims, handled = FakeClaims(), []
+
+    async def handle(event: Event) -> None:
+        await asyncio.sleep(0)
+        handled.append(event.key)
+
+    async with running(handle, claims=claims, concurrency=3) as it:
+        it.source.feed(record(f"k-{number}", number) for number in range(200))
+        await await_until(lambda: len(it.source.settled) == 200)
+    assert max(size for name, size in claims.calls if name == "claim") <= 3
+    assert len(set(handled)) == 200
+
+
 async def test_an_event_whose_consumers_died_gets_its_last_attempt_alone() -> None:
     claims, together = FakeClaims(), []
     suspects = [record(f"suspect-{n}", 1) for n in range(3)]

@@ -14,11 +14,16 @@ import pytest
 import yaml
 from confluent_kafka.admin import AdminClient
 
+from mailboat.consumer.broker.decode import decode
+from mailboat.consumer.broker.kafka import KafkaSource
+from mailboat.consumer.broker.kafka_client import consumer_settings
+from mailboat.consumer.received import Event
 from mailboat.errors import SinkUnavailable
 from mailboat.sinks.kafka import KafkaSink
 from mailboat_harbor.kafka import KafkaServer, SecureListener, start_apache_kafka
 from mailboat_harbor.ports import free_port
 from mailboat_harbor.postgres import Database, PostgresServer
+from support.broker_parts import NAME, running
 from support.certificate_authority import Authority
 from support.cli import RunningRelay
 from support.databases import migrated_database
@@ -119,6 +124,32 @@ async def test_with_the_right_password_events_arrive(kafka: Secured, mechanism: 
     finally:
         await sink.close()
     assert [item.value for item in await kafka.receive(3)] == [b"0", b"1", b"2"]
+
+
+async def test_a_consumer_logs_in_with_the_same_settings(kafka: Secured, unique_name: Callable[[str], str]) -> None:
+    handled: list[bytes | None] = []
+
+    async def handle(event: Event) -> None:
+        handled.append(event.payload)
+
+    def source(password: str) -> KafkaSource:
+        spec = kafka.spec(sasl_mechanism="SCRAM-SHA-512")
+        settings = consumer_settings(
+            spec["bootstrapServers"], spec["config"], secret(password), subscription=NAME, group=unique_name("group")
+        )
+        return KafkaSource(settings, kafka.topic, decode, consumer=NAME)
+
+    sink = kafka.secured_sink(timeout=20, sasl_mechanism="PLAIN")
+    await sink.open()
+    assert await sink.publish([message(number) for number in range(3)]) == {}
+    await sink.close()
+    async with running(handle, pattern="*", source=source(PASSWORD)):
+        await await_until(lambda: len(handled) == 3, what="three events")
+    assert sorted(each or b"" for each in handled) == [b"0", b"1", b"2"]
+    async with running(handle, pattern="*", source=source(WRONG)) as it:
+        told = await await_until(lambda: it.source.state().trouble, what="a refused login")
+    assert "refused the login" in told
+    assert WRONG not in told
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)

@@ -64,6 +64,8 @@ class Claimer:
         self._at_once = settings.concurrency
         """Events that may be claimed or handled at the same time."""
         self._answered_at = 0.0
+        self._waits = 0
+        """``Workers.waits`` at the last call."""
 
     async def run(self) -> None:
         in_flight, away = self._in_flight, self._lifecycle.claims_away
@@ -114,8 +116,8 @@ class Claimer:
         """Return how many events may be claimed or handled at the same time: as many as there are workers; more if
         handlers do not wait and the last claims started soon."""
         workers = self._settings.concurrency
-        if self._workers.running:
-            self._at_once = workers
+        if self._workers.waits != self._waits:
+            self._waits, self._at_once = self._workers.waits, workers
         elif not self._in_flight.claimed:
             soon = time.monotonic() - self._answered_at < _SOON
             most = max(workers, _MOST_AT_ONCE)

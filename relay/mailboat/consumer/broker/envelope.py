@@ -183,6 +183,11 @@ class Restored:
         return self.truncated != WITHOUT_VALUE
 
 
+def replay_group(consumers_group: str) -> str:
+    """Return the consumer group that stores the progress of replays without filters."""
+    return f"{consumers_group}.dlq-replay"
+
+
 def is_dead_letter(headers: Mapping[str, bytes]) -> bool:
     """Return whether the headers are those of a dead letter of a consumer. Relays' dead letters are not."""
     return TOPIC in headers or headers.get("content-type", b"").startswith(_CONTENT_TYPE)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mailboat.consumer.broker.dead_letters import DeadLetterTopic
 from mailboat.consumer.broker.decode import decode
 from mailboat.consumer.broker.engine import EngineSettings
+from mailboat.consumer.broker.envelope import replay_group
 from mailboat.consumer.broker.execution import PlainExecution
 from mailboat.consumer.broker.filtering import FilteredSource
 from mailboat.consumer.broker.protocol import Execution, PassingPoint, Source
@@ -214,12 +215,11 @@ def build_waiting_letters(resource: EventSubscription, secrets: Secrets) -> Wait
     if kafka is None or topic is None:
         return None
     from mailboat.consumer.broker.dead_count import WaitingLetters
-    from mailboat.consumer.broker.replay import LetterFilter
 
     found = _secrets_of(kafka, secrets, f"EventSubscription {full_name(resource)}: spec.source")
     given = {name: value for name, value in {**kafka.config, **found}.items() if name not in CONSUMER_ONLY}
     client = {"client.id": "mailboat", **given, "bootstrap.servers": ",".join(kafka.bootstrap_servers)}
-    return WaitingLetters(client, topic, LetterFilter().group(resource.group))
+    return WaitingLetters(client, topic, replay_group(resource.group))
 
 
 def url_of(connection: Connection, secrets: Secrets, where: str) -> str:

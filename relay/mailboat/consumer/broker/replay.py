@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from mailboat.consumer.broker.decode import decode
-from mailboat.consumer.broker.envelope import NotADeadLetter, Restored, restored
+from mailboat.consumer.broker.envelope import NotADeadLetter, Restored, replay_group, restored
 from mailboat.consumer.broker.protocol import Original
 from mailboat.consumer.received import Event
 from mailboat.events import Outgoing, verbatim
@@ -94,7 +94,7 @@ class LetterFilter:
 
     def group(self, consumers_group: str) -> str:
         """Return the consumer group that stores the progress of replays with this filter."""
-        base = f"{consumers_group}.dlq-replay"
+        base = replay_group(consumers_group)
         return f"{base}.{hashlib.sha256(repr(self).encode()).hexdigest()[:12]}" if self.narrows else base
 
 

@@ -193,6 +193,7 @@ class BrokerRunner:
             return ConsumerReport(name=self._name, instance=self._instance, state=paused)
         state = running.state()
         counts, engine = state.counts, state.engine
+        waiting = None if self._parts.waiting is None else self._parts.waiting.count
         source = self._source_health(state.source)
         ages = [each.oldest_age for each in source.partitions if each.oldest_age is not None]
         return ConsumerReport(
@@ -204,7 +205,7 @@ class BrokerRunner:
             lag=sum(each.lag or 0 for each in state.source.partitions.values()),
             oldest_age=max(ages, default=None),
             parked=state.parked + sum(each.behind for each in state.lanes),
-            dead=engine.dead,
+            dead=engine.dead if waiting is None else waiting,
             handled=counts.handled,
             ignored=counts.ignored,
             refused=counts.refused,
@@ -221,7 +222,7 @@ class BrokerRunner:
                 reachable=state.dead_letters_trouble is None,
                 error=state.dead_letters_trouble,
                 stopped=state.stopped is not None,
-                waiting=None if self._parts.waiting is None else self._parts.waiting.count,
+                waiting=waiting,
             ),
         )
 

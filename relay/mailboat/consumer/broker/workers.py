@@ -75,7 +75,9 @@ class Workers:
         self._timer: asyncio.TimerHandle | None = None
         self._workers = [_Worker() for _ in range(count)]
         self.running: dict[Work, _Worker] = {}
-        """Handlers that run."""
+        """Handlers that run and wait for something."""
+        self.waits = 0
+        """How many handlers have waited for something since the start."""
 
     def start(self) -> list[asyncio.Task[None]]:
         """Return the tasks. The caller cancels them."""
@@ -136,6 +138,7 @@ class Workers:
     async def _wait_for(self, handlers: Isolated, work: Work, worker: _Worker) -> bool:
         """Run the rest of handlers that wait for something. Another worker goes on meanwhile."""
         self.running[work] = worker
+        self.waits += 1
         if self._timeout is not None:
             worker.deadline = self._loop.time() + self._timeout
             if self._timer is None:
