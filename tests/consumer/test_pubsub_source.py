@@ -304,6 +304,21 @@ def test_an_interrupted_key_continues_if_another_consumer_finished_the_message_g
     assert not held.interruptions
 
 
+def test_a_refused_message_does_not_overtake_an_older_one_that_was_refused_after_it() -> None:
+    """Another consumer finished the first message, and its lease of the second one expired."""
+    held = HeldMessages(Bounds())
+    first, second, third = (held_message(number) for number in (1, 2, 3))
+    held.arrive(first, 0.0)
+    held.remove(first, 0.0)
+    interruption = held.interrupt(first)
+    assert interruption is not None
+    interruption.confirmed = True
+
+    assert held.arrive(third, 0.0) is Verdict.REFUSE  # on its way since before the nack
+    assert [held.arrive(each, 0.0) for each in (second, third)] == [Verdict.REFUSE, Verdict.REFUSE]
+    assert [held.arrive(each, 0.0) for each in (second, third)] == [Verdict.HAND_ON, Verdict.HAND_ON]
+
+
 def held_message(number: int) -> Held:
     return Held(message_id=str(number), key="k", published=datetime.now(UTC), size=1, ack_id=f"ack {number}")
 

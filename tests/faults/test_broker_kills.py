@@ -107,14 +107,14 @@ def test_killed_at_random_around_the_handler(
     for _ in range(kills):
         victim = consumers.start(**orders)
         before = len(consumers.effects())
-        consumers.feed.send(f"key-{chance.randrange(50)}" for _ in range(100))
+        consumers.feed.send(f"key-{chance.randrange(50)}" for _ in range(80))
         some = chance.randrange(1, 60)
         wait_until(lambda: len(consumers.effects()) >= before + some, what="consumers to handle events")  # noqa: B023
         time.sleep(chance.uniform(0, 0.02))  # part of the storm, not a way to wait
         victim.kill()
         assert ended(victim) == -signal.SIGKILL
     last = consumers.start(**orders)
-    consumers.settle()
+    consumers.settle(timeout=300)
     consumers.stop(last)
     lost, twice = len(consumers.lost()), consumers.twice()
     record_property(

@@ -129,7 +129,13 @@ def test_an_outage_costs_no_attempt_and_no_effect(
     outage = kind(own_servers)
     kafka, topic = outage.kafka or kfake, unique_name("topic")
     kafka.create_topic(topic, PARTITIONS)
-    orders = {"topic": topic, "group": unique_name("group"), "redis": outage.redis, "timeout": 1.0, "dawdle": 0.01}
+    orders: dict[str, Any] = {
+        "topic": topic,
+        "group": unique_name("group"),
+        "redis": outage.redis,
+        "timeout": 1.0,
+        "dawdle": 0.01,
+    }
     with Consumers(kafka, tmp_path, **orders) as consumers:
         both = [consumers.start() for _ in range(2)]
         keys = [f"key-{number % 50}" for number in range(400)]

@@ -8,7 +8,8 @@ without being handled) until
 
 - the message that was given back arrives again, or
 - a refused message arrives again, although its first delivery was refused after the service had confirmed the nack. The
-  service delivers messages of a key in order, so another consumer has finished the message that was given back.
+  service delivers messages of a key in order, so another consumer has finished the message that was given back. If an
+  older message was refused in between, that one is unfinished, and only its own return counts.
 
 **Tails.** The engine gets the first messages of a key, and the others wait here, so that they can be given back alone.
 They are given back if the key does not progress and the messages held fill half of what the consumer may hold. So a key
@@ -83,12 +84,24 @@ class Interruption:
     confirmed: bool = False
     """True if the service has confirmed the nack of the message."""
     refused: set[str] = field(default_factory=set)
-    """Messages that were refused after the confirmation."""
+    """Messages that were refused after the confirmation, and no older one since."""
+    oldest: datetime | None = None
+    """When the oldest of them was published."""
     pause: float = 0.0
     """Delay of nacks in seconds. It grows while the key stays at its bound: a nacked message may return at once."""
 
     def ends_with(self, message: Held) -> bool:
         return message.message_id == self.message_id or message.message_id in self.refused
+
+    def refuse(self, message: Held) -> None:
+        """Note a refused message. If it is older than those refused before, it is not finished: they may not be handled
+        before it, so they no longer end the interruption."""
+        if not self.confirmed:
+            return
+        if self.oldest is None or message.published < self.oldest:
+            self.refused.clear()
+            self.oldest = message.published
+        self.refused.add(message.message_id)
 
 
 class Verdict(Enum):
@@ -146,8 +159,7 @@ class HeldMessages:
         interruption = self.interruptions.get(message.key)
         if interruption is not None:
             if not interruption.ends_with(message):
-                if interruption.confirmed:
-                    interruption.refused.add(message.message_id)
+                interruption.refuse(message)
                 return Verdict.REFUSE
             del self.interruptions[message.key]
         key = self.keys.get(message.key)
