@@ -17,7 +17,7 @@ Partition = TypeVar("Partition", bound=tuple[Any, int])
 """Pair of a stream (any value with equality and ``repr``) and the number of the partition."""
 
 
-class Assignment(BaseModel):
+class AssignmentRequest(BaseModel):
     """Body of ``PUT /assignment``: desired owner (id of a relay) per partition and subscription.
 
     A relay refuses a generation older than its current one.

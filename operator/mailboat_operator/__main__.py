@@ -16,7 +16,6 @@ from typing import Any, Final, NoReturn
 import click
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
-from mailboat_operator import logs
 from mailboat_operator.controller.controller import ControllerSettings, run_controller
 from mailboat_operator.kube.client import Kube, NoCluster
 from mailboat_operator.leader_election import LeadershipLost
@@ -25,6 +24,7 @@ from mailboat_operator.process import LeaderWork, StartFailed, run_process
 from mailboat_operator.relays.signing_keys import Signing
 from mailboat_operator.resources.pod import RelayImage
 from mailboat_operator.settings import Setting, Settings, SettingsError, all_settings, read_settings
+from mailboat_spec import structured_logs
 from mailboat_spec.secrecy import redact
 
 log = logging.getLogger("mailboat_operator")
@@ -74,7 +74,7 @@ def run(**given: Any) -> None:
         settings = read_settings(given)
     except SettingsError as error:
         _fail(str(error), WRONG_SETTINGS)
-    logs.configure(settings.log_level, settings.log_format)
+    structured_logs.configure("mailboat_operator", settings.log_level, settings.log_format)
     registry = CollectorRegistry()
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
@@ -85,10 +85,10 @@ def run(**given: Any) -> None:
     except StartFailed as error:
         _fail(str(error), 1)
     except LeadershipLost as error:
-        log.error("The lead was lost; starting again.", extra={"reason": str(error)})
+        log.error("Lost leader election lease, restarting", extra={"reason": str(error)})
         sys.exit(1)
     except Exception:
-        log.critical("The operator failed in a way that nobody thought of.", exc_info=True)
+        log.critical("Operator failed unexpectedly", exc_info=True)
         sys.exit(1)
 
 

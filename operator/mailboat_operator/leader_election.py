@@ -122,7 +122,7 @@ class Election:
                 self._complain(error)
             # With jitter: candidates that start together would collide at every poll.
             await asyncio.sleep(self._timing.look_every * random.uniform(0.8, 1.2))
-        log.info("Leading.", extra={"lease": f"{self._namespace}/{self._name}", "identity": self.identity})
+        log.info("Acquired leader lease", extra={"lease": f"{self._namespace}/{self._name}", "identity": self.identity})
 
     async def hold(self) -> None:
         """Renew periodically. Never returns; raises ``LeadershipLost``."""
@@ -160,9 +160,9 @@ class Election:
                     if (held.get("spec") or {}).get("holderIdentity") != self.identity:
                         return
                     await self._give_back(held)
-            log.info("Gave the lead back.", extra={"lease": f"{self._namespace}/{self._name}"})
+            log.info("Leader lease released", extra={"lease": f"{self._namespace}/{self._name}"})
         except (KubeError, TimeoutError) as error:
-            log.warning("The lead could not be given back; it runs out by itself.", extra={"error": str(error)})
+            log.warning("Leader lease not released, it expires", extra={"error": str(error)})
 
     async def _give_back(self, held: Object) -> None:
         spec = {**held["spec"], "holderIdentity": None, "leaseDurationSeconds": 1, "renewTime": _now()}
@@ -183,7 +183,7 @@ class Election:
         before = self._sighting
         self._sighting = seen(lease, before, self._clock(), self._timing.duration)
         if before is None or before.holder != self._sighting.holder:
-            log.info("Another operator leads.", extra={"holder": self._sighting.holder or "nobody"})
+            log.info("Leader lease held by another operator", extra={"holder": self._sighting.holder or "nobody"})
         # The Lease names this process if the response to its write was lost: identities are unique.
         if self._sighting.holder != self.identity and not self._sighting.is_free(self._clock()):
             return False
@@ -238,7 +238,7 @@ class Election:
         """Log an error once, not at every poll."""
         complaint = str(error) or "no answer from the API server"
         if complaint != self._complaint:
-            log.warning("The Lease could not be read or written; trying again.", extra={"error": complaint})
+            log.warning("Leader lease request failed, retrying", extra={"error": complaint})
         self._complaint = complaint
 
 

@@ -152,7 +152,7 @@ class Operator:
                 # The remaining tasks may still write. The Lease must not be released, nor acquired by others, while
                 # they run.
                 names = [task.get_name() for task in still_at_it]
-                log.critical("Ended by force: something does not stop.", extra={"tasks": names})
+                log.critical("Tasks did not stop, process killed", extra={"tasks": names})
                 sys.stderr.flush()
                 os._exit(EXIT_LOST)
         for task in ended:
@@ -164,7 +164,7 @@ class Operator:
             try:
                 signing = Signing(await keys.rotate())
             except KubeError as error:
-                log.warning("The signing keys can't be had yet; trying again.", extra={"error": str(error)})
+                log.warning("Signing keys unavailable, retrying", extra={"error": str(error)})
                 await asyncio.sleep(1)
 
         async def look() -> None:
@@ -197,7 +197,7 @@ async def run_periodically(what: str, look: Callable[[], Awaitable[None]], every
             complaint, troubles, pause = "", 0, every
         except KubeError as error:
             if str(error) != complaint:
-                log.warning("Trouble with %s; trying again.", what, extra={"error": str(error)})
+                log.warning("Rotation of %s failed, retrying", what, extra={"error": str(error)})
             complaint, troubles = str(error), min(troubles + 1, 10)
             pause = min(every, max(error.retry_after or 0, _TRY_AGAIN_AFTER * 2 ** (troubles - 1)))
         await asyncio.sleep(pause)
@@ -226,10 +226,10 @@ def stop_on_signals(stop: asyncio.Event) -> None:
 
     def told(number: signal.Signals) -> None:
         if stop.is_set():
-            log.warning("Stopping at once.", extra={"signal": number.name})
+            log.warning("Second signal, exiting at once", extra={"signal": number.name})
             sys.stderr.flush()
             os._exit(128 + number)
-        log.info("Stopping in good order; a second signal stops at once.", extra={"signal": number.name})
+        log.info("Stopping; a second signal exits at once", extra={"signal": number.name})
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):

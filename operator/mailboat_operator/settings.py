@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 
 from mailboat_spec.durations import Duration, between
 from mailboat_spec.strings import DnsLabel, DnsSubdomain, Form
+from mailboat_spec.structured_logs import LogFormat
 
 ENVIRONMENT_PREFIX: Final = "MAILBOAT_"
 
@@ -43,14 +44,6 @@ class WebhookCerts(StrEnum):
     """Files in a mounted folder, as cert-manager writes them."""
     OFF = "off"
     """No webhook: nothing is injected."""
-
-
-class LogFormat(StrEnum):
-    """Format of log lines."""
-
-    AUTO = "auto"
-    JSON = "json"
-    TEXT = "text"
 
 
 @dataclass(frozen=True, slots=True)

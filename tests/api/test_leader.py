@@ -175,7 +175,9 @@ def two(
     leader = RunningOperator(tmp_path, "first", api.kubeconfig, namespace, *flags)
     leader.wait_leading()
     waiting = RunningOperator(tmp_path, "second", api.kubeconfig, namespace, *flags)
-    wait_until(lambda: waiting.said("Another operator leads."), timeout=60, what="the second to find the first")
+    wait_until(
+        lambda: waiting.said("Leader lease held by another operator"), timeout=60, what="the second to find the first"
+    )
     yield leader, waiting
     leader.end()
     waiting.end()
@@ -187,7 +189,7 @@ def test_a_leader_that_is_killed_is_followed_by_another_process(
     two: tuple[RunningOperator, RunningOperator],
 ) -> None:
     leader, waiting = two
-    assert waiting.said("Leading.") is None
+    assert waiting.said("Acquired leader lease") is None
     leader.end(signal.SIGKILL)
     waiting.wait_leading(timeout=60)
 
@@ -199,7 +201,7 @@ def test_a_leader_that_is_told_to_stop_gives_the_lead_to_the_next_at_once(
 ) -> None:
     leader, waiting = two
     assert leader.end(signal.SIGTERM) == 0
-    assert [line["message"] for line in leader.lines()][-2:] == ["Gave the lead back.", "Stopped."]
+    assert [line["message"] for line in leader.lines()][-2:] == ["Leader lease released", "Stopped."]
     given_back = lease_of(api, namespace)["renewTime"]
     waiting.wait_leading(timeout=60)
     assert seconds_between(given_back, lease_of(api, namespace)["acquireTime"]) < 45, "it waited for the Lease to end"

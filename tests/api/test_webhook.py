@@ -267,7 +267,7 @@ def test_an_operator_that_was_told_to_stop_gives_the_lead_away_and_still_answers
     """Until every API server knows that it goes, some will call it: their pods must not miss a sidecar."""
     with a_shop(api, namespace, tmp_path, "--shutdown-delay=5m") as shop:
         shop.operator.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: shop.operator.said("Gave the lead back."), timeout=60, what="the lead to be given away")
+        wait_until(lambda: shop.operator.said("Leader lease released"), timeout=60, what="the lead to be given away")
         assert shop.operator.get("/readyz") == (503, "stopping\n")
         assert shop.operator.get("/livez")[0] == 200
         for number in range(3):

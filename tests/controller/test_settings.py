@@ -9,15 +9,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from mailboat_operator import logs
 from mailboat_operator.settings import (
     Address,
-    LogFormat,
     SettingsError,
     WebhookCerts,
     all_settings,
     read_settings,
 )
+from mailboat_spec import structured_logs
+from mailboat_spec.structured_logs import LogFormat
 
 NEEDED = {"operator_namespace": "mailboat-system", "relay_image": "mailboat-relay:1"}
 
@@ -103,17 +103,19 @@ def lines() -> Iterator[io.StringIO]:
     root, own = logging.getLogger(), logging.getLogger("mailboat_operator")
     before = root.level, own.level
     stream = io.StringIO()
-    logs.configure("info", LogFormat.JSON, stream)
+    structured_logs.configure("mailboat_operator", "info", LogFormat.JSON, stream)
     yield stream
-    root.handlers = [each for each in root.handlers if not isinstance(each, logs._Lines)]
+    root.handlers = [each for each in root.handlers if not isinstance(each, structured_logs.LineHandler)]
     root.setLevel(before[0])
     own.setLevel(before[1])
 
 
 def test_a_line_is_a_sentence_and_its_fields(lines: io.StringIO) -> None:
-    logging.getLogger("mailboat_operator.leader_election").info("Leading.", extra={"lease": "mailboat-operator"})
+    logging.getLogger("mailboat_operator.leader_election").info(
+        "Acquired leader lease", extra={"lease": "mailboat-operator"}
+    )
     line = json.loads(lines.getvalue())
-    assert (line["level"], line["message"], line["lease"]) == ("info", "Leading.", "mailboat-operator")
+    assert (line["level"], line["message"], line["lease"]) == ("info", "Acquired leader lease", "mailboat-operator")
     assert line["time"].endswith("Z")
 
 

@@ -72,7 +72,9 @@ class RunningOperator:
         return str(line[of])
 
     def wait_leading(self, timeout: float = 60) -> None:
-        wait_until(lambda: self.said("Leading."), timeout=timeout, what=f"{self.name} to lead ({self._log})")
+        wait_until(
+            lambda: self.said("Acquired leader lease"), timeout=timeout, what=f"{self.name} to lead ({self._log})"
+        )
 
     def get(self, path: str) -> tuple[int, str]:
         try:

@@ -78,7 +78,7 @@ class StatusWriter:
             try:
                 await self._kube.create(EVENT, _event(kind, found, item, self._instance))
             except KubeError as error:
-                log.warning("An event was not written: %s", error, extra={"reason": item.reason})
+                log.warning("Event not written: %s", error, extra={"reason": item.reason})
 
     def forget(self, uid: str) -> None:
         self._written.pop(uid, None)

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from mailboat_spec.assignment import Assignment, balance
+from mailboat_spec.assignment import AssignmentRequest, balance
 
 Partition = tuple[str, int]
 """Full name of the subscription, and the partition number."""
@@ -86,9 +86,9 @@ def worth_pushing(wanted: Owners, reported: Owners, plan: Plan | None, now: floa
     return plan is None or plan.owners != wanted or now - plan.at > patience
 
 
-def assignment_of(wanted: Owners, generation: int, namespace: str) -> Assignment:
+def assignment_of(wanted: Owners, generation: int, namespace: str) -> AssignmentRequest:
     """Return the body of ``PUT /assignment``, in which pods are named by relay id."""
     subscriptions: dict[str, dict[int, str]] = defaultdict(dict)
     for (name, number), pod in sorted(wanted.items()):
         subscriptions[name][number] = f"{namespace}/{pod}"
-    return Assignment(generation=generation, subscriptions=subscriptions)
+    return AssignmentRequest(generation=generation, subscriptions=subscriptions)

@@ -16,7 +16,7 @@ import aiohttp
 from mailboat_operator.http_server import Memory
 from mailboat_operator.relays.pods import ConsumerPod, RelayPod
 from mailboat_operator.relays.reports import Answer, ConsumerAnswer, Partitions, bounded, largest_report
-from mailboat_spec.assignment import Assignment
+from mailboat_spec.assignment import AssignmentRequest
 from mailboat_spec.consumer_report import LARGEST_REPORT, read_consumer_reports
 from mailboat_spec.names import CONSUMER_PORT_NAME
 from mailboat_spec.packing import pack
@@ -106,7 +106,7 @@ class RelayClient:
     async def put_config(self, pod: RelayPod, content: bytes) -> PushResponse:
         return await self._put(pod, "/config", content)
 
-    async def put_assignment(self, pod: RelayPod, assignment: Assignment) -> PushResponse:
+    async def put_assignment(self, pod: RelayPod, assignment: AssignmentRequest) -> PushResponse:
         return await self._put(pod, "/assignment", pack(assignment.model_dump_json()))
 
     async def _put(self, pod: RelayPod, path: str, body: bytes) -> PushResponse:

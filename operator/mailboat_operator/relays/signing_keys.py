@@ -179,5 +179,5 @@ class SigningKeyRotation:
         ring = turned(found, self.now(), self.rhythm)
         if found is None or ring != found:
             await write_secret(self.kube, self.namespace, self.secret, content, ring.data())
-            log.info("The signing keys were renewed.", extra={"secret": self.secret, "keys": len(ring.keys)})
+            log.info("Signing keys renewed", extra={"secret": self.secret, "keys": len(ring.keys)})
         return ring

@@ -143,7 +143,7 @@ class RelayStates:
             self._metrics.pushes.labels("config", str(outcome.code)).inc()
             if not outcome.taken and memory.refusals.get(pod.uid) != outcome:
                 extra = {"pod": f"{pod.namespace}/{pod.name}", "code": outcome.code, "answer": outcome.text}
-                log.warning("A relay did not take the configuration; it will be offered again.", extra=extra)
+                log.warning("Relay refused the configuration, push will be retried", extra=extra)
         refused = {pod.uid: outcome for pod, outcome in zip(behind, pushed, strict=True) if not outcome.taken}
         memory.refusals = refused
         return ConfigPush(bool(behind), any(outcome.taken or outcome.code == 0 for outcome in pushed))
@@ -172,14 +172,14 @@ class RelayStates:
             self._metrics.pushes.labels("assignment", str(outcome.code)).inc()
             if outcome.taken:
                 memory.plan = Plan(generation, wanted, now)
-                log.info("Partitions were shared out.", extra={"relay": name, "generation": generation})
+                log.info("Assignment pushed", extra={"relay": name, "generation": generation})
                 return True
             extra = {"pod": f"{pod.namespace}/{pod.name}", "code": outcome.code, "answer": outcome.text}
             if outcome.code == 409:  # an operator with a faster clock wrote it; all relays read the same database
                 memory.ahead = min(max(1000, 2 * memory.ahead), _FURTHEST_AHEAD)
-                log.warning("A relay knows a newer assignment; the next one is numbered beyond it.", extra=extra)
+                log.warning("Relay has a newer assignment, generation raised", extra=extra)
                 return True
-            log.warning("A relay did not take the assignment; another one is asked.", extra=extra)
+            log.warning("Relay refused the assignment, trying another", extra=extra)
         return True
 
 

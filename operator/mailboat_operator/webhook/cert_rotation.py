@@ -65,11 +65,11 @@ class CertificateRotation:
         if decision is Decision.NEW_LEAF and just_published and found is not None and now < _end(found):
             return  # some API servers may not have this CA yet; wait for the next run
         if content is not None and found is None:
-            log.warning("The webhook's Secret can't be used and is made anew.", extra={"secret": self.secret})
+            log.warning("Webhook Secret unusable, recreated", extra={"secret": self.secret})
         after = renewed(found, decision, self.names, now, self.lifetimes)
         await write_secret(self.kube, self.namespace, self.secret, content, after.data())
         log.info(
-            "The webhook's certificates were renewed.",
+            "Webhook certificates renewed",
             extra={"decision": decision, "secret": self.secret, "valid_until": _end(after).isoformat()},
         )
         await self._publish(after)
@@ -94,7 +94,7 @@ class CertificateRotation:
         version = configuration["metadata"]["resourceVersion"]
         body: Object = {"metadata": {"resourceVersion": version}, "webhooks": changed}
         await self.kube.patch(MUTATING_WEBHOOK, None, self.webhook_config, body)
-        log.info("The API server was told whom to trust.", extra={"configuration": self.webhook_config})
+        log.info("Updated caBundle", extra={"configuration": self.webhook_config})
         return True
 
 

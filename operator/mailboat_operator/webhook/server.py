@@ -154,7 +154,7 @@ class Webhook:
             async with asyncio.timeout(within):
                 answer = await self._answer_at_last(asked)
         except Exception as error:
-            log.exception("A pod starts without its relay: the webhook failed.", extra=where)
+            log.exception("Webhook failed, pod starts without its relay", extra=where)
             reason = "the API server did not answer in time" if isinstance(error, TimeoutError) else "an error"
             return failed(f"the relay could not be added ({reason}; the operator's log says more). Restart the pod")
         if answer.warnings:
@@ -167,7 +167,7 @@ class Webhook:
             try:
                 return await self._answer(asked)
             except (ApiUnavailable, Throttled) as error:
-                log.info("The API server is asked again about a pod.", extra={"error": str(error)})
+                log.info("Review of a pod retried", extra={"error": str(error)})
                 await asyncio.sleep(_AGAIN_AFTER)
 
     async def _answer(self, asked: Object) -> Injection:
@@ -206,9 +206,9 @@ class Webhook:
             await self._kube.create(DEPLOYMENT, trial(sidecar, namespace), dry_run=True)
         except KubeError as error:
             if isinstance(error, Invalid) and (reason := objection(str(error))) is not None:
-                log.info("The API server would refuse a sidecar.", extra={"error": str(error)})
+                log.info("Sidecar refused by the API server in a dry run", extra={"error": str(error)})
                 return reason
-            log.warning("A sidecar could not be tried; it is added all the same.", extra={"error": str(error)})
+            log.warning("Dry run of a sidecar failed, sidecar injected", extra={"error": str(error)})
             return None
         if len(self._accepted) >= _REMEMBERED:
             self._accepted.clear()

@@ -102,7 +102,7 @@ async def follow(source: Source, served: ServedCertificate, every: float = LOOK_
         try:
             pair = await source()
             if pair is not None and served.load(*pair):
-                log.info("Serving a new certificate.")
+                log.info("Serving certificate loaded")
             complaint = ""
         except (KubeError, CertificateUnusable, OSError) as error:
             if str(error) != complaint:

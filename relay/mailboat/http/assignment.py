@@ -16,7 +16,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from mailboat.errors import ConfigError
-from mailboat_spec.assignment import Assignment
+from mailboat_spec.assignment import AssignmentRequest
 from mailboat_spec.packing import unpack
 
 LARGEST: Final = 1024 * 1024
@@ -40,14 +40,14 @@ class Outcome:
         return not (self.stale or self.unknown)
 
 
-def parse(content: bytes, source: str) -> Assignment:
+def parse(content: bytes, source: str) -> AssignmentRequest:
     """Parse an assignment, compressed or not. Raises ``ConfigError`` that names the source and the field."""
     try:
         document = json.loads(unpack(content))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{source}: not JSON: {error}.") from error
     try:
-        return Assignment.model_validate(document)
+        return AssignmentRequest.model_validate(document)
     except ValidationError as error:
         problems = [
             f"{source}: {'.'.join(str(step) for step in problem['loc']) or 'the document'}: {problem['msg']}"
@@ -57,7 +57,7 @@ def parse(content: bytes, source: str) -> Assignment:
         raise ConfigError("\n".join([*problems, f"An assignment looks like {example}."])) from error
 
 
-async def follow(assignment: Assignment, assign: Assign) -> Outcome:
+async def follow(assignment: AssignmentRequest, assign: Assign) -> Outcome:
     """Apply the assignment of every subscription. A refused one does not affect the others."""
     outcome = Outcome()
     for name, owners in assignment.subscriptions.items():
