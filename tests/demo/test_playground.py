@@ -36,7 +36,7 @@ def test_events_flow_and_ctrl_c_removes_everything(
     try:
         wait_until(
             lambda: "The playground is up" in output.read_text() or process.poll() is not None,
-            timeout=240,
+            timeout=420,
             what="the playground",
         )
         told = output.read_text()

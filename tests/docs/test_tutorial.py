@@ -23,7 +23,8 @@ def without_chance(text: str) -> list[str]:
     return [line.rstrip() for line in text.splitlines() if not re.match(r"\[\d\]|\w+ +\d+ +(Terminated|Done)", line)]
 
 
-@pytest.mark.timeout(600)  # some twenty commands, each a process that imports the relay
+@pytest.mark.verify  # some twenty commands, each a process that imports the relay; the gate pastes the README's
+@pytest.mark.timeout(900)
 def test_the_tutorial_prints_what_it_shows(database: Database, tmp_path: Path) -> None:
     blocks = BLOCK.findall(PAGE)
     assert len(blocks) == 8
@@ -31,7 +32,7 @@ def test_the_tutorial_prints_what_it_shows(database: Database, tmp_path: Path) -
     clean = {name: value for name, value in os.environ.items() if not name.startswith("MAILBOAT_")}
     clean |= {"DATABASE_URL": database.url, "PATH": f"{Path(sys.executable).parent}:{clean['PATH']}"}
     done = subprocess.run(
-        ["bash", "-c", script], cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=560, check=False
+        ["bash", "-c", script], cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=860, check=False
     )
     told = f"{done.stdout}\n{done.stderr}"
     assert "Traceback" not in done.stderr, told

@@ -34,6 +34,8 @@ from mailboat_harbor.redis_server import start_valkey
 
 TOPICS: Final = ("orders", "orders.dead", "orders.orders-view.dead")
 _ORDERS: Final = tuple(f"order-{number}" for number in range(10))
+_START_TIMEOUT: Final = 240.0
+"""Seconds. A start takes two; a busy machine may stretch them a hundredfold."""
 _EVERY: Final = 1.0
 """Seconds between two events of the producer."""
 
@@ -138,7 +140,7 @@ def start(stack: ExitStack) -> tuple[Playground, list[Child]]:
     playground.manifests.write_text(yaml.safe_dump_all(documents(playground), sort_keys=False))
     _say("Starting the relay, the producer and the consumer.")
     relay = _mailboat(stack, playground, "relay", relay_port, "run")
-    orders.await_outbox(playground.database, 60.0)
+    orders.await_outbox(playground.database, _START_TIMEOUT)
     orders.lay_out(playground.database, _ORDERS)
     consumer = _mailboat(
         stack, playground, "consumer", consumer_port, "consume", "mailboat.demo.playground_consumer:view"
@@ -155,7 +157,13 @@ def start(stack: ExitStack) -> tuple[Playground, list[Child]]:
 
 def _mailboat(stack: ExitStack, playground: Playground, name: str, port: int, *command: str) -> Child:
     arguments = [*MAILBOAT, *command, "-f", str(playground.manifests), "--listen", f"127.0.0.1:{port}"]
-    child = Child(name, arguments, log=playground.folder / f"{name}.log", ready=lambda: accepts_connections(port))
+    child = Child(
+        name,
+        arguments,
+        log=playground.folder / f"{name}.log",
+        ready=lambda: accepts_connections(port),
+        start_timeout=_START_TIMEOUT,
+    )
     child.launch()
     stack.callback(child.stop)
     return child
