@@ -78,7 +78,7 @@ MODULE_IN_IMPORT = "from pathlib import Path; Path('reached').touch(); import ti
 
 @contextmanager
 def started_consumer(pulled: Place, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    program = Path(sys.executable).with_name("mailboat")
+    program = str(Path(sys.executable).with_name("mailboat"))
     command = [program, "consume", "-f", str(pulled.folder), "handlers:view"]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) as consumer:
         try:

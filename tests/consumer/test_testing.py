@@ -90,9 +90,15 @@ def outbox(postgres: PostgresServer) -> Iterator[Database]:
 
 async def test_dead_letters_are_emitted_as_the_database_emits_them(billing: Consumer, outbox: Database) -> None:
     """The documents differ in nothing but ids, positions and times."""
-    refused = {"type": "order.placed", "payload": {"total": -1}, "key": "o-1", "headers": {"a": "b"}, "tags": ["t"]}
-    unhandled = {"type": "order.lost", "payload": b"\x00\xff", "key": "o-2"}
-    own = {"type": "mailboat.dead-letter", "key": "o-3"}
+    refused: dict[str, Any] = {
+        "type": "order.placed",
+        "payload": {"total": -1},
+        "key": "o-1",
+        "headers": {"a": "b"},
+        "tags": ["t"],
+    }
+    unhandled: dict[str, Any] = {"type": "order.lost", "payload": b"\x00\xff", "key": "o-2"}
+    own: dict[str, Any] = {"type": "mailboat.dead-letter", "key": "o-3"}
     async with bench(billing, emit_dead_letters=True) as box:
         for event in (refused, own):
             await box.send(**event)

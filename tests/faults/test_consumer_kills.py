@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ class Consumers:
     def stop(self, *processes: subprocess.Popen[bytes]) -> None:
         """End processes in good order. A program has no handler of signals before it calls ``Consumer.run``."""
         for process in processes:
-            wait_until(lambda pid=process.pid: catches_sigterm(pid), timeout=60, what="a handler of SIGTERM")
+            wait_until(partial(catches_sigterm, process.pid), timeout=60, what="a handler of SIGTERM")
             process.terminate()
         assert [each.wait(timeout=60) for each in processes] == [0] * len(processes)
 
@@ -149,7 +150,7 @@ def test_consumers_are_killed_at_random_while_writers_race(
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             victim = alive.pop(chance.randrange(3))
-            wait_until(lambda pid=victim.pid: has_handled(outbox, pid), timeout=120, what="an effect of the victim")
+            wait_until(partial(has_handled, outbox, victim.pid), timeout=120, what="an effect of the victim")
             racers.wait(chance.random())
             killed = chance.random() < 0.8
             (victim.kill if killed else victim.terminate)()
