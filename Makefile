@@ -99,7 +99,7 @@ crds: $(STAMP) ## Write the CRDs and the reference of the resources from the mod
 bench: $(STAMP) ## Measure drains, steady rates, writers and consumers, and print tables
 	@$(BIN)/python bench/bench.py
 
-bench-peers: $(STAMP) ## Measure Debezium beside the relay; fetches it with Maven
+bench-peers: $(STAMP) ## Measure Debezium and watermill-sql beside the relay; fetched with Maven and Go
 	@$(BIN)/python bench/peers.py
 
 clean: ## Remove the environment and all caches of this checkout

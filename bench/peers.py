@@ -1,4 +1,4 @@
-"""`make bench-peers`: Debezium beside the relay, at the same rates, in one run on the same servers.
+"""`make bench-peers`: Debezium and watermill-sql beside the relay, at the same rates, in one run on the same servers.
 
 Debezium reads the write-ahead log, so Postgres runs with ``wal_level = logical`` for all. A peer that can't run is left
 out, and the reason is printed.
@@ -14,6 +14,7 @@ from functools import partial
 import debezium_engine
 import latency
 import rates
+import watermill_forwarder
 from rates import Case, Row, Traffic
 from setup import Stage, stage
 
@@ -23,11 +24,8 @@ from mailboat_harbor.missing import PartMissing, ServerFailed
 _RATES = (0, 100, 500, 1_000, 3_000)
 _QUICK_RATES = (0, 40)
 _SETTINGS = {"wal_level": "logical", "max_replication_slots": "20", "max_wal_senders": "20"}
-_LEFT_OUT = {
-    "Debezium Server": "its distribution has 782 MB and needs Java 21",
-    "watermill-sql": "this program has no forwarder for it yet",
-}
-"""Peers that this program does not run, with the reason."""
+_SERVER = "Debezium Server"
+_NO_SERVER = "its distribution has 782 MB and needs Java 21"
 
 Measure = Callable[[Stage, Case, float], Row]
 
@@ -41,6 +39,16 @@ def debezium(servers: Stage, case: Case, seconds: float) -> Row:
     with debezium_engine.start(servers, url) as engine:
         insert, event_id = partial(debezium_engine.insert, topic), partial(latency.event_id, header="id")
         return rates.steady(servers, [engine], Traffic(url, [topic], insert, event_id), case, seconds)
+
+
+def watermill(servers: Stage, case: Case, seconds: float) -> Row:
+    """Run a forwarder of Watermill's SQL Pub/Sub on its own table."""
+    servers.postgres.create_database(name := f"watermill_{case.rate}")
+    url, topic = servers.postgres.url(name), servers.new_topic(name)
+    with watermill_forwarder.start(servers, url, topic) as forwarder:
+        insert = partial(watermill_forwarder.insert, topic)
+        event_id = partial(latency.event_id, header=watermill_forwarder.ID_HEADER)
+        return rates.steady(servers, [forwarder], Traffic(url, [topic], insert, event_id), case, seconds)
 
 
 def main() -> int:
@@ -63,18 +71,27 @@ def main() -> int:
 
 
 def _print_table(servers: Stage, chosen: tuple[int, ...], seconds: float) -> None:
-    left_out = dict(_LEFT_OUT)
-    measures: dict[str, Measure] = {"Mailboat": rates.measure, debezium_engine.NAME: debezium}
-    try:
-        debezium_engine.program()
-    except PartMissing as missing:
-        left_out[debezium_engine.NAME] = str(missing)
-        del measures[debezium_engine.NAME]
+    left_out = {_SERVER: _NO_SERVER}
+    measures: dict[str, Measure] = {"Mailboat": rates.measure}
+    peers: list[tuple[str, Callable[[], object], Measure]] = [
+        (debezium_engine.NAME, debezium_engine.program, debezium),
+        (watermill_forwarder.NAME, watermill_forwarder.program, watermill),
+    ]
+    for name, program, measure in peers:
+        try:
+            program()
+            measures[name] = measure
+        except PartMissing as missing:
+            left_out[name] = str(missing)
     print(f"\n{seconds:.0f} s each; CPU in µs per event, at rate 0 in ms per second\n")
     print(f"  {'':<26}{rates.HEADING}")
     for rate in chosen:
-        for name, measure in measures.items():
-            print(f"  {name:<26}{measure(servers, Case(rate), seconds)}", flush=True)
+        for name, measure in list(measures.items()):
+            try:
+                print(f"  {name:<26}{measure(servers, Case(rate), seconds)}", flush=True)
+            except ServerFailed as failure:
+                del measures[name]
+                left_out[name] = f"it failed at {rate} events/s: {failure}"
     for name, reason in left_out.items():
         print(f"Left out: {name}: {reason}")
 

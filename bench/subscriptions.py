@@ -29,23 +29,24 @@ _MEBIBYTE = 1024 * 1024
 def main() -> int:
     parser = argparse.ArgumentParser(prog="subscriptions.py", description=__doc__)
     parser.add_argument("--broker", choices=("kfake", "apache"), default="kfake", help="default: kfake")
+    parser.add_argument("--events", type=int, default=_EVENTS, help=f"events (default: {_EVENTS})")
     parser.add_argument("counts", type=int, nargs="*", default=_COUNTS, help="numbers of subscriptions")
     options = parser.parse_args()
-    print(f"Load before the run: {os.getloadavg()[0]:.2f}. {_EVENTS} events to each subscription.\n")
+    print(f"Load before the run: {os.getloadavg()[0]:.2f}. {options.events} events to each subscription.\n")
     print(f"{'':>13} {'RSS MiB':>21} {'threads':>16} {'connections':>12} {'idle CPU':>9}")
     rss, threads = f"{'idle':>6} {'after':>7} {'peak':>6}", f"{'all':>7} {'Kafka':>8}"
     print(f"{'subscriptions':>13} {rss} {threads} {'to Kafka':>12} {'ms/s':>9}")
     try:
         with stage(options.broker) as servers:
             for count in options.counts:
-                _measure(servers, count)
+                _measure(servers, count, options.events)
     except (PartMissing, ServerFailed) as error:
         print(error, file=sys.stderr)
         return 1
     return 0
 
 
-def _measure(servers: Stage, count: int) -> None:
+def _measure(servers: Stage, count: int, events: int) -> None:
     url = servers.new_database(f"subscriptions_{count}")
     topics = [servers.new_topic(f"topic-{count}-{number}") for number in range(count)]
     with Relay(servers, url, *topics) as relay:
@@ -53,8 +54,8 @@ def _measure(servers: Stage, count: int) -> None:
         process = psutil.Process(relay.pid)
         idle_cpu = _idle_cpu(process)
         idle = process.memory_info().rss
-        _emit(url)
-        _until_published(relay, _EVENTS * count)
+        _emit(url, events)
+        _until_published(relay, events * count)
         rss, peak = process.memory_info().rss, relay.peak_memory()
         tasks = [task.read_text() for task in Path(f"/proc/{relay.pid}/task").glob("*/comm")]
         clients = sum(name.startswith("rdk:") for name in tasks)
@@ -75,9 +76,9 @@ def _idle_cpu(process: psutil.Process) -> float:
     return float(sum(process.cpu_times()[:2]) - before) / _IDLE_SECONDS
 
 
-def _emit(url: str) -> None:
+def _emit(url: str, events: int) -> None:
     with psycopg.connect(url) as connection:
-        for number in range(_EVENTS):
+        for number in range(events):
             mailboat.emit(connection, "order.placed", b"x" * PAYLOAD_BYTES, key=f"order-{number % 100}")
             connection.commit()
             time.sleep(_INTERVAL)

@@ -40,8 +40,7 @@ def test_the_benchmark_prints_its_tables_and_loses_nothing() -> None:
 @pytest.mark.timeout(900)
 def test_peers_are_measured_beside_the_relay_or_left_out_with_a_reason() -> None:
     told = printed("peers.py", "--quick", "--broker", "kfake")
-    rows = re.findall(r"^  (Mailboat|Debezium, embedded engine) +(\d+) +1 +1 ", told, re.MULTILINE)
+    rows = re.findall(r"^  (\w.+?) +(\d+) +1 +1 ", told, re.MULTILINE)
     reasons = dict(re.findall(r"^Left out: (.+?): (.+)$", told, re.MULTILINE))
-    expected = {"Mailboat", "Debezium, embedded engine"} - reasons.keys()
-    assert sorted(rows) == sorted((name, rate) for name in expected for rate in ("0", "40")), told
-    assert {"Debezium Server", "watermill-sql"} <= reasons.keys() | {name for name, _ in rows}, told
+    measured = {"Mailboat", "Debezium, embedded engine", "Debezium Server", "watermill-sql"} - reasons.keys()
+    assert sorted(rows) == sorted((name, rate) for name in measured for rate in ("0", "40")), told
