@@ -382,8 +382,8 @@ async def test_a_relay_that_knows_a_newer_assignment_speaks_for_all_of_them():
     asked = []
 
     class Client(RelayClient):
-        async def put_assignment(self, pod, request):
-            asked.append(request["generation"])
+        async def put_assignment(self, pod, assignment):
+            asked.append(assignment.generation)
             return PushResponse(409, "a newer one is known")
 
     relays = RelayStates(Client(Keys()), Metrics(CollectorRegistry()), PollTimeouts(), wall_clock=lambda: 1_000.0)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from mailboat.runtime.status import PartitionStatus, RelayState, RelayStatus, SubscriptionStatus
-from mailboat_spec.relay_status import ProcessStatus, read_process_status
+from mailboat_spec.relay_status import ProcessStatus
 
 
 def partition(number: int) -> PartitionStatus:
@@ -67,6 +68,4 @@ def relay(**changes: Any) -> RelayStatus:
 
 def process_status(document: dict[str, Any]) -> ProcessStatus:
     """The answer of a relay, as its reader understands it."""
-    status = read_process_status(json.dumps(document).encode())
-    assert status is not None, document
-    return status
+    return TypeAdapter(ProcessStatus).validate_python(document)
