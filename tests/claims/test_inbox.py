@@ -194,8 +194,9 @@ def dispatcher(*functions: Any) -> Dispatcher:
 async def run(execution: InboxExecution, *functions: Any) -> bool:
     found = dispatcher(*functions)
 
-    async def dispatch(event: Event, scope: Any) -> None:
+    async def dispatch(event: Event, scope: Any) -> bool:
         await found.handle((event,), scope)
+        return True
 
     return await execution.run(event(), dispatch)
 
