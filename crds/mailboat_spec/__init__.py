@@ -8,11 +8,8 @@ dependency is pydantic.
 
 from mailboat_spec.base import Model, Refusal, Refused, StatusModel
 from mailboat_spec.conditions import Condition, ConditionStatus, ConditionType, Reason
-from mailboat_spec.connections import Connection
-from mailboat_spec.delivery import Backoff, DeadLetter, Delivery, NoHandler, OnExhausted, StopAt
+from mailboat_spec.documents import Manifests, read_documents
 from mailboat_spec.durations import Duration, DurationBounds
-from mailboat_spec.idempotency import Idempotency, IdempotencyPostgres, IdempotencyRedis, OnUnavailable
-from mailboat_spec.metadata import Metadata
 from mailboat_spec.names import (
     API_VERSION,
     DEFAULT_NAMESPACE,
@@ -23,10 +20,12 @@ from mailboat_spec.names import (
     VERSION,
 )
 from mailboat_spec.patterns import Pattern
-from mailboat_spec.problems import Problem, SpecError
-from mailboat_spec.reading import Manifests, read_documents
 from mailboat_spec.references import ConfigMapRef, RelayRef, SecretKeyRef, SecretRef
-from mailboat_spec.relay import (
+from mailboat_spec.resources.connections import Connection
+from mailboat_spec.resources.delivery import Backoff, DeadLetter, Delivery, NoHandler, OnExhausted, StopAt
+from mailboat_spec.resources.idempotency import Idempotency, IdempotencyPostgres, IdempotencyRedis, OnUnavailable
+from mailboat_spec.resources.metadata import Metadata
+from mailboat_spec.resources.relay import (
     Columns,
     ColumnsPreset,
     Database,
@@ -42,8 +41,8 @@ from mailboat_spec.relay import (
     Tracking,
     Wake,
 )
-from mailboat_spec.resource import Resource, full_name
-from mailboat_spec.sinks import (
+from mailboat_spec.resources.resource import Resource, full_name
+from mailboat_spec.resources.sinks import (
     AnySink,
     CustomSink,
     HttpSink,
@@ -55,10 +54,9 @@ from mailboat_spec.sinks import (
     RedisSink,
     Sink,
 )
-from mailboat_spec.sizes import Size
-from mailboat_spec.sources import GroupProtocol, KafkaSource, PubSubSource, Source
-from mailboat_spec.status import Assignment, EventSubscriptionStatus, OutboxRelayStatus, ResourceStatus
-from mailboat_spec.subscription import (
+from mailboat_spec.resources.sources import GroupProtocol, KafkaSource, PubSubSource, Source
+from mailboat_spec.resources.status import Assignment, EventSubscriptionStatus, OutboxRelayStatus, ResourceStatus
+from mailboat_spec.resources.subscription import (
     ConsumerRuntime,
     EventSubscription,
     EventSubscriptionSpec,
@@ -71,7 +69,9 @@ from mailboat_spec.subscription import (
     State,
     Tags,
 )
-from mailboat_spec.template import EnvVar, PodTemplate, Resources, TaintEffect, Toleration, TolerationOperator
+from mailboat_spec.resources.template import EnvVar, PodTemplate, Resources, TaintEffect, Toleration, TolerationOperator
+from mailboat_spec.sizes import Size
+from mailboat_spec.validation_errors import Problem, SpecError
 
 __all__ = [
     "API_VERSION",

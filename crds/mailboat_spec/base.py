@@ -15,7 +15,7 @@ from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from mailboat_spec.admission import RULES, Rule
+from mailboat_spec.cel_rules import RULES, Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Model(BaseModel):
 
     model_config = ConfigDict(
         alias_generator=yaml_name,
-        validate_by_name=True,  # for Python code; manifests are read by alias only (see reading.py)
+        validate_by_name=True,  # for Python code; manifests are read by alias only (see documents.py)
         validate_by_alias=True,
         serialize_by_alias=True,
         frozen=True,

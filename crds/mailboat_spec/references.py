@@ -10,7 +10,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from mailboat_spec.base import Model
-from mailboat_spec.strings import DnsLabel, DnsSubdomain, SecretKey
+from mailboat_spec.formats import DnsLabel, DnsSubdomain, SecretKey
 
 
 class SecretKeyRef(Model):

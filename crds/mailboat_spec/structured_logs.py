@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final, TextIO
 
-from mailboat_spec.secrecy import forget_details, redact
+from mailboat_spec.redaction import forget_details, redact
 
 
 class LogFormat(StrEnum):

@@ -25,7 +25,7 @@ from mailboat_operator.relays.signing_keys import Signing
 from mailboat_operator.resources.pod import RelayImage
 from mailboat_operator.settings import Setting, Settings, SettingsError, all_settings, read_settings
 from mailboat_spec import structured_logs
-from mailboat_spec.secrecy import redact
+from mailboat_spec.redaction import redact
 
 log = logging.getLogger("mailboat_operator")
 

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic.fields import FieldInfo
 
 from mailboat_spec.durations import Duration, between
-from mailboat_spec.strings import DnsLabel, DnsSubdomain, Form
+from mailboat_spec.formats import DnsLabel, DnsSubdomain, Form
 from mailboat_spec.structured_logs import LogFormat
 
 ENVIRONMENT_PREFIX: Final = "MAILBOAT_"

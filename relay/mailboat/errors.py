@@ -18,7 +18,7 @@
 
 Vendors' exceptions never leave their module, except as ``__cause__``. No message ever contains a password, a token or a
 payload: Mailboat's errors redact their text, and only the primary message of a vendor's error is repeated
-(``mailboat_spec.secrecy``). Logs, ``/status``, ``/readyz``, conditions and the command line thus show the same text.
+(``mailboat_spec.redaction``). Logs, ``/status``, ``/readyz``, conditions and the command line thus show the same text.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class MailboatError(Exception):
     """Root of all errors that Mailboat raises on purpose."""
 
     def __init__(self, message: str = "") -> None:
-        from mailboat_spec.secrecy import (
+        from mailboat_spec.redaction import (
             redact,
         )  # imported here because it loads pydantic, which an application that only emits does not need
 

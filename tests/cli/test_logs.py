@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mailboat.logs import LogFormat, configure
-from mailboat_spec.secrecy import redact
+from mailboat_spec.redaction import redact
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from mailboat.sinks.kafka.errors import Report, more_telling, no_answer
 from mailboat.sinks.kafka.settings import producer_settings
 from mailboat.sinks.kafka.topic import TopicFacts, describe_topics
 from mailboat_harbor.kafka import KafkaServer
-from mailboat_spec import kafka_settings
+from mailboat_spec.resources import kafka_settings
 from support.sink_backends import KafkaBackend, Opened, context, message, until_it_arrives
 from support.wait import await_until, wait_until
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from mailboat_spec import read_documents
 from mailboat_spec.crds import definitions
 from mailboat_spec.durations import Duration
-from mailboat_spec.fields import field_at
-from mailboat_spec.secrecy import NOT_THE_SECRET_ITSELF, PASSWORD_IN_URL, SECRET_NAME, holds_password, looks_secret
+from mailboat_spec.field_paths import field_at
+from mailboat_spec.redaction import NOT_THE_SECRET_ITSELF, PASSWORD_IN_URL, SECRET_NAME, holds_password, looks_secret
 from support.bad_manifests import CONSUMED, RELAY, SUBSCRIPTION
 
 Schema = dict[str, Any]

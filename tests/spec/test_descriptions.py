@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 import mailboat_spec
 from mailboat_spec import ConditionType, Duration, EventSubscription, OutboxRelay, Reason
 from mailboat_spec.base import Model
-from mailboat_spec.fields import field_at, model_at, nearest, paths_to, spelled
+from mailboat_spec.field_paths import field_at, model_at, nearest, paths_to, spelled
 
 
 def every_field() -> Iterator[tuple[str, FieldInfo]]:

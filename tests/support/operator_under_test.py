@@ -42,7 +42,7 @@ from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.signing_keys import Signing, turned
 from mailboat_operator.resources.pod import CONTAINER, RESOURCES_KEY, RelayImage, relay_labels, relay_volumes
 from mailboat_spec.names import INJECTED_ANNOTATION, RELAY_LABEL
-from mailboat_spec.packing import unpack
+from mailboat_spec.wire_format import unpack
 from support.manifests import DATABASE_SECRET, event_subscription, kafka_sink, outbox_relay
 from support.stub_relays import Outbox, RelayStandIn
 from support.wait import PATIENCE, await_until

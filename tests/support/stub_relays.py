@@ -17,7 +17,7 @@ from mailboat.http.assignment import parse
 from mailboat.http.callers import Callers
 from mailboat.http.signatures import PublicKeys, SignedCalls
 from mailboat_spec.names import CONFIG_VERSION_ANNOTATION
-from mailboat_spec.packing import unpack
+from mailboat_spec.wire_format import unpack
 
 PORT = 9808
 

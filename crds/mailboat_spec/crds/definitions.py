@@ -9,10 +9,10 @@ from typing import Any, Final, get_args
 from mailboat_spec import names
 from mailboat_spec.base import Model
 from mailboat_spec.crds.columns import RELAY_COLUMNS, SUBSCRIPTION_COLUMNS, Column
-from mailboat_spec.crds.structural import Schema, structural_schema
-from mailboat_spec.relay import OutboxRelay
-from mailboat_spec.resource import Resource
-from mailboat_spec.subscription import EventSubscription
+from mailboat_spec.crds.openapi_schema import Schema, structural_schema
+from mailboat_spec.resources.relay import OutboxRelay
+from mailboat_spec.resources.resource import Resource
+from mailboat_spec.resources.subscription import EventSubscription
 
 _SCALE: Final = {
     "specReplicasPath": ".spec.replicas",

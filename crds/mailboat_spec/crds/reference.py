@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from mailboat_spec.admission import RULES
+from mailboat_spec.cel_rules import RULES
 from mailboat_spec.crds.definitions import Definition
-from mailboat_spec.crds.structural import Schema
+from mailboat_spec.crds.openapi_schema import Schema
 
 _INTRODUCTION: Final = """\
 # The resources

@@ -19,8 +19,8 @@ from mailboat_operator.relays.reports import Answer, ConsumerAnswer, Partitions,
 from mailboat_spec.assignment import AssignmentRequest
 from mailboat_spec.consumer_report import LARGEST_REPORT, read_consumer_reports
 from mailboat_spec.names import CONSUMER_PORT_NAME
-from mailboat_spec.packing import pack
 from mailboat_spec.relay_status import ProcessStatus, read_process_status
+from mailboat_spec.wire_format import pack
 
 _MEMORY: Final = 12 * 1024 * 1024
 """Bytes of all answers read concurrently; enough for the largest one."""

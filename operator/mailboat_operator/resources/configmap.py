@@ -5,8 +5,8 @@ mounted file and a push. Content that differs only in the version is unchanged, 
 
 The text is a List in JSON, with one resource per line: the relay, then its subscriptions by name. Each subscription is
 serialized once per version of its resource (``Item``). The operator parses single lines: the version, and the last
-valid form of a subscription whose resource became invalid. A large text is compressed (``mailboat_spec.packing``) and
-stored in ``binaryData``.
+valid form of a subscription whose resource became invalid. A large text is compressed (``mailboat_spec.wire_format``)
+and stored in ``binaryData``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mailboat_operator.resources.ownership import child_metadata
 from mailboat_operator.resources.pod import KEYS_KEY, RESOURCES_KEY, child_name
 from mailboat_spec import EventSubscription, OutboxRelay, Resource, State
 from mailboat_spec.names import CONFIG_VERSION_ANNOTATION, SUBSCRIPTION_KIND
-from mailboat_spec.packing import LARGEST_TEXT, is_packed, pack, unpack
+from mailboat_spec.wire_format import LARGEST_TEXT, is_packed, pack, unpack
 
 _HEAD: Final = '{"apiVersion":"v1","kind":"List","items":[\n'
 _TAIL: Final = "\n]}\n"

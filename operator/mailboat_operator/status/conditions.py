@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from mailboat_spec import ConditionStatus, ConditionType, Reason
-from mailboat_spec.secrecy import redact
+from mailboat_spec.redaction import redact
 
 _MESSAGE_LIMIT: Final = 1024
 _TOO_LONG: Final = timedelta(minutes=2)

@@ -14,7 +14,7 @@ from mailboat_operator.status.rounding import displayed, rounded_age, rounded_co
 from mailboat_spec import ConditionType, Duration, EventSubscription, Reason, State
 from mailboat_spec.consumer_report import ConsumedPartition, ConsumerReport
 from mailboat_spec.names import CONSUMER_PORT_NAME, SUBSCRIPTION_LABEL
-from mailboat_spec.secrecy import redact
+from mailboat_spec.redaction import redact
 
 _ERROR_LIMIT: Final = 256
 _MOST_ASSIGNMENTS: Final = 1024

@@ -19,8 +19,8 @@ from mailboat_operator.status.pod_messages import (
 )
 from mailboat_operator.status.rounding import displayed, rounded_age, rounded_count, rounded_rate
 from mailboat_spec import ConditionType, Duration, EventSubscription, Reason, State
+from mailboat_spec.redaction import redact
 from mailboat_spec.relay_status import PartitionStatus, RelayStatus, SubscriptionStatus
-from mailboat_spec.secrecy import redact
 
 _ERROR_LIMIT: Final = 256
 _UNKNOWN: Final = "unknown"

@@ -24,7 +24,7 @@ from mailboat.errors import (
     SchemaMismatch,
 )
 from mailboat.terminals import safe
-from mailboat_spec.secrecy import forget_details, redact
+from mailboat_spec.redaction import forget_details, redact
 
 _EXIT_CODES: Final[tuple[tuple[type[MailboatError], int], ...]] = (
     (ConfigError, 3),

@@ -22,7 +22,7 @@ from mailboat.runtime.config import load
 from mailboat.runtime.secrets import find_secrets
 from mailboat.terminals import safe
 from mailboat_spec import EventSubscription, full_name
-from mailboat_spec.kafka_settings import CONSUMER_ONLY
+from mailboat_spec.resources.kafka_settings import CONSUMER_ONLY
 
 if TYPE_CHECKING:
     from mailboat.consumer.broker.replay import Letter, LetterFilter, Letters

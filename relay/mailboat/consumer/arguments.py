@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from mailboat_spec.secrecy import looks_secret
+from mailboat_spec.redaction import looks_secret
 
 SOURCE_SECRET: Final = "source"
 STORE_SECRET: Final = "idempotency"

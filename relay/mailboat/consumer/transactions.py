@@ -17,7 +17,7 @@ from mailboat.consumer.dispatch import Scope
 from mailboat.consumer.handlers import TransactionKind
 from mailboat.consumer.outcomes import Refusal
 from mailboat.consumer.received import Event
-from mailboat_spec.secrecy import primary_message
+from mailboat_spec.redaction import primary_message
 
 _COLUMNS: Final = (
     "event_id, event_type, key, payload, content_type, headers::text, tags, aggregate_type, aggregate_id,"

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from mailboat.errors import ConfigError
 from mailboat_spec.assignment import AssignmentRequest
-from mailboat_spec.packing import unpack
+from mailboat_spec.wire_format import unpack
 
 LARGEST: Final = 1024 * 1024
 """Maximum bytes of a body: enough for 20,000 partitions, or 100,000 compressed."""

@@ -26,7 +26,7 @@ from mailboat.outbox.blocking import BlockingWork
 from mailboat.outbox.sessions import BEGIN, Session, pins
 from mailboat.outbox.sessions import Row as Row
 from mailboat_spec import Pooler
-from mailboat_spec.secrecy import primary_message
+from mailboat_spec.redaction import primary_message
 
 # If a connection breaks in a pipeline, the error of the connection is reported; psycopg's extra log line is noise.
 logging.getLogger("psycopg").addFilter(lambda record: not record.getMessage().startswith("error ignored"))

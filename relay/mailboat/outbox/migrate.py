@@ -25,7 +25,7 @@ from psycopg.rows import dict_row, tuple_row
 
 from mailboat.errors import DatabaseUnavailable, SchemaMismatch
 from mailboat.outbox.sqlfiles import statements
-from mailboat_spec.secrecy import primary_message
+from mailboat_spec.redaction import primary_message
 
 RESERVED: Final = "an outbox's name must be lower case and no reserved word of SQL"
 

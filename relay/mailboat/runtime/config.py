@@ -27,11 +27,11 @@ from mailboat_spec import (
     full_name,
     read_documents,
 )
-from mailboat_spec.packing import unpack
+from mailboat_spec.wire_format import unpack
 
 LARGEST_FILE: Final = 1024 * 1024
 """In bytes. A manifest has a few thousand, and a ConfigMap holds at most this many. The operator compresses larger
-configurations (``mailboat_spec.packing``) as JSON, since YAML of that size would take minutes to parse."""
+configurations (``mailboat_spec.wire_format``) as JSON, since YAML of that size would take minutes to parse."""
 
 STANDARD_INPUT: Final = Path("-")
 _SUFFIXES: Final = (".yaml", ".yml", ".json")

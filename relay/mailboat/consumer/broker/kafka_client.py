@@ -16,7 +16,7 @@ from mailboat.errors import ConfigError
 from mailboat.sinks.kafka.errors import NETWORK, Report
 from mailboat.sinks.kafka.settings import client_settings, objection
 from mailboat.sinks.protocol import SinkContext
-from mailboat_spec.kafka_settings import SOURCE_ALLOWED
+from mailboat_spec.resources.kafka_settings import SOURCE_ALLOWED
 
 CLASSIC: Final = "classic"
 CONSUMER: Final = "consumer"

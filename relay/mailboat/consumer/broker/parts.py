@@ -39,7 +39,7 @@ from mailboat_spec import (
     Sink,
     full_name,
 )
-from mailboat_spec.kafka_settings import CONSUMER_ONLY
+from mailboat_spec.resources.kafka_settings import CONSUMER_ONLY
 
 if TYPE_CHECKING:
     from mailboat.consumer.broker.dead_count import WaitingLetters

@@ -2,7 +2,7 @@
 
 The guarantees of a subscription (order per key, no acknowledgement before replication, nothing sent after its result
 was returned) depend on some settings. Setting those is refused instead of silently overridden. Settings that run
-commands or read files are refused as well. ``mailboat_spec.kafka_settings`` lists the allowed settings.
+commands or read files are refused as well. ``mailboat_spec.resources.kafka_settings`` lists the allowed settings.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from confluent_kafka import KafkaException, Producer
 
 from mailboat.errors import ConfigError
 from mailboat.sinks.protocol import SinkContext
-from mailboat_spec import kafka_settings
+from mailboat_spec.resources import kafka_settings
 
 Settings = dict[str, Any]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from mailboat_spec import names
-from mailboat_spec.admission import RULES
+from mailboat_spec.cel_rules import RULES
 from mailboat_spec.crds.definitions import definitions
-from mailboat_spec.crds.structural import Schema, WithDefaults
+from mailboat_spec.crds.openapi_schema import Schema, WithDefaults
 
 
 def json_schema() -> Schema:

@@ -6,9 +6,9 @@ from typing import get_args
 
 import pytest
 
+from mailboat_spec.redaction import holds_password, looks_secret, secret_names
 from mailboat_spec.references import SecretRef, UsesSecrets
-from mailboat_spec.secrecy import holds_password, looks_secret, secret_names
-from mailboat_spec.sinks import Sink
+from mailboat_spec.resources.sinks import Sink
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from mailboat_spec.admission import FREE_FORM, RULES, Because, Rule, keyed_by, text
 from mailboat_spec.base import Model, Refusal
+from mailboat_spec.cel_rules import FREE_FORM, RULES, Because, Rule, keyed_by, text
+from mailboat_spec.formats import DnsSubdomain, EnvName, Form
+from mailboat_spec.redaction import NOT_THE_SECRET_ITSELF, SECRET_NAME, looks_secret
 from mailboat_spec.references import SecretRef
-from mailboat_spec.secrecy import NOT_THE_SECRET_ITSELF, SECRET_NAME, looks_secret
-from mailboat_spec.strings import DnsSubdomain, EnvName, Form
 
 _QUANTITY: Final = Form(
     r"[0-9]+(\.[0-9]+)?([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?",

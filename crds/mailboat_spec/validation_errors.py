@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from mailboat_spec.base import Model, Refused
-from mailboat_spec.fields import Step, field_at, model_at, nearest, paths_to, spelled, type_at, yaml_fields
+from mailboat_spec.field_paths import Step, field_at, model_at, nearest, paths_to, spelled, type_at, yaml_fields
 
 
 @dataclass(frozen=True, slots=True)

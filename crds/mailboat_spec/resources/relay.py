@@ -8,16 +8,16 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from mailboat_spec.admission import Because, Rule, unchangeable, unless_given
 from mailboat_spec.base import Model, Refusal, yaml_name
-from mailboat_spec.connections import Connection
+from mailboat_spec.cel_rules import Because, Rule, unchangeable, unless_given
 from mailboat_spec.durations import Duration, between, not_longer
+from mailboat_spec.formats import ColumnName, TableName
 from mailboat_spec.names import MAX_RELAY_NAME
-from mailboat_spec.resource import Resource
+from mailboat_spec.resources.connections import Connection
+from mailboat_spec.resources.resource import Resource
+from mailboat_spec.resources.status import OutboxRelayStatus
+from mailboat_spec.resources.template import PodTemplate
 from mailboat_spec.sizes import Size
-from mailboat_spec.status import OutboxRelayStatus
-from mailboat_spec.strings import ColumnName, TableName
-from mailboat_spec.template import PodTemplate
 
 DEFAULT_REPLICAS: Final = 2
 

@@ -8,10 +8,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from mailboat_spec.admission import AS_SET, Rule
 from mailboat_spec.base import Model, Refusal
+from mailboat_spec.cel_rules import AS_SET, Rule
 from mailboat_spec.durations import Duration, between, not_longer
-from mailboat_spec.strings import NonEmpty
+from mailboat_spec.formats import NonEmpty
 
 
 class OnExhausted(StrEnum):

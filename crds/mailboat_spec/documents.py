@@ -15,11 +15,11 @@ from typing import Any, Final, NamedTuple, TypeGuard
 
 from pydantic import ValidationError
 
-from mailboat_spec.fields import nearest
+from mailboat_spec.field_paths import nearest
 from mailboat_spec.names import API_VERSION, DEFAULT_NAMESPACE, GROUP, RELAY_KIND, SUBSCRIPTION_KIND
-from mailboat_spec.problems import Problem, SpecError, choice_message, problems_of
-from mailboat_spec.relay import OutboxRelay, Tracking
-from mailboat_spec.subscription import EventSubscription
+from mailboat_spec.resources.relay import OutboxRelay, Tracking
+from mailboat_spec.resources.subscription import EventSubscription
+from mailboat_spec.validation_errors import Problem, SpecError, choice_message, problems_of
 
 _MODELS: Final[Mapping[str, type[OutboxRelay] | type[EventSubscription]]] = {
     RELAY_KIND: OutboxRelay,

@@ -8,12 +8,12 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from mailboat_spec import kafka_settings
-from mailboat_spec.admission import Because, Rule
 from mailboat_spec.base import Model, Refusal
+from mailboat_spec.cel_rules import Because, Rule
+from mailboat_spec.formats import HostAndPort, KafkaGroup, KafkaTopic, PubSubProject, PubSubSubscription
 from mailboat_spec.references import SecretKeyRef, UsesSecrets
-from mailboat_spec.sinks import KafkaServers, KafkaSettings
-from mailboat_spec.strings import HostAndPort, KafkaGroup, KafkaTopic, PubSubProject, PubSubSubscription
+from mailboat_spec.resources import kafka_settings
+from mailboat_spec.resources.sinks import KafkaServers, KafkaSettings
 
 
 class GroupProtocol(StrEnum):

@@ -8,12 +8,12 @@ from typing import Annotated, ClassVar, Final
 
 from pydantic import Field
 
-from mailboat_spec.admission import Because, Rule
 from mailboat_spec.base import Model, Refusal
-from mailboat_spec.connections import Connection
+from mailboat_spec.cel_rules import Because, Rule
 from mailboat_spec.durations import Duration, between
+from mailboat_spec.formats import RedisPrefix
 from mailboat_spec.references import SecretKeyRef
-from mailboat_spec.strings import RedisPrefix
+from mailboat_spec.resources.connections import Connection
 
 
 class OnUnavailable(StrEnum):

@@ -14,13 +14,9 @@ from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from mailboat_spec import kafka_settings
-from mailboat_spec.admission import AS_SET, FREE_FORM, RULES, Because, Rule, listed, text
 from mailboat_spec.base import Model, Refusal, Refused
-from mailboat_spec.connections import Connection
-from mailboat_spec.references import OptionalSecretRef, SecretKeyRef, UsesSecrets
-from mailboat_spec.secrecy import NOT_THE_SECRET_ITSELF, SECRET_NAME, secret_names
-from mailboat_spec.strings import (
+from mailboat_spec.cel_rules import AS_SET, FREE_FORM, RULES, Because, Rule, listed, text
+from mailboat_spec.formats import (
     EntryPointName,
     HostAndPort,
     KafkaTopic,
@@ -29,6 +25,10 @@ from mailboat_spec.strings import (
     PubSubTopic,
     TableName,
 )
+from mailboat_spec.redaction import NOT_THE_SECRET_ITSELF, SECRET_NAME, secret_names
+from mailboat_spec.references import OptionalSecretRef, SecretKeyRef, UsesSecrets
+from mailboat_spec.resources import kafka_settings
+from mailboat_spec.resources.connections import Connection
 
 _MAX_SETTINGS: Final = 256
 

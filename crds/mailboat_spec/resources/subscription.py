@@ -8,18 +8,18 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from mailboat_spec.admission import AS_SET, Because, Rule, unchangeable, unless_given
 from mailboat_spec.base import Model, Refusal
-from mailboat_spec.delivery import Delivery
-from mailboat_spec.idempotency import Idempotency
+from mailboat_spec.cel_rules import AS_SET, Because, Rule, unchangeable, unless_given
+from mailboat_spec.formats import KAFKA_TOPIC, PUBSUB_TOPIC, NonEmpty
 from mailboat_spec.patterns import Pattern
 from mailboat_spec.references import ConfigMapRef, RelayRef
-from mailboat_spec.resource import Resource
-from mailboat_spec.sinks import Sink
-from mailboat_spec.source_rules import CONSTRAINTS
-from mailboat_spec.sources import Source
-from mailboat_spec.status import EventSubscriptionStatus
-from mailboat_spec.strings import KAFKA_TOPIC, PUBSUB_TOPIC, NonEmpty
+from mailboat_spec.resources.delivery import Delivery
+from mailboat_spec.resources.idempotency import Idempotency
+from mailboat_spec.resources.resource import Resource
+from mailboat_spec.resources.sinks import Sink
+from mailboat_spec.resources.source_rules import CONSTRAINTS
+from mailboat_spec.resources.sources import Source
+from mailboat_spec.resources.status import EventSubscriptionStatus
 from mailboat_spec.timestamps import Timestamp
 
 _TOPIC_FORMS: Final = {"kafka": KAFKA_TOPIC, "pubsub": PUBSUB_TOPIC}

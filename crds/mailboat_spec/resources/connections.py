@@ -7,11 +7,11 @@ from typing import ClassVar, Final
 
 from pydantic import Field, field_validator
 
-from mailboat_spec.admission import Because, Rule, text, unless_given
 from mailboat_spec.base import Refusal
+from mailboat_spec.cel_rules import Because, Rule, text, unless_given
+from mailboat_spec.formats import NonEmpty
+from mailboat_spec.redaction import PASSWORD_IN_URL, holds_password
 from mailboat_spec.references import SecretKeyRef, UsesSecrets
-from mailboat_spec.secrecy import PASSWORD_IN_URL, holds_password
-from mailboat_spec.strings import NonEmpty
 
 _NEITHER: Final = "needs urlSecretRef: {name: ..., key: ...} (or url, if it holds no password)"
 _BOTH: Final = "has both url and urlSecretRef: remove one of them"

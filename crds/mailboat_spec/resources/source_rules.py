@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from mailboat_spec.admission import Because, Rule
 from mailboat_spec.base import Refusal
+from mailboat_spec.cel_rules import Because, Rule
 
 if TYPE_CHECKING:
-    from mailboat_spec.subscription import EventSubscriptionSpec
+    from mailboat_spec.resources.subscription import EventSubscriptionSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from typing import ClassVar, Final, Literal
 
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field_validator
 
-from mailboat_spec.admission import Rule
 from mailboat_spec.base import Model, Refusal
-from mailboat_spec.metadata import Metadata
-from mailboat_spec.strings import DNS_LABEL
+from mailboat_spec.cel_rules import Rule
+from mailboat_spec.formats import DNS_LABEL
+from mailboat_spec.resources.metadata import Metadata
 
 _NO_SERVICE: Final = "must begin with a letter: a Service is named after it, and its name may not begin with a digit"
 

@@ -12,8 +12,8 @@ from typing import Final
 from pydantic import Field, model_validator
 
 from mailboat_spec.base import Model
+from mailboat_spec.formats import DnsLabel
 from mailboat_spec.names import DEFAULT_NAMESPACE
-from mailboat_spec.strings import DnsLabel
 
 _SET_BY_SERVERS: Final = frozenset(
     {

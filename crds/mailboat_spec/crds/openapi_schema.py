@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from pydantic.json_schema import GenerateJsonSchema
 
-from mailboat_spec.admission import RULES
 from mailboat_spec.base import Model
+from mailboat_spec.cel_rules import RULES
 from mailboat_spec.durations import Duration
 
 Schema = dict[str, Any]

@@ -1,0 +1,1 @@
+"""Models of the two resources, OutboxRelay and EventSubscription, and of the parts of their specs."""
