@@ -13,7 +13,7 @@ from measurement import Measured, Stopwatch
 from pipe import encoded, send, warm_producer
 from psycopg import sql
 
-from mailboat.events import Event
+from mailboat.model import OutboxEvent
 from mailboat.outbox.layout import COLUMNS
 
 _TABLE = "create table public.plain_outbox (like mailboat.outbox including defaults, published_at timestamptz)"
@@ -46,7 +46,7 @@ def claim_loop(url: str, bootstrap: str, topic: str, events: int, at_once: int) 
 def _round(connection: psycopg.Connection, producer: Producer, topic: str, done: int, at_once: int) -> int:
     with connection.transaction(), connection.cursor(binary=True) as cursor:
         rows = cursor.execute(_CLAIM, (at_once,)).fetchall()
-        events = [Event._make(row) for row in rows]
+        events = [OutboxEvent._make(row) for row in rows]
         send(producer, topic, [encoded(event, done + number) for number, event in enumerate(events, start=1)])
         producer.flush()
         cursor.execute(_MARK, ([event.id for event in events],))

@@ -18,8 +18,8 @@ from confluent_kafka import Producer
 from measurement import Measured, Stopwatch
 from psycopg import sql
 
-from mailboat.events import Event, Outgoing
-from mailboat.messages import Encoder
+from mailboat.cloudevents import MessageEncoder
+from mailboat.model import Message, OutboxEvent
 from mailboat.outbox.layout import COLUMNS, Layout
 from mailboat.outbox.settings import ReadLimits
 from mailboat.sinks.kafka.settings import producer_settings
@@ -28,7 +28,7 @@ _READ = sql.SQL(
     "select {columns} from (select e.* from {rows} as e where e.id > %s order by e.id limit %s) as found"
     " order by found.id"
 ).format(columns=COLUMNS, rows=Layout().rows)
-_ENCODER = Encoder("CloudEvents", source="mailboat/bench/orders", header_prefix="ce_")
+_ENCODER = MessageEncoder("CloudEvents", source="mailboat/bench/orders", header_prefix="ce_")
 _AT_ONCE = ReadLimits().rows
 _READ_AHEAD = 2
 _REPEATED = 20_000
@@ -59,7 +59,7 @@ def produce_alone(url: str, bootstrap: str, topic: str, events: int) -> Measured
 def bare_pipe(url: str, bootstrap: str, topic: str) -> Measured:
     """Read, encode and send the whole outbox; reading and sending overlap."""
     producer = warm_producer(bootstrap, topic)
-    chunks: queue.Queue[list[Event] | None] = queue.Queue(maxsize=_READ_AHEAD)
+    chunks: queue.Queue[list[OutboxEvent] | None] = queue.Queue(maxsize=_READ_AHEAD)
     watch = Stopwatch()
 
     def read() -> None:
@@ -80,7 +80,7 @@ def bare_pipe(url: str, bootstrap: str, topic: str) -> Measured:
     return watch.stop(sequence)
 
 
-def _chunks(url: str) -> Iterator[list[Event]]:
+def _chunks(url: str) -> Iterator[list[OutboxEvent]]:
     with psycopg.connect(url) as connection, connection.cursor(binary=True) as cursor:
         cursor.execute(
             "select set_config('jit', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true)"
@@ -88,10 +88,10 @@ def _chunks(url: str) -> Iterator[list[Event]]:
         after = 0
         while rows := cursor.execute(_READ, (after, _AT_ONCE), prepare=True).fetchall():
             after = rows[-1][0]
-            yield [Event._make(row) for row in rows]
+            yield [OutboxEvent._make(row) for row in rows]
 
 
-def encoded(event: Event, sequence: int) -> Outgoing:
+def encoded(event: OutboxEvent, sequence: int) -> Message:
     """The message that the relay would send."""
     return _ENCODER.encode(event, sequence=sequence, partition=0, generation=1, attempt=1)
 
@@ -105,7 +105,7 @@ def warm_producer(bootstrap: str, topic: str) -> Producer:
     return producer
 
 
-def send(producer: Any, topic: str, messages: list[Outgoing]) -> None:
+def send(producer: Any, topic: str, messages: list[Message]) -> None:
     """Hand over, and wait only for room."""
     produce = producer.produce
     for message in messages:

@@ -9,9 +9,9 @@ consumer without a manifest. `Once` claims events in Redis for applications with
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from mailboat.emitting import emit, emit_many
+from mailboat.emitter.api import emit, emit_many
+from mailboat.emitter.validation import NewEvent
 from mailboat.errors import EmitRefused, MailboatError
-from mailboat.newevent import NewEvent
 
 if TYPE_CHECKING:
     from mailboat.consumer import Consumer, Event, Ignore, Inbox, Kafka, PubSub, Redis, Refuse, RetryLater

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mailboat.cli.printing import age, columns, reindented, shortened
-from mailboat.terminals import safe
+from mailboat.terminal_escapes import safe
 
 
 @pytest.mark.parametrize(

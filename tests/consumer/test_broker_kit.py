@@ -21,7 +21,7 @@ from mailboat import Consumer, Event, Inbox, Kafka, PubSub, Redis, Refuse
 from mailboat.consumer.broker.envelope import restored
 from mailboat.consumer.broker.letter_reader import KafkaLetters
 from mailboat.errors import ConfigError
-from mailboat.events import Outgoing
+from mailboat.model import Message
 from mailboat_harbor.kafka import KafkaServer
 from mailboat_harbor.ports import free_port
 from mailboat_harbor.postgres import Database, PostgresServer
@@ -313,7 +313,7 @@ async def test_a_pubsub_subscription_is_a_source(
     await sink.open()
     headers = {"ce-specversion": "1.0", "ce-type": "order.placed", "ce-source": "shop"}
     for number in range(5):
-        message = Outgoing(str(number), "o-0", b'{"number": %d}' % number, {**headers, "ce-id": str(uuid4())})
+        message = Message(str(number), "o-0", b'{"number": %d}' % number, {**headers, "ce-id": str(uuid4())})
         assert await sink.publish([message]) == {}
     await sink.close()
     handled: list[int] = []

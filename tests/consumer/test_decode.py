@@ -15,7 +15,7 @@ from mailboat.consumer.broker.dead_letters import DeadLetterFormat, forms
 from mailboat.consumer.broker.decode import LONGEST_ATTRIBUTE, decode
 from mailboat.consumer.broker.envelope import CONTENT_TYPE, envelope, restored
 from mailboat.consumer.broker.protocol import Original
-from mailboat.events import Event as Row
+from mailboat.model import OutboxEvent as Row
 from mailboat_spec import Format
 from support.broker_messages import AT, KAFKA, PUBSUB, TRACEBACK, dead, message_of
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mailboat.events import Event
-from mailboat.messages import Death, Encoder, dead_letter_message
+from mailboat.cloudevents import DeadLetterCause, MessageEncoder, dead_letter_message
+from mailboat.model import OutboxEvent
 from mailboat.pump.parked import RELAY_DIED
 from mailboat.pump.unexpected import CANT_ENCODE
 from mailboat.sinks.kafka import KafkaSink
@@ -21,7 +21,7 @@ from support.markdown import blocks, rows
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "messages.md").read_text(encoding="utf-8")
 SHOWN, DOCUMENT = map(json.loads, blocks(PAGE, "json"))
-EVENT = Event(
+EVENT = OutboxEvent(
     id=1,
     event_id=SHOWN["event_id"],
     type="order.placed",
@@ -41,11 +41,11 @@ BARE = EVENT._replace(aggregate_type=None, aggregate_id=None, key=None, headers=
 APPLICATION = {"tenant"}
 
 
-def encoder(format: Format, prefix: str = KafkaSink.traits.header_prefix) -> Encoder:
-    return Encoder(format, source="mailboat/shop/orders", header_prefix=prefix)
+def encoder(format: Format, prefix: str = KafkaSink.traits.header_prefix) -> MessageEncoder:
+    return MessageEncoder(format, source="mailboat/shop/orders", header_prefix=prefix)
 
 
-def headers(event: Event, made_by: Encoder, *, replay: bool = False) -> set[str]:
+def headers(event: OutboxEvent, made_by: MessageEncoder, *, replay: bool = False) -> set[str]:
     attempt = 2 if replay else 1
     message = made_by.encode(event, sequence=2, partition=4, generation=1, attempt=attempt, replay=replay)
     return set(message.headers)
@@ -86,7 +86,7 @@ def test_the_document_that_is_shown_is_what_its_event_becomes() -> None:
 def test_the_headers_of_a_dead_letter_are_those_that_are_listed(format: Format) -> None:
     made_by = encoder(format)
     letter = dead_letter_message(
-        made_by, EVENT, Death("TooLarge", "the topic takes less", 1, "a", "b"),
+        made_by, EVENT, DeadLetterCause("TooLarge", "the topic takes less", 1, "a", "b"),
         topic="orders.dead", subscription="shop/orders", sequence=2, partition=4, generation=1,
     )  # fmt: skip
     listed = {name for cell, _ in rows(PAGE, "## Dead letters") for name in re.findall(r"`([^`]+)`", cell)}
@@ -95,7 +95,7 @@ def test_the_headers_of_a_dead_letter_are_those_that_are_listed(format: Format) 
 
 
 def test_the_reasons_of_death_are_those_of_the_code() -> None:
-    sources = [*(ROOT / "relay/mailboat/sinks").rglob("*.py"), ROOT / "relay/mailboat/messages.py"]
+    sources = [*(ROOT / "relay/mailboat/sinks").rglob("*.py"), ROOT / "relay/mailboat/cloudevents.py"]
     sources = [file for file in sources if file.name not in ("memory.py", "settings.py")]
     found = {
         word

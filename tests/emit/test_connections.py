@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from mailboat import EmitRefused, NewEvent, emit, emit_many
-from mailboat.handles import AsyncHandle, SyncHandle
+from mailboat.emitter.drivers import AsyncHandle, SyncHandle
 from mailboat_harbor.postgres import Database
 
 Opener = Callable[[Database], AbstractContextManager[SyncHandle]]

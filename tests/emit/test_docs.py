@@ -9,7 +9,7 @@ import pytest
 from psycopg import sql
 
 from mailboat import EmitRefused, NewEvent
-from mailboat.newevent import checked
+from mailboat.emitter.validation import checked
 from mailboat_harbor.postgres import Database
 from support.markdown import blocks
 

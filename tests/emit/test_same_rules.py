@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from psycopg.types.json import Jsonb
 
 from mailboat import EmitRefused, NewEvent
-from mailboat.newevent import checked
+from mailboat.emitter.validation import checked
 from mailboat_harbor.postgres import Database
 
 MIB = 1024 * 1024

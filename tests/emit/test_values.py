@@ -18,7 +18,7 @@ from opentelemetry.trace import format_span_id, format_trace_id
 from pydantic import BaseModel, Field
 
 from mailboat import EmitRefused, NewEvent, emit
-from mailboat.newevent import checked
+from mailboat.emitter.validation import checked
 from mailboat_harbor.postgres import Database
 
 ID = uuid.UUID("1663410f-853a-4bbc-98c9-dba7da5bb6ea")

@@ -12,9 +12,9 @@ import psycopg
 import pytest
 import pytest_asyncio
 
+from mailboat.cloudevents import DeadLetterCause, MessageEncoder, dead_letter_message
 from mailboat.errors import EventRefused
-from mailboat.events import Event
-from mailboat.messages import Death, Encoder, dead_letter_message
+from mailboat.model import OutboxEvent
 from mailboat.outbox.deadletters import show_dead
 from mailboat.outbox.interventions import Match
 from mailboat.outbox.layout import Layout
@@ -84,14 +84,14 @@ async def look(database: Database, columns: dict[str, str]) -> list[Finding]:
         return await verify(connection, "shop.events", columns)
 
 
-async def carried(world: PostgresWorld, **spec: Any) -> tuple[Relay, list[Event]]:
+async def carried(world: PostgresWorld, **spec: Any) -> tuple[Relay, list[OutboxEvent]]:
     """A relay that has read all there is."""
     relay = await Relay.start(world, [subscription(partitions=1, **spec)])
     await relay.claim()
     return relay, await relay.drained()
 
 
-async def set_aside(relay: Relay, event: Event) -> None:
+async def set_aside(relay: Relay, event: OutboxEvent) -> None:
     """Parked, and given up on, as two settlements."""
     (lease,) = (cursor.lease for cursor in relay.cursors.values())
     await relay.tick(Settlement(lease, None, park=(Park(event, 1, 1, 0.0, FAILURE),)))
@@ -127,7 +127,7 @@ async def test_every_kind_of_column_reaches_the_wire_as_text(
     write(own, aggregate_id=KEY, key="k", aggregate_type="order", traceparent="00-1", tags=["eu"], headers='{"a": "b"}')
     relay, (event,) = await carried(world)
     assert (event.aggregate_id, event.aggregate_type, event.tags) == (KEY, "order", "{eu}")
-    encoder = Encoder(format, source="test", header_prefix="ce_")
+    encoder = MessageEncoder(format, source="test", header_prefix="ce_")
     message = encoder.encode(event, sequence=1, partition=0, generation=1, attempt=1)
     assert all(isinstance(value, str) for value in message.headers.values())
     await set_aside(relay, event)
@@ -160,7 +160,7 @@ async def test_headers_that_the_database_can_not_keep_as_such_are_kept_as_text(
     write(own, headers=headers)
     relay, (event,) = await carried(world)
     with pytest.raises(EventRefused):
-        Encoder(Format.RAW, source="test", header_prefix="").encode(
+        MessageEncoder(Format.RAW, source="test", header_prefix="").encode(
             event, sequence=1, partition=0, generation=1, attempt=1
         )
     await set_aside(relay, event)
@@ -187,11 +187,11 @@ async def test_a_row_that_nobody_can_send_is_refused_kept_and_shown(
     (number,) = relay.subscriptions
     assert (await relay.store.backlog(number)).partitions[0].pending == 1
     (event,) = await relay.drained()
-    encoder = Encoder(Format.RAW, source="test", header_prefix="")
+    encoder = MessageEncoder(Format.RAW, source="test", header_prefix="")
     with pytest.raises(EventRefused, match=r"can't be sent: its t(ime|ype)") as refusal:
         encoder.encode(event, sequence=1, partition=0, generation=1, attempt=1)
     assert not refusal.value.retryable
-    death = Death("InvalidEvent", "", 1, "", "")
+    death = DeadLetterCause("InvalidEvent", "", 1, "", "")
     assert dead_letter_message(
         encoder, event, death, topic="dead", subscription="all", sequence=1, partition=0, generation=1
     ).event_id
@@ -219,7 +219,7 @@ async def test_a_row_that_is_too_large_for_a_relay_is_refused_without_being_read
     await relay.claim()
     _, event, _ = await relay.drained()
     with pytest.raises(EventRefused, match=r"has \d+ bytes and was not read") as refusal:
-        Encoder(Format.RAW, source="test", header_prefix="").encode(
+        MessageEncoder(Format.RAW, source="test", header_prefix="").encode(
             event, sequence=1, partition=0, generation=1, attempt=1
         )
     assert (refusal.value.reason, refusal.value.retryable) == ("TooLarge", False)

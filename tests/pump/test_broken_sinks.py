@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mailboat.errors import EventRefused
-from mailboat.events import Outgoing
+from mailboat.model import Message
 from mailboat.pump.handing import SLACK
 from mailboat.pump.partition import PumpCounters
 from mailboat.pump.retry import Policy
@@ -50,7 +50,7 @@ class Broken(MemorySink):
             raise OSError("ca.pem is gone")
         await super().open()
 
-    def publish(self, batch: Sequence[Outgoing]) -> Coroutine[Any, Any, Failures]:
+    def publish(self, batch: Sequence[Message]) -> Coroutine[Any, Any, Failures]:
         if self.how == "raises at once":
             raise OSError("ca.pem is gone")
         return super().publish(batch) if self.how is None else self._fail()
@@ -173,7 +173,7 @@ async def test_a_sink_that_never_answers_keeps_no_other_subscription_from_moving
 @in_virtual_time
 async def test_a_sink_that_raises_for_the_dead_letter_topic_is_asked_again() -> None:
     class BrokenForTheDead(Broken):
-        def publish(self, batch: Sequence[Outgoing]) -> Coroutine[Any, Any, Failures]:
+        def publish(self, batch: Sequence[Message]) -> Coroutine[Any, Any, Failures]:
             if self.how is not None and batch[0].topic is None:
                 return MemorySink.publish(self, batch)
             return super().publish(batch)
@@ -201,9 +201,9 @@ async def test_a_relay_without_memory_blames_no_event(error: Exception) -> None:
     """G4: not new events, not parked ones, not those that the dead-letter topic is told about."""
 
     class Starved(MemorySink):
-        hungry: Callable[[Outgoing], bool] | None = None
+        hungry: Callable[[Message], bool] | None = None
 
-        def refusal(self, message: Outgoing) -> EventRefused | None:
+        def refusal(self, message: Message) -> EventRefused | None:
             if self.hungry is not None and self.hungry(message):
                 raise error
             return super().refusal(message)

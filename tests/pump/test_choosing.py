@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mailboat.events import Event
+from mailboat.model import OutboxEvent
 from mailboat.pump.choosing import Limits, choose, total_bytes
 
 KEYS = ("a", "b", "c")
 
 
-def event(id: int, key: str | None, payload: bytes | None, headers: str | None = None) -> Event:
+def event(id: int, key: str | None, payload: bytes | None, headers: str | None = None) -> OutboxEvent:
     number = f"00000000-0000-4000-8000-{id:012d}"
-    return Event(id, number, "t", None, None, key, payload, "application/json", headers, "{}", None, "", id)
+    return OutboxEvent(id, number, "t", None, None, key, payload, "application/json", headers, "{}", None, "", id)
 
 
 columns = st.tuples(st.sampled_from((None, *KEYS)), st.none() | st.binary(max_size=9), st.none() | st.text(max_size=9))
@@ -25,7 +25,9 @@ limits = st.builds(Limits, messages=st.integers(1, 12), bytes=st.integers(0, 40)
 
 @given(waiting, st.integers(0, 12), limits, st.sets(st.sampled_from(KEYS)))
 @example([event(1, "a", b"12345")], 0, Limits(10, 4, one_per_key=False), set())
-def test_a_batch_is_the_next_events_that_fit(events: list[Event], start: int, limits: Limits, parked: set[str]) -> None:
+def test_a_batch_is_the_next_events_that_fit(
+    events: list[OutboxEvent], start: int, limits: Limits, parked: set[str]
+) -> None:
     start = min(start, len(events))
     chosen = choose(events, start, limits, parked, total_bytes(events))
     assert sorted([*chosen.sent, *chosen.aside]) == list(range(start, chosen.end)), "nothing skipped, nothing twice"
@@ -39,7 +41,7 @@ def test_a_batch_is_the_next_events_that_fit(events: list[Event], start: int, li
         assert not _allowed(events, one_more, limits), "it could have been larger"
 
 
-def _allowed(events: list[Event], sent: Sequence[int], limits: Limits) -> bool:
+def _allowed(events: list[OutboxEvent], sent: Sequence[int], limits: Limits) -> bool:
     """The rules, said again: so many messages, so many bytes (a single event may have more), one of a key if asked."""
     keys = [events[index].key for index in sent if events[index].key is not None]
     return (

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from mailboat.errors import EventRefused, SinkUnavailable
-from mailboat.events import Outgoing
+from mailboat.model import Message
 from mailboat.pump.retry import Policy
 from mailboat.runtime.reporting import subscription_status
 from mailboat.runtime.session import Totals
@@ -43,7 +43,7 @@ class DeadTopicAway(MemorySink):
     seconds = 0.0
     asked = 0
 
-    async def publish(self, batch: Sequence[Outgoing]) -> Failures:
+    async def publish(self, batch: Sequence[Message]) -> Failures:
         if all(message.topic is None for message in batch):
             return await super().publish(batch)
         self.asked += 1
@@ -195,7 +195,7 @@ class Stumbling(MemorySink):
     stumbles_at = ""
     on_dead_topic = False
 
-    def refusal(self, message: Outgoing) -> EventRefused | None:
+    def refusal(self, message: Message) -> EventRefused | None:
         if message.event_id == self.stumbles_at and (message.topic is None or self.on_dead_topic):
             raise KeyError(message.value)
         return super().refusal(message)

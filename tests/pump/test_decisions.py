@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mailboat.errors import DatabaseUnavailable, DeliveryError, EventRefused, LeaseLost, SinkUnavailable, Undecided
-from mailboat.events import Event
+from mailboat.model import OutboxEvent
 from mailboat.outbox.routing import fan_out, fan_out_single
 from mailboat.outbox.store import (
     CursorKey,
@@ -33,9 +33,9 @@ from mailboat.pump.verdicts import Fate, Item, judge, set_aside, settled_prefix
 from mailboat.runtime.session import _most_telling, orphans
 
 
-def event(id: int, key: str | None = None, slot: int | None = None) -> Event:
+def event(id: int, key: str | None = None, slot: int | None = None) -> OutboxEvent:
     number = f"00000000-0000-4000-8000-{id:012d}"
-    return Event(id, number, "t", None, None, key, b"", "application/json", None, "{}", None, "", slot or id)
+    return OutboxEvent(id, number, "t", None, None, key, b"", "application/json", None, "{}", None, "", slot or id)
 
 
 # -- retry -----------------------------------------------------------------------------------------------------------

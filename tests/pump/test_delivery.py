@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mailboat.errors import EventRefused
-from mailboat.events import Outgoing
+from mailboat.model import Message
 from mailboat.outbox.memory import MemoryStore
 from mailboat.outbox.settings import ReadLimits
 from mailboat.outbox.store import Parked
@@ -86,7 +86,7 @@ class WeighingSink(MemorySink):
         super().__init__()
         self.batches: list[int] = []
 
-    def publish(self, batch: Sequence[Outgoing]) -> Coroutine[Any, Any, Failures]:
+    def publish(self, batch: Sequence[Message]) -> Coroutine[Any, Any, Failures]:
         self.batches.append(sum(len(message.value or b"") for message in batch))
         return super().publish(batch)
 
@@ -203,7 +203,7 @@ class SlowSink(MemorySink):
         super().__init__(**settings)
         self._one_at_a_time = asyncio.Lock()
 
-    def publish(self, batch: Sequence[Outgoing]) -> Coroutine[Any, Any, Failures]:
+    def publish(self, batch: Sequence[Message]) -> Coroutine[Any, Any, Failures]:
         return self._slowly(super().publish(batch))
 
     async def _slowly(self, answers: Coroutine[Any, Any, Failures]) -> Failures:
@@ -304,7 +304,7 @@ async def test_a_refusal_in_a_later_flight_is_not_overtaken_while_an_earlier_one
             self.first = asyncio.Event()
             self.calls = 0
 
-        async def publish(self, batch: Sequence[Outgoing]) -> Failures:
+        async def publish(self, batch: Sequence[Message]) -> Failures:
             self.calls += 1
             if self.calls == 1:
                 self.arrived += batch

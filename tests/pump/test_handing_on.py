@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from mailboat.events import Outgoing
+from mailboat.model import Message
 from mailboat.outbox.store import CursorKey
 from mailboat.pump.points import Point
 from mailboat.sinks.memory import MemorySink
@@ -29,7 +29,7 @@ async def test_a_stop_during_an_outage_settles_the_contiguous_part_only() -> Non
     class HalfAway(MemorySink):
         """Takes the first two messages of its life."""
 
-        async def publish(self, batch: Sequence[Outgoing]) -> Failures:
+        async def publish(self, batch: Sequence[Message]) -> Failures:
             self.go_away()
             failures = dict(await super().publish(batch))
             for index in range(2 - len(self.arrived)):
@@ -149,7 +149,7 @@ async def test_an_event_that_kills_its_relay_is_found_and_the_others_are_deliver
         poison = ""
         victims = 0
 
-        async def publish(self, batch: Sequence[Outgoing]) -> Failures:
+        async def publish(self, batch: Sequence[Message]) -> Failures:
             if any(message.event_id == self.poison and message.topic is None for message in batch):
                 self.victims += 1
                 dying = next(iter(fleet.relays.values()))

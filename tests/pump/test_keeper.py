@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from mailboat.events import Event, Outgoing
+from mailboat.model import Message, OutboxEvent
 from mailboat.outbox.memory import MemoryOutbox, MemoryStore
 from mailboat.outbox.memory.rows import Row
 from mailboat.outbox.settings import ReadLimits
@@ -26,7 +26,7 @@ class Distant(MemorySink):
 
     seconds = 0.002
 
-    async def publish(self, batch: Sequence[Outgoing]) -> Failures:
+    async def publish(self, batch: Sequence[Message]) -> Failures:
         failures = await super().publish(batch)
         await asyncio.sleep(self.seconds)
         return failures
@@ -260,7 +260,7 @@ def test_a_relay_that_dies_of_what_it_reads_at_once_gets_through_by_reading_less
     """G1, also where relays die before a window is open, so that no event can be blamed."""
     routed = MemoryOutbox.routed
 
-    def kill(outbox: MemoryOutbox, rows: Sequence[Row], members: Sequence[Lease]) -> dict[CursorKey, list[Event]]:
+    def kill(outbox: MemoryOutbox, rows: Sequence[Row], members: Sequence[Lease]) -> dict[CursorKey, list[OutboxEvent]]:
         if len(rows) > most:
             raise MemoryError
         return routed(outbox, rows, members)

@@ -13,7 +13,7 @@ from random import Random
 
 import pytest
 
-from mailboat.events import Event
+from mailboat.model import OutboxEvent
 from mailboat.outbox.settings import ReadLimits
 from mailboat.pump.points import Point
 from mailboat.sinks.memory import MemorySink
@@ -30,7 +30,7 @@ KEYS = ["a", "b", "c", "d", "e", None]
 class History:
     """What happened, for the checks."""
 
-    committed: list[Event]
+    committed: list[OutboxEvent]
     refusals: Refusals
     suspects: set[str] = field(default_factory=set)
     """What was on its way when sessions ended badly, again and again: an attempt is counted before it is tried."""

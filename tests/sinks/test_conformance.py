@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 from mailboat.errors import EventRefused, SinkUnavailable, Undecided
-from mailboat.events import Outgoing
+from mailboat.model import Message
 from mailboat.sinks.protocol import Failures
 from support.sink_backends import POISON, Backend, Opened, Received, message, on_all_that, until_it_arrives
 from support.wait import await_until
@@ -49,7 +49,7 @@ async def test_headers_arrive_as_they_were(backend: Backend, opened: Opened) -> 
 async def test_a_message_without_a_value_stays_one(backend: Backend, opened: Opened) -> None:
     sink = await opened(backend)
 
-    assert await sink.publish([Outgoing("event-1", "k", None, {"event_id": "event-1"})]) == {}
+    assert await sink.publish([Message("event-1", "k", None, {"event_id": "event-1"})]) == {}
 
     (received,) = await backend.receive(1)
     assert received.value == (None if backend.features.keeps_null_values else b"")
@@ -318,7 +318,7 @@ async def test_a_sink_that_could_not_open_opens_later(backend: Backend, opened: 
     await sink.close()
 
 
-def _delivered(batches: Sequence[Sequence[Outgoing]], answers: Sequence[Failures]) -> list[Outgoing]:
+def _delivered(batches: Sequence[Sequence[Message]], answers: Sequence[Failures]) -> list[Message]:
     return [
         item
         for batch, answer in zip(batches, answers, strict=True)

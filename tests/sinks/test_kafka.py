@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from mailboat.errors import ConfigError, EventRefused, SinkUnavailable
-from mailboat.events import Outgoing
+from mailboat.model import Message
 from mailboat.sinks.kafka import KafkaSink
 from mailboat.sinks.kafka.errors import Report, more_telling, no_answer
 from mailboat.sinks.kafka.settings import producer_settings
@@ -279,7 +279,7 @@ async def test_a_question_without_an_answer_changes_nothing_that_is_known(
 
 async def test_headers_count_too(kafka: KafkaBackend, opened: Opened) -> None:
     sink = await opened(kafka)
-    fat = Outgoing("event-1", "k", b"1", {"header": "." * 1_100_000})
+    fat = Message("event-1", "k", b"1", {"header": "." * 1_100_000})
 
     answer = await sink.publish([message(0), fat, message(2), message(3, key="other")])
 

@@ -7,12 +7,12 @@ import json
 
 import pytest
 
+from mailboat.cloudevents import DeadLetterCause, MessageEncoder, dead_letter_message
 from mailboat.errors import EventRefused
-from mailboat.events import Event, Outgoing
-from mailboat.messages import Death, Encoder, dead_letter_message
+from mailboat.model import Message, OutboxEvent
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-EVENT = Event(
+EVENT = OutboxEvent(
     id=17,
     event_id="0190f1a0-7c5e-7b6a-8000-000000000001",
     type="order.created",
@@ -30,11 +30,11 @@ EVENT = Event(
 BARE = EVENT._replace(aggregate_type=None, aggregate_id=None, key=None, headers=None, traceparent=None)
 
 
-def encoder(format: str = "CloudEvents", prefix: str = "ce_") -> Encoder:
-    return Encoder(format, source="mailboat://shop/orders", header_prefix=prefix)
+def encoder(format: str = "CloudEvents", prefix: str = "ce_") -> MessageEncoder:
+    return MessageEncoder(format, source="mailboat://shop/orders", header_prefix=prefix)
 
 
-def encode(event: Event, format: str = "CloudEvents", prefix: str = "ce_", replay: bool = False) -> Outgoing:
+def encode(event: OutboxEvent, format: str = "CloudEvents", prefix: str = "ce_", replay: bool = False) -> Message:
     return encoder(format, prefix).encode(event, sequence=4711, partition=3, generation=2, attempt=5, replay=replay)
 
 
@@ -243,10 +243,10 @@ def test_headers_that_are_not_an_object_of_strings_refuse_the_event(headers: str
     assert EVENT.event_id in str(refused.value)
 
 
-DEATH = Death("TooLarge", "the topic takes less", 25, "2026-11-16T03:45:00Z", "2026-11-16T04:45:00Z")
+DEATH = DeadLetterCause("TooLarge", "the topic takes less", 25, "2026-11-16T03:45:00Z", "2026-11-16T04:45:00Z")
 
 
-def dead(event: Event, format: str = "CloudEvents", death: Death = DEATH) -> Outgoing:
+def dead(event: OutboxEvent, format: str = "CloudEvents", death: DeadLetterCause = DEATH) -> Message:
     return dead_letter_message(
         encoder(format),
         event,
@@ -279,7 +279,7 @@ def test_a_dead_letter_is_the_original_and_why_it_died(format: str) -> None:
 
 
 def test_a_dead_letter_s_error_is_cut_at_1_kib_between_characters() -> None:
-    letter = dead(EVENT, death=Death("Refused", "ü" * 2000, 1, "a", "b"))
+    letter = dead(EVENT, death=DeadLetterCause("Refused", "ü" * 2000, 1, "a", "b"))
 
     error = letter.headers["mailboat-dead-error"]
     assert 1000 < len(error.encode()) <= 1024

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mailboat.errors import ConfigError, EventRefused, SinkUnavailable
-from mailboat.events import Outgoing
+from mailboat.model import Message
 from mailboat.sinks.pubsub import PubSubSink
 from mailboat.sinks.pubsub.connection import Destination
 from mailboat.sinks.pubsub.limits import GOOD_REQUEST_BYTES, MAX_REQUEST_MESSAGES, refusal, request_bytes, requests
@@ -23,17 +23,17 @@ HEADERS = {"event_id": "event-1"}
 @pytest.mark.parametrize(
     ("outgoing", "reason"),
     [
-        (Outgoing("1", "k" * 1025, b"", HEADERS), "KeyTooLong"),
-        (Outgoing("1", "ü" * 513, b"", HEADERS), "KeyTooLong"),
-        (Outgoing("1", "k", b"", {f"h{n}": "" for n in range(101)}), "TooManyHeaders"),
-        (Outgoing("1", "k", b"", {"n" * 257: ""}), "InvalidHeaders"),
-        (Outgoing("1", "k", b"", {"": "v"}), "InvalidHeaders"),
-        (Outgoing("1", "k", b"", {"googclient": "v"}), "InvalidHeaders"),
-        (Outgoing("1", "k", b"", {"n": "v" * 1025}), "InvalidHeaders"),
-        (Outgoing("1", "k", b"." * 10_000_000, HEADERS), "TooLarge"),
+        (Message("1", "k" * 1025, b"", HEADERS), "KeyTooLong"),
+        (Message("1", "ü" * 513, b"", HEADERS), "KeyTooLong"),
+        (Message("1", "k", b"", {f"h{n}": "" for n in range(101)}), "TooManyHeaders"),
+        (Message("1", "k", b"", {"n" * 257: ""}), "InvalidHeaders"),
+        (Message("1", "k", b"", {"": "v"}), "InvalidHeaders"),
+        (Message("1", "k", b"", {"googclient": "v"}), "InvalidHeaders"),
+        (Message("1", "k", b"", {"n": "v" * 1025}), "InvalidHeaders"),
+        (Message("1", "k", b"." * 10_000_000, HEADERS), "TooLarge"),
     ],
 )
-def test_what_google_would_refuse_is_refused_before_it_is_sent(outgoing: Outgoing, reason: str) -> None:
+def test_what_google_would_refuse_is_refused_before_it_is_sent(outgoing: Message, reason: str) -> None:
     refused = refusal(outgoing)
 
     assert refused is not None
@@ -44,12 +44,12 @@ def test_what_google_would_refuse_is_refused_before_it_is_sent(outgoing: Outgoin
 def test_what_is_just_within_the_limits_is_taken() -> None:
     headers = {f"{n:03}" + "n" * 253: "v" * 1024 for n in range(100)}
 
-    assert refusal(Outgoing("1", "k" * 1024, b"." * 9_000_000, headers)) is None
+    assert refusal(Message("1", "k" * 1024, b"." * 9_000_000, headers)) is None
 
 
 @given(st.lists(st.integers(0, 3_000_000), max_size=30))
 def test_requests_hold_every_message_once_in_order_and_within_limits(sizes: list[int]) -> None:
-    batch = [Outgoing(str(index), "k", bytes(size), HEADERS) for index, size in enumerate(sizes)]
+    batch = [Message(str(index), "k", bytes(size), HEADERS) for index, size in enumerate(sizes)]
 
     cut = list(requests(batch, range(len(batch))))
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from mailboat.cloudevents import MessageEncoder
 from mailboat.consumer.broker.decode import decode
 from mailboat.consumer.broker.protocol import DeadLetter, Original
 from mailboat.consumer.outcomes import Refusal
-from mailboat.events import Event as Row
-from mailboat.messages import Encoder
+from mailboat.model import OutboxEvent as Row
 
 AT = datetime(2026, 11, 16, 3, 44, tzinfo=UTC)
 KAFKA = Original(topic="orders", partition=3, offset=4711, timestamp=AT, key=b"o-1", value=b"{}", headers=())
@@ -21,7 +21,7 @@ FAILED = Refusal("HandlerFailed", TRACEBACK)
 def message_of(row: Row, format: str, place: Original) -> Original:
     """Return the message that a relay writes for an outbox row."""
     prefix = "ce_" if place.partition is not None else "ce-"
-    written = Encoder(format, source="mailboat/shop/orders", header_prefix=prefix).encode(
+    written = MessageEncoder(format, source="mailboat/shop/orders", header_prefix=prefix).encode(
         row, sequence=9, partition=3, generation=2, attempt=2
     )
     value = written.value if place.partition is not None else written.value or b""

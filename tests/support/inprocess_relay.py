@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import psycopg
 from psycopg import sql
 
-from mailboat.events import Outgoing
+from mailboat.model import Message
 from mailboat.outbox.layout import Layout
 from mailboat.outbox.settings import ReadLimits, RelayIdentity
 from mailboat.runtime.relay import Relay
@@ -131,7 +131,7 @@ def staged_sinks_installed(directory: Path) -> Iterator[dict[str, StagedSink]]:
         sys.path.remove(str(directory))
 
 
-def _arrival(message: Outgoing) -> Arrival:
+def _arrival(message: Message) -> Arrival:
     return Arrival(message.event_id, message.key, message.value, *sequence_of(message.headers), at=0.0)
 
 

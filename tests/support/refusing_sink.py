@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from mailboat.errors import DeliveryError, EventRefused
-from mailboat.events import Outgoing
+from mailboat.model import Message
 from mailboat.sinks.protocol import Failures, SinkContext, Traits
 from support.ledger import Arrival, sequence_of
 
@@ -38,10 +38,10 @@ class PickySink:
     async def close(self) -> None:
         """Nothing is kept open."""
 
-    def refusal(self, message: Outgoing) -> EventRefused | None:
+    def refusal(self, message: Message) -> EventRefused | None:
         return None
 
-    async def publish(self, batch: Sequence[Outgoing]) -> Failures:
+    async def publish(self, batch: Sequence[Message]) -> Failures:
         failures: dict[int, DeliveryError] = {}
         for index, message in enumerate(batch):
             if "kills" in message.headers:
@@ -60,7 +60,7 @@ class PickySink:
             os.close(descriptor)
 
 
-def _is_refused(message: Outgoing) -> bool:
+def _is_refused(message: Message) -> bool:
     headers = message.headers
     until = headers.get("refused-until")
     if until is None or message.topic is not None:
@@ -68,7 +68,7 @@ def _is_refused(message: Outgoing) -> bool:
     return until == "always" or int(headers.get("mailboat-attempt", 1)) < int(until)
 
 
-def _line(message: Outgoing) -> bytes:
+def _line(message: Message) -> bytes:
     value = None if message.value is None else message.value.decode()
     record = {"topic": message.topic, "key": message.key, "value": value, "headers": message.headers}
     return json.dumps(record).encode() + b"\n"

@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 
+from mailboat.cloudevents import DeadLetterCause, MessageEncoder, dead_letter_message
 from mailboat.errors import DatabaseUnavailable, LeaseLost
-from mailboat.events import Event, Outgoing
-from mailboat.messages import Death, Encoder, dead_letter_message
+from mailboat.model import Message, OutboxEvent
 from mailboat.outbox.declaring import Declared
 from mailboat.outbox.memory import MemoryOutbox, MemoryStore
 from mailboat.outbox.settings import ReadLimits, RelayIdentity, StoreSettings
@@ -114,10 +114,10 @@ class Fleet:
 
     def _stream(self, number: int, name: str) -> Stream:
         sink = self.sinks[name]
-        encoder = Encoder(Format.RAW, source="test", header_prefix=sink.traits.header_prefix)
+        encoder = MessageEncoder(Format.RAW, source="test", header_prefix=sink.traits.header_prefix)
 
-        def announce(notice: DeathNotice) -> Outgoing:
-            death = Death(notice.reason, notice.error, notice.attempts, notice.first_failed_at or "", "")
+        def announce(notice: DeathNotice) -> Message:
+            death = DeadLetterCause(notice.reason, notice.error, notice.attempts, notice.first_failed_at or "", "")
             return dead_letter_message(
                 encoder,
                 notice.event,
@@ -163,7 +163,7 @@ class Fleet:
 
     # -- writers -----------------------------------------------------------------------------------------------------
 
-    def write(self, *keys: str | None, payload: bytes | None = b"{}") -> list[Event]:
+    def write(self, *keys: str | None, payload: bytes | None = b"{}") -> list[OutboxEvent]:
         """One committed transaction with an event per key."""
         transaction = self.outbox.begin()
         written = [transaction.insert("order.placed", key=key, payload=payload) for key in keys]
@@ -191,16 +191,16 @@ class Fleet:
         return bool(self.outbox.cursors) and closed and all((row.cursor, row.event.key) in held_up for row in parked)
 
 
-def sequence_number(message: Outgoing) -> int:
+def sequence_number(message: Message) -> int:
     return sequence_of(message.headers)[0]
 
 
-def attempt_number(message: Outgoing) -> int:
+def attempt_number(message: Message) -> int:
     return sequence_of(message.headers)[-1]
 
 
-def by_event(messages: Sequence[Outgoing]) -> dict[str, list[Outgoing]]:
-    found: dict[str, list[Outgoing]] = defaultdict(list)
+def by_event(messages: Sequence[Message]) -> dict[str, list[Message]]:
+    found: dict[str, list[Message]] = defaultdict(list)
     for message in messages:
         found[message.event_id].append(message)
     return found
@@ -213,7 +213,7 @@ class Refusals:
     times: Counter[str] = field(default_factory=Counter)
     given: Counter[str] = field(default_factory=Counter)
 
-    def __call__(self, message: Outgoing) -> bool:
+    def __call__(self, message: Message) -> bool:
         if message.topic is not None or self.times[message.event_id] <= 0:
             return False
         self.times[message.event_id] -= 1

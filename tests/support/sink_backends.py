@@ -25,7 +25,7 @@ from google.pubsub_v1.services.publisher.transports import PublisherGrpcTranspor
 from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcTransport
 from google.pubsub_v1.types import PullRequest, PullResponse
 
-from mailboat.events import Outgoing
+from mailboat.model import Message
 from mailboat.sinks.kafka import KafkaSink
 from mailboat.sinks.log import LogSink
 from mailboat.sinks.memory import MemorySink
@@ -369,7 +369,7 @@ class MemoryBackend(Backend):
             sink.let_go()
 
 
-async def until_it_arrives(sink: Sink, *batch: Outgoing) -> None:
+async def until_it_arrives(sink: Sink, *batch: Message) -> None:
     """Publish until the destination has recovered enough to take all of it."""
 
     async def arrives() -> bool:
@@ -379,10 +379,10 @@ async def until_it_arrives(sink: Sink, *batch: Outgoing) -> None:
     assert arrived
 
 
-def message(number: int, key: str | None = "k", value: bytes | None = None, **headers: str) -> Outgoing:
+def message(number: int, key: str | None = "k", value: bytes | None = None, **headers: str) -> Message:
     """A small message; its value says who it is."""
     value = b"%d" % number if value is None else value
-    return Outgoing(f"event-{number}", key, value, {"event_id": f"event-{number}", **headers})
+    return Message(f"event-{number}", key, value, {"event_id": f"event-{number}", **headers})
 
 
 BACKENDS: Mapping[str, type[Backend]] = {

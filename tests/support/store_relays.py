@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mailboat.events import Event
+from mailboat.model import OutboxEvent
 from mailboat.outbox.declaring import Declared
 from mailboat.outbox.settings import StoreSettings
 from mailboat.outbox.store import (
@@ -80,11 +80,11 @@ class Relay:
                 self.done.pop(lease.key, None)
         return result
 
-    async def events(self, opened: Opened, after: int = 0) -> dict[CursorKey, list[Event]]:
+    async def events(self, opened: Opened, after: int = 0) -> dict[CursorKey, list[OutboxEvent]]:
         """All events of a window, read in stretches where it is large."""
         if opened.events is not None:
             return {key: list(events) for key, events in opened.events.items()}
-        found: dict[CursorKey, list[Event]] = defaultdict(list)
+        found: dict[CursorKey, list[OutboxEvent]] = defaultdict(list)
         while True:
             chunk = await self.store.read(opened.window, opened.members, after)
             for key, events in chunk.events.items():
@@ -94,9 +94,9 @@ class Relay:
             assert chunk.reached > after
             after = chunk.reached
 
-    async def drain(self) -> dict[CursorKey, list[Event]]:
+    async def drain(self) -> dict[CursorKey, list[OutboxEvent]]:
         """Delivers all there is, and says what went where."""
-        delivered: dict[CursorKey, list[Event]] = defaultdict(list)
+        delivered: dict[CursorKey, list[OutboxEvent]] = defaultdict(list)
         result = await self.tick()
         while not result.quiet:
             closing = []
@@ -113,7 +113,7 @@ class Relay:
             assert not result.lost
         return dict(delivered)
 
-    async def drained(self) -> list[Event]:
+    async def drained(self) -> list[OutboxEvent]:
         """The same for all partitions together, by position."""
         return sorted(event for events in (await self.drain()).values() for event in events)
 

@@ -19,7 +19,7 @@ from mailboat.cli.topic_letters import consumer_topic
 from mailboat.errors import ConfigError
 from mailboat.outbox import deadletters
 from mailboat.outbox.deadletters import Candidate, DeadLetter
-from mailboat.terminals import safe
+from mailboat.terminal_escapes import safe
 
 _HEADER = ("ID", "SUBSCRIPTION", "TYPE", "KEY", "ATTEMPTS", "DIED", "REPLAYED", "REASON", "ERROR")
 _APART = frozenset({"payload", "document"})

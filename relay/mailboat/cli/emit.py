@@ -13,7 +13,7 @@ import mailboat
 from mailboat.cli.manifests import mismatch
 from mailboat.cli.options import Outbox, outboxes, with_manifests
 from mailboat.errors import ConfigError, EmitRefused, SchemaMismatch
-from mailboat.terminals import safe
+from mailboat.terminal_escapes import safe
 from mailboat_spec import full_name
 
 _FLAGS: Final = {

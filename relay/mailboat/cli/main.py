@@ -23,7 +23,7 @@ from mailboat.errors import (
     MailboatError,
     SchemaMismatch,
 )
-from mailboat.terminals import safe
+from mailboat.terminal_escapes import safe
 from mailboat_spec.redaction import forget_details, redact
 
 _EXIT_CODES: Final[tuple[tuple[type[MailboatError], int], ...]] = (

@@ -14,7 +14,7 @@ from mailboat.cli.options import DEFAULT_MANIFEST, PATH, manifest_option, manife
 from mailboat.cli.printing import columns, counted
 from mailboat.errors import ConfigError
 from mailboat.runtime.advice import warnings
-from mailboat.terminals import safe
+from mailboat.terminal_escapes import safe
 from mailboat_spec import Filter, Pattern, full_name
 
 _SINKS: Final = {

@@ -22,7 +22,7 @@ from mailboat.outbox.rebase import keep_history
 from mailboat.outbox.rebase import rebase as rebase_cursors
 from mailboat.outbox.verify import undeliverable_rows, verify_or_refuse
 from mailboat.runtime.janitor import RetentionClock, limits
-from mailboat.terminals import safe
+from mailboat.terminal_escapes import safe
 from mailboat_spec import full_name
 
 

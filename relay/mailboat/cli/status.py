@@ -42,7 +42,7 @@ from mailboat.http.client import Answer, ask
 from mailboat.outbox.coverage import coverage
 from mailboat.outbox.overview import known_relays, known_subscriptions, waiting
 from mailboat.runtime.config import load
-from mailboat.terminals import safe
+from mailboat.terminal_escapes import safe
 from mailboat_spec import full_name
 
 _COLOURS = {"True": "green", "Paused": "yellow", "False": "red", "Failed": "red", "Deleted": "yellow"}

@@ -20,7 +20,7 @@ from mailboat.cli.selecting import Selection
 from mailboat.errors import ConfigError, DeliveryError, SinkUnavailable
 from mailboat.runtime.config import load
 from mailboat.runtime.secrets import find_secrets
-from mailboat.terminals import safe
+from mailboat.terminal_escapes import safe
 from mailboat_spec import EventSubscription, full_name
 from mailboat_spec.resources.kafka_settings import CONSUMER_ONLY
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from psycopg import sql
 
-from mailboat.events import Event
+from mailboat.model import OutboxEvent
 from mailboat.outbox.filters import TRUE, Predicate, any_of, routes
 from mailboat.outbox.layout import COLUMNS, ROW_BYTES, TOO_LARGE_COLUMNS, Layout
 from mailboat.outbox.routing import EVENT_COLUMNS, fan_out, fan_out_single
@@ -90,7 +90,9 @@ class Composed:
         """Number of columns of a matching row: the event, and for several subscriptions the numbers that match."""
         return EVENT_COLUMNS if len(self.subscriptions) == 1 else EVENT_COLUMNS + 1
 
-    def fan_out(self, rows: Iterable[Sequence[Any]], members: frozenset[CursorKey]) -> dict[CursorKey, list[Event]]:
+    def fan_out(
+        self, rows: Iterable[Sequence[Any]], members: frozenset[CursorKey]
+    ) -> dict[CursorKey, list[OutboxEvent]]:
         """Route matching rows of a window to the members they belong to."""
         if len(self.subscriptions) == 1:
             (subscription,) = self.subscriptions.values()

@@ -8,7 +8,7 @@ from typing import LiteralString
 
 from psycopg import sql
 
-from mailboat.events import TOO_LARGE
+from mailboat.model import TOO_LARGE
 from mailboat_spec import Columns, ColumnsPreset
 
 _STORED = (

@@ -6,7 +6,7 @@ from typing import Any
 
 from psycopg import Cursor, sql
 
-from mailboat.events import Event
+from mailboat.model import OutboxEvent
 from mailboat.outbox.layout import COLUMNS, ROW_BYTES
 from mailboat.outbox.link import Link, Pipeline, Row
 from mailboat.outbox.routing import EVENT_COLUMNS
@@ -120,7 +120,7 @@ def _parked(row: Row) -> Parked:
     ordinal, sequence, partition, generation, attempts, replay, suspect, blocked, doomed = counted
     return Parked(
         ordinal,
-        Event._make(row[:EVENT_COLUMNS]),
+        OutboxEvent._make(row[:EVENT_COLUMNS]),
         sequence,
         Series(partition, generation),
         attempts,
@@ -133,7 +133,7 @@ def _parked(row: Row) -> Parked:
     )
 
 
-def _event(event: Event) -> dict[str, Any]:
+def _event(event: OutboxEvent) -> dict[str, Any]:
     return event._asdict()
 
 

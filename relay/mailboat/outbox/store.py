@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from mailboat.events import Event
+from mailboat.model import OutboxEvent
 
 
 class CursorKey(NamedTuple):
@@ -88,7 +88,7 @@ class Failure:
 class Park:
     """Park an event: as the failed head of its key (``failure`` given) or behind it."""
 
-    event: Event
+    event: OutboxEvent
     sequence: int
     attempts: int = 0
     retry_in: float | None = None
@@ -111,7 +111,7 @@ class Parked:
     """An event in the parking lot, as read for its next attempt."""
 
     ordinal: int
-    event: Event
+    event: OutboxEvent
     sequence: int
     series: Series
     """Series of the partition that first read the event, regardless of later repartitioning."""
@@ -142,7 +142,7 @@ class Repark:
 class Dead:
     """A dead letter to store. ``ordinal`` identifies the parked row if the event was parked."""
 
-    event: Event
+    event: OutboxEvent
     sequence: int
     attempts: int
     failure: Failure
@@ -204,7 +204,7 @@ class Opened:
 
     window: Window
     members: tuple[Lease, ...]
-    events: Mapping[CursorKey, Sequence[Event]] | None
+    events: Mapping[CursorKey, Sequence[OutboxEvent]] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +235,7 @@ class TickResult:
 class Chunk:
     """A chunk of a window, for all members that share the window."""
 
-    events: Mapping[CursorKey, Sequence[Event]]
+    events: Mapping[CursorKey, Sequence[OutboxEvent]]
     reached: int
     """The id up to which the window was scanned."""
     last: bool

@@ -29,7 +29,7 @@ from typing import Final
 from psycopg import Cursor
 
 from mailboat.errors import DatabaseUnavailable
-from mailboat.events import Event
+from mailboat.model import OutboxEvent
 from mailboat.outbox.composed import Compositions, asking, lease_arrays
 from mailboat.outbox.layout import Layout
 from mailboat.outbox.link import Link, Pipeline, Row, Server, refuse_other_server
@@ -252,7 +252,7 @@ class _Found:
 
     window: Window
     members: Sequence[Lease]
-    events: Mapping[CursorKey, Sequence[Event]] | None
+    events: Mapping[CursorKey, Sequence[OutboxEvent]] | None
     anything: bool = True
     """True if any event became visible, matching or not."""
 

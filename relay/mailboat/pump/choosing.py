@@ -9,9 +9,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
-from mailboat.events import Event, event_bytes
+from mailboat.model import OutboxEvent, event_bytes
 
-_payload, _headers, _tags = (itemgetter(Event._fields.index(name)) for name in ("payload", "headers", "tags"))
+_payload, _headers, _tags = (itemgetter(OutboxEvent._fields.index(name)) for name in ("payload", "headers", "tags"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Chosen:
     """Exclusive end: every event before it is in the batch or set aside."""
 
 
-def total_bytes(events: Sequence[Event]) -> int:
+def total_bytes(events: Sequence[OutboxEvent]) -> int:
     """Return the sum of ``event_bytes`` over the events, without a call per event."""
     return (
         sum(map(len, filter(None, map(_payload, events))))
@@ -45,7 +45,7 @@ def total_bytes(events: Sequence[Event]) -> int:
     )
 
 
-def choose(events: Sequence[Event], start: int, limits: Limits, parked: Collection[str], bytes: int) -> Chosen:
+def choose(events: Sequence[OutboxEvent], start: int, limits: Limits, parked: Collection[str], bytes: int) -> Chosen:
     """Return the next batch from ``start`` on. It is empty only if all remaining events are set aside.
 
     ``bytes``: total size of ``events``. If all of them fit into one batch, the slice is not measured again.
@@ -57,7 +57,7 @@ def choose(events: Sequence[Event], start: int, limits: Limits, parked: Collecti
     return _choose_one_by_one(events, start, limits, parked)
 
 
-def _choose_one_by_one(events: Sequence[Event], start: int, limits: Limits, parked: Collection[str]) -> Chosen:
+def _choose_one_by_one(events: Sequence[OutboxEvent], start: int, limits: Limits, parked: Collection[str]) -> Chosen:
     sent: list[int] = []
     aside: list[int] = []
     keys: set[str] = set()

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from mailboat.errors import EventRefused, SinkUnavailable
-from mailboat.events import Outgoing, event_bytes
+from mailboat.model import Message, event_bytes
 from mailboat.outbox.store import Series
 from mailboat.pump.delivery_session import DeliverySession
 from mailboat.pump.handing import hand_over
@@ -161,9 +161,9 @@ class Courier:
             batch.append(item)
         return batch
 
-    def _encode(self, batch: Sequence[Item]) -> tuple[list[Outgoing], SinkUnavailable | None]:
+    def _encode(self, batch: Sequence[Item]) -> tuple[list[Message], SinkUnavailable | None]:
         """Encode the items and mark refused ones. If memory runs out, return the messages so far and the reason."""
-        messages: list[Outgoing] = []
+        messages: list[Message] = []
         for item in batch:
             try:
                 message = self.encode(item)
@@ -179,7 +179,7 @@ class Courier:
                 item.fate, item.refusal = Fate.REFUSED, reason
         return messages, None
 
-    def encode(self, item: Item) -> Outgoing:
+    def encode(self, item: Item) -> Message:
         """Encode an item with its attempt number."""
         partition, generation = self.series_of(item)
         return self._stream.encoder.encode(

@@ -15,7 +15,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from mailboat.errors import SinkUnavailable
-from mailboat.events import Outgoing
+from mailboat.model import Message
 from mailboat.pump.stream import Stream
 from mailboat.sinks.protocol import Failures
 
@@ -25,7 +25,7 @@ SLACK = 10.0
 """Seconds beyond the delivery timeout after which a call is cancelled."""
 
 
-def hand_over(stream: Stream, messages: Sequence[Outgoing]) -> asyncio.Task[Failures]:
+def hand_over(stream: Stream, messages: Sequence[Message]) -> asyncio.Task[Failures]:
     """Publish messages and return a task for the results. ``publish`` is called at once, to keep the call order."""
     stream.meters.batch.observe(len(messages))
     answers: Coroutine[Any, Any, Failures]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from mailboat.errors import EventRefused, SinkUnavailable
-from mailboat.events import Event, Outgoing
+from mailboat.model import Message, OutboxEvent
 from mailboat.outbox.store import Cursor, Lease, OutboxStore, Park, Settlement, Window
 from mailboat.pump.choosing import Limits, choose, total_bytes
 from mailboat.pump.delivery import Courier
@@ -45,7 +45,7 @@ class Stretch:
     """A chunk of a window in the pump's inbox."""
 
     window: Window
-    events: Sequence[Event]
+    events: Sequence[OutboxEvent]
     reached: int
     last: bool
     bytes: int
@@ -57,7 +57,7 @@ class Flight:
     """A batch in flight."""
 
     window: Window
-    events: list[Event]
+    events: list[OutboxEvent]
     sequences: list[int]
     answer: asyncio.Task[Failures] | None
     asides: list[Park]
@@ -161,7 +161,7 @@ class PartitionPump:
         """Wait until the inbox accepts more events."""
         await self._room.wait()
 
-    def offer(self, window: Window, events: Sequence[Event], reached: int, last: bool) -> None:
+    def offer(self, window: Window, events: Sequence[OutboxEvent], reached: int, last: bool) -> None:
         """Append the next events of the window. Drop events seen before, read again for slower partitions."""
         if events and events[0].id <= self.read_upto:
             events = [event for event in events if event.id > self.read_upto]
@@ -280,7 +280,7 @@ class PartitionPump:
             self.stream.passing(Point.HANDED_OVER)
         self._flights.append(flight)
 
-    def _take(self) -> tuple[Flight, list[Outgoing]]:
+    def _take(self) -> tuple[Flight, list[Message]]:
         """Take a batch from the inbox, encode it and set aside the events of parked keys."""
         stretch, parked = self._inbox[0], self.parked.keys
         events, start = stretch.events, stretch.taken
@@ -326,10 +326,10 @@ class PartitionPump:
         )
 
     def _encode(
-        self, events: list[Event], sequences: list[int]
-    ) -> tuple[list[Outgoing], EventRefused | SinkUnavailable | None]:
+        self, events: list[OutboxEvent], sequences: list[int]
+    ) -> tuple[list[Message], EventRefused | SinkUnavailable | None]:
         """Encode events up to the first that can't be sent; also return the reason (refused, or out of memory)."""
-        stream, messages = self.stream, list[Outgoing]()
+        stream, messages = self.stream, list[Message]()
         refusal = stream.sink.refusal
         try:
             if self._deaths > CAUTIOUS_AFTER and events:

@@ -9,7 +9,7 @@ from random import Random
 from typing import Protocol
 
 from mailboat.errors import EventRefused
-from mailboat.events import Event, Outgoing
+from mailboat.model import Message, OutboxEvent
 from mailboat.pump.meters import Meters
 from mailboat.pump.points import Passing, unheard
 from mailboat.pump.retry import DEAD_TOPIC_BACKOFF, Outage, Policy
@@ -24,19 +24,19 @@ class Encoder(Protocol):
     """Converts events to messages of a sink. Raises ``EventRefused`` for an event that can't be encoded."""
 
     def encode(
-        self, event: Event, *, sequence: int, partition: int, generation: int, attempt: int, replay: bool = False
-    ) -> Outgoing: ...
+        self, event: OutboxEvent, *, sequence: int, partition: int, generation: int, attempt: int, replay: bool = False
+    ) -> Message: ...
 
     def encode_all(
-        self, events: Iterable[Event], sequences: Iterable[int], *, partition: int, generation: int
-    ) -> Iterator[Outgoing]: ...
+        self, events: Iterable[OutboxEvent], sequences: Iterable[int], *, partition: int, generation: int
+    ) -> Iterator[Message]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class DeathNotice:
     """Content of a message to the dead-letter topic."""
 
-    event: Event
+    event: OutboxEvent
     sequence: int
     partition: int
     generation: int
@@ -83,7 +83,7 @@ class Stream:
     sink: Sink
     encoder: Encoder
     settings: StreamSettings
-    announce: Callable[[DeathNotice], Outgoing] | None
+    announce: Callable[[DeathNotice], Message] | None
     """Builds the message for the dead-letter topic. If None, dead letters are stored in the table only."""
     dead_topic: DeadTopic = field(default_factory=DeadTopic)
     ready: bool = False
@@ -104,6 +104,6 @@ class Stream:
     def __post_init__(self) -> None:
         self.health = SinkHealth(self.name)
 
-    def refusal(self, message: Outgoing) -> EventRefused | None:
+    def refusal(self, message: Message) -> EventRefused | None:
         """Return the reason if the sink would refuse this message, as far as that is decidable locally."""
         return self.sink.refusal(message)

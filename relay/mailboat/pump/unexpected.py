@@ -11,7 +11,7 @@ import errno
 import logging
 
 from mailboat.errors import EventRefused, SinkUnavailable
-from mailboat.events import Event
+from mailboat.model import OutboxEvent
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def exhausted() -> SinkUnavailable:
     )
 
 
-def cant_encode(event: Event, error: Exception, subscription: str) -> EventRefused | SinkUnavailable:
+def cant_encode(event: OutboxEvent, error: Exception, subscription: str) -> EventRefused | SinkUnavailable:
     """Return the reason why an event can't be encoded. If the event is refused for it, log the traceback."""
     if is_exhaustion(error):
         return exhausted()

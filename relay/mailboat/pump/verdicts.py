@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable
-from mailboat.events import Event
+from mailboat.model import OutboxEvent
 from mailboat.outbox.store import Series
 
 
@@ -29,7 +29,7 @@ class Fate(Enum):
 class Item:
     """One event of a run with a failure."""
 
-    event: Event
+    event: OutboxEvent
     sequence: int
     fate: Fate = Fate.PENDING
     refusal: EventRefused | None = None

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from random import Random
 
+from mailboat.cloudevents import DeadLetterCause, MessageEncoder, dead_letter_message
 from mailboat.errors import ConfigError
-from mailboat.events import Outgoing
-from mailboat.messages import Death, Encoder, dead_letter_message
+from mailboat.model import Message
 from mailboat.outbox.store import Subscription
 from mailboat.pump.points import Passing
 from mailboat.pump.retry import Backoff, Policy
@@ -32,9 +32,9 @@ class StreamParts:
     resource: EventSubscription
     sink: Sink
     context: SinkContext
-    encoder: Encoder
+    encoder: MessageEncoder
     settings: StreamSettings
-    announce: Callable[[DeathNotice], Outgoing] | None
+    announce: Callable[[DeathNotice], Message] | None
 
     @property
     def name(self) -> str:
@@ -91,7 +91,7 @@ def build(
     sink = before.sink if before is not None and fits else build_sink(spec.sink, context)
     # The source of an event is the outbox it was written to, independent of the subscription.
     outbox = f"mailboat/{resource.metadata.namespace}/{spec.relay}"
-    encoder = Encoder(spec.format, source=outbox, header_prefix=sink.traits.header_prefix)
+    encoder = MessageEncoder(spec.format, source=outbox, header_prefix=sink.traits.header_prefix)
     settings = StreamSettings(
         batch_size=spec.batch_size,
         timeout=spec.delivery.timeout.seconds,
@@ -127,15 +127,19 @@ def _sink_secrets(resource: EventSubscription, secrets: Secrets) -> dict[str, st
     return found
 
 
-def _announcer(resource: EventSubscription, encoder: Encoder, now: Now) -> Callable[[DeathNotice], Outgoing] | None:
+def _announcer(
+    resource: EventSubscription, encoder: MessageEncoder, now: Now
+) -> Callable[[DeathNotice], Message] | None:
     topic = resource.dead_letter_topic
     if topic is None:
         return None
     name = full_name(resource)
 
-    def announce(notice: DeathNotice) -> Outgoing:
+    def announce(notice: DeathNotice) -> Message:
         failed_at = now().isoformat().replace("+00:00", "Z")
-        death = Death(notice.reason, notice.error, notice.attempts, notice.first_failed_at or failed_at, failed_at)
+        death = DeadLetterCause(
+            notice.reason, notice.error, notice.attempts, notice.first_failed_at or failed_at, failed_at
+        )
         return dead_letter_message(
             encoder,
             notice.event,

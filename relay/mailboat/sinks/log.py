@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable, Undecided
-from mailboat.events import Outgoing
+from mailboat.model import Message
 from mailboat.sinks.key_stops import CallHold, KeyStops
 from mailboat.sinks.protocol import ALL_DELIVERED, Failures, SinkContext, Traits
 from mailboat.sinks.threads import in_a_thread
@@ -61,13 +61,13 @@ class LogSink:
         except OSError as error:
             raise self._unavailable(error) from error
 
-    def refusal(self, message: Outgoing) -> EventRefused | None:
+    def refusal(self, message: Message) -> EventRefused | None:
         return None
 
-    def publish(self, batch: Sequence[Outgoing]) -> Coroutine[Any, Any, Failures]:
+    def publish(self, batch: Sequence[Message]) -> Coroutine[Any, Any, Failures]:
         return self._publish(batch, self._stops.call())
 
-    async def _publish(self, batch: Sequence[Outgoing], hold: CallHold) -> Failures:
+    async def _publish(self, batch: Sequence[Message], hold: CallHold) -> Failures:
         deadline = time.monotonic() + self._delivery_timeout
         with hold:
             written = 0
@@ -101,7 +101,7 @@ class LogSink:
                 os.close(self._descriptor)
                 self._descriptor = None
 
-    async def _write(self, batch: Sequence[Outgoing], deadline: float) -> tuple[int, SinkUnavailable | None]:
+    async def _write(self, batch: Sequence[Message], deadline: float) -> tuple[int, SinkUnavailable | None]:
         """Write the batch and return the number of complete lines, and the error that prevented the others."""
         descriptor = self._descriptor
         if self._closed or descriptor is None:
@@ -159,7 +159,7 @@ class LogSink:
         return SinkUnavailable(f"can't write to {self._place}: {error.strerror}; mend it or change spec.sink.log.path")
 
 
-def _line(message: Outgoing) -> bytes:
+def _line(message: Message) -> bytes:
     record: dict[str, Any] = {"event_id": message.event_id, "key": message.key}
     if message.topic is not None:
         record["topic"] = message.topic

@@ -11,13 +11,13 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, Self
 
 from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable, Undecided
-from mailboat.events import Outgoing
+from mailboat.model import Message
 from mailboat.sinks.key_stops import CallHold, KeyStops
 from mailboat.sinks.protocol import ALL_DELIVERED, Failures, SinkContext, Traits
 
 DEFAULT_TRAITS: Final = Traits(header_prefix="ce_", stops_behind_failure=True)
 
-Predicate = Callable[[Outgoing], bool]
+Predicate = Callable[[Message], bool]
 
 
 class MemorySink:
@@ -25,7 +25,7 @@ class MemorySink:
 
     def __init__(self, *, traits: Traits = DEFAULT_TRAITS, delivery_timeout: float = 30.0) -> None:
         self.traits = traits
-        self.arrived: list[Outgoing] = []
+        self.arrived: list[Message] = []
         self.publishes = 0
         """Number of batches handed over, successful or not."""
         self.max_value_bytes: int | None = None
@@ -77,7 +77,7 @@ class MemorySink:
             raise SinkUnavailable(self._away)
         self._closed = False
 
-    def refusal(self, message: Outgoing) -> EventRefused | None:
+    def refusal(self, message: Message) -> EventRefused | None:
         size = len(message.value or b"")
         if self.max_value_bytes is not None and size > self.max_value_bytes:
             return EventRefused(
@@ -85,10 +85,10 @@ class MemorySink:
             )
         return None
 
-    def publish(self, batch: Sequence[Outgoing]) -> Coroutine[Any, Any, Failures]:
+    def publish(self, batch: Sequence[Message]) -> Coroutine[Any, Any, Failures]:
         return self._publish(batch, self._stops.call())
 
-    async def _publish(self, batch: Sequence[Outgoing], hold: CallHold) -> Failures:
+    async def _publish(self, batch: Sequence[Message], hold: CallHold) -> Failures:
         self.publishes += 1
         with hold:
             try:
@@ -105,7 +105,7 @@ class MemorySink:
         self._closed = True
         self._flowing.set()
 
-    def _take(self, batch: Sequence[Outgoing], hold: CallHold) -> Failures:
+    def _take(self, batch: Sequence[Message], hold: CallHold) -> Failures:
         hold.begin()
         if self._closed:
             return self._all(batch, hold, SinkUnavailable("the sink is closed"))
@@ -126,7 +126,7 @@ class MemorySink:
             hold.stop(message.key)
         return failures or ALL_DELIVERED
 
-    def _all(self, batch: Sequence[Outgoing], hold: CallHold, error: DeliveryError) -> Failures:
+    def _all(self, batch: Sequence[Message], hold: CallHold, error: DeliveryError) -> Failures:
         for message in batch:
             hold.stop(message.key)
         return dict.fromkeys(range(len(batch)), error)

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, Self, runtime_checkable
 
 from mailboat.errors import DeliveryError, EventRefused
-from mailboat.events import Outgoing
+from mailboat.model import Message
 
 Failures = Mapping[int, DeliveryError]
 """Error by index in the batch, for each message that did not arrive; empty if all arrived."""
@@ -79,11 +79,11 @@ class Sink(Protocol):
         """Connect as far as the vendor's client needs it. Raises ``SinkUnavailable``; the caller may then retry."""
         ...
 
-    def refusal(self, message: Outgoing) -> EventRefused | None:
+    def refusal(self, message: Message) -> EventRefused | None:
         """Return why this message can never be accepted, as far as that needs no network; otherwise None."""
         ...
 
-    async def publish(self, batch: Sequence[Outgoing]) -> Failures:
+    async def publish(self, batch: Sequence[Message]) -> Failures:
         """Publish in order and return all failures. Never raises ``DeliveryError``."""
         ...
 

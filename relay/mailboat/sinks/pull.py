@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from mailboat.errors import EventRefused
-from mailboat.events import Outgoing
+from mailboat.model import Message
 from mailboat.sinks.protocol import Failures, SinkContext, Traits
 
 
@@ -26,10 +26,10 @@ class PullSink:
     async def open(self) -> None:
         """Do nothing: there is no connection."""
 
-    def refusal(self, message: Outgoing) -> EventRefused | None:
+    def refusal(self, message: Message) -> EventRefused | None:
         return None
 
-    async def publish(self, batch: Sequence[Outgoing]) -> Failures:
+    async def publish(self, batch: Sequence[Message]) -> Failures:
         raise NotImplementedError("a relay delivers nothing of a pull subscription")
 
     async def close(self) -> None:

@@ -16,17 +16,17 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID, uuid4
 
+from mailboat.cloudevents import is_json
 from mailboat.consumer import Consumer, Event
 from mailboat.consumer.dispatch import Dispatcher
 from mailboat.consumer.handlers import TransactionKind
 from mailboat.consumer.outcomes import Refusal
 from mailboat.consumer.pull_source import ConsumerPoint, Pace, PullSource
-from mailboat.handles import Handle
-from mailboat.messages import is_json
-from mailboat.newevent import NewEvent, Row, checked
+from mailboat.emitter.drivers import Handle
+from mailboat.emitter.validation import NewEvent, OutboxRow, checked
 from mailboat.testing.emitted import EmittedEvent, of_row
 
-_COLUMNS: Final = len(Row._fields)
+_COLUMNS: Final = len(OutboxRow._fields)
 _DEAD_LETTER: Final = "mailboat.dead-letter"
 _LARGEST_EMBEDDED: Final = 512 * 1024
 
@@ -52,11 +52,11 @@ class RecordingTransaction:
         self.statements.append((str(statement), parameters))
 
     def mailboat_handle(self) -> Handle:
-        """Return the handle through which ``emit`` writes (see ``mailboat.handles``)."""
+        """Return the handle through which ``emit`` writes (see ``mailboat.emitter.drivers``)."""
         return Handle("format", False, self._insert)
 
     def _insert(self, statement: str, values: Sequence[Any]) -> None:
-        rows = (Row(*values[start : start + _COLUMNS]) for start in range(0, len(values), _COLUMNS))
+        rows = (OutboxRow(*values[start : start + _COLUMNS]) for start in range(0, len(values), _COLUMNS))
         self.emitted += [of_row(row) for row in rows]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
-from mailboat.newevent import Row
+from mailboat.emitter.validation import OutboxRow
 
 _EMITTED: Final = (
     "select event_id::text, event_type, aggregate_type, aggregate_id, key, payload, content_type, headers::text, tags,"
@@ -36,7 +36,7 @@ class EmittedEvent:
         return None if self.payload is None else json.loads(self.payload)
 
 
-def of_row(row: Row) -> EmittedEvent:
+def of_row(row: OutboxRow) -> EmittedEvent:
     """Convert a row written by ``emit``."""
     return EmittedEvent(
         UUID(row.event_id),

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from mailboat.events import Event
+from mailboat.model import OutboxEvent
 from mailboat.outbox.settings import ReadLimits
 from mailboat.outbox.store import Cursor, CursorKey, Lease, Opened, Settlement, TipGroup, Window
 from support.store_backends import SETTINGS, MemoryWorld, Store, World, Writer, joined, subscription
@@ -39,7 +39,7 @@ class Hand:
     """An open window in the relay's hand: what is left of it."""
 
     window: Window
-    left: list[Event]
+    left: list[OutboxEvent]
 
 
 class Interleavings(RuleBasedStateMachine):
@@ -92,8 +92,8 @@ class Interleavings(RuleBasedStateMachine):
 
     async def _read(
         self, store: Store, window: Window, members: list[Lease], after: int = 0
-    ) -> dict[CursorKey, list[Event]]:
-        found: dict[CursorKey, list[Event]] = defaultdict(list)
+    ) -> dict[CursorKey, list[OutboxEvent]]:
+        found: dict[CursorKey, list[OutboxEvent]] = defaultdict(list)
         while True:
             chunk = await store.read(window, members, after)
             assert chunk.last or chunk.reached > after, "a stretch that is not the last must get further"

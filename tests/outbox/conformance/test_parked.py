@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mailboat.events import Event
+from mailboat.model import OutboxEvent
 from mailboat.outbox.store import CursorKey, Dead, Failure, Park, Repark, Settlement
 from support.store_backends import World, eventually, subscription
 from support.store_relays import Relay, write
@@ -19,7 +19,7 @@ MUCH = 1_000_000
 
 async def parked(
     world: World, *parks: tuple[str | None, float | None], **columns: Any
-) -> tuple[Relay, CursorKey, list[Event]]:
+) -> tuple[Relay, CursorKey, list[OutboxEvent]]:
     """A relay with events parked: (key, seconds until the next attempt); None is behind its key's head."""
     relay = await Relay.start(world, ONE)
     (key,) = await relay.claim()

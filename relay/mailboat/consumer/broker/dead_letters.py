@@ -26,7 +26,7 @@ from mailboat.consumer.broker.envelope import (
 )
 from mailboat.consumer.broker.protocol import DeadLetter, DeadLettersUnavailable
 from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable, Undecided
-from mailboat.events import Outgoing, verbatim
+from mailboat.model import Message, verbatim
 from mailboat.sinks.protocol import Sink
 
 log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class DeadLetterTopic:
         self._opened = False
         await self._sink.close()
 
-    async def _publish(self, message: Outgoing) -> EventRefused | None:
+    async def _publish(self, message: Message) -> EventRefused | None:
         """Publish and return the refusal, if the broker refused this message."""
         error: DeliveryError | None = None if self._kafka else self._sink.refusal(message)
         for _ in range(_UNDECIDED_TRIES):
@@ -129,12 +129,12 @@ class DeadLetterTopic:
             undecided, error = error, None  # it was behind a failed message
         raise self._unavailable(error or undecided)
 
-    def _message(self, letter: DeadLetter, form: Form) -> Outgoing:
+    def _message(self, letter: DeadLetter, form: Form) -> Message:
         key, event_id = letter.record.original.key, str(letter.record.event.id)
         if self._kafka:
             return verbatim(event_id, key, form.value, form.headers)
         attributes = {name: value.decode(errors="backslashreplace") for name, value in form.headers}
-        return Outgoing(event_id, None if key is None else key.decode(), form.value, attributes)
+        return Message(event_id, None if key is None else key.decode(), form.value, attributes)
 
     def _unavailable(self, error: DeliveryError) -> DeadLettersUnavailable:
         text = str(error)

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from mailboat.cloudevents import bounded_error, holds_json, is_json
 from mailboat.consumer.broker.protocol import DeadLetter, Original
 from mailboat.consumer.broker.structured import members
 from mailboat.consumer.outcomes import LONGEST_ERROR
-from mailboat.messages import bounded_error, holds_json, is_json
 
 Headers = tuple[tuple[str, bytes], ...]
 

@@ -18,7 +18,7 @@ from mailboat.consumer.broker.decode import decode
 from mailboat.consumer.broker.envelope import NotADeadLetter, Restored, replay_group, restored
 from mailboat.consumer.broker.protocol import Original
 from mailboat.consumer.received import Event
-from mailboat.events import Outgoing, verbatim
+from mailboat.model import Message, verbatim
 from mailboat.outbox.interventions import Match
 from mailboat.sinks.protocol import Sink
 
@@ -104,7 +104,7 @@ def _like(pattern: str) -> re.Pattern[str]:
     return re.compile("".join(translated.get(part) or re.escape(part[-1]) for part in parts), re.DOTALL)
 
 
-def replay_message(letter: Letter, consumer: str) -> Outgoing:
+def replay_message(letter: Letter, consumer: str) -> Message:
     """Return the original message with the headers of a replay. ``consumer``: ``namespace/name``."""
     original = letter.content.original
     headers = [
@@ -117,7 +117,7 @@ def replay_message(letter: Letter, consumer: str) -> Outgoing:
     if original.partition is None:
         attributes = {name: value.decode(errors="backslashreplace") for name, value in headers}
         key = None if original.key is None else original.key.decode()
-        return Outgoing(str(letter.event.id), key, original.value, attributes)
+        return Message(str(letter.event.id), key, original.value, attributes)
     return verbatim(str(letter.event.id), original.key, original.value, headers)
 
 

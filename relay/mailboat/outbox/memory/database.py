@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from mailboat.events import Event
+from mailboat.model import OutboxEvent
 from mailboat.outbox.memory.rows import CursorRow, DeadRow, ParkedRow, Row, Snapshot, slot_of, timestamp
 from mailboat.outbox.routing import fan_out
 from mailboat.outbox.store import CursorKey, Lease, Subscription
@@ -42,7 +42,9 @@ class Transaction:
         self._xid: int | None = outbox.take_xid() if early else None
         self._rings: list[asyncio.Event] = []
 
-    def insert(self, type: str, *, key: str | None = None, payload: bytes | None = b"{}", **columns: Any) -> Event:
+    def insert(
+        self, type: str, *, key: str | None = None, payload: bytes | None = b"{}", **columns: Any
+    ) -> OutboxEvent:
         """Add an event. The relays to notify are determined now, as the trigger does."""
         if self._xid is None:
             self._xid = self._outbox.take_xid()
@@ -90,9 +92,9 @@ class MemoryOutbox:
         self._open.add(xid)
         return xid
 
-    def add(self, xid: int, type: str, key: str | None, payload: bytes | None, **columns: Any) -> Event:
+    def add(self, xid: int, type: str, key: str | None, payload: bytes | None, **columns: Any) -> OutboxEvent:
         number, now = self.number("event"), self.now()
-        event = Event(
+        event = OutboxEvent(
             number,
             columns.get("event_id") or f"00000000-0000-4000-8000-{number:012d}",
             type,
@@ -133,7 +135,7 @@ class MemoryOutbox:
         cursor = self.cursors.get(lease.key)
         return cursor is not None and cursor.epoch == lease.epoch
 
-    def routed(self, rows: Iterable[Row], members: Collection[Lease]) -> dict[CursorKey, list[Event]]:
+    def routed(self, rows: Iterable[Row], members: Collection[Lease]) -> dict[CursorKey, list[OutboxEvent]]:
         numbers = sorted({lease.key.subscription for lease in members})
         wanting = {number: self.subscriptions[number] for number in numbers}
         pairs = ((row.event, [n for n, s in wanting.items() if row.wanted_by(s.resource.spec)]) for row in rows)

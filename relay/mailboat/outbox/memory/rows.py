@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from mailboat.events import Event
+from mailboat.model import OutboxEvent
 from mailboat.outbox.store import CursorKey, Failure, Park, Parked, Repark, Series, Settlement, Window
 from mailboat_spec import EventSubscriptionSpec
 
@@ -53,7 +53,7 @@ def timestamp(at: datetime) -> str:
 class Row:
     """One row of the outbox."""
 
-    event: Event
+    event: OutboxEvent
     xid: int
     tags: frozenset[str]
     created_at: datetime
@@ -124,7 +124,7 @@ class ParkedRow:
 
     ordinal: int
     cursor: CursorKey
-    event: Event
+    event: OutboxEvent
     sequence: int
     attempts: int
     rank: int = 1
@@ -187,7 +187,7 @@ class DeadRow:
     """A dead letter."""
 
     cursor: CursorKey
-    event: Event
+    event: OutboxEvent
     sequence: int
     attempts: int
     failure: Failure

@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import TypeVar
 
 from mailboat.errors import ConfigError, DatabaseUnavailable, LeaseLost
-from mailboat.events import event_bytes
+from mailboat.model import event_bytes
 from mailboat.outbox.declaring import Declared
 from mailboat.outbox.heartbeats import Heartbeat, Heartbeats
 from mailboat.outbox.memory.database import MemoryOutbox, Relay, Subscribed

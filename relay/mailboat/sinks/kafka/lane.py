@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from confluent_kafka import KafkaError, KafkaException
 
 from mailboat.errors import DeliveryError, EventRefused, Undecided
-from mailboat.events import Outgoing
+from mailboat.model import Message
 from mailboat.sinks.kafka.errors import Report, refused
 from mailboat.sinks.kafka.warmth import Warmth
 from mailboat.sinks.key_stops import CallHold
@@ -43,7 +43,7 @@ class Call:
         "unsent",
     )
 
-    def __init__(self, lane: Lane, batch: Sequence[Outgoing], hold: CallHold, began: float) -> None:
+    def __init__(self, lane: Lane, batch: Sequence[Message], hold: CallHold, began: float) -> None:
         self.lane = lane
         self.batch = batch
         self.hold = hold
@@ -100,7 +100,7 @@ class Lane:
         """Why librdkafka did not accept a message of this lane, if the message is not the cause."""
         self._topic = topic
 
-    def begin(self, batch: Sequence[Outgoing], hold: CallHold) -> Call:
+    def begin(self, batch: Sequence[Message], hold: CallHold) -> Call:
         call = Call(self, batch, hold, asyncio.get_running_loop().time())
         self.calls.add(call)
         self.session.calls.add(call)

@@ -19,7 +19,7 @@ from operator import attrgetter
 from typing import Any, Final, Self
 
 from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable, Undecided
-from mailboat.events import Outgoing
+from mailboat.model import Message
 from mailboat.sinks.kafka.cluster import Cluster, SharedProducer, cluster_of
 from mailboat.sinks.kafka.errors import RefusedTogether, no_answer
 from mailboat.sinks.kafka.lane import Call, Lane
@@ -117,7 +117,7 @@ class KafkaSink:
         async with self._turn:
             await self._ready_lane()  # a new producer needs half a second to log in
 
-    def refusal(self, message: Outgoing) -> EventRefused | None:
+    def refusal(self, message: Message) -> EventRefused | None:
         facts = self._facts
         _, key, value, headers, other_topic = message
         if facts is None or other_topic is not None:
@@ -144,12 +144,12 @@ class KafkaSink:
             retryable=self._doubtful(_DOUBTFUL_FOR_REPLAY if "mailboat-replay" in headers else _DOUBTFUL),
         )
 
-    def publish(self, batch: Sequence[Outgoing]) -> Coroutine[Any, Any, Failures]:
+    def publish(self, batch: Sequence[Message]) -> Coroutine[Any, Any, Failures]:
         if any(map(_topic_of, batch)):
             return self._publish_by_topic(batch)
         return self._publish(batch, self._stops.call())
 
-    async def _publish_by_topic(self, batch: Sequence[Outgoing]) -> Failures:
+    async def _publish_by_topic(self, batch: Sequence[Message]) -> Failures:
         """Publish topic by topic and stop at the first failure: order per key holds across topics as well."""
         failures: dict[int, DeliveryError] = {}
         for topic, run in groupby(enumerate(batch), key=lambda numbered: numbered[1].topic):
@@ -180,7 +180,7 @@ class KafkaSink:
             )
         return self._others[topic]
 
-    async def _publish(self, batch: Sequence[Outgoing], hold: CallHold) -> Failures:
+    async def _publish(self, batch: Sequence[Message], hold: CallHold) -> Failures:
         if not batch:
             return ALL_DELIVERED
         deadline = asyncio.get_running_loop().time() + self._delivery_timeout
@@ -214,7 +214,7 @@ class KafkaSink:
             await in_a_thread(partial(gone.join, _JOIN_TIMEOUT), "kafka-join")
 
     async def _deliver(
-        self, batch: Sequence[Outgoing], hold: CallHold, deadline: float, *, alone: bool = False
+        self, batch: Sequence[Message], hold: CallHold, deadline: float, *, alone: bool = False
     ) -> Failures:
         call: Call | None = None
         try:
@@ -347,7 +347,7 @@ class KafkaSink:
     def _no_answer(self, lane: Lane | None) -> SinkUnavailable:
         return no_answer(self._bootstrap, self._delivery_timeout, None if lane is None else lane.session.complaint)
 
-    def _none_of(self, batch: Sequence[Outgoing], hold: CallHold, error: DeliveryError) -> Failures:
+    def _none_of(self, batch: Sequence[Message], hold: CallHold, error: DeliveryError) -> Failures:
         for message in batch:
             hold.stop(message.key)
         return dict.fromkeys(range(len(batch)), error)

@@ -21,7 +21,7 @@ from google.pubsub_v1.services.publisher.transports import PublisherGrpcAsyncIOT
 from google.pubsub_v1.types import GetTopicRequest, PublishRequest, PublishResponse, PubsubMessage, Topic
 
 from mailboat.errors import ConfigError, SinkUnavailable
-from mailboat.events import Outgoing
+from mailboat.model import Message
 from mailboat.sinks.threads import in_a_thread
 
 _GLOBAL_HOST: Final = "pubsub.googleapis.com:443"
@@ -89,7 +89,7 @@ class Connection:
         """Create the channel; it connects later. Raises ``SinkUnavailable`` if there are no credentials."""
         return cls(await open_channel(destination, "spec.sink.pubsub"), topic)
 
-    async def publish(self, messages: Iterable[Outgoing], ordering_key: str, *, timeout: float, topic: str) -> None:
+    async def publish(self, messages: Iterable[Message], ordering_key: str, *, timeout: float, topic: str) -> None:
         """Send one request, which succeeds or fails as a whole. Raises ``grpc.aio.AioRpcError``."""
         request = _PublishRequest(
             topic=topic,

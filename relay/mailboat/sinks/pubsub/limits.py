@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from mailboat.errors import EventRefused
-from mailboat.events import Outgoing
+from mailboat.model import Message
 
 MAX_REQUEST_BYTES: Final = 10_000_000
 GOOD_REQUEST_BYTES: Final = 4_000_000
@@ -23,7 +23,7 @@ _MESSAGE_OVERHEAD: Final = 64
 _ATTRIBUTE_OVERHEAD: Final = 16
 
 
-def refusal(message: Outgoing) -> EventRefused | None:
+def refusal(message: Message) -> EventRefused | None:
     """Return why Pub/Sub can never accept this message; None if it can."""
     if message.key is not None and _size(message.key) > MAX_ORDERING_KEY_BYTES:
         return _refused(f"its key has more than {MAX_ORDERING_KEY_BYTES} bytes", "KeyTooLong")
@@ -44,7 +44,7 @@ def refusal(message: Outgoing) -> EventRefused | None:
     return None
 
 
-def request_bytes(message: Outgoing) -> int:
+def request_bytes(message: Message) -> int:
     """Return an upper bound of the bytes that a message adds to a request."""
     size = _MESSAGE_OVERHEAD + len(message.value or b"") + _size(message.key or "")
     for name, value in message.headers.items():
@@ -52,7 +52,7 @@ def request_bytes(message: Outgoing) -> int:
     return size
 
 
-def requests(batch: Sequence[Outgoing], indexes: Sequence[int]) -> Iterator[list[int]]:
+def requests(batch: Sequence[Message], indexes: Sequence[int]) -> Iterator[list[int]]:
     """Split messages of one key into requests within the limits, in order."""
     request: list[int] = []
     size = _REQUEST_OVERHEAD

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Self
 import grpc
 
 from mailboat.errors import ConfigError, DeliveryError, EventRefused, SinkUnavailable, Undecided
-from mailboat.events import Outgoing
+from mailboat.model import Message
 from mailboat.sinks.key_stops import CallHold, KeyStops
 from mailboat.sinks.protocol import ALL_DELIVERED, Failures, SinkContext, Traits
 from mailboat.sinks.pubsub.connection import Connection, Destination
@@ -83,13 +83,13 @@ class PubSubSink:
         except grpc.aio.UsageError:  # the channel was closed before the call
             raise SinkUnavailable("its connection was closed") from None
 
-    def refusal(self, message: Outgoing) -> EventRefused | None:
+    def refusal(self, message: Message) -> EventRefused | None:
         return refusal(message)
 
-    def publish(self, batch: Sequence[Outgoing]) -> Coroutine[Any, Any, Failures]:
+    def publish(self, batch: Sequence[Message]) -> Coroutine[Any, Any, Failures]:
         return self._publish(batch, self._stops.call())
 
-    async def _publish(self, batch: Sequence[Outgoing], hold: CallHold) -> Failures:
+    async def _publish(self, batch: Sequence[Message], hold: CallHold) -> Failures:
         deadline = asyncio.get_running_loop().time() + self._delivery_timeout
         with hold:
             hold.begin()
@@ -148,7 +148,7 @@ class PubSubSink:
             call.fail(request, error)
         return error is None
 
-    async def _answer(self, messages: Sequence[Outgoing], key: str, deadline: float) -> DeliveryError | None:
+    async def _answer(self, messages: Sequence[Message], key: str, deadline: float) -> DeliveryError | None:
         connection = self._connection
         if self._closed or connection is None:
             return SinkUnavailable("the sink is not open")
@@ -206,7 +206,7 @@ class _Turn(NamedTuple):
 class _Call:
     """One ``publish`` call: its batch, split by key for concurrent requests, and its failures."""
 
-    def __init__(self, batch: Sequence[Outgoing], hold: CallHold, deadline: float) -> None:
+    def __init__(self, batch: Sequence[Message], hold: CallHold, deadline: float) -> None:
         self.batch = batch
         self.deadline = deadline
         self.failures: dict[int, DeliveryError] = {}
@@ -226,6 +226,6 @@ class _Call:
             self.hold.stop(self.batch[index].key)
 
 
-def _requests_of_one_topic_each(batch: Sequence[Outgoing], indexes: Sequence[int]) -> list[list[int]]:
+def _requests_of_one_topic_each(batch: Sequence[Message], indexes: Sequence[int]) -> list[list[int]]:
     runs = [list(run) for _, run in groupby(indexes, key=lambda index: batch[index].topic)]
     return [request for run in runs for request in requests(batch, run)]

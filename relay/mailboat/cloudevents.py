@@ -2,8 +2,8 @@
 
 Each format sends only its own headers (docs/messages.md), since headers are most of a producer's CPU time.
 
-An :class:`Encoder` is created once per subscription and encodes every event, so values common to many events are built
-in advance. Application data is passed through unchanged: headers are parsed for validation, the payload only for
+An :class:`MessageEncoder` is created once per subscription and encodes every event, so values common to many events are
+built in advance. Application data is passed through unchanged: headers are parsed for validation, the payload only for
 ``CloudEventsJson``, to detect JSON. Mailboat's headers come first and can't be overwritten by the application's.
 
 A tombstone (an event without payload) has no value in any format, so that log compaction treats it as one.
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final, NoReturn
 
 from mailboat.errors import EventRefused
-from mailboat.events import TOO_LARGE, Event, Outgoing
+from mailboat.model import TOO_LARGE, Message, OutboxEvent
 from mailboat_spec import Format
 
 Headers = dict[str, str]
@@ -40,7 +40,7 @@ _new_outgoing: Final = tuple.__new__  # a third of the named constructor's cost,
 
 
 @dataclass(frozen=True, slots=True)
-class Death:
+class DeadLetterCause:
     """Cause and times of the failures that made an event a dead letter."""
 
     reason: str
@@ -51,7 +51,7 @@ class Death:
     last_failed_at: str
 
 
-class Encoder:
+class MessageEncoder:
     """Encodes events as messages of one format, with the sink's prefix for CloudEvents attributes."""
 
     def __init__(self, format: Format | str, *, source: str, header_prefix: str) -> None:
@@ -62,22 +62,22 @@ class Encoder:
         self._stamps: dict[tuple[int, bool], Headers] = {}
 
     def encode(
-        self, event: Event, *, sequence: int, partition: int, generation: int, attempt: int, replay: bool = False
-    ) -> Outgoing:
+        self, event: OutboxEvent, *, sequence: int, partition: int, generation: int, attempt: int, replay: bool = False
+    ) -> Message:
         """Encode one message. Raise ``EventRefused`` if its headers, type, time or size make that impossible."""
         stamp = self._stamp(attempt, replay)
         (message,) = self._encoded((event,), (sequence,), f"{generation}.{partition}.", stamp)
         return message
 
     def encode_all(
-        self, events: Iterable[Event], sequences: Iterable[int], *, partition: int, generation: int
-    ) -> Iterator[Outgoing]:
+        self, events: Iterable[OutboxEvent], sequences: Iterable[int], *, partition: int, generation: int
+    ) -> Iterator[Message]:
         """Yield the messages of first attempts. Raise at an event for which :meth:`encode` would raise."""
         return self._encoded(events, sequences, f"{generation}.{partition}.", self._stamp(1, False))
 
     def _encoded(
-        self, events: Iterable[Event], sequences: Iterable[int], sequence_prefix: str, stamp: Headers
-    ) -> Iterator[Outgoing]:
+        self, events: Iterable[OutboxEvent], sequences: Iterable[int], sequence_prefix: str, stamp: Headers
+    ) -> Iterator[Message]:
         # Hot path: attributes are cached in locals, events unpacked once, and assignments written out, since a call or
         # a loop over names would cost more than the assignments.
         format, copy_of_stamp = self.format, stamp.copy
@@ -115,16 +115,16 @@ class Encoder:
                     _set_columns(headers, event)
             if application is not None:
                 headers |= self._application_headers(event, application)
-            yield _new_outgoing(Outgoing, (event_id, key, value, headers, None))
+            yield _new_outgoing(Message, (event_id, key, value, headers, None))
 
-    def _binary_attributes(self, event: Event) -> Headers:
+    def _binary_attributes(self, event: OutboxEvent) -> Headers:
         attributes = self._attributes(event)
         content_type = attributes.pop("datacontenttype")
         return {f"{self.header_prefix}{name}": value for name, value in attributes.items()} | {
             "content-type": content_type
         }
 
-    def _attributes(self, event: Event) -> Headers:
+    def _attributes(self, event: OutboxEvent) -> Headers:
         attributes = {
             "specversion": "1.0",
             "id": event.event_id,
@@ -143,7 +143,7 @@ class Encoder:
             attributes["traceparent"] = event.traceparent
         return attributes
 
-    def _document(self, event: Event, payload: bytes) -> bytes:
+    def _document(self, event: OutboxEvent, payload: bytes) -> bytes:
         attributes = self._attributes(event)
         head = json.dumps(attributes, ensure_ascii=False, separators=(",", ":")).encode()
         if is_json(event.content_type) and holds_json(payload):
@@ -152,7 +152,7 @@ class Encoder:
             return head[:-1] + b',"data":' + payload + b"}"
         return head[:-1] + b',"data_base64":"' + base64.b64encode(payload) + b'"}'
 
-    def _application_headers(self, event: Event, text: str) -> Headers:
+    def _application_headers(self, event: OutboxEvent, text: str) -> Headers:
         try:
             headers = json.loads(text)
         except ValueError:
@@ -178,7 +178,7 @@ class Encoder:
                 accepted[name] = value
         return accepted
 
-    def _is_reserved(self, name: str, event: Event) -> bool:
+    def _is_reserved(self, name: str, event: OutboxEvent) -> bool:
         if name == "traceparent":
             return event.traceparent is not None
         return name in self._reserved or name.startswith(_OWN_PREFIX)
@@ -206,7 +206,7 @@ class Encoder:
         return stamp
 
 
-def _set_columns(headers: Headers, event: Event) -> None:
+def _set_columns(headers: Headers, event: OutboxEvent) -> None:
     """Add the headers of format ``Outbox``, which are named like the columns of the outbox."""
     headers["event_type"] = event.type
     headers["created_at"] = event.created_at
@@ -219,16 +219,16 @@ def _set_columns(headers: Headers, event: Event) -> None:
 
 
 def dead_letter_message(
-    encoder: Encoder,
-    event: Event,
-    death: Death,
+    encoder: MessageEncoder,
+    event: OutboxEvent,
+    death: DeadLetterCause,
     *,
     topic: str,
     subscription: str,
     sequence: int,
     partition: int,
     generation: int,
-) -> Outgoing:
+) -> Message:
     """Return the message for the dead-letter topic: original id, key, payload and headers, plus headers with the cause.
 
     The payload is never wrapped, in any format of the subscription. If headers, type or time can't be sent (perhaps the
@@ -236,7 +236,7 @@ def dead_letter_message(
     ``mailboat.dead_letters`` has the original values.
     """
     if encoder.format is Format.CLOUD_EVENTS_JSON:
-        encoder = Encoder(Format.CLOUD_EVENTS, source=encoder.source, header_prefix=encoder.header_prefix)
+        encoder = MessageEncoder(Format.CLOUD_EVENTS, source=encoder.source, header_prefix=encoder.header_prefix)
     attempt = max(death.attempts, 1)
     try:
         message = encoder.encode(event, sequence=sequence, partition=partition, generation=generation, attempt=attempt)
@@ -254,7 +254,7 @@ def dead_letter_message(
     return message._replace(headers=message.headers | why, topic=topic)
 
 
-def _sendable(event: Event) -> Event:
+def _sendable(event: OutboxEvent) -> OutboxEvent:
     """Return the event with headers removed and type and time replaced, so that it can be encoded."""
     time = event.created_at
     if time[-1:] != "Z":
@@ -262,7 +262,7 @@ def _sendable(event: Event) -> Event:
     return event._replace(headers=None, type=event.type or "unknown", created_at=time)
 
 
-def _refuse_row(event: Event) -> NoReturn:
+def _refuse_row(event: OutboxEvent) -> NoReturn:
     why = f"its time of creation is {event.created_at}: write one of the years 1 to 9999"
     raise EventRefused(
         f"event {event.event_id} can't be sent: {why if event.type else 'its type is empty'}",
@@ -271,7 +271,7 @@ def _refuse_row(event: Event) -> NoReturn:
     )
 
 
-def _refuse_headers(event: Event, why: str) -> NoReturn:
+def _refuse_headers(event: OutboxEvent, why: str) -> NoReturn:
     raise EventRefused(
         f"the headers of event {event.event_id} can't be sent: {why}; emit headers as an object of strings",
         reason="InvalidHeaders",

@@ -1,8 +1,8 @@
 """Emit events from Python: one INSERT in the application's open transaction.
 
 The connection is the application's: psycopg (sync or async, connection or cursor), SQLAlchemy (Connection or Session,
-sync or async), Django, asyncpg, or any DB-API 2 connection (see `mailboat.handles`). This module never begins or
-commits a transaction: an outbox depends on the application's own transaction.
+sync or async), Django, asyncpg, or any DB-API 2 connection (see `mailboat.emitter.drivers`). This module never begins
+or commits a transaction: an outbox depends on the application's own transaction.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, TypeVar, overload
 
+from mailboat.emitter.drivers import AsyncHandle, Handle, Style, SyncHandle, handle_of, placeholder
+from mailboat.emitter.validation import Identity, NewEvent, OutboxRow, Payload, checked
 from mailboat.errors import EmitRefused
-from mailboat.handles import AsyncHandle, Handle, Style, SyncHandle, handle_of, placeholder
-from mailboat.newevent import Identity, NewEvent, Payload, Row, checked
 
 DEFAULT_OUTBOX = "mailboat.outbox"
 
@@ -29,7 +29,7 @@ _TABLE = re.compile(rf"{_NAME}\.{_NAME}")
 
 # Each parameter is text (or bytes) on the wire, and Postgres casts it to the column's type: drivers have little else in
 # common.
-_COLUMNS = dict.fromkeys(Row._fields, "cast({} as text)") | {
+_COLUMNS = dict.fromkeys(OutboxRow._fields, "cast({} as text)") | {
     "event_id": "cast(cast({} as text) as uuid)",
     "payload": "cast({} as bytea)",
     "headers": "cast(cast({} as text) as jsonb)",
@@ -150,7 +150,7 @@ def emit_many(
 
 
 def _insert(
-    connection: Any, outbox: str, rows: Sequence[Row], answer: Callable[[list[uuid.UUID]], _Answer], name: str
+    connection: Any, outbox: str, rows: Sequence[OutboxRow], answer: Callable[[list[uuid.UUID]], _Answer], name: str
 ) -> _Answer | Coroutine[Any, Any, _Answer]:
     """Send the statements of ``emit`` and ``emit_many``, immediately or when awaited."""
     if not _TABLE.fullmatch(outbox):
@@ -197,7 +197,7 @@ def _sqlstate(error: BaseException) -> str | None:
     return None
 
 
-def _statements(outbox: str, style: Style, rows: Sequence[Row]) -> Iterator[tuple[str, list[Any]]]:
+def _statements(outbox: str, style: Style, rows: Sequence[OutboxRow]) -> Iterator[tuple[str, list[Any]]]:
     for start in range(0, len(rows), ROWS_PER_STATEMENT):
         part = rows[start : start + ROWS_PER_STATEMENT]
         yield _statement(outbox, style, len(part)), [value for row in part for value in row]

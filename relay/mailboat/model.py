@@ -15,7 +15,7 @@ TOO_LARGE: Final = "mailboat: not read, bytes: "
 Only a table that Mailboat did not create can contain such rows. The event has no payload and must not be delivered."""
 
 
-class Event(NamedTuple):
+class OutboxEvent(NamedTuple):
     """One outbox row, as the read statements return it (``sql/`` lists the columns in this order)."""
 
     id: int
@@ -40,12 +40,12 @@ class Event(NamedTuple):
     """Hash of the key (without a key, derived from the id): ``slot % partitions`` is the partition."""
 
 
-def event_bytes(event: Event) -> int:
+def event_bytes(event: OutboxEvent) -> int:
     """Return the approximate memory of an event, from the columns that may be large."""
     return len(event.payload or b"") + len(event.headers or "") + len(event.tags)
 
 
-class Outgoing(NamedTuple):
+class Message(NamedTuple):
     """One encoded message for a sink. It must not be modified."""
 
     event_id: str
@@ -57,10 +57,10 @@ class Outgoing(NamedTuple):
     """Topic, if not the sink's own destination."""
 
 
-def verbatim(event_id: str, key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> Outgoing:
+def verbatim(event_id: str, key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> Message:
     """Return a message for Kafka with exactly these bytes, and with headers in this order, repeated names included.
 
-    librdkafka takes bytes and pairs as well as the texts of ``Outgoing``. Only ``publish`` of the Kafka sink may get
+    librdkafka takes bytes and pairs as well as the texts of ``Message``. Only ``publish`` of the Kafka sink may get
     the message: no other sink has such keys and headers.
     """
-    return Outgoing(event_id, cast("str | None", key), value, cast("dict[str, str]", list(headers)))
+    return Message(event_id, cast("str | None", key), value, cast("dict[str, str]", list(headers)))

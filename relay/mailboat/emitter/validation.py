@@ -80,7 +80,7 @@ class NewEvent:
     """False: no order, even with an aggregate."""
 
 
-class Row(NamedTuple):
+class OutboxRow(NamedTuple):
     """A validated event as the columns of an outbox row. Columns other than text or bytea hold their text form."""
 
     event_id: str
@@ -95,7 +95,7 @@ class Row(NamedTuple):
     traceparent: str | None
 
 
-def checked(event: NewEvent, *, where: str = "") -> Row:
+def checked(event: NewEvent, *, where: str = "") -> OutboxRow:
     """Return the row of an event or raise `EmitRefused`. ``where`` precedes the argument's name in the message."""
     try:
         payload, content_type = _payload(event.payload, event.content_type)
@@ -103,7 +103,7 @@ def checked(event: NewEvent, *, where: str = "") -> Row:
         aggregate_type, aggregate_id, key = _identity(event)
         headers, tags = _headers(event.headers), _tags(event.tags)
         _check_extra(headers, tags)
-        return Row(
+        return OutboxRow(
             event_id=str(_event_id(event.event_id)),
             event_type=event_type,
             aggregate_type=aggregate_type,
