@@ -14,7 +14,7 @@ from pipe import encoded, send, warm_producer
 from psycopg import sql
 
 from mailboat.model import OutboxEvent
-from mailboat.outbox.layout import COLUMNS
+from mailboat.store.table import COLUMNS
 
 _TABLE = "create table public.plain_outbox (like mailboat.outbox including defaults, published_at timestamptz)"
 _INDEX = "create index on public.plain_outbox (id) where published_at is null"

@@ -20,14 +20,14 @@ from psycopg import sql
 
 from mailboat.cloudevents import MessageEncoder
 from mailboat.model import Message, OutboxEvent
-from mailboat.outbox.layout import COLUMNS, Layout
-from mailboat.outbox.settings import ReadLimits
 from mailboat.sinks.kafka.settings import producer_settings
+from mailboat.store.settings import ReadLimits
+from mailboat.store.table import COLUMNS, TableLayout
 
 _READ = sql.SQL(
     "select {columns} from (select e.* from {rows} as e where e.id > %s order by e.id limit %s) as found"
     " order by found.id"
-).format(columns=COLUMNS, rows=Layout().rows)
+).format(columns=COLUMNS, rows=TableLayout().rows)
 _ENCODER = MessageEncoder("CloudEvents", source="mailboat/bench/orders", header_prefix="ce_")
 _AT_ONCE = ReadLimits().rows
 _READ_AHEAD = 2

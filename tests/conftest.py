@@ -201,7 +201,7 @@ async def no_task_left_behind() -> AsyncIterator[None]:
     assert not leftovers, f"the test left tasks behind: {leftovers}"
 
 
-_OLDEST_IN_GATE = ("tests/schema/", "tests/outbox/conformance/test_windows.py", "tests/cli/test_schema_commands.py")
+_OLDEST_IN_GATE = ("tests/schema/", "tests/store/conformance/test_windows.py", "tests/cli/test_schema_commands.py")
 """What depends on the major: schema, verify, migrate, windows. Everything else runs on the oldest one in ``verify``."""
 
 

@@ -51,7 +51,7 @@ KEPT = {
 """What docs/kubernetes.md says that an uninstall leaves."""
 MINE = {"Secret orders-db", "Pod trader"}
 """What the story puts into its namespace beside the resources."""
-MIGRATIONS = "relay/mailboat/migrations"
+MIGRATIONS = "relay/mailboat/store/schema/migrations"
 
 
 @dataclass(frozen=True, slots=True)

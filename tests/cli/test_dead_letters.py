@@ -11,9 +11,9 @@ import pytest
 from psycopg import sql
 
 from mailboat.cli.dlq import paced
-from mailboat.outbox.deadletters import Candidate, candidates, plan, replay
-from mailboat.outbox.interventions import Match
-from mailboat.outbox.link import Link
+from mailboat.store.admin.dead_letters import Candidate, candidates, plan, replay
+from mailboat.store.admin.selection import Match
+from mailboat.store.connection import PostgresConnection
 from support.cli import Place, make_known, subscription_manifest
 
 SLOT = 6  # of all events in here: partition 0 of 2
@@ -381,7 +381,7 @@ def test_a_subscription_that_is_deleted_meanwhile_swallows_nothing(place, number
     dead = bury(place, number, 1)
 
     async def too_late() -> int:
-        link = await Link.open(lambda: place.database.url, "dlq replay")
+        link = await PostgresConnection.open(lambda: place.database.url, "dlq replay")
         try:
             found = await candidates(link, Match("mailboat.outbox"), replayed=False, limit=None)
             retire(place, number)

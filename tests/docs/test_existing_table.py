@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from psycopg import sql
 
 from mailboat.cli.main import main
-from mailboat.outbox.layout import renamed
+from mailboat.store.table import renamed
 from mailboat_harbor.postgres import Database
 from mailboat_spec import Columns, ColumnsPreset
 from mailboat_spec.base import yaml_name

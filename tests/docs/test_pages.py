@@ -12,7 +12,7 @@ from click import Context
 
 from mailboat.cli.main import main
 from mailboat.errors import SchemaMismatch
-from mailboat.outbox.migrate import Applied, known_migrations, pending
+from mailboat.store.schema.migrate import Applied, known_migrations, pending
 from mailboat_operator.resources.pod import CONTAINER, child_name
 from mailboat_spec import Reason
 

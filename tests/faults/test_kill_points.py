@@ -17,8 +17,8 @@ import pytest
 
 from conftest import TopicFactory
 from mailboat import emit
-from mailboat.outbox.settings import ReadLimits
 from mailboat.pump.points import Point
+from mailboat.store.settings import ReadLimits
 from mailboat_harbor.kafka import KafkaServer
 from mailboat_harbor.postgres import Database
 from support import refusing_sink

@@ -15,12 +15,12 @@ import pytest
 from psycopg import sql
 
 from mailboat.errors import ForeignDatabase
-from mailboat.outbox.layout import Layout
-from mailboat.outbox.link import Link
-from mailboat.outbox.migrate import migrate
-from mailboat.outbox.rebase import keep_history, rebase
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.status import RelayState
+from mailboat.store.connection import PostgresConnection
+from mailboat.store.rebase import keep_history, rebase
+from mailboat.store.schema.migrate import migrate
+from mailboat.store.table import TableLayout
 from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
 from mailboat_harbor.postgres_binaries import NEWEST, find_upgradable
 from support.inprocess_relay import OURS, STAGED, StagedSink, afloat, events, status_of, write
@@ -67,15 +67,19 @@ def _roles() -> bytes:
     """
 
 
-def _manifests(url: str, *subscriptions: Manifest, layout: Layout = OURS) -> tuple[Manifest, ...]:
+def _manifests(url: str, *subscriptions: Manifest, layout: TableLayout = OURS) -> tuple[Manifest, ...]:
     if layout is OURS:
         return (outbox_relay(url), *subscriptions)
     columns = COLUMNS.model_dump(mode="json", by_alias=True, exclude_unset=True)
     return (outbox_relay(url, table=layout.table, columns=columns), *subscriptions)
 
 
-async def _rebase(copy: Database, layout: Layout = OURS, how: Callable[[Link, Layout], Awaitable[int]] = rebase) -> int:
-    link = await Link.open(lambda: copy.url, "rebase")
+async def _rebase(
+    copy: Database,
+    layout: TableLayout = OURS,
+    how: Callable[[PostgresConnection, TableLayout], Awaitable[int]] = rebase,
+) -> int:
+    link = await PostgresConnection.open(lambda: copy.url, "rebase")
     try:
         return await how(link, layout)
     finally:
@@ -109,7 +113,7 @@ async def _settled(relay: Relay, *names: str) -> None:
 
 @pytest.mark.parametrize("layout", [OURS, RENAMED], ids=["our names", "names of its own"])
 async def test_a_restored_copy_is_refused_and_goes_on_after_a_rebase(
-    outbox: Database, stage: Stage, elsewhere: PostgresServer, layout: Layout
+    outbox: Database, stage: Stage, elsewhere: PostgresServer, layout: TableLayout
 ) -> None:
     if layout is RENAMED:
         make_renamed(outbox)

@@ -11,9 +11,9 @@ from typing import LiteralString
 
 import pytest
 
-from mailboat.outbox.store import CursorKey, Holding, RelayPeer, Roster
 from mailboat.pump.ownership import decide
 from mailboat.runtime.relay import Relay
+from mailboat.store.outbox_store import CursorKey, Membership, PartitionOwner, RelayPeer
 from mailboat_harbor.postgres import Database
 from support import admin_actions
 from support.inprocess_relay import STAGED, Load, StagedSink, afloat, status_of
@@ -183,7 +183,7 @@ def test_what_an_earlier_session_of_ours_still_holds_is_taken_back_to_be_let_go(
     """A relay that began anew is alive, so nobody else may take what it held before; only it can let go of it."""
     held = CursorKey(1, 0)
     peers = tuple(RelayPeer(name, frozenset({1}), alive=True) for name in ("relay-1", "relay-2"))
-    roster = Roster(peers, (Holding(held, owner="relay-1", assigned_to="relay-2"),), {})
-    assert decide("relay-1", roster, frozenset(), {}, now=0.0, grace=10.0).claim == {held}
-    assert decide("relay-1", roster, frozenset({held}), {}, now=0.0, grace=10.0).release == {held}
-    assert decide("relay-2", roster, frozenset(), {}, now=100.0, grace=10.0).claim == set()
+    membership = Membership(peers, (PartitionOwner(held, owner="relay-1", assigned_to="relay-2"),), {})
+    assert decide("relay-1", membership, frozenset(), {}, now=0.0, grace=10.0).claim == {held}
+    assert decide("relay-1", membership, frozenset({held}), {}, now=0.0, grace=10.0).release == {held}
+    assert decide("relay-2", membership, frozenset(), {}, now=100.0, grace=10.0).claim == set()

@@ -20,13 +20,13 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from mailboat.outbox.declaring import Declared
-from mailboat.outbox.layout import Layout
-from mailboat.outbox.migrate import migrate
-from mailboat.outbox.partitions import drop_expired
-from mailboat.outbox.postgres import PostgresStore
-from mailboat.outbox.settings import ReadLimits, RelayIdentity, StoreSettings
-from mailboat.outbox.store import Cursor, CursorKey, Settlement, TickResult, TipGroup, Window
+from mailboat.store.outbox_store import Cursor, CursorGroup, CursorKey, Settlement, TickResult, Window
+from mailboat.store.postgres import PostgresStore
+from mailboat.store.schema.migrate import migrate
+from mailboat.store.schema.time_partitions import drop_expired
+from mailboat.store.settings import ReadLimits, RelayIdentity, StoreSettings
+from mailboat.store.subscription_rows import SubscriptionManifest
+from mailboat.store.table import TableLayout
 from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
 from mailboat_harbor.postgres_binaries import NEWEST, OLDEST
 from mailboat_spec import EventSubscription
@@ -140,7 +140,7 @@ class Look:
 
     async def tick(self, *settlements: Settlement, done: str | None = None) -> TickResult:
         """Settles, and looks for new events."""
-        return await ticked(self.store, settlements, [TipGroup(done or self.cursor.done, (self.cursor.lease,))])
+        return await ticked(self.store, settlements, [CursorGroup(done or self.cursor.done, (self.cursor.lease,))])
 
     async def close_window(self, window: Window) -> None:
         """As if all of it had been delivered."""
@@ -172,7 +172,7 @@ class Bench:
         me = RelayIdentity("bench", str(uuid4()))
         store = await PostgresStore.open(lambda: self.database.url, me, StoreSettings(limits=LIMITS, lag_bound=BOUND))
         try:
-            [number] = await store.declare([Declared.of(_subscription(self.start))])
+            [number] = await store.declare([SubscriptionManifest.of(_subscription(self.start))])
             await store.join()
             [cursor] = await store.claim([CursorKey(number, 0)])
             yield Look(store, cursor)
@@ -358,7 +358,9 @@ async def test_retention_finds_out_who_needs_a_day_without_reading_it(outbox: Da
         _write(outbox, 10)
         now = datetime.now(UTC)
         async with bench.counting(), await psycopg.AsyncConnection.connect(outbox.url, autocommit=True) as connection:
-            report = await drop_expired(connection, Layout(), now - timedelta(days=DAYS - 5), now=now, lock_wait=0.01)
+            report = await drop_expired(
+                connection, TableLayout(), now - timedelta(days=DAYS - 5), now=now, lock_wait=0.01
+            )
     assert len(report.blocked) >= 4
     assert {blocked.reason for blocked in report.blocked} == {
         "has not delivered all of it"

@@ -12,11 +12,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from mailboat.outbox.settings import RelayIdentity
 from mailboat.runtime.beforehand import ToldToStop, unless
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.secrets import SecretPlaces
 from mailboat.runtime.status import RelayState
+from mailboat.store.settings import RelayIdentity
 from mailboat_harbor.postgres import Database
 from mailboat_spec import read_documents
 from support.inprocess_relay import STAGED, StagedSink, afloat, events, staged_sinks_installed, status_of, write

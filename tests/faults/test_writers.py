@@ -19,8 +19,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from mailboat.outbox.layout import Layout
-from mailboat.outbox.partitions import drop_expired
+from mailboat.store.schema.time_partitions import drop_expired
+from mailboat.store.table import TableLayout
 from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
 from mailboat_harbor.postgres_binaries import NEWEST
 from support.databases import migrated_database
@@ -211,12 +211,12 @@ async def test_retention_under_an_open_reader_is_given_up_rather_than_waited_for
         soon = datetime.now(UTC) + timedelta(seconds=1)
         async with await psycopg.AsyncConnection.connect(outbox.url, autocommit=True) as connection:
             # It waits longer than writers do: if they had to wait for it, one of them would fail.
-            report = await drop_expired(connection, Layout(), soon, now=soon, detach_wait=4.0)
+            report = await drop_expired(connection, TableLayout(), soon, now=soon, detach_wait=4.0)
             assert report.dropped == ()
             assert [blocked.partition for blocked in report.blocked] == [f"mailboat.{oldest}"]
             writers.goes_on()
             reader.rollback()
-            report = await drop_expired(connection, Layout(), soon, now=soon, detach_wait=60)
+            report = await drop_expired(connection, TableLayout(), soon, now=soon, detach_wait=60)
             assert report.dropped == (f"mailboat.{oldest}",)
         writers.goes_on()
 

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from mailboat.outbox.coverage import Coverage
 from mailboat.pump.meters import Meters
 from mailboat.runtime.status import RelayState, as_json
+from mailboat.store.coverage import Coverage
 from support.relay_statuses import relay, subscription
 
 OURS = {"relay": "shop/orders", "subscription": "shop/orders-to-kafka"}

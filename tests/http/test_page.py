@@ -12,8 +12,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from mailboat.outbox.coverage import Coverage
 from mailboat.runtime.status import RelayState
+from mailboat.store.coverage import Coverage
 from support.http_api import Relays
 from support.relay_statuses import partition, relay, subscription
 

@@ -11,26 +11,26 @@ from hypothesis import strategies as st
 
 from mailboat.errors import DatabaseUnavailable, DeliveryError, EventRefused, LeaseLost, SinkUnavailable, Undecided
 from mailboat.model import OutboxEvent
-from mailboat.outbox.routing import fan_out, fan_out_single
-from mailboat.outbox.store import (
-    CursorKey,
-    Dead,
-    Failure,
-    Holding,
-    Lease,
-    Park,
-    RelayPeer,
-    Repark,
-    Roster,
-    Settlement,
-    Subscription,
-)
 from mailboat.pump.keeper import merged
 from mailboat.pump.ownership import decide, targets
 from mailboat.pump.retry import Backoff, Outage, Policy
 from mailboat.pump.rhythm import LINGER, Rhythm, WakeSettings
 from mailboat.pump.verdicts import Fate, Item, judge, set_aside, settled_prefix
 from mailboat.runtime.session import _most_telling, orphans
+from mailboat.store.fan_out import fan_out, fan_out_single
+from mailboat.store.outbox_store import (
+    CursorKey,
+    Dead,
+    LastFailure,
+    Lease,
+    Membership,
+    Park,
+    PartitionOwner,
+    RelayPeer,
+    Repark,
+    Settlement,
+    Subscription,
+)
 
 
 def event(id: int, key: str | None = None, slot: int | None = None) -> OutboxEvent:
@@ -141,25 +141,25 @@ def test_the_longest_wait_is_never_exceeded(polls: int) -> None:
 
 
 @st.composite
-def rosters(draw: st.DrawFn) -> Roster:
+def memberships(draw: st.DrawFn) -> Membership:
     peers = tuple(
         RelayPeer(f"r{n}", frozenset(draw(st.sets(st.integers(1, 3)))), draw(st.booleans()))
         for n in range(draw(st.integers(1, 4)))
     )
     somebody = st.sampled_from([None, "gone", *(peer.id for peer in peers)])
     holdings = tuple(
-        Holding(CursorKey(subscription, partition), draw(somebody), draw(somebody))
+        PartitionOwner(CursorKey(subscription, partition), draw(somebody), draw(somebody))
         for subscription in (1, 2, 3)
         for partition in range(draw(st.integers(0, 4)))
     )
-    return Roster(peers, holdings, {})
+    return Membership(peers, holdings, {})
 
 
-@given(rosters())
-def test_all_relays_want_the_same_and_only_of_those_who_can(roster: Roster) -> None:
-    wanted = targets(roster)
-    serving = {peer.id: peer.serves for peer in roster.peers if peer.alive}
-    for holding in roster.holdings:
+@given(memberships())
+def test_all_relays_want_the_same_and_only_of_those_who_can(membership: Membership) -> None:
+    wanted = targets(membership)
+    serving = {peer.id: peer.serves for peer in membership.peers if peer.alive}
+    for holding in membership.holdings:
         able = {relay for relay, serves in serving.items() if holding.key.subscription in serves}
         if holding.assigned_to in able:
             assert wanted[holding.key] == holding.assigned_to
@@ -169,27 +169,31 @@ def test_all_relays_want_the_same_and_only_of_those_who_can(roster: Roster) -> N
             assert holding.key not in wanted
 
 
-@given(rosters())
+@given(memberships())
 @example(
-    Roster(
+    Membership(
         (
             RelayPeer("r1", frozenset({3}), True),
             RelayPeer("r2", frozenset({3}), True),
             RelayPeer("r3", frozenset(), True),
         ),
-        tuple(Holding(CursorKey(3, number), owner, None) for number, owner in enumerate((None, "r2", "r3"))),
+        tuple(PartitionOwner(CursorKey(3, number), owner, None) for number, owner in enumerate((None, "r2", "r3"))),
         {},
     )
 )
-def test_what_each_relay_does_for_itself_adds_up(roster: Roster) -> None:
-    """If all of them act on the same roster, nothing is claimed twice, and in the end everybody has their share.
+def test_what_each_relay_does_for_itself_adds_up(membership: Membership) -> None:
+    """If all of them act on the same membership, nothing is claimed twice, and in the end everybody has their share.
 
     Which share may change on the way (whoever was quicker keeps what he has), but it comes to rest."""
-    alive = [peer.id for peer in roster.peers if peer.alive]
-    owner = {h.key: h.owner for h in roster.holdings if h.owner in alive}
+    alive = [peer.id for peer in membership.peers if peer.alive]
+    owner = {h.key: h.owner for h in membership.holdings if h.owner in alive}
     for _ in range(5):
         claims: Counter[CursorKey] = Counter()
-        now = Roster(roster.peers, tuple(Holding(h.key, owner.get(h.key), h.assigned_to) for h in roster.holdings), {})
+        now = Membership(
+            membership.peers,
+            tuple(PartitionOwner(h.key, owner.get(h.key), h.assigned_to) for h in membership.holdings),
+            {},
+        )
         for relay in alive:
             held = {key for key, who in owner.items() if who == relay}
             moves = decide(relay, now, held, {}, 0.0, 10.0)
@@ -208,22 +212,22 @@ def test_what_each_relay_does_for_itself_adds_up(roster: Roster) -> None:
 def test_what_nobody_takes_is_taken_after_the_grace_time() -> None:
     key = CursorKey(1, 0)
     peers = (RelayPeer("a", frozenset({1}), True), RelayPeer("b", frozenset({1}), True))
-    roster = Roster(peers, (Holding(key, None, "b"),), {})
-    assert not decide("a", roster, set(), {key: 0.0}, 9.0, 10.0).claim
-    assert decide("a", roster, set(), {key: 0.0}, 11.0, 10.0).claim == {key}
+    membership = Membership(peers, (PartitionOwner(key, None, "b"),), {})
+    assert not decide("a", membership, set(), {key: 0.0}, 9.0, 10.0).claim
+    assert decide("a", membership, set(), {key: 0.0}, 11.0, 10.0).claim == {key}
 
 
 def test_a_relay_takes_only_what_it_serves() -> None:
     key = CursorKey(2, 0)
-    roster = Roster((RelayPeer("a", frozenset({1}), True),), (Holding(key, None, None),), {})
-    assert not decide("a", roster, set(), {key: 0.0}, 100.0, 10.0).claim
+    membership = Membership((RelayPeer("a", frozenset({1}), True),), (PartitionOwner(key, None, None),), {})
+    assert not decide("a", membership, set(), {key: 0.0}, 100.0, 10.0).claim
 
 
 def test_what_is_its_own_in_the_store_but_not_in_hand_is_claimed_again() -> None:
     key = CursorKey(1, 0)
-    roster = Roster((RelayPeer("a", frozenset({1}), True),), (Holding(key, "a", None),), {})
-    assert decide("a", roster, set(), {}, 0.0, 10.0).claim == {key}
-    assert not decide("a", roster, {key}, {}, 0.0, 10.0).claim
+    membership = Membership((RelayPeer("a", frozenset({1}), True),), (PartitionOwner(key, "a", None),), {})
+    assert decide("a", membership, set(), {}, 0.0, 10.0).claim == {key}
+    assert not decide("a", membership, {key}, {}, 0.0, 10.0).claim
 
 
 def test_the_partitions_of_a_silent_relay_are_counted_by_one_other_that_serves_them() -> None:
@@ -234,10 +238,10 @@ def test_the_partitions_of_a_silent_relay_are_counted_by_one_other_that_serves_t
         RelayPeer("c", everything, alive=True),
         RelayPeer("gone", everything, alive=False),
     )
-    holdings = [Holding(CursorKey(number, p), owner, None) for number in (1, 2) for p, owner in held.items()]
-    roster = Roster(peers, tuple(holdings), {})
-    assert orphans(roster, "b", {1}) == {1: frozenset({0, 2, 3})}
-    assert orphans(roster, "a", {1}) == orphans(roster, "c", {1}) == {}
+    holdings = [PartitionOwner(CursorKey(number, p), owner, None) for number in (1, 2) for p, owner in held.items()]
+    membership = Membership(peers, tuple(holdings), {})
+    assert orphans(membership, "b", {1}) == {1: frozenset({0, 2, 3})}
+    assert orphans(membership, "a", {1}) == orphans(membership, "c", {1}) == {}
 
 
 # -- verdicts --------------------------------------------------------------------------------------------------------
@@ -304,7 +308,7 @@ def test_progress_reaches_up_to_the_first_that_is_pending(fates: list[Fate]) -> 
 # -- merging ---------------------------------------------------------------------------------------------------------
 
 LEASE = Lease(CursorKey(1, 0), "e")
-FAILURE = Failure("Refused", "no")
+FAILURE = LastFailure("Refused", "no")
 
 
 def test_two_settlements_of_a_window_are_one_with_the_later_progress() -> None:

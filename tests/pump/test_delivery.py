@@ -11,12 +11,12 @@ import pytest
 
 from mailboat.errors import EventRefused
 from mailboat.model import Message
-from mailboat.outbox.memory import MemoryStore
-from mailboat.outbox.settings import ReadLimits
-from mailboat.outbox.store import Parked
 from mailboat.pump.retry import Policy
 from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.protocol import ALL_DELIVERED, Failures, Traits
+from mailboat.store.outbox_store import Parked
+from mailboat.store.settings import ReadLimits
+from support.memory_outbox import MemoryStore
 from support.simulation import BACKOFF, Fleet, always, attempt_number, refusing, sequence_number, settings, subscription
 from support.virtual_time import in_virtual_time, until
 

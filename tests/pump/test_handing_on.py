@@ -12,10 +12,10 @@ from functools import partial
 import pytest
 
 from mailboat.model import Message
-from mailboat.outbox.store import CursorKey
 from mailboat.pump.points import Point
 from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.protocol import Failures
+from mailboat.store.outbox_store import CursorKey
 from support.simulation import TIMINGS, Fleet, RunningRelay, sequence_number, settings, subscription
 from support.virtual_time import in_virtual_time, until
 

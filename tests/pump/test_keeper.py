@@ -9,14 +9,14 @@ from functools import partial
 import pytest
 
 from mailboat.model import Message, OutboxEvent
-from mailboat.outbox.memory import MemoryOutbox, MemoryStore
-from mailboat.outbox.memory.rows import Row
-from mailboat.outbox.settings import ReadLimits
-from mailboat.outbox.store import CursorKey, Lease, Measured, Settlement, TickResult, TipGroup, Window
 from mailboat.pump.rhythm import WakeSettings
 from mailboat.runtime.reporting import stalled
 from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.protocol import Failures
+from mailboat.store.outbox_store import CursorGroup, CursorKey, Lease, Measured, Settlement, TickResult, Window
+from mailboat.store.settings import ReadLimits
+from support.memory_outbox import MemoryOutbox, MemoryStore
+from support.memory_outbox.rows import MemoryRow
 from support.simulation import Fleet, subscription
 from support.virtual_time import in_virtual_time, until
 
@@ -39,7 +39,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     tick = MemoryStore.tick
 
     async def counting(
-        store: MemoryStore, settlements: Sequence[Settlement], tips: Sequence[TipGroup], measured: Sequence[Measured]
+        store: MemoryStore, settlements: Sequence[Settlement], tips: Sequence[CursorGroup], measured: Sequence[Measured]
     ) -> TickResult:
         counted.append(len(tips))
         await asyncio.sleep(0.003)  # about what a database takes
@@ -184,7 +184,7 @@ def test_others_are_served_while_a_large_window_is_measured(monkeypatch: pytest.
     """It may take minutes where a subscription was paused for days; it is stopped when its owner has to let go."""
     measure = MemoryStore.measure
 
-    async def slowly(store: MemoryStore, group: TipGroup) -> Window | None:
+    async def slowly(store: MemoryStore, group: CursorGroup) -> Window | None:
         await asyncio.sleep(300)
         return await measure(store, group)
 
@@ -260,7 +260,9 @@ def test_a_relay_that_dies_of_what_it_reads_at_once_gets_through_by_reading_less
     """G1, also where relays die before a window is open, so that no event can be blamed."""
     routed = MemoryOutbox.routed
 
-    def kill(outbox: MemoryOutbox, rows: Sequence[Row], members: Sequence[Lease]) -> dict[CursorKey, list[OutboxEvent]]:
+    def kill(
+        outbox: MemoryOutbox, rows: Sequence[MemoryRow], members: Sequence[Lease]
+    ) -> dict[CursorKey, list[OutboxEvent]]:
         if len(rows) > most:
             raise MemoryError
         return routed(outbox, rows, members)

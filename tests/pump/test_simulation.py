@@ -14,10 +14,10 @@ from random import Random
 import pytest
 
 from mailboat.model import OutboxEvent
-from mailboat.outbox.settings import ReadLimits
 from mailboat.pump.points import Point
 from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.protocol import Traits
+from mailboat.store.settings import ReadLimits
 from support.ledger import sequence_of
 from support.simulation import Fleet, Refusals, attempt_number, by_event, settings, subscription
 from support.virtual_time import in_virtual_time

@@ -11,8 +11,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from mailboat.outbox.layout import Layout
 from mailboat.runtime.janitor import Janitor, RetentionClock
+from mailboat.store.table import TableLayout
 from mailboat_harbor.postgres import Database
 from mailboat_spec import Pooler, Retention
 from support.wait import await_until
@@ -22,7 +22,7 @@ OUTBOX = "mailboat.outbox"
 
 @asynccontextmanager
 async def at_work(database: Database, clock: RetentionClock | None = None) -> AsyncIterator[Janitor]:
-    janitor = Janitor(lambda: database.url, Layout(OUTBOX), Retention(), Pooler.AUTO, clock)
+    janitor = Janitor(lambda: database.url, TableLayout(OUTBOX), Retention(), Pooler.AUTO, clock)
     rounds = asyncio.create_task(janitor.run())
     try:
         yield janitor

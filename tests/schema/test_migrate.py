@@ -9,10 +9,10 @@ import psycopg
 import pytest
 from psycopg import sql
 
-import mailboat.outbox.migrate as migrate_module
+import mailboat.store.schema.migrate as migrate_module
 from mailboat.errors import DatabaseUnavailable, SchemaMismatch
-from mailboat.outbox.migrate import Applied, Migration, MigrationReport, known_migrations, migrate, pending
 from mailboat.runtime.beforehand import Schema
+from mailboat.store.schema.migrate import Applied, Migration, MigrationReport, known_migrations, migrate, pending
 from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
 from mailboat_harbor.postgres_binaries import NEWEST
 from mailboat_spec import OutboxRelay
@@ -62,7 +62,7 @@ async def test_a_database_with_events_gains_what_came_later(
     """From the first migration alone, with events, progress and dead letters, to the newest."""
     known = known_migrations()
     with monkeypatch.context() as before:
-        before.setattr("mailboat.outbox.migrate.known_migrations", lambda: known[:1])
+        before.setattr("mailboat.store.schema.migrate.known_migrations", lambda: known[:1])
         before.setitem(migrate_module._SQL, "grant_roles", "select mailboat.grant_roles()")
         await run(each_database.url)
     each_database.execute(

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from psycopg import sql
 
-from mailboat.outbox.layout import Layout
-from mailboat.outbox.link import Link
-from mailboat.outbox.partitions import HardLimit, Partition, RetentionReport, beyond, drop_expired
+from mailboat.store.connection import PostgresConnection
+from mailboat.store.schema.time_partitions import HardLimit, RetentionReport, TimePartition, beyond, drop_expired
+from mailboat.store.table import TableLayout
 from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
 from mailboat_harbor.postgres_binaries import NEWEST
 from support.databases import migrated_database
@@ -82,7 +82,7 @@ def tables(database: Database) -> set[str]:
 
 async def sweep(connection: psycopg.AsyncConnection, **changes: Any) -> RetentionReport:
     options: dict[str, Any] = {"older_than": NOW - timedelta(days=30), "now": NOW, "detach_wait": 60} | changes
-    return await drop_expired(connection, Layout(OUTBOX), **options)
+    return await drop_expired(connection, TableLayout(OUTBOX), **options)
 
 
 async def test_what_everybody_is_past_is_dropped_and_nothing_else(
@@ -186,7 +186,7 @@ async def test_an_insert_that_commits_while_its_lock_is_waited_for_holds_its_par
     subscribe(outbox, "shop/a")
     name = sql.Identifier(outbox.name)
     outbox.execute(sql.SQL("alter database {} set default_transaction_isolation = 'repeatable read'").format(name))
-    link = await Link.open(lambda: outbox.url, "janitor")
+    link = await PostgresConnection.open(lambda: outbox.url, "janitor")
     with psycopg.connect(outbox.url) as late:
         insert_old(late)
         sweeping = asyncio.create_task(sweep(link.connection, lock_wait=60))
@@ -418,7 +418,7 @@ def test_a_hard_limit_gives_up_a_stretch_of_the_oldest_and_no_more_than_needed(
 ) -> None:
     first = MIDNIGHT - timedelta(days=max(len(sizes) - future, 0))
     partitions = [
-        Partition(f"p{n}", first + timedelta(days=n), first + timedelta(days=n + 1), False, False, size)
+        TimePartition(f"p{n}", first + timedelta(days=n), first + timedelta(days=n + 1), False, False, size)
         for n, size in enumerate(sizes)
     ]
     older_than = None if age is None else MIDNIGHT - timedelta(days=age)
@@ -440,4 +440,4 @@ def test_a_hard_limit_gives_up_a_stretch_of_the_oldest_and_no_more_than_needed(
 
 
 def test_without_a_hard_limit_nothing_is_given_up() -> None:
-    assert beyond(None, [Partition("p", OLD, OLD + timedelta(days=1), False, False, 10)], NOW) == frozenset()
+    assert beyond(None, [TimePartition("p", OLD, OLD + timedelta(days=1), False, False, 10)], NOW) == frozenset()

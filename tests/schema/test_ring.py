@@ -12,8 +12,8 @@ import pytest
 from psycopg import sql
 
 from mailboat import emit
-from mailboat.outbox.postgres import PostgresStore
-from mailboat.outbox.settings import RelayIdentity, StoreSettings
+from mailboat.store.postgres import PostgresStore
+from mailboat.store.settings import RelayIdentity, StoreSettings
 from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
 from mailboat_harbor.postgres_binaries import NEWEST
 from mailboat_spec import Notify

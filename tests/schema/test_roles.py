@@ -9,10 +9,10 @@ import pytest
 from psycopg import sql
 
 from mailboat import emit
-from mailboat.outbox.layout import Layout
-from mailboat.outbox.link import Link
-from mailboat.outbox.overview import forget
-from mailboat.outbox.verify import verify
+from mailboat.store.admin.overview import forget
+from mailboat.store.connection import PostgresConnection
+from mailboat.store.schema.verify import verify
+from mailboat.store.table import TableLayout
 from mailboat_harbor.postgres import Database
 from support.databases import logged_in
 from support.renamed_table import make_renamed
@@ -323,13 +323,13 @@ def test_a_relay_of_one_outbox_changes_nothing_of_another(
 
 
 async def test_a_relay_with_rights_on_one_outbox_serves_it(outbox: Database, shop: dict[str, str]) -> None:
-    world = PostgresWorld(outbox, Layout("shop.events"), url=shop["relay"])
+    world = PostgresWorld(outbox, TableLayout("shop.events"), url=shop["relay"])
     relay = await Relay.start(world, [subscription()])
     await relay.claim()
     write(world, "k")
     assert len(await relay.drained()) == 1
     await world.close()
-    link = await Link.open(lambda: shop["relay"], "forget")
+    link = await PostgresConnection.open(lambda: shop["relay"], "forget")
     assert await forget(link, "shop.events", "shop/all"), "what hangs on a subscription goes with it"
     assert await verify(link.connection, "shop.events", {}) == []
     await link.close()

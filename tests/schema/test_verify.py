@@ -11,8 +11,8 @@ import pytest
 from psycopg import sql
 
 from mailboat.errors import SchemaMismatch
-from mailboat.outbox.migrate import migrate
-from mailboat.outbox.verify import Finding, verify, verify_or_refuse
+from mailboat.store.schema.migrate import migrate
+from mailboat.store.schema.verify import Finding, verify, verify_or_refuse
 from mailboat_harbor.postgres import Database
 from support.renamed_table import RENAMED, make_renamed
 

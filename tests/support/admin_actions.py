@@ -6,19 +6,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from mailboat.outbox import parkinglot
-from mailboat.outbox.deadletters import candidates, plan
-from mailboat.outbox.deadletters import replay as replay_dead
-from mailboat.outbox.interventions import Match
-from mailboat.outbox.link import Link
+from mailboat.store.admin import parked_events
+from mailboat.store.admin.dead_letters import candidates, plan
+from mailboat.store.admin.dead_letters import replay as replay_dead
+from mailboat.store.admin.selection import Match
+from mailboat.store.connection import PostgresConnection
 from mailboat_harbor.postgres import Database
 
 OUTBOX = "mailboat.outbox"
 
 
 @asynccontextmanager
-async def _at(outbox: Database) -> AsyncIterator[Link]:
-    link = await Link.open(lambda: outbox.url, "people")
+async def _at(outbox: Database) -> AsyncIterator[PostgresConnection]:
+    link = await PostgresConnection.open(lambda: outbox.url, "people")
     try:
         yield link
     finally:
@@ -35,12 +35,12 @@ async def replay(outbox: Database, **match: Any) -> int:
 async def retry(outbox: Database) -> int:
     """`mailboat parked retry --all`; how many keys are tried again."""
     async with _at(outbox) as link:
-        found = await parkinglot.list_parked(link, Match(OUTBOX), behind=True, limit=None)
-        return (await parkinglot.retry(link, OUTBOX, found)).heads
+        found = await parked_events.list_parked(link, Match(OUTBOX), behind=True, limit=None)
+        return (await parked_events.retry(link, OUTBOX, found)).heads
 
 
 async def drop(outbox: Database) -> int:
     """`mailboat parked drop --all`; how many events."""
     async with _at(outbox) as link:
-        found = await parkinglot.list_parked(link, Match(OUTBOX), behind=True, limit=None)
-        return await parkinglot.drop(link, OUTBOX, found)
+        found = await parked_events.list_parked(link, Match(OUTBOX), behind=True, limit=None)
+        return await parked_events.drop(link, OUTBOX, found)

@@ -25,9 +25,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from mailboat.cli.main import main
-from mailboat.outbox.declaring import Declared
-from mailboat.outbox.postgres import PostgresStore
-from mailboat.outbox.settings import RelayIdentity, StoreSettings
+from mailboat.store.postgres import PostgresStore
+from mailboat.store.settings import RelayIdentity, StoreSettings
+from mailboat.store.subscription_rows import SubscriptionManifest
 from mailboat_harbor.postgres import Database
 from mailboat_spec import EventSubscription
 from support.manifests import event_subscription, outbox_relay_on
@@ -67,7 +67,7 @@ async def make_known(database: Database, *manifests: dict[str, Any]) -> list[int
     store = await PostgresStore.open(lambda: database.url, RelayIdentity("test", str(uuid.uuid4())), StoreSettings())
     try:
         resources = [EventSubscription.model_validate(manifest, by_alias=True) for manifest in manifests]
-        return list(await store.declare([Declared.of(each) for each in resources]))
+        return list(await store.declare([SubscriptionManifest.of(each) for each in resources]))
     finally:
         await store.close(leave=True)
 

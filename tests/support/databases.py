@@ -11,7 +11,7 @@ from datetime import UTC, date, datetime
 import psycopg
 from psycopg import sql
 
-from mailboat.outbox.migrate import migrate
+from mailboat.store.schema.migrate import migrate
 from mailboat_harbor.postgres import Database, PostgresServer
 from support.wait import until_midnight_is_over
 

@@ -20,14 +20,14 @@ import psycopg
 from psycopg import sql
 
 from mailboat.model import Message
-from mailboat.outbox.layout import Layout
-from mailboat.outbox.settings import ReadLimits, RelayIdentity
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.secrets import SecretPlaces, Secrets
 from mailboat.runtime.session import Timings
 from mailboat.runtime.status import SubscriptionStatus
 from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.protocol import SinkContext
+from mailboat.store.settings import ReadLimits, RelayIdentity
+from mailboat.store.table import TableLayout
 from mailboat_spec import read_documents
 from support.ledger import Arrival, Written, payload, sequence_of
 from support.manifests import Manifest
@@ -111,7 +111,7 @@ class StagedSink(MemorySink):
         return [_arrival(message) for message in self.arrived]
 
 
-OURS = Layout()
+OURS = TableLayout()
 STAGED: Manifest = {"custom": {"type": "staged"}}
 """``spec.sink`` of a subscription whose sink is found in ``StagedSink.stage``."""
 
@@ -148,7 +148,7 @@ def events(count: int, keys: int, *, first: int = 1, prefix: str = "key") -> lis
 
 
 def write(
-    url: str, written: Sequence[Written], event_type: str = "order.placed", *, layout: Layout = OURS
+    url: str, written: Sequence[Written], event_type: str = "order.placed", *, layout: TableLayout = OURS
 ) -> dict[str, Written]:
     """Commits events in one transaction, in order, and returns them by id."""
     names = (layout.columns.get(name, name) for name in ("event_id", "event_type", "key", "payload"))

@@ -12,7 +12,7 @@ import psutil
 import psycopg
 from psycopg import sql
 
-from mailboat.outbox.migrate import migrate
+from mailboat.store.schema.migrate import migrate
 from mailboat_harbor.postgres import PostgresServer, find_postgres
 from support.ledger import Arrival, Written, payload
 from support.racing_writers import ACCOUNTS

@@ -9,9 +9,9 @@ import psycopg
 from psycopg.rows import namedtuple_row
 from psycopg.types.json import Jsonb
 
-from mailboat.outbox.declaring import declare_pulled
-from mailboat.outbox.layout import Layout
-from mailboat.outbox.link import Link
+from mailboat.store.connection import PostgresConnection
+from mailboat.store.subscription_rows import declare_pulled
+from mailboat.store.table import TableLayout
 from mailboat_harbor.postgres import Database
 from mailboat_spec import EventSubscription
 
@@ -38,11 +38,11 @@ def subscription(name: str = "view", namespace: str = "shop", **spec: Any) -> Ev
     )
 
 
-def declare(database: Database, layout: Layout | None = None, **spec: Any) -> None:
+def declare(database: Database, layout: TableLayout | None = None, **spec: Any) -> None:
     async def run() -> None:
-        link = await Link.open(lambda: database.url, "test")
+        link = await PostgresConnection.open(lambda: database.url, "test")
         try:
-            await declare_pulled(link, layout or Layout(), [subscription(**spec)])
+            await declare_pulled(link, layout or TableLayout(), [subscription(**spec)])
         finally:
             await link.close()
 

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mailboat.logs import LogFormat, configure
-from mailboat.outbox.settings import ReadLimits, RelayIdentity
 from mailboat.pump.points import Passing, Point, unheard
 from mailboat.runtime.config import load
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.secrets import find_secrets
 from mailboat.runtime.session import Timings
+from mailboat.store.settings import ReadLimits, RelayIdentity
 
 
 def dying_at(point: Point, passage: int, in_the_air: int, answers: int) -> Passing:

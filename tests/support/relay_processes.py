@@ -22,9 +22,9 @@ from typing import Any, Self, cast
 
 import psycopg
 
-from mailboat.outbox.settings import ReadLimits
 from mailboat.pump.points import Point
 from mailboat.runtime.session import Timings
+from mailboat.store.settings import ReadLimits
 from mailboat_harbor.processes import Child
 from support.manifests import Manifest, event_subscription, outbox_relay_on
 from support.relay_forkserver import Newborn, is_open

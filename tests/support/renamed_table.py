@@ -5,12 +5,12 @@ from __future__ import annotations
 import psycopg
 from psycopg import sql
 
-from mailboat.outbox.layout import Layout, renamed
+from mailboat.store.table import TableLayout, renamed
 from mailboat_harbor.postgres import Database
 from mailboat_spec import Columns, ColumnsPreset
 
 COLUMNS = Columns(preset=ColumnsPreset.DEBEZIUM, key="sorted_by", created_at="written_at")
-RENAMED = Layout("shop.events", renamed(COLUMNS))
+RENAMED = TableLayout("shop.events", renamed(COLUMNS))
 
 
 def make_renamed(database: Database) -> None:

@@ -12,18 +12,18 @@ from random import Random
 from mailboat.cloudevents import DeadLetterCause, MessageEncoder, dead_letter_message
 from mailboat.errors import DatabaseUnavailable, LeaseLost
 from mailboat.model import Message, OutboxEvent
-from mailboat.outbox.declaring import Declared
-from mailboat.outbox.memory import MemoryOutbox, MemoryStore
-from mailboat.outbox.settings import ReadLimits, RelayIdentity, StoreSettings
 from mailboat.pump.points import Passing, unheard
 from mailboat.pump.retry import Backoff, Policy
 from mailboat.pump.rhythm import WakeSettings
 from mailboat.pump.stream import DeathNotice, Stream, StreamSettings
 from mailboat.runtime.session import Session, Timings, Totals
 from mailboat.sinks.memory import MemorySink
+from mailboat.store.settings import ReadLimits, RelayIdentity, StoreSettings
+from mailboat.store.subscription_rows import SubscriptionManifest
 from mailboat_spec import Format
 from support.ledger import sequence_of
 from support.manifests import declared
+from support.memory_outbox import MemoryOutbox, MemoryStore
 from support.virtual_time import now, until
 
 BACKOFF = Backoff(initial=1.0, factor=2.0, ceiling=8.0, jitter=0.2)
@@ -37,7 +37,7 @@ def settings(**changes: object) -> StreamSettings:
     return StreamSettings(**(plain | changes))  # type: ignore[arg-type]
 
 
-def subscription(name: str = "orders", *, partitions: int = 1, **spec: object) -> Declared:
+def subscription(name: str = "orders", *, partitions: int = 1, **spec: object) -> SubscriptionManifest:
     return declared(name, partitions=partitions, **spec)
 
 
@@ -56,7 +56,7 @@ class RunningRelay:
 class Fleet:
     """An outbox, a sink per subscription, and the relays between them."""
 
-    declared: Sequence[Declared] = field(default_factory=lambda: [subscription()])
+    declared: Sequence[SubscriptionManifest] = field(default_factory=lambda: [subscription()])
     streams: StreamSettings = field(default_factory=settings)
     timings: Timings = TIMINGS
     wake: WakeSettings = field(default_factory=WakeSettings)

@@ -18,17 +18,17 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from mailboat.errors import LeaseLost
-from mailboat.outbox.deadletters import candidates, plan, replay
-from mailboat.outbox.declaring import Declared
-from mailboat.outbox.interventions import Match
-from mailboat.outbox.layout import Layout
-from mailboat.outbox.link import Link
-from mailboat.outbox.memory import MemoryOutbox, MemoryStore, Transaction
-from mailboat.outbox.postgres import PostgresStore
-from mailboat.outbox.settings import RelayIdentity, StoreSettings
-from mailboat.outbox.store import OutboxStore, Subscription
+from mailboat.store.admin.dead_letters import candidates, plan, replay
+from mailboat.store.admin.selection import Match
+from mailboat.store.connection import PostgresConnection
+from mailboat.store.outbox_store import OutboxStore, Subscription
+from mailboat.store.postgres import PostgresStore
+from mailboat.store.settings import RelayIdentity, StoreSettings
+from mailboat.store.subscription_rows import SubscriptionManifest
+from mailboat.store.table import TableLayout
 from mailboat_harbor.postgres import Database
 from support.manifests import declared
+from support.memory_outbox import MemoryOutbox, MemoryStore, Transaction
 from support.wait import await_until
 
 SETTINGS = StoreSettings(lease_ttl=60.0, overdue_after=0.0)
@@ -52,7 +52,7 @@ class Store(OutboxStore, Protocol):
     """A store, with what a session's beginning needs."""
 
     async def declare(
-        self, subscriptions: Sequence[Declared], *, may_lay_out: bool = True
+        self, subscriptions: Sequence[SubscriptionManifest], *, may_lay_out: bool = True
     ) -> dict[int, Subscription]: ...
 
     async def join(self) -> None: ...
@@ -140,7 +140,7 @@ class PostgresWorld:
     def __init__(
         self,
         database: Database,
-        layout: Layout = Layout(),  # noqa: B008  # it never changes
+        layout: TableLayout = TableLayout(),  # noqa: B008  # it never changes
         url: str | None = None,
     ) -> None:
         """``url``: of the relays' user, where it is not the owner."""
@@ -175,7 +175,7 @@ class PostgresWorld:
             connection.execute(statement, {"by": forward})
 
     async def replay_all(self) -> None:
-        link = await Link.open(lambda: self.database.url, "replay")
+        link = await PostgresConnection.open(lambda: self.database.url, "replay")
         try:
             outbox = str(self._layout.table)
             found = await candidates(link, Match(outbox), replayed=False, limit=None)
@@ -220,7 +220,7 @@ _WRITTEN = ("event_type", "key", "payload", "aggregate_type", "aggregate_id", "h
 
 class _PostgresWriter:
     def __init__(
-        self, connection: psycopg.Connection[Any], idle: list[psycopg.Connection[Any]], layout: Layout
+        self, connection: psycopg.Connection[Any], idle: list[psycopg.Connection[Any]], layout: TableLayout
     ) -> None:
         self._connection = connection
         self._idle = idle

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mailboat.model import OutboxEvent
-from mailboat.outbox.declaring import Declared
-from mailboat.outbox.settings import StoreSettings
-from mailboat.outbox.store import (
+from mailboat.store.outbox_store import (
     Cursor,
+    CursorGroup,
     CursorKey,
     Lease,
     Measured,
@@ -20,8 +19,9 @@ from mailboat.outbox.store import (
     Settlement,
     Subscription,
     TickResult,
-    TipGroup,
 )
+from mailboat.store.settings import StoreSettings
+from mailboat.store.subscription_rows import SubscriptionManifest
 from support.store_backends import SETTINGS, Store, World, joined
 
 
@@ -37,7 +37,11 @@ class Relay:
 
     @classmethod
     async def start(
-        cls, world: World, declared: Sequence[Declared], name: str = "relay", settings: StoreSettings = SETTINGS
+        cls,
+        world: World,
+        declared: Sequence[SubscriptionManifest],
+        name: str = "relay",
+        settings: StoreSettings = SETTINGS,
     ) -> Relay:
         store = await world.open(name, settings)
         relay = cls(store, await store.declare(declared))
@@ -62,11 +66,11 @@ class Relay:
                 self.done[key] = cursor.done
         return sorted(cursor.lease.key for cursor in cursors)
 
-    def tips(self) -> list[TipGroup]:
+    def tips(self) -> list[CursorGroup]:
         groups: dict[str, list[Lease]] = defaultdict(list)
         for key, done in sorted(self.done.items()):
             groups[done].append(self.lease(key))
-        return [TipGroup(done, tuple(members)) for done, members in groups.items()]
+        return [CursorGroup(done, tuple(members)) for done, members in groups.items()]
 
     async def tick(self, *settlements: Settlement) -> TickResult:
         for settlement in settlements:
@@ -121,7 +125,7 @@ class Relay:
         await self.store.close(leave=False)
 
 
-async def ticked(store: OutboxStore, settlements: Sequence[Settlement], tips: Sequence[TipGroup]) -> TickResult:
+async def ticked(store: OutboxStore, settlements: Sequence[Settlement], tips: Sequence[CursorGroup]) -> TickResult:
     """A tick, and another one that opens what the first found to be too large for one read."""
     first = await store.tick(settlements, tips)
     measured = [

@@ -17,8 +17,8 @@ from mailboat.cli.printing import columns, counted, json_line, json_row, moment,
 from mailboat.cli.selecting import Selection, found_in, with_selection
 from mailboat.cli.topic_letters import consumer_topic
 from mailboat.errors import ConfigError
-from mailboat.outbox import deadletters
-from mailboat.outbox.deadletters import Candidate, DeadLetter
+from mailboat.store.admin import dead_letters
+from mailboat.store.admin.dead_letters import Candidate, DeadLetter
 from mailboat.terminal_escapes import safe
 
 _HEADER = ("ID", "SUBSCRIPTION", "TYPE", "KEY", "ATTEMPTS", "DIED", "REPLAYED", "REASON", "ERROR")
@@ -45,7 +45,7 @@ def list_(
     """
     if (topic := consumer_topic(files, secrets_dir, selection)) is not None:
         return topic_letters.list_letters(topic, selection, replayed=replayed, as_json=as_json)
-    look = partial(deadletters.list_dead, replayed=replayed, limit=selection.limit)
+    look = partial(dead_letters.list_dead, replayed=replayed, limit=selection.limit)
     letters = asyncio.run(found_in(outboxes(files, secrets_dir), "dlq list", selection, look))
     if as_json:
         for letter in letters:
@@ -84,7 +84,7 @@ def show(id: str, files: tuple[Path, ...], secrets_dir: Path | None, subscriptio
     selection = Selection.of_id(id, subscription)
     if (topic := consumer_topic(files, secrets_dir, selection)) is not None:
         return topic_letters.show_letters(topic, selection, as_json=as_json)
-    look = partial(deadletters.show_dead, limit=10)
+    look = partial(dead_letters.show_dead, limit=10)
     letters = asyncio.run(found_in(outboxes(files, secrets_dir), "dlq show", selection, look))
     if not letters:
         raise _no_such(id)
@@ -154,11 +154,11 @@ async def _replay(
     for outbox in chosen:
         async with outbox.link("dlq replay") as link:
             match = selection.match(outbox.table)
-            found = await deadletters.candidates(link, match, replayed=again or selection.by_id, limit=selection.limit)
+            found = await dead_letters.candidates(link, match, replayed=again or selection.by_id, limit=selection.limit)
             matched += len(found)
             if not again:
                 _refuse_replayed(found)
-            plan = deadletters.plan(found)
+            plan = dead_letters.plan(found)
             _refuse_orphaned(plan)
             for each in plan.waiting:
                 click.echo(f"{each.dead_id} {_named(each)}: waits to be sent already")
@@ -169,13 +169,15 @@ async def _replay(
                 continue
             for batch, pause in paced(plan.replay, rate):
                 await asyncio.sleep(pause)
-                replayed += await deadletters.replay(link, outbox.table, batch, again=again, unordered=outbox.unordered)
+                replayed += await dead_letters.replay(
+                    link, outbox.table, batch, again=again, unordered=outbox.unordered
+                )
     if selection.by_id and not matched:
         raise _no_such(selection.id)
     click.echo(f"{counted(replayed, 'dead letter')} {'would be replayed' if dry_run else 'replayed'}")
 
 
-def _refuse_orphaned(plan: deadletters.ReplayPlan) -> None:
+def _refuse_orphaned(plan: dead_letters.ReplayPlan) -> None:
     """Report orphaned dead letters. Raise ``ConfigError`` only if there are no others to replay."""
     sentences = [
         f"{each.dead_id} {_named(each)}: its subscription was deleted, and nobody would send it. It stays: create a"
@@ -244,7 +246,7 @@ def purge(
     async def delete() -> int:
         chosen = outboxes(files, secrets_dir)
         if selection.by_id and not await found_in(
-            chosen, "dlq purge", selection, partial(deadletters.show_dead, limit=1)
+            chosen, "dlq purge", selection, partial(dead_letters.show_dead, limit=1)
         ):
             raise _no_such(selection.id)
         await selection.must_exist(chosen)
@@ -253,7 +255,7 @@ def purge(
             left = None if selection.limit is None else selection.limit - deleted
             async with outbox.link("dlq purge") as link:
                 match = selection.match(outbox.table)
-                deleted += await deadletters.purge(link, match, older_than=older_than, limit=left)
+                deleted += await dead_letters.purge(link, match, older_than=older_than, limit=left)
         return deleted
 
     click.echo(f"{counted(asyncio.run(delete()), 'dead letter')} deleted")

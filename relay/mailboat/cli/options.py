@@ -14,9 +14,6 @@ import click
 
 from mailboat.errors import ConfigError, DatabaseUnavailable, InRecovery
 from mailboat.logs import LogFormat
-from mailboat.outbox.layout import Layout, renamed
-from mailboat.outbox.link import Link
-from mailboat.outbox.overview import KnownSubscription, known_subscriptions
 from mailboat.runtime.config import load
 from mailboat.runtime.secrets import (
     DIRECTORY_VARIABLE,
@@ -25,6 +22,9 @@ from mailboat.runtime.secrets import (
     existing_secrets_folder,
     find_secrets,
 )
+from mailboat.store.admin.overview import KnownSubscription, known_subscriptions
+from mailboat.store.connection import PostgresConnection
+from mailboat.store.table import TableLayout, renamed
 from mailboat_spec import Duration, EventSubscription, Manifests, Ordering, OutboxRelay, Pattern, full_name
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -108,8 +108,8 @@ class Outbox:
         return self.relay.spec.outbox.table
 
     @property
-    def layout(self) -> Layout:
-        return Layout(self.table, renamed(self.relay.spec.outbox.columns))
+    def layout(self) -> TableLayout:
+        return TableLayout(self.table, renamed(self.relay.spec.outbox.columns))
 
     @property
     def unordered(self) -> frozenset[str]:
@@ -117,11 +117,13 @@ class Outbox:
         return frozenset(full_name(s) for s in self.subscriptions if s.spec.ordering is Ordering.NONE)
 
     @asynccontextmanager
-    async def link(self, purpose: str) -> AsyncIterator[Link]:
+    async def link(self, purpose: str) -> AsyncIterator[PostgresConnection]:
         """Open a database connection for one command. Errors name the relay and the source of its URL."""
         url = database_url(self.relay, self.secrets)()
         try:
-            link = await Link.open(lambda: url, purpose, deadline=_DEADLINE, pooler=self.relay.spec.database.pooler)
+            link = await PostgresConnection.open(
+                lambda: url, purpose, deadline=_DEADLINE, pooler=self.relay.spec.database.pooler
+            )
         except (ConfigError, DatabaseUnavailable) as error:
             reference = self.relay.spec.database.url_secret_ref
             where = "spec.database.url" if reference is None else f"Secret {reference.name}, key {reference.key}"

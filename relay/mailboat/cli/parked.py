@@ -14,8 +14,8 @@ from mailboat.cli.options import outboxes, with_manifests
 from mailboat.cli.printing import columns, counted, json_row, moment, shortened
 from mailboat.cli.selecting import Selection, found_in, with_selection
 from mailboat.errors import ConfigError
-from mailboat.outbox import parkinglot
-from mailboat.outbox.parkinglot import ParkedEvent
+from mailboat.store.admin import parked_events
+from mailboat.store.admin.parked_events import ParkedEvent
 
 _HEADER = ("ID", "SUBSCRIPTION", "TYPE", "KEY", "ATTEMPTS", "NEXT ATTEMPT", "BEHIND", "REASON", "ERROR")
 
@@ -32,7 +32,7 @@ def parked() -> None:
 @click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object per line.")
 def list_(files: tuple[Path, ...], secrets_dir: Path | None, selection: Selection, behind: bool, as_json: bool) -> None:
     """List the heads of parked keys; BEHIND counts the later events of the same key."""
-    look = partial(parkinglot.list_parked, behind=behind, limit=selection.limit)
+    look = partial(parked_events.list_parked, behind=behind, limit=selection.limit)
     events = asyncio.run(found_in(outboxes(files, secrets_dir), "parked list", selection, look))
     if as_json:
         for event in events:
@@ -75,7 +75,7 @@ def _next_attempt(event: ParkedEvent) -> str:
 @with_manifests
 def show(id: str, files: tuple[Path, ...], secrets_dir: Path | None) -> None:
     """Show everything about the parked event ID (its number, or the event's id): failure, headers, payload."""
-    look = partial(parkinglot.show_parked, limit=10)
+    look = partial(parked_events.show_parked, limit=10)
     events = asyncio.run(found_in(outboxes(files, secrets_dir), "parked show", Selection.of_id(id), look))
     if not events:
         raise _no_such(id)
@@ -97,22 +97,22 @@ def retry(files: tuple[Path, ...], secrets_dir: Path | None, selection: Selectio
     """
     selection.must_be_meant()
 
-    async def try_now() -> parkinglot.Retried:
+    async def try_now() -> parked_events.Retried:
         chosen = outboxes(files, secrets_dir)
         await selection.must_exist(chosen)
         heads = unblocked = matched = 0
         for outbox in chosen:
             async with outbox.link("parked retry") as link:
                 match = selection.match(outbox.table)
-                events = await parkinglot.list_parked(link, match, behind=True, limit=selection.limit)
+                events = await parked_events.list_parked(link, match, behind=True, limit=selection.limit)
                 matched += len(events)
                 some_heads, some_unblocked = astuple(
-                    await parkinglot.retry(link, outbox.table, events, unordered=outbox.unordered)
+                    await parked_events.retry(link, outbox.table, events, unordered=outbox.unordered)
                 )
             heads, unblocked = heads + some_heads, unblocked + some_unblocked
         if selection.by_id and not matched:
             raise _no_such(selection.id)
-        return parkinglot.Retried(heads, unblocked)
+        return parked_events.Retried(heads, unblocked)
 
     done = asyncio.run(try_now())
     click.echo(f"{counted(done.heads, 'event')} will be tried now")
@@ -138,11 +138,11 @@ def drop(files: tuple[Path, ...], secrets_dir: Path | None, selection: Selection
         for outbox in chosen:
             async with outbox.link("parked drop") as link:
                 match = selection.match(outbox.table)
-                events = await parkinglot.list_parked(link, match, behind=True, limit=selection.limit)
+                events = await parked_events.list_parked(link, match, behind=True, limit=selection.limit)
                 matched += len(events)
                 if events and not yes:
                     raise ConfigError(f"this gives up on {counted(len(events), 'parked event')}: say --yes.")
-                dropped += await parkinglot.drop(link, outbox.table, events, unordered=outbox.unordered)
+                dropped += await parked_events.drop(link, outbox.table, events, unordered=outbox.unordered)
         if selection.by_id and not matched:
             raise _no_such(selection.id)
         return dropped

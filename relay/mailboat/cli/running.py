@@ -20,13 +20,13 @@ from mailboat.errors import DatabaseUnavailable
 from mailboat.http.assignment import Assign
 from mailboat.http.callers import Callers
 from mailboat.http.server import HttpServer, Surface, Told
-from mailboat.outbox.settings import RelayIdentity
 from mailboat.runtime.advice import subscription_warnings
 from mailboat.runtime.followed import Configuration, Followed
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.secrets import Secrets
 from mailboat.runtime.shutdown import stop_on_signals
 from mailboat.runtime.watching import fingerprint, secret_versions, watch
+from mailboat.store.settings import RelayIdentity
 from mailboat_spec import Manifests, full_name
 from mailboat_spec.relay_status import ConfigReport
 

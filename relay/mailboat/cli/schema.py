@@ -11,17 +11,17 @@ import click
 from mailboat.cli.options import Outbox, outboxes, with_manifests
 from mailboat.cli.printing import counted
 from mailboat.errors import ConfigError
-from mailboat.outbox.declaring import clear_given_up, declare_pulled
-from mailboat.outbox.handover import Handover
-from mailboat.outbox.layout import Layout
-from mailboat.outbox.link import Link
-from mailboat.outbox.migrate import migrate as apply_migrations
-from mailboat.outbox.overview import pending_migrations
-from mailboat.outbox.partitions import Supply, drop_expired, ensure_partitions, server_time
-from mailboat.outbox.rebase import keep_history
-from mailboat.outbox.rebase import rebase as rebase_cursors
-from mailboat.outbox.verify import undeliverable_rows, verify_or_refuse
 from mailboat.runtime.janitor import RetentionClock, limits
+from mailboat.store.admin.overview import pending_migrations
+from mailboat.store.connection import PostgresConnection
+from mailboat.store.rebase import keep_history
+from mailboat.store.rebase import rebase as rebase_cursors
+from mailboat.store.schema.migrate import migrate as apply_migrations
+from mailboat.store.schema.script import MigrationScript
+from mailboat.store.schema.time_partitions import Supply, drop_expired, ensure_partitions, server_time
+from mailboat.store.schema.verify import undeliverable_rows, verify_or_refuse
+from mailboat.store.subscription_rows import clear_given_up, declare_pulled
+from mailboat.store.table import TableLayout
 from mailboat.terminal_escapes import safe
 from mailboat_spec import full_name
 
@@ -42,7 +42,7 @@ def migrate(files: tuple[Path, ...], secrets_dir: Path | None, dry_run: bool, sq
 
 
 async def _print_sql(chosen: Sequence[Outbox]) -> None:
-    handover = Handover()
+    handover = MigrationScript()
     for outbox in chosen:
         async with outbox.link("migrate") as link:
             script = await handover.script(link, outbox.table)
@@ -165,7 +165,7 @@ def rebase(files: tuple[Path, ...], secrets_dir: Path | None, yes: bool, same_hi
     asyncio.run(_rebase(outboxes(files, secrets_dir), keep_history if same_history else rebase_cursors))
 
 
-async def _rebase(chosen: Sequence[Outbox], how: Callable[[Link, Layout], Awaitable[int]]) -> None:
+async def _rebase(chosen: Sequence[Outbox], how: Callable[[PostgresConnection, TableLayout], Awaitable[int]]) -> None:
     for outbox in chosen:
         async with outbox.link("rebase") as link:
             moved = await how(link, outbox.layout)

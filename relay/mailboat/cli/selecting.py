@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import click
 
 from mailboat.cli.options import Outbox, like_pattern, point_in_time, refuse_unknown
-from mailboat.outbox.interventions import Match
-from mailboat.outbox.link import Link
+from mailboat.store.admin.selection import Match
+from mailboat.store.connection import PostgresConnection
 
 Found = TypeVar("Found")
 
@@ -70,7 +70,10 @@ class Selection:
 
 
 async def found_in(
-    chosen: Sequence[Outbox], purpose: str, selection: Selection, look: Callable[[Link, Match], Awaitable[list[Found]]]
+    chosen: Sequence[Outbox],
+    purpose: str,
+    selection: Selection,
+    look: Callable[[PostgresConnection, Match], Awaitable[list[Found]]],
 ) -> list[Found]:
     """Run a query on all outboxes and return the combined result."""
     await selection.must_exist(chosen)

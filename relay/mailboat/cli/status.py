@@ -39,9 +39,9 @@ from mailboat.cli.statuslines import (
 )
 from mailboat.errors import DatabaseUnavailable, MailboatError
 from mailboat.http.client import Answer, ask
-from mailboat.outbox.coverage import coverage
-from mailboat.outbox.overview import known_relays, known_subscriptions, waiting
 from mailboat.runtime.config import load
+from mailboat.store.admin.overview import known_relays, known_subscriptions, waiting
+from mailboat.store.coverage import coverage
 from mailboat.terminal_escapes import safe
 from mailboat_spec import full_name
 

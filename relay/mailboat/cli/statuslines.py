@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mailboat.cli.printing import age, columns, counted, shortened
-from mailboat.outbox.overview import KnownSubscription, Waiting
+from mailboat.store.admin.overview import KnownSubscription, Waiting
 from mailboat.terminal_escapes import safe
 from mailboat_spec import EventSubscription, full_name
 from mailboat_spec.consumer_report import ConsumerReport

@@ -9,8 +9,8 @@ import click
 
 from mailboat.cli.options import find_subscription, outboxes, with_manifests
 from mailboat.errors import ConfigError
-from mailboat.outbox.overview import forget as forget_subscription
-from mailboat.outbox.overview import relays_serving, set_state
+from mailboat.store.admin.overview import forget as forget_subscription
+from mailboat.store.admin.overview import relays_serving, set_state
 
 
 @click.command()

@@ -143,10 +143,10 @@ class PullRunner:
             return
         import psycopg
 
-        from mailboat.outbox.declaring import declare_pulled
-        from mailboat.outbox.link import Link
+        from mailboat.store.connection import PostgresConnection
+        from mailboat.store.subscription_rows import declare_pulled
 
-        link = await Link.open(lambda: libpq_url(settings.url), "declare")
+        link = await PostgresConnection.open(lambda: libpq_url(settings.url), "declare")
         try:
             await declare_pulled(link, settings.layout, [settings.resource])
         except psycopg.errors.InsufficientPrivilege:

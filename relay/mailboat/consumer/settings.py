@@ -10,8 +10,8 @@ from typing import Any
 
 from mailboat.consumer.arguments import Inbox, Kafka, PubSub, Redis
 from mailboat.errors import ConfigError
-from mailboat.outbox.layout import Layout, renamed
 from mailboat.runtime.secrets import Secrets
+from mailboat.store.table import TableLayout, renamed
 from mailboat_spec import API_VERSION, EventSubscription, OutboxRelay, SpecError, full_name, read_documents
 
 Paths = str | Path | Sequence[str | Path]
@@ -26,7 +26,7 @@ class ConsumerSettings:
     url: str | None
     resource: EventSubscription | None
     """None if the subscription is already declared in the database."""
-    layout: Layout
+    layout: TableLayout
     relay: OutboxRelay | None = None
     """OutboxRelay of the manifests, which has the retention of the outbox."""
     outbox: str | None = None
@@ -89,7 +89,7 @@ def from_source(
 def from_arguments(name: str, url: str | None, spec: Mapping[str, Any] | None, outbox: str | None) -> ConsumerSettings:
     """Return settings from arguments. ``spec`` has the fields of an EventSubscription's spec; sink and relayRef are
     optional."""
-    layout = Layout() if outbox is None else Layout(outbox)
+    layout = TableLayout() if outbox is None else TableLayout(outbox)
     if spec is None:
         return ConsumerSettings(qualified(name), url, None, layout, outbox=outbox)
     namespace, _, plain = qualified(name).partition("/")
@@ -141,7 +141,7 @@ def from_manifests(
     relay = _relay_of(resource, loaded.relays)
     if url is None:
         url = database_url(relay, secrets)()
-    layout = Layout(relay.spec.outbox.table, renamed(relay.spec.outbox.columns))
+    layout = TableLayout(relay.spec.outbox.table, renamed(relay.spec.outbox.columns))
     return ConsumerSettings(full_name(resource), url, resource, layout, relay, layout.table)
 
 

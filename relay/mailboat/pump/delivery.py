@@ -12,7 +12,6 @@ from typing import Protocol
 
 from mailboat.errors import EventRefused, SinkUnavailable
 from mailboat.model import Message, event_bytes
-from mailboat.outbox.store import Series
 from mailboat.pump.delivery_session import DeliverySession
 from mailboat.pump.handing import hand_over
 from mailboat.pump.points import Point
@@ -20,6 +19,7 @@ from mailboat.pump.retry import OUTAGE_BACKOFF, Outage
 from mailboat.pump.stream import Stream
 from mailboat.pump.unexpected import cant_encode
 from mailboat.pump.verdicts import Fate, Item, judge, set_aside
+from mailboat.store.outbox_store import Series
 
 
 class Worker(Protocol):

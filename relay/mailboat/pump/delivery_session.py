@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mailboat.outbox.store import CursorKey, Opened, Settlement
+from mailboat.store.outbox_store import CursorKey, Opened, Settlement
 
 if TYPE_CHECKING:
     from mailboat.pump.reader import WindowReader

@@ -15,11 +15,11 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from mailboat.outbox.store import CursorKey, Lease, Measured, OutboxStore, Settlement, TickResult, TipGroup
 from mailboat.pump.delivery_session import DeliverySession
 from mailboat.pump.points import Passing, Point, unheard
 from mailboat.pump.rhythm import Rhythm, WakeSettings, pause
 from mailboat.pump.stream import Clock
+from mailboat.store.outbox_store import CursorGroup, CursorKey, Lease, Measured, OutboxStore, Settlement, TickResult
 
 LANDING = 0.004
 """Delay in seconds before the next tick while batches from the previous tick are unacknowledged. One poll then serves
@@ -77,7 +77,7 @@ class Keeper:
         self._last_tick = 0.0
         self._in_the_air: set[CursorKey] = set()
         """Cursors whose window was opened by the last tick and is not settled yet."""
-        self._surveys: dict[TipGroup, asyncio.Task[None]] = {}
+        self._surveys: dict[CursorGroup, asyncio.Task[None]] = {}
         self._measured: list[Measured] = []
         self.stirred_at = clock()
         """Time of the last sign of life, for the liveness check."""
@@ -94,9 +94,9 @@ class Keeper:
         self._book.pop(key, None)
         self._pending.pop(key, None)
         self._in_the_air.discard(key)
-        for group, survey in self._surveys.items():
+        for group, measurer in self._surveys.items():
             if not any(lease.key in self._book for lease in group.members):
-                survey.cancel()
+                measurer.cancel()
 
     def pause(self, key: CursorKey, paused: bool) -> None:
         """Stop or resume opening windows for a cursor."""
@@ -216,7 +216,7 @@ class Keeper:
                 future.set_result(None)
         await self._find_rhythm(result, looked=bool(tips))
 
-    def _tips(self, settlements: list[Settlement]) -> list[TipGroup]:
+    def _tips(self, settlements: list[Settlement]) -> list[CursorGroup]:
         """Group the closed cursors by ``done``, including the cursors that this tick closes."""
         closing = {s.lease.key: s.upto for s in settlements if s.closes}
         groups: dict[str, list[_Entry]] = defaultdict(list)
@@ -225,7 +225,7 @@ class Keeper:
             if done is not None and not entry.paused and not entry.measuring:
                 groups[done].append(entry)
         return [
-            TipGroup(done, tuple(entry.lease for entry in members), any(entry.cautious for entry in members))
+            CursorGroup(done, tuple(entry.lease for entry in members), any(entry.cautious for entry in members))
             for done, members in groups.items()
         ]
 
@@ -257,7 +257,7 @@ class Keeper:
         entry = self._book.get(lease.key)
         return entry if entry is not None and entry.lease == lease else None
 
-    async def _measure(self, group: TipGroup) -> None:
+    async def _measure(self, group: CursorGroup) -> None:
         try:
             window = await self._store.measure(group)
         finally:

@@ -1,7 +1,7 @@
-"""Distribution of partitions: each relay decides for itself from the shared roster.
+"""Distribution of partitions: each relay decides for itself from the shared membership.
 
-Every relay computes the same target owners from the same roster (`mailboat_spec.assignment.balance`) and acts only on
-its own part: it releases partitions that belong to another relay, and claims its own once they have no owner. An
+Every relay computes the same target owners from the same membership (`mailboat_spec.assignment.balance`) and acts only
+on its own part: it releases partitions that belong to another relay, and claims its own once they have no owner. An
 external assignment takes precedence while the assigned relay is alive. If a partition has no owner for longer than the
 grace time, any relay claims it. So neither a disagreement nor a missing operator stops delivery.
 """
@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
-from mailboat.outbox.store import CursorKey, Roster
+from mailboat.store.outbox_store import CursorKey, Membership
 from mailboat_spec.assignment import balance
 
 
@@ -24,34 +24,39 @@ class Moves:
     release: frozenset[CursorKey]
 
 
-def targets(roster: Roster) -> dict[CursorKey, str]:
+def targets(membership: Membership) -> dict[CursorKey, str]:
     """Return the target owner of each partition that a living relay serves."""
-    alive = {peer.id: peer.serves for peer in roster.peers if peer.alive}
+    alive = {peer.id: peer.serves for peer in membership.peers if peer.alive}
     wanted: dict[CursorKey, str] = {}
     shared: dict[frozenset[str], list[CursorKey]] = defaultdict(list)
-    for holding in roster.holdings:
+    for holding in membership.holdings:
         able = frozenset(relay for relay, serves in alive.items() if holding.key.subscription in serves)
         if holding.assigned_to in able:
             wanted[holding.key] = holding.assigned_to or ""
         elif able:
             shared[able].append(holding.key)
-    owners = {h.key: h.owner for h in roster.holdings if h.owner is not None and h.owner in alive}
+    owners = {h.key: h.owner for h in membership.holdings if h.owner is not None and h.owner in alive}
     for able, keys in shared.items():
         wanted.update(balance(keys, able, {key: owners[key] for key in keys if key in owners}))
     return wanted
 
 
 def decide(
-    me: str, roster: Roster, held: Set[CursorKey], unheld_since: Mapping[CursorKey, float], now: float, grace: float
+    me: str,
+    membership: Membership,
+    held: Set[CursorKey],
+    unheld_since: Mapping[CursorKey, float],
+    now: float,
+    grace: float,
 ) -> Moves:
     """Return claims and releases of this relay. ``unheld_since``: first time a cursor was seen without living owner."""
-    wanted = targets(roster)
-    alive = {peer.id for peer in roster.peers if peer.alive}
-    free = {holding.key for holding in roster.holdings if holding.owner is None or holding.owner not in alive}
-    served = next((peer.serves for peer in roster.peers if peer.id == me), frozenset())
+    wanted = targets(membership)
+    alive = {peer.id for peer in membership.peers if peer.alive}
+    free = {holding.key for holding in membership.holdings if holding.owner is None or holding.owner not in alive}
+    served = next((peer.serves for peer in membership.peers if peer.id == me), frozenset())
     claim = {key for key in free if wanted.get(key) == me}
     claim |= {key for key, since in unheld_since.items() if key in free and now - since > grace}
     # Owned by an earlier session of this relay: no other relay can claim it, so claim it here to release it if needed.
-    claim |= {holding.key for holding in roster.holdings if holding.owner == me}
+    claim |= {holding.key for holding in membership.holdings if holding.owner == me}
     release = {key for key in held if wanted.get(key, me) != me}
     return Moves(frozenset(key for key in claim if key.subscription in served) - held, frozenset(release))

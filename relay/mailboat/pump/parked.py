@@ -10,7 +10,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mailboat.outbox.store import Dead, Failure, Lease, OutboxStore, Park, Parked, Repark, Settlement
 from mailboat.pump.announcing import Announcer
 from mailboat.pump.delivery import Courier
 from mailboat.pump.delivery_session import DeliverySession
@@ -18,6 +17,7 @@ from mailboat.pump.points import Point
 from mailboat.pump.retry import OUTAGE_BACKOFF, Outage
 from mailboat.pump.stream import DeathNotice, Stream
 from mailboat.pump.verdicts import Fate, Item, set_aside
+from mailboat.store.outbox_store import Dead, LastFailure, Lease, OutboxStore, Park, Parked, Repark, Settlement
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Outcome:
     (``doomed``)."""
 
     attempts: int
-    failure: Failure
+    failure: LastFailure
     retry_in: float | None = None
     dead: bool = False
     doomed: bool = False
@@ -177,12 +177,12 @@ class ParkedKeys:
         refusal = item.refusal
         assert refusal is not None
         policy, attempts = self._stream.settings.policy, item.attempts + 1
-        failure = Failure(refusal.reason, str(refusal))
+        failure = LastFailure(refusal.reason, str(refusal))
         if policy.exhausted(attempts, refusal.retryable):
             return await self._end(item, attempts, failure)
         return Outcome(attempts, failure, policy.backoff.delay(attempts, self._stream.random))
 
-    async def _end(self, item: Item, attempts: int, failure: Failure) -> Outcome:
+    async def _end(self, item: Item, attempts: int, failure: LastFailure) -> Outcome:
         """Decide about an event that gets no further attempt."""
         policy = self._stream.settings.policy
         if not policy.dead_letters:
@@ -279,7 +279,7 @@ class ParkedKeys:
         unpark = tuple(_ordinal(item) for item in gone)
         outcomes = [(item, await self._outcome(item)) for item in items if item.fate is Fate.REFUSED]
         for head in hopeless:
-            item, failure = _item(head), head.failure or Failure(RELAY_DIED, "relays died while delivering it")
+            item, failure = _item(head), head.failure or LastFailure(RELAY_DIED, "relays died while delivering it")
             outcomes.append((item, await self._end(item, head.attempts, failure)))
         reparks: list[Repark] = []
         dead: list[Dead] = []

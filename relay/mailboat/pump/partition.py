@@ -18,7 +18,6 @@ from itertools import chain
 
 from mailboat.errors import EventRefused, SinkUnavailable
 from mailboat.model import Message, OutboxEvent
-from mailboat.outbox.store import Cursor, Lease, OutboxStore, Park, Settlement, Window
 from mailboat.pump.choosing import Limits, choose, total_bytes
 from mailboat.pump.delivery import Courier
 from mailboat.pump.delivery_session import DeliverySession
@@ -29,6 +28,7 @@ from mailboat.pump.stream import Stream
 from mailboat.pump.unexpected import cant_encode
 from mailboat.pump.verdicts import Fate, Item, judge, set_aside, settled_prefix
 from mailboat.sinks.protocol import ALL_DELIVERED, Failures
+from mailboat.store.outbox_store import Cursor, Lease, OutboxStore, Park, Settlement, Window
 
 CAUTIOUS_AFTER = 3
 """Crash count at one position from which events are sent one at a time. After one more crash, the first event is

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from mailboat.outbox.store import CursorKey, OutboxStore, Window
 from mailboat.pump.delivery_session import DeliverySession
 from mailboat.pump.partition import PartitionPump
 from mailboat.pump.points import Passing, Point, unheard
+from mailboat.store.outbox_store import CursorKey, OutboxStore, Window
 
 PATIENCE = 0.2
 """Seconds that a starving member waits for the slowest one."""

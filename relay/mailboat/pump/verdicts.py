@@ -12,7 +12,7 @@ from enum import Enum
 
 from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable
 from mailboat.model import OutboxEvent
-from mailboat.outbox.store import Series
+from mailboat.store.outbox_store import Series
 
 
 class Fate(Enum):

@@ -12,10 +12,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from mailboat.errors import MailboatError
-from mailboat.outbox.layout import renamed
-from mailboat.outbox.link import Link, UrlProvider, explained
-from mailboat.outbox.migrate import MigrationReport, migrate
-from mailboat.outbox.verify import verify_or_refuse
+from mailboat.store.connection import PostgresConnection, UrlProvider, explained
+from mailboat.store.schema.migrate import MigrationReport, migrate
+from mailboat.store.schema.verify import verify_or_refuse
+from mailboat.store.table import renamed
 from mailboat_spec import OutboxRelaySpec
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class Schema:
 
     async def prepare(self, url: UrlProvider, spec: OutboxRelaySpec, deadline: float) -> None:
         """Migrate or verify the schema. Raise ``SchemaMismatch`` if a person has to act."""
-        link = await Link.open(url, "schema", deadline=deadline, pooler=spec.database.pooler)
+        link = await PostgresConnection.open(url, "schema", deadline=deadline, pooler=spec.database.pooler)
         try:
             if spec.outbox.manage_schema:
                 report = await migrate(

@@ -12,14 +12,14 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
-from mailboat.outbox.declaring import Declared, Edition
-from mailboat.outbox.postgres import PostgresStore
-from mailboat.outbox.store import Subscription
 from mailboat.pump.stream import Stream
 from mailboat.runtime.lineup import Lineup
 from mailboat.runtime.session import Session
 from mailboat.runtime.streams import StreamParts
 from mailboat.sinks.protocol import Sink
+from mailboat.store.outbox_store import Subscription
+from mailboat.store.postgres import PostgresStore
+from mailboat.store.subscription_rows import ConfigVersion, SubscriptionManifest
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Changeover:
         """Whether a subscription is being withdrawn, or was withdrawn and is not declared again yet."""
         return bool(self._leaving) or self.left.is_set()
 
-    def dismiss(self, lineup: Lineup, courtesy: Callable[[Declared], Awaitable[None]]) -> None:
+    def dismiss(self, lineup: Lineup, courtesy: Callable[[SubscriptionManifest], Awaitable[None]]) -> None:
         """Start to withdraw the subscriptions that can't continue unchanged.
 
         If a subscription stays but not its partitions, ``courtesy`` is awaited so that other relays can finish.
@@ -59,7 +59,9 @@ class Changeover:
                 continue
             partitions = self._session.subscriptions[number].partitions
             keep = wanted is not None and wanted.resource.spec.partitions == partitions and not wanted.pulled
-            others = partial(courtesy, Declared.of(wanted.resource)) if wanted is not None and not keep else None
+            others = (
+                partial(courtesy, SubscriptionManifest.of(wanted.resource)) if wanted is not None and not keep else None
+            )
             self._leaving[stream.name] = self._session.spawn(self._leave(number, stream.name, keep, others))
 
     async def _leave(
@@ -71,10 +73,10 @@ class Changeover:
         del self._leaving[name], self._delivered_by[name]
         self.left.set()
 
-    async def declare(self, lineup: Lineup, edition: Edition, *, may_lay_out: bool) -> None:
+    async def declare(self, lineup: Lineup, edition: ConfigVersion, *, may_lay_out: bool) -> None:
         """Declare all subscriptions not being withdrawn; admit those that are new or withdrawn and still wanted."""
         present = [parts for name, parts in lineup.parts.items() if name not in self._leaving]
-        declared = [Declared.of(parts.resource) for parts in present]
+        declared = [SubscriptionManifest.of(parts.resource) for parts in present]
         found = await self._store.declare(declared, may_lay_out=may_lay_out, edition=edition)
         for number, subscription in found.items():
             if number in self._session.streams:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Self
 
-from mailboat.outbox.layout import Layout, renamed
-from mailboat.outbox.settings import ReadLimits, StoreSettings
 from mailboat.runtime.session import Timings
+from mailboat.store.settings import ReadLimits, StoreSettings
+from mailboat.store.table import TableLayout, renamed
 from mailboat_spec import OutboxRelaySpec, Retention
 
 
@@ -23,7 +23,7 @@ class Connection:
     @classmethod
     def wanted_by(cls, spec: OutboxRelaySpec, timings: Timings, limits: ReadLimits, url: str) -> Self:
         settings = StoreSettings(
-            layout=Layout(spec.outbox.table, renamed(spec.outbox.columns)),
+            layout=TableLayout(spec.outbox.table, renamed(spec.outbox.columns)),
             durability=spec.outbox.durability,
             notify=spec.wake.notify,
             pooler=spec.database.pooler,

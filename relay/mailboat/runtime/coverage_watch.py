@@ -8,9 +8,9 @@ import logging
 from collections.abc import Callable, Sequence
 
 from mailboat.errors import MailboatError
-from mailboat.outbox.coverage import Coverage, coverage
-from mailboat.outbox.layout import Layout
-from mailboat.outbox.link import Link, UrlProvider
+from mailboat.store.connection import PostgresConnection, UrlProvider
+from mailboat.store.coverage import Coverage, coverage
+from mailboat.store.table import TableLayout
 from mailboat_spec import EventSubscription, Pooler
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ class CoverageWatch:
     def __init__(
         self,
         url: UrlProvider,
-        layout: Layout,
+        layout: TableLayout,
         pooler: Pooler,
         subscriptions: Callable[[], Sequence[EventSubscription]],
         *,
@@ -45,7 +45,7 @@ class CoverageWatch:
         while True:
             await asyncio.sleep(self._every)
             try:
-                link = await Link.open(self._url, "coverage", pooler=self._pooler)
+                link = await PostgresConnection.open(self._url, "coverage", pooler=self._pooler)
                 try:
                     self.found = await coverage(link, self._layout, self._subscriptions())
                 finally:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from mailboat.errors import MailboatError
-from mailboat.outbox.declaring import clear_given_up
-from mailboat.outbox.layout import Layout
-from mailboat.outbox.link import Link, UrlProvider, explained
-from mailboat.outbox.partitions import HardLimit, days_ahead, drop_expired, ensure_partitions, server_time
+from mailboat.store.connection import PostgresConnection, UrlProvider, explained
+from mailboat.store.schema.time_partitions import HardLimit, days_ahead, drop_expired, ensure_partitions, server_time
+from mailboat.store.subscription_rows import clear_given_up
+from mailboat.store.table import TableLayout
 from mailboat_spec import Pooler, Retention, RetentionPolicy
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class Janitor:
     def __init__(
         self,
         url: UrlProvider,
-        layout: Layout,
+        layout: TableLayout,
         retention: Retention,
         pooler: Pooler,
         clock: RetentionClock | None = None,
@@ -102,7 +102,7 @@ class Janitor:
             await asyncio.sleep(pause)
 
     async def _round(self) -> None:
-        link = await Link.open(self._url, "janitor", pooler=self._pooler)
+        link = await PostgresConnection.open(self._url, "janitor", pooler=self._pooler)
         try:
             # Query this first: the remaining days matter most if creating time partitions fails.
             self.upkeep.days_ahead = await days_ahead(link.connection, self._layout.table)
@@ -122,7 +122,7 @@ class Janitor:
         finally:
             await link.close()
 
-    async def _supply(self, link: Link) -> None:
+    async def _supply(self, link: PostgresConnection) -> None:
         self.upkeep.days_ahead = (await ensure_partitions(link.connection, self._layout.table)).days_ahead
 
 

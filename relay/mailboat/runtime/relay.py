@@ -18,11 +18,6 @@ from collections.abc import Sequence
 from random import Random
 
 from mailboat.errors import ConfigError, DatabaseUnavailable, ForeignDatabase, LeaseLost, MailboatError, SchemaMismatch
-from mailboat.outbox.coverage import Coverage
-from mailboat.outbox.declaring import UNCOUNTED, Declared, Edition
-from mailboat.outbox.postgres import PostgresStore
-from mailboat.outbox.settings import ReadLimits, RelayIdentity
-from mailboat.outbox.store import Subscription
 from mailboat.pump.points import Passing, unheard
 from mailboat.pump.retry import Backoff, Outage
 from mailboat.pump.rhythm import WakeSettings
@@ -42,6 +37,11 @@ from mailboat.runtime.session import Session, Timings, Totals
 from mailboat.runtime.status import RelayState, RelayStatus, SubscriptionStatus
 from mailboat.runtime.streams import StreamParts
 from mailboat.sinks.protocol import Sink
+from mailboat.store.coverage import Coverage
+from mailboat.store.outbox_store import Subscription
+from mailboat.store.postgres import PostgresStore
+from mailboat.store.settings import ReadLimits, RelayIdentity
+from mailboat.store.subscription_rows import UNCOUNTED, ConfigVersion, SubscriptionManifest
 from mailboat_spec import EventSubscription, OutboxRelay, Reason, full_name
 
 log = logging.getLogger(__name__)
@@ -289,8 +289,8 @@ class Relay:
         return {"relay": self.name, "id": self._identity.id, "outbox": self._config.relay.spec.outbox.table}
 
     @property
-    def _edition(self) -> Edition:
-        return Edition(self._config.version or 0, self._config.relay.metadata.uid) if self._follows else UNCOUNTED
+    def _edition(self) -> ConfigVersion:
+        return ConfigVersion(self._config.version or 0, self._config.relay.metadata.uid) if self._follows else UNCOUNTED
 
     def _stream(self, parts: StreamParts, subscription: Subscription) -> Stream:
         stream = parts.stream(subscription, self._clock, self._random, self._passing)
@@ -298,14 +298,14 @@ class Relay:
         return stream
 
     async def _declare(self, store: PostgresStore) -> dict[int, Subscription]:
-        declared = [Declared.of(each.resource) for each in self._lineup.parts.values()]
+        declared = [SubscriptionManifest.of(each.resource) for each in self._lineup.parts.values()]
         if self._may_lay_out and self._was_connected:
             await self._let_others_finish(store, declared)
         subscriptions = await store.declare(declared, may_lay_out=self._may_lay_out, edition=self._edition)
         self._may_lay_out = False
         return subscriptions
 
-    async def _let_others_finish(self, store: PostgresStore, declared: Sequence[Declared]) -> None:
+    async def _let_others_finish(self, store: PostgresStore, declared: Sequence[SubscriptionManifest]) -> None:
         """Wait until other relays, which get the same configuration, released their partitions.
 
         Repartitioning earlier would redeliver their in-flight batches.
@@ -385,8 +385,8 @@ class Relay:
             partitions_ahead_days=janitor.upkeep.days_ahead if janitor else None,
             retention_blocked=janitor.upkeep.blocked if janitor else None,
             coverage=self._coverage.found if self._coverage else Coverage(),
-            peers=tuple(p.id for p in session.roster.peers if p.alive) if session and session.roster else (),
-            silent=tuple(p.id for p in session.roster.peers if p.silent) if session and session.roster else (),
+            peers=tuple(p.id for p in session.membership.peers if p.alive) if session and session.membership else (),
+            silent=tuple(p.id for p in session.membership.peers if p.silent) if session and session.membership else (),
             subscriptions=tuple(
                 self._subscription(name) for name in sorted([*self._lineup.parts, *self._lineup.failed])
             ),

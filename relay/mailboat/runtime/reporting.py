@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mailboat.outbox.store import Backlog, Lag
 from mailboat.pump.partition import PartitionPump
 from mailboat.runtime.lineup import CantRun
 from mailboat.runtime.session import Session, Totals
 from mailboat.runtime.status import PartitionStatus, SubscriptionStatus
+from mailboat.store.outbox_store import Backlog, Lag
 from mailboat_spec import EventSubscription, full_name
 
 STALLED_AFTER = 90.0
@@ -120,8 +120,8 @@ def subscription_status(
         blocked=backlog.blocked if backlog else 0,
         owned=tuple(owned),
         orphans=tuple(orphans),
-        owners={h.key.partition: h.owner for h in session.roster.holdings if h.key.subscription == number}
-        if session and session.roster
+        owners={h.key.partition: h.owner for h in session.membership.holdings if h.key.subscription == number}
+        if session and session.membership
         else {},
     )
 

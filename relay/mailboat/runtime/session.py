@@ -22,17 +22,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mailboat.errors import DatabaseUnavailable, LeaseLost, MailboatError, SinkUnavailable
-from mailboat.outbox.store import (
-    Backlog,
-    Cursor,
-    CursorKey,
-    Opened,
-    OutboxStore,
-    Roster,
-    Settlement,
-    Subscription,
-    Window,
-)
 from mailboat.pump.delivery_session import DeliverySession
 from mailboat.pump.handing import away
 from mailboat.pump.keeper import Keeper
@@ -45,6 +34,17 @@ from mailboat.pump.retry import OUTAGE_BACKOFF, Outage
 from mailboat.pump.rhythm import WakeSettings
 from mailboat.pump.stream import Clock, Stream
 from mailboat.runtime.dead_letter_topic import await_dead_letter_topic
+from mailboat.store.outbox_store import (
+    Backlog,
+    Cursor,
+    CursorKey,
+    Membership,
+    Opened,
+    OutboxStore,
+    Settlement,
+    Subscription,
+    Window,
+)
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class Session(DeliverySession):
     ) -> None:
         self.streams = dict(streams)
         self.subscriptions = dict(subscriptions)
-        self.roster: Roster | None = None
+        self.membership: Membership | None = None
         self.backlogs: dict[int, Backlog] = {}
         self.lag_errors: dict[int, str] = {}
         """Subscriptions whose last lag query failed; their entry in ``backlogs`` is older."""
@@ -205,11 +205,11 @@ class Session(DeliverySession):
         """Send heartbeats. Claims run in a task of their own: a slow one must not delay the next heartbeat."""
         while True:
             began = self._clock()
-            roster = await self._store.beat()
+            membership = await self._store.beat()
             self._lease_until = began + self._timings.trusted
             free = not self._draining and (self._following is None or self._following.done())
             if free and began > self._admitted_at:  # an earlier query does not include a subscription admitted since
-                self._following = self._group.create_task(self._follow(roster))
+                self._following = self._group.create_task(self._follow(membership))
             while (left := began + self._timings.beat_every - self._clock()) > 0:
                 if await self._store.rung(left):
                     self.keeper.rung()
@@ -223,28 +223,28 @@ class Session(DeliverySession):
             " partitions: others may take them over"
         )
 
-    async def _follow(self, roster: Roster) -> None:
-        """Claim and release partitions according to the roster."""
-        before, self.roster = self.roster, roster
+    async def _follow(self, membership: Membership) -> None:
+        """Claim and release partitions according to the membership."""
+        before, self.membership = self.membership, membership
         now = self._clock()
-        self._notice_changes(roster.subscriptions)
-        alive = living(roster)
+        self._notice_changes(membership.subscriptions)
+        alive = living(membership)
         self._log_peers(alive, living(before) if before is not None else {self._me})
         self.reported = frozenset(
             number
             for number, stream in self.streams.items()
-            if stream.pulled and number not in self._withdrawing and reporter(roster, number) == self._me
+            if stream.pulled and number not in self._withdrawing and reporter(membership, number) == self._me
         )
-        self.orphans = orphans(roster, self._me, self.streams.keys() - self._withdrawing)
-        unheld = {h.key for h in roster.holdings if h.owner not in alive}
+        self.orphans = orphans(membership, self._me, self.streams.keys() - self._withdrawing)
+        unheld = {h.key for h in membership.holdings if h.owner not in alive}
         self._unheld_since = {key: self._unheld_since.get(key, now) for key in unheld}
-        for holding in roster.holdings:
+        for holding in membership.holdings:
             if holding.owner != self._me and holding.key not in self._leaving:
                 self.lease_lost(holding.key)
         held = frozenset(self.owned) | self._leaving
-        moves = decide(self._me, roster, held, self._unheld_since, now, self._timings.grace)
+        moves = decide(self._me, membership, held, self._unheld_since, now, self._timings.grace)
         for key, owned in self.owned.items():
-            if key in roster.due:
+            if key in membership.due:
                 owned.pump.nudge()
             elif not owned.pump.starving:
                 owned.pump.wake()
@@ -253,7 +253,7 @@ class Session(DeliverySession):
         if claim := [key for key in moves.claim if self._delivers(key)]:
             cursors = await self._store.claim(claim)
             wanted = [cursor for cursor in cursors if self._delivers(cursor.lease.key)]
-            self._log_claims([cursor.lease.key for cursor in wanted], roster, alive)
+            self._log_claims([cursor.lease.key for cursor in wanted], membership, alive)
             self._adopt(wanted)
             await self._store.release([cursor.lease for cursor in cursors if not self._delivers(cursor.lease.key)])
         elif not held and not self.reported and not self.orphans:
@@ -265,9 +265,9 @@ class Session(DeliverySession):
         for peer in sorted(before - alive - {self._me}):
             log.info("Relay left", extra={"id": peer, "relays": len(alive)})
 
-    def _log_claims(self, claimed: Sequence[CursorKey], roster: Roster, alive: set[str]) -> None:
+    def _log_claims(self, claimed: Sequence[CursorKey], membership: Membership, alive: set[str]) -> None:
         """Log the acquired partitions, one line per subscription and former owner."""
-        former = {holding.key: holding.owner for holding in roster.holdings}
+        former = {holding.key: holding.owner for holding in membership.holdings}
         together: dict[tuple[int, str], list[int]] = defaultdict(list)
         for key in claimed:
             owner = former.get(key)
@@ -465,25 +465,25 @@ class Session(DeliverySession):
         )
 
 
-def living(roster: Roster) -> set[str]:
+def living(membership: Membership) -> set[str]:
     """Return the ids of the live relays."""
-    return {peer.id for peer in roster.peers if peer.alive}
+    return {peer.id for peer in membership.peers if peer.alive}
 
 
-def reporter(roster: Roster, number: int) -> str | None:
+def reporter(membership: Membership, number: int) -> str | None:
     """Return the relay that reports the lag of partitions that no relay delivers: the lowest id that serves them."""
-    able = (peer.id for peer in roster.peers if peer.alive and not peer.silent and number in peer.serves)
+    able = (peer.id for peer in membership.peers if peer.alive and not peer.silent and number in peer.serves)
     return min(able, default=None)
 
 
-def orphans(roster: Roster, me: str, numbers: Set[int]) -> dict[int, frozenset[int]]:
+def orphans(membership: Membership, me: str, numbers: Set[int]) -> dict[int, frozenset[int]]:
     """Return the partitions of these subscriptions whose owner is silent or missing, if this relay reports them."""
-    heard = {peer.id for peer in roster.peers if peer.alive and not peer.silent}
+    heard = {peer.id for peer in membership.peers if peer.alive and not peer.silent}
     found: dict[int, set[int]] = defaultdict(set)
-    for holding in roster.holdings:
+    for holding in membership.holdings:
         if holding.owner not in heard and holding.key.subscription in numbers:
             found[holding.key.subscription].add(holding.key.partition)
-    return {number: frozenset(held) for number, held in found.items() if reporter(roster, number) == me}
+    return {number: frozenset(held) for number, held in found.items() if reporter(membership, number) == me}
 
 
 def _most_telling(errors: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from mailboat.outbox.coverage import Coverage
 from mailboat.pump.meters import Meters
+from mailboat.store.coverage import Coverage
 from mailboat_spec import relay_status
 from mailboat_spec.relay_status import PartitionStatus, as_json
 

@@ -13,13 +13,13 @@ from random import Random
 from mailboat.cloudevents import DeadLetterCause, MessageEncoder, dead_letter_message
 from mailboat.errors import ConfigError
 from mailboat.model import Message
-from mailboat.outbox.store import Subscription
 from mailboat.pump.points import Passing
 from mailboat.pump.retry import Backoff, Policy
 from mailboat.pump.stream import Clock, DeathNotice, Stream, StreamSettings
 from mailboat.runtime.secrets import Secrets
 from mailboat.sinks.protocol import Sink, SinkContext
 from mailboat.sinks.registry import build_sink
+from mailboat.store.outbox_store import Subscription
 from mailboat_spec import EventSubscription, EventSubscriptionSpec, OnExhausted, Ordering, SecretKeyRef, full_name
 
 Now = Callable[[], datetime]

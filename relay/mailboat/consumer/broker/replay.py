@@ -19,8 +19,8 @@ from mailboat.consumer.broker.envelope import NotADeadLetter, Restored, replay_g
 from mailboat.consumer.broker.protocol import Original
 from mailboat.consumer.received import Event
 from mailboat.model import Message, verbatim
-from mailboat.outbox.interventions import Match
 from mailboat.sinks.protocol import Sink
+from mailboat.store.admin.selection import Match
 
 MAX_REPLAYS: Final = 10
 """A dead letter that was replayed so often is not replayed again unless asked for: this ends loops of scripts."""

@@ -1,0 +1,173 @@
+"""Commands on dead letters: list, replay and purge.
+
+A replayed event goes to the head of its key's parked queue, marked as a replay. The partition's owner sends it like any
+parked event, so that the order of the key and the rules of ownership hold without code here. The dead letter stays,
+with the time of the replay, as history and so that the same event is not replayed twice by mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+from psycopg import sql
+
+from mailboat.store.admin.selection import Match, by_partition, hold_cursor, matching, requeue, wake
+from mailboat.store.connection import PostgresConnection
+from mailboat.store.sql import statements
+
+_SQL = statements("dead_letters")
+_PURGED_AT_ONCE = 5_000
+_REPLAYED_AT_ONCE = 1_000
+
+
+class DeadLetter(NamedTuple):
+    """A dead letter in a list."""
+
+    dead_id: int
+    subscription: str
+    partition: int
+    event_id: str
+    type: str
+    key: str | None
+    attempts: int
+    reason: str
+    last_error: str
+    died_at: datetime
+    replayed_at: datetime | None
+    payload_bytes: int | None
+
+
+class WholeDeadLetter(NamedTuple):
+    """A dead letter with all its columns."""
+
+    dead_id: int
+    subscription: str
+    partition: int
+    sequence: int
+    event_id: str
+    type: str
+    aggregate_type: str | None
+    aggregate_id: str | None
+    key: str | None
+    attempts: int
+    reason: str
+    last_error: str
+    first_failed_at: datetime
+    last_failed_at: datetime
+    died_at: datetime
+    replayed_at: datetime | None
+    created_at: datetime | None
+    content_type: str
+    headers: str | None
+    tags: list[str]
+    traceparent: str | None
+    payload: bytes | None
+    document: str
+    """The dead letter as one JSON document."""
+
+
+class Candidate(NamedTuple):
+    """A dead letter that may be replayed. ``partition`` is the current partition of its key."""
+
+    dead_id: int
+    subscription: str
+    subscription_id: int
+    partition: int
+    event_id: str
+    type: str
+    key: str | None
+    replayed_at: datetime | None
+    waits: bool
+    """The event is parked already, by an earlier replay."""
+    deleted: bool = False
+    """The subscription was deleted, so no relay would send the event."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPlan:
+    """Candidates of a replay, sorted by outcome."""
+
+    replay: tuple[Candidate, ...]
+    waiting: tuple[Candidate, ...]
+    """Parked already, so they will be sent without a replay."""
+    superseded: tuple[Candidate, ...]
+    """The same event has a later dead letter, which is replayed instead."""
+    orphaned: tuple[Candidate, ...] = ()
+    """Dead letters of deleted subscriptions. They are kept for a later subscription of the same name."""
+
+
+def plan(candidates: Sequence[Candidate]) -> ReplayPlan:
+    """Sort the candidates so that no event is replayed twice. Their order is kept."""
+    last = {(each.subscription_id, each.event_id): each.dead_id for each in sorted(candidates)}
+    fresh = [each for each in candidates if not each.waits and not each.deleted]
+    return ReplayPlan(
+        tuple(each for each in fresh if last[each.subscription_id, each.event_id] == each.dead_id),
+        tuple(each for each in candidates if each.waits and not each.deleted),
+        tuple(each for each in fresh if last[each.subscription_id, each.event_id] != each.dead_id),
+        tuple(each for each in candidates if each.deleted),
+    )
+
+
+def _dead(name: str) -> sql.Composed:
+    return matching(_SQL[name], "dead_id", "died_at")
+
+
+async def list_dead(link: PostgresConnection, match: Match, *, replayed: bool, limit: int | None) -> list[DeadLetter]:
+    """Return the newest ``limit`` dead letters, oldest first."""
+    async with link.autocommit() as cursor:
+        await cursor.execute(_dead("dead"), {**asdict(match), "replayed": replayed, "limit": limit})
+        return [DeadLetter._make(row) for row in await cursor.fetchall()]
+
+
+async def show_dead(link: PostgresConnection, match: Match, *, limit: int) -> list[WholeDeadLetter]:
+    """Return dead letters with all columns, including replayed ones."""
+    async with link.autocommit() as cursor:
+        await cursor.execute(_dead("dead_whole"), {**asdict(match), "limit": limit})
+        return [WholeDeadLetter._make(row) for row in await cursor.fetchall()]
+
+
+async def candidates(link: PostgresConnection, match: Match, *, replayed: bool, limit: int | None) -> list[Candidate]:
+    """Return the dead letters that could be replayed, in replay order."""
+    async with link.autocommit() as cursor:
+        await cursor.execute(_dead("candidates"), {**asdict(match), "replayed": replayed, "limit": limit})
+        return [Candidate._make(row) for row in await cursor.fetchall()]
+
+
+async def replay(
+    link: PostgresConnection, outbox: str, chosen: Sequence[Candidate], *, again: bool, unordered: Collection[str] = ()
+) -> int:
+    """Put dead letters at the head of their keys' queues and return their number.
+
+    ``unordered`` names subscriptions without ordering, where no event waits behind another. Each partition has a
+    separate transaction. A dead letter is skipped if it was replayed in the meantime or its partition no longer exists.
+    """
+    done = 0
+    for where, group in by_partition(chosen, at_once=_REPLAYED_AT_ONCE):
+        ordered = group[0].subscription not in unordered
+        async with link.transaction() as cursor:
+            if not await hold_cursor(cursor, where):
+                continue
+            dead_ids = [each.dead_id for each in group]
+            await cursor.execute(_SQL["replay"], {**where, "dead_ids": dead_ids, "again": again, "ordered": ordered})
+            parked = await cursor.fetchall()
+            if ordered:
+                await requeue(cursor, where, (key for _, key in parked))
+        await wake(link, outbox)
+        done += len(parked)
+    return done
+
+
+async def purge(link: PostgresConnection, match: Match, *, older_than: float, limit: int | None) -> int:
+    """Delete dead letters replayed more than ``older_than`` seconds ago, oldest first, and return their number."""
+    deleted = 0
+    while limit is None or deleted < limit:
+        at_once = _PURGED_AT_ONCE if limit is None else min(_PURGED_AT_ONCE, limit - deleted)
+        async with link.transaction() as cursor:
+            await cursor.execute(_dead("purge"), {**asdict(match), "older_than": older_than, "limit": at_once})
+            deleted += cursor.rowcount
+            if cursor.rowcount < at_once:
+                break
+    return deleted

@@ -1,0 +1,164 @@
+"""Subscriptions and relays as stored in the database, available even if no relay runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import sql
+
+from mailboat.store.connection import PostgresConnection
+from mailboat.store.filter_predicates import TRUE, Predicate, Since, predicate
+from mailboat.store.pull_policy import effective_filter
+from mailboat.store.schema.migrate import Applied, Migration, known_migrations, pending
+from mailboat.store.sql import statements
+from mailboat.store.subscription_rows import GRACE
+from mailboat.store.table import TableLayout
+from mailboat_spec import EventSubscription, full_name
+
+_SQL = statements("overview")
+_SUBSCRIPTIONS = statements("subscription_rows")
+_SCHEMA = statements("schema")
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSubscription:
+    """A subscription that has cursors in the database."""
+
+    number: int
+    name: str
+    state: str
+    partitions: int
+    since: Since
+    paused_reason: str | None
+    owners: dict[int, str]
+    """Partition -> live relay that owns it."""
+    served: bool
+    """Whether a live relay has the subscription in its manifests."""
+    parked_error: str | None
+    """The last error of a parked event."""
+    parked_error_age: float | None
+    kept_until: str | None = None
+    """Deleted: time until which its progress is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Backlog of a subscription."""
+
+    lag: int
+    bounded: bool
+    oldest_age: float | None
+    parked: int
+    dead: int
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRelay:
+    """A live relay and the address it listens on (empty if none)."""
+
+    id: str
+    address: str
+
+
+async def known_subscriptions(link: PostgresConnection, outbox: str) -> list[KnownSubscription]:
+    """Return all subscriptions of an outbox, including those without a manifest."""
+    async with link.autocommit() as cursor:
+        await cursor.execute(_SQL["subscriptions"], {"outbox": outbox, "grace": GRACE.total_seconds()})
+        rows = await cursor.fetchall()
+    return [
+        KnownSubscription(
+            number,
+            name,
+            state,
+            partitions,
+            Since(time, position),
+            reason,
+            {int(partition): owner for partition, owner in owners.items()},
+            served,
+            error,
+            age,
+            kept_until,
+        )
+        for number, name, state, partitions, time, position, reason, owners, served, error, age, kept_until in rows
+    ]
+
+
+async def known_relays(link: PostgresConnection, outbox: str) -> list[KnownRelay]:
+    """Return the live relays."""
+    async with link.autocommit() as cursor:
+        await cursor.execute(_SQL["relays"], {"outbox": outbox})
+        return [KnownRelay(*row) for row in await cursor.fetchall()]
+
+
+async def relays_serving(link: PostgresConnection, outbox: str, name: str) -> list[str]:
+    """Return the live relays that serve this subscription. They would recreate it at once if it were deleted."""
+    async with link.autocommit() as cursor:
+        await cursor.execute(_SQL["serving"], {"outbox": outbox, "name": name})
+        return [row[0] for row in await cursor.fetchall()]
+
+
+async def waiting(
+    link: PostgresConnection,
+    layout: TableLayout,
+    known: KnownSubscription,
+    manifests: Iterable[EventSubscription],
+    *,
+    bound: int = 100_000,
+) -> Waiting:
+    """Return the backlog of a subscription from a bounded probe instead of a full count.
+
+    Without a manifest the filter is unknown, and all events count.
+    """
+    asking: dict[str, Any] = {"subscription": known.number, "partitions": known.partitions, "bound": bound}
+    statement = sql.SQL(_SUBSCRIPTIONS["backlog"]).format(rows=layout.rows, wanted=_wanted(known, manifests))
+    async with link.transaction() as cursor:
+        await cursor.execute(_SQL["frugally"])
+        await cursor.execute(statement, asking)
+        lags = await cursor.fetchall()
+        await cursor.execute(_SUBSCRIPTIONS["parked"], asking)
+        parked = sum(count for _, count in await cursor.fetchall())
+        await cursor.execute(_SUBSCRIPTIONS["dead"], asking)
+        (dead,) = await cursor.fetchone() or (0,)
+    return Waiting(
+        lag=sum(pending for _, pending, _, _ in lags),
+        bounded=any(bounded for *_, bounded in lags),
+        oldest_age=max((age for _, _, age, _ in lags if age is not None), default=None),
+        parked=parked,
+        dead=dead,
+    )
+
+
+def _wanted(known: KnownSubscription, manifests: Iterable[EventSubscription]) -> Predicate:
+    for manifest in manifests:
+        if full_name(manifest) == known.name:
+            return predicate(effective_filter(known.name, manifest.spec), known.since)
+    return TRUE
+
+
+async def set_state(link: PostgresConnection, outbox: str, name: str, state: str, reason: str | None) -> bool:
+    """Pause or resume a subscription. Relays apply the state at their next heartbeat. Return False if it is unknown."""
+    values = {"outbox": outbox, "name": name, "state": state, "reason": reason}
+    async with link.transaction() as cursor:
+        await cursor.execute(_SUBSCRIPTIONS["set_state"], values)
+        return await cursor.fetchone() is not None
+
+
+async def forget(link: PostgresConnection, outbox: str, name: str) -> bool:
+    """Delete a subscription with its cursors, parked events and dead letters. Return False if it does not exist."""
+    async with link.transaction() as cursor:
+        await cursor.execute(_SUBSCRIPTIONS["forget"], {"outbox": outbox, "name": name})
+        return await cursor.fetchone() is not None
+
+
+async def pending_migrations(link: PostgresConnection) -> tuple[Migration, ...]:
+    """Return the steps that ``mailboat migrate`` would apply. Raises ``SchemaMismatch`` as `pending` does."""
+    async with link.autocommit() as cursor:
+        await cursor.execute(_SCHEMA["facts"])
+        _, ledger, *_ = await cursor.fetchone() or (False, False)
+        applied = []
+        if ledger:
+            await cursor.execute(_SCHEMA["applied"])
+            applied = [Applied(*row) for row in await cursor.fetchall()]
+    return pending(known_migrations(), applied)

@@ -1,0 +1,141 @@
+"""Commands on parked events: list, retry at once, drop.
+
+The pump retries parked events on its schedule; these commands override it. No command breaks the order of a key: a
+retry applies to the head of the key, whichever of its events was selected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+from psycopg import sql
+
+from mailboat.store.admin.selection import Match, by_partition, holding_cursor, matching, requeue, wake
+from mailboat.store.connection import PostgresConnection
+from mailboat.store.parked_rows import QUEUE_ORDER, SERIES
+from mailboat.store.sql import statements
+
+_SQL = statements("parked_events")
+_DROP = sql.SQL(_SQL["drop"]).format(series=SERIES)
+_RETRY = sql.SQL(_SQL["retry"]).format(queue_order=QUEUE_ORDER)
+_AT_ONCE = 5_000
+
+
+class ParkedEvent(NamedTuple):
+    """A parked event in a list."""
+
+    ordinal: int
+    subscription: str
+    subscription_id: int
+    partition: int
+    event_id: str
+    type: str
+    key: str | None
+    attempts: int
+    next_attempt_at: datetime | None
+    blocked: bool
+    doomed: bool
+    replay: bool
+    reason: str | None
+    last_error: str | None
+    parked_at: datetime
+    place: int
+    """Place in the queue of its key. The head, which is retried, has 1."""
+    behind: int
+
+
+class WholeParkedEvent(NamedTuple):
+    """A parked event with all its columns."""
+
+    ordinal: int
+    subscription: str
+    partition: int
+    sequence: int
+    event_id: str
+    type: str
+    aggregate_type: str | None
+    aggregate_id: str | None
+    key: str | None
+    attempts: int
+    next_attempt_at: datetime | None
+    blocked: bool
+    doomed: bool
+    replay: bool
+    reason: str | None
+    last_error: str | None
+    first_failed_at: datetime | None
+    last_failed_at: datetime | None
+    parked_at: datetime
+    created_at: datetime | None
+    content_type: str
+    headers: str | None
+    tags: list[str]
+    traceparent: str | None
+    payload: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Retried:
+    """Result of a retry."""
+
+    heads: int
+    unblocked: int
+    """Number of heads that were blocked. Their attempts restart at 0."""
+
+
+async def list_parked(link: PostgresConnection, match: Match, *, behind: bool, limit: int | None) -> list[ParkedEvent]:
+    """Return the heads; with ``behind``, also the events that wait behind them."""
+    async with link.autocommit() as cursor:
+        await cursor.execute(_parked("parked"), {**asdict(match), "behind": behind, "limit": limit})
+        return [ParkedEvent._make(row) for row in await cursor.fetchall()]
+
+
+async def show_parked(link: PostgresConnection, match: Match, *, limit: int) -> list[WholeParkedEvent]:
+    """Return parked events with all columns."""
+    async with link.autocommit() as cursor:
+        await cursor.execute(_parked("parked_whole"), {**asdict(match), "limit": limit})
+        return [WholeParkedEvent._make(row) for row in await cursor.fetchall()]
+
+
+async def retry(
+    link: PostgresConnection, outbox: str, chosen: Sequence[ParkedEvent], *, unordered: Collection[str] = ()
+) -> Retried:
+    """Make the heads of these events' keys due now. Blocked heads are unblocked, and their attempts restart at 0.
+
+    ``unordered`` names subscriptions without ordering, where each event is its own head.
+    """
+    heads = unblocked = 0
+    for where, group in by_partition(chosen, at_once=_AT_ONCE):
+        ordered = group[0].subscription not in unordered
+        keys = list({each.key for each in group if each.key is not None}) if ordered else []
+        ordinals = [each.ordinal for each in group if each.key is None or not ordered]
+        async with holding_cursor(link, where) as cursor:
+            await cursor.execute(_RETRY, {**where, "keys": keys, "ordinals": ordinals, "ordered": ordered})
+            rows = await cursor.fetchall()
+        heads += len(rows)
+        unblocked += sum(1 for _, was_blocked in rows if was_blocked)
+    await wake(link, outbox)
+    return Retried(heads, unblocked)
+
+
+async def drop(
+    link: PostgresConnection, outbox: str, chosen: Sequence[ParkedEvent], *, unordered: Collection[str] = ()
+) -> int:
+    """Turn these events into dead letters and return their number. Events that waited behind them continue."""
+    dropped = 0
+    for where, group in by_partition(chosen, at_once=_AT_ONCE):
+        async with holding_cursor(link, where) as cursor:
+            await cursor.execute(_DROP, {**where, "ordinals": [each.ordinal for each in group]})
+            rows = await cursor.fetchall()
+            if group[0].subscription not in unordered:
+                await requeue(cursor, where, (key for _, key in rows))
+        dropped += len(rows)
+    await wake(link, outbox)
+    return dropped
+
+
+def _parked(name: str) -> sql.Composed:
+    return matching(_SQL[name], "ordinal", "parked_at", queue_order=QUEUE_ORDER)

@@ -1,0 +1,120 @@
+"""Selection of events and changes of queues, shared by the commands on dead letters and parked events.
+
+A queue of parked events belongs to the owner of its partition, which changes the queue when it settles. A command locks
+the partition's cursor to exclude the owner, and keeps the invariant that the owner relies on: one head per key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from itertools import groupby
+from typing import LiteralString, Protocol, TypedDict, TypeVar
+
+from psycopg import AsyncCursor, sql
+
+from mailboat.store.connection import PostgresConnection, Row
+from mailboat.store.parked_rows import LINE_UP
+from mailboat.store.sql import statements
+
+_SQL = statements("selection")
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Selection of events by a command. Fields that are None do not restrict it."""
+
+    outbox: str
+    subscription: str | None = None
+    """``namespace/name``, or the name alone."""
+    number: int | None = None
+    """Number of the dead letter or of the parked event."""
+    event_id: str | None = None
+    key: str | None = None
+    type: str | None = None
+    """A pattern for LIKE."""
+    since: datetime | None = None
+    until: datetime | None = None
+    error: str | None = None
+    """A part of the reason or of the error, case-insensitive."""
+
+    @property
+    def narrows(self) -> bool:
+        """True if any field but the outbox is set."""
+        return any(value is not None for name, value in asdict(self).items() if name != "outbox")
+
+
+class Where(TypedDict):
+    """Statement parameters that identify a partition."""
+
+    subscription: int
+    partition: int
+
+
+class Placed(Protocol):
+    """A row that belongs to a partition."""
+
+    @property
+    def subscription_id(self) -> int: ...
+
+    @property
+    def partition(self) -> int: ...
+
+
+PlacedT = TypeVar("PlacedT", bound=Placed)
+
+
+def matching(statement: LiteralString, number: str, time: str, **parts: sql.Composable) -> sql.Composed:
+    """Insert the conditions of a `Match` into a statement. ``number`` and ``time`` are the columns to compare."""
+    condition = sql.SQL(_SQL["matching"]).format(number=sql.Identifier("r", number), time=sql.Identifier("r", time))
+    return sql.SQL(statement).format(matching=condition, **parts)
+
+
+def by_partition(chosen: Sequence[PlacedT], *, at_once: int) -> Iterator[tuple[Where, list[PlacedT]]]:
+    """Yield the rows by partition, at most ``at_once`` at a time, in the given order."""
+
+    def partition(each: PlacedT) -> tuple[int, int]:
+        return each.subscription_id, each.partition
+
+    for (subscription, number), group in groupby(sorted(chosen, key=partition), key=partition):
+        rows = list(group)
+        for start in range(0, len(rows), at_once):
+            yield Where(subscription=subscription, partition=number), rows[start : start + at_once]
+
+
+@asynccontextmanager
+async def holding_cursor(link: PostgresConnection, where: Where) -> AsyncIterator[AsyncCursor[Row]]:
+    """Run a transaction that excludes other changes to parked events of the partition.
+
+    If the partition no longer exists, nothing is locked, and there are no parked events. Callers that add parked events
+    must check the result of ``hold_cursor``.
+    """
+    async with link.transaction() as cursor:
+        await hold_cursor(cursor, where)
+        yield cursor
+
+
+async def hold_cursor(cursor: AsyncCursor[Row], where: Where) -> bool:
+    """Lock the partition's cursor until the transaction ends. Return False if it no longer exists.
+
+    If repartitioning deletes the cursor during the wait for its lock, the statement returns no row, although a new
+    cursor replaced it. A second statement finds the new cursor.
+    """
+    for _ in range(2):
+        await cursor.execute(_SQL["hold_cursor"], where)
+        if await cursor.fetchone() is not None:
+            return True
+    return False
+
+
+async def requeue(cursor: AsyncCursor[Row], where: Where, keys: Iterable[str | None]) -> None:
+    """Make the first event of each key's queue its only head."""
+    await cursor.execute(LINE_UP, {**where, "keys": list({key for key in keys if key is not None})})
+
+
+async def wake(link: PostgresConnection, outbox: str) -> None:
+    """Notify idle relays, so that they poll immediately."""
+    async with link.autocommit() as cursor:
+        await cursor.execute(_SQL["wake"], {"outbox": outbox})

@@ -1,0 +1,327 @@
+"""One connection to Postgres: opening, checks of the server, and translation of errors.
+
+Nothing here retries. A relay that loses its database drops its state in memory and restarts its session
+(``mailboat.runtime``), because after a failover no state in memory can be trusted. Every operation has a deadline, so
+that a hung server is detected like an unavailable one.
+
+The server gets the same time-outs for the relay. Otherwise the locks of a relay whose machine vanished would stay until
+TCP gives up, which takes hours by default.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any, LiteralString, TypeVar
+
+import psycopg
+from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, sql
+from psycopg.generators import send
+
+from mailboat.errors import ConfigError, DatabaseUnavailable, InRecovery, MailboatError, SchemaMismatch
+from mailboat.store.connection_thread import BlockingWork
+from mailboat.store.session_settings import BEGIN, PinnedConnection, pins
+from mailboat.store.session_settings import Row as Row
+from mailboat_spec import Pooler
+from mailboat_spec.redaction import primary_message
+
+# If a connection breaks in a pipeline, the error of the connection is reported; psycopg's extra log line is noise.
+logging.getLogger("psycopg").addFilter(lambda record: not record.getMessage().startswith("error ignored"))
+
+T = TypeVar("T")
+UrlProvider = Callable[[], str]
+"""Called for every connection, so that a rotated password is picked up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Identity and properties of the database system behind a connection."""
+
+    system_identifier: int
+    timeline: int
+    version: int
+    pooled: bool
+    """A transaction pooler is in between: no session locks, no LISTEN, no prepared statements."""
+    prepared_transactions: bool
+    """Two-phase commit is enabled. A transaction that runs NOTIFY can't be prepared."""
+    process: int
+    """Server process of the connection. If it changes, there is a pooler in between."""
+
+
+_USE_THE_PRIMARY = (
+    "This Postgres is a standby, and its snapshots leave out running transactions: use the primary, or name all servers"
+    " in the database URL, as in postgresql://user@one:5432,two:5432/dbname."
+)
+_ANSWER_OF_A_STANDBY = "server is in hot standby mode"
+"""Libpq's error if none of the hosts is a primary."""
+_HIDDEN_ROWS = (
+    "A policy may hide events from the relay's user, and a hidden event would never be delivered. Exempt the user"
+    " (`alter role <user> bypassrls`), or `alter table <outbox> disable row level security`."
+)
+
+
+def explain(error: psycopg.Error) -> MailboatError:
+    """Translate a psycopg error into a Mailboat error that names the remedy, if one is known."""
+    message = primary_message(error)
+    match error:
+        case psycopg.errors.UndefinedTable() | psycopg.errors.UndefinedColumn() | psycopg.errors.InvalidSchemaName():
+            return SchemaMismatch(f"{message}. Run `mailboat migrate` (or see what `mailboat verify` prints).")
+        case psycopg.errors.InsufficientPrivilege() if error.diag.source_function == "check_enable_rls":
+            return SchemaMismatch(f"{message}. {_HIDDEN_ROWS}")
+        case psycopg.errors.InsufficientPrivilege():
+            remedy = error.diag.message_hint or "Grant the user its role: `grant mailboat_relay to <user>`."
+            return SchemaMismatch(f"{message}. {remedy}")
+        case psycopg.errors.InvalidPassword() | psycopg.errors.InvalidAuthorizationSpecification():
+            return DatabaseUnavailable(f"Postgres refused the log-in: {message}. Check the database Secret.")
+        case psycopg.OperationalError() if message.endswith(_ANSWER_OF_A_STANDBY):
+            return InRecovery(f"{message}. {_USE_THE_PRIMARY}")
+    return DatabaseUnavailable(message)
+
+
+@asynccontextmanager
+async def explained(connection: AsyncConnection[Any] | None, deadline: float) -> AsyncIterator[asyncio.Timeout]:
+    """Translate psycopg's errors into Mailboat errors. Past the deadline, close the connection."""
+    try:
+        async with asyncio.timeout(deadline) as timeout:
+            yield timeout
+    except psycopg.Error as error:
+        raise explain(error) from error
+    except TimeoutError as error:
+        if connection is not None:
+            await connection.close()
+        raise DatabaseUnavailable(f"Postgres did not answer within {deadline:.0f} s") from error
+
+
+class Pipeline:
+    """A transaction whose statements are sent without waiting for results, until a result is fetched."""
+
+    def __init__(self, connection: Connection[Row], *, pooled: bool) -> None:
+        self._connection = connection
+        self._pooled = pooled
+        self._sending: AbstractContextManager[object] | None = None
+        """Psycopg's pipeline, from the first statement to the wait for the results. To leave it costs no round trip of
+        its own, because that sends the sync which the wait needs."""
+
+    def wait(self) -> None:
+        """Wait for the results of all statements sent so far. Must be called before any fetch.
+
+        The sync makes the server session idle in transaction. Without it, a transaction whose relay vanished counts as
+        active for as long as the connection lasts, and ``idle_in_transaction_session_timeout`` never ends it.
+
+        The output buffer is flushed first, because psycopg's sync only reads. If a large event fills the socket buffer,
+        the rest would stay unsent while client and server wait for each other.
+        """
+        if self._sending is not None:
+            self._connection.wait(send(self._connection.pgconn))
+            self._leave(None)
+
+    def send(self, statement: str | bytes | sql.Composed, parameters: Any = None) -> Cursor[Row]:
+        """Send a statement and return its cursor, with binary results. A fetch waits for the result."""
+        # No pipeline behind a pooler: not every version of every pooler keeps a pipeline together.
+        if self._sending is None and not self._pooled:
+            sending = self._connection.pipeline()
+            sending.__enter__()
+            self._sending = sending
+        return self._connection.cursor(binary=True).execute(statement, parameters)
+
+    def abandon(self, error: BaseException) -> None:
+        """Discard the results of the statements sent, after an error."""
+        if self._sending is not None:
+            self._leave(error)
+
+    def _leave(self, error: BaseException | None) -> None:
+        sending, self._sending = self._sending, None
+        if sending is not None:
+            sending.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+
+
+@contextmanager
+def begun(
+    connection: Connection[Row], server: Server, deadline: float, begin: LiteralString | None = BEGIN
+) -> Iterator[Pipeline]:
+    """Run a transaction as a pipeline. Unfetched results are awaited too, and their errors are raised.
+
+    If ``begin`` is None, each ``wait`` commits the statements sent since the previous one. Not for a pooler, behind
+    which there is no pipeline.
+    """
+    pipeline = Pipeline(connection, pooled=server.pooled)
+    try:
+        if begin is not None:
+            pipeline.send(begin)
+        if server.pooled:
+            pipeline.send(pins(server.version, deadline, local=True))
+        yield pipeline
+        if begin is not None:
+            pipeline.send("commit")
+        pipeline.wait()
+    except BaseException as error:
+        pipeline.abandon(error)
+        if not connection.closed:
+            connection.rollback()
+        raise
+
+
+class PostgresConnection:
+    """A connection with one purpose. Not reusable after a failure."""
+
+    def __init__(
+        self, connection: PinnedConnection, server: Server, deadline: float, *, waits_for_standbys: bool
+    ) -> None:
+        self.connection = connection
+        self.server = server
+        self._deadline = deadline
+        self._waits_for_standbys = waits_for_standbys
+        self._turn = asyncio.Lock()
+        self._timeout: asyncio.Timeout | None = None
+        self._blocking: Connection[Row] | None = None
+        self._work = BlockingWork("ticks", deadline, lambda: connection.pgconn)
+
+    @classmethod
+    async def open(
+        cls,
+        url: UrlProvider,
+        purpose: str,
+        *,
+        deadline: float = 30.0,
+        pooler: Pooler = Pooler.AUTO,
+        waits_for_standbys: bool = True,
+    ) -> PostgresConnection:
+        """Connect, and refuse a server that must not be read from.
+
+        By default commits are as durable as the server's settings require, as for changes by a person. If
+        ``waits_for_standbys`` is false, commits do not wait for standbys. That is for a relay's bookkeeping, which a
+        failover invalidates anyway: a hung standby must not stop heartbeats.
+        """
+        conninfo = url()
+        try:
+            async with asyncio.timeout(deadline):
+                connection = await PinnedConnection.open(conninfo, purpose=purpose, deadline=deadline)
+        except psycopg.ProgrammingError as error:
+            raise malformed_url() from error
+        except psycopg.Error as error:
+            raise explain(error) from error
+        except TimeoutError as error:
+            raise DatabaseUnavailable(f"no connection to Postgres within {deadline:.0f} s") from error
+        try:
+            async with explained(connection, deadline):
+                server = await _identify(connection, pooler)
+                await connection.settle(pooled=server.pooled)
+                if not server.pooled and not waits_for_standbys:
+                    await connection.execute("set synchronous_commit = local")
+        except BaseException:
+            await connection.close()
+            raise
+        # Two psycopg interfaces share this connection (see ``pipeline``) and would give the same names to their
+        # prepared statements. Only the one for frequent work, the blocking one, prepares.
+        connection.prepare_threshold = None
+        return cls(connection, server, deadline, waits_for_standbys=waits_for_standbys)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[AsyncCursor[Row]]:
+        """Run a transaction. The cursor has binary results."""
+        async with (
+            self._turn,
+            explained(self.connection, self._deadline) as self._timeout,
+            self.connection.transaction(),
+            self.connection.cursor(binary=True) as cursor,
+        ):
+            if self.server.pooled and not self._waits_for_standbys:
+                await cursor.execute("set local synchronous_commit = local")
+            yield cursor
+
+    def take_time(self) -> None:
+        """Remove the deadline of the open transaction, for work whose duration grows with the data.
+
+        TCP keepalives still detect an unavailable server. A hung server is not detected.
+        """
+        if self._timeout is not None:
+            self._timeout.reschedule(None)
+
+    async def pipeline(self, work: Callable[[Pipeline], T], *, begin: LiteralString | None = BEGIN) -> T:
+        """Run ``work`` in a thread: in a transaction, or in one per wait if ``begin`` is None (see ``begun``).
+
+        The thread uses the same connection through psycopg's blocking interface. The lock excludes other users.
+        """
+        async with self._turn:
+            return await self._work.run(lambda: self._in_thread(work, begin))
+
+    def _in_thread(self, work: Callable[[Pipeline], T], begin: LiteralString | None) -> T:
+        try:
+            if self._blocking is None:
+                self._blocking = Connection(self.connection.pgconn)
+                self._blocking.autocommit = True
+                if self.server.pooled:
+                    self._blocking.prepare_threshold = None
+            with begun(self._blocking, self.server, self._deadline, begin) as pipeline:
+                return work(pipeline)
+        except psycopg.Error as error:
+            raise explain(error) from error
+
+    @asynccontextmanager
+    async def autocommit(self) -> AsyncIterator[AsyncCursor[Row]]:
+        """Yield a cursor for single statements, each committed separately."""
+        async with (
+            self._turn,
+            explained(self.connection, self._deadline),
+            self.connection.cursor(binary=True) as cursor,
+        ):
+            yield cursor
+
+    async def close(self) -> None:
+        """Close the connection once the operation in progress has ended. Idempotent."""
+        async with self._turn:  # libpq frees buffers that a thread may be reading
+            await self.connection.close()
+        self._work.close()
+
+
+def malformed_url() -> ConfigError:
+    """Return the error for a malformed URL. Libpq's message is left out, because it may contain a password."""
+    return ConfigError(
+        "the database URL is not one that libpq understands. It looks like"
+        " postgresql://user:password@host:5432/dbname; special characters such as @ and / are percent-encoded."
+    )
+
+
+def refuse_other_server(guard: Row | None, expected: Server) -> None:
+    """Raise if the result of a transaction's ``guard`` statement names another server.
+
+    A pooler or proxy may hide a failover.
+    """
+    standby, timeline, system_identifier = guard[-3:] if guard is not None else (True, None, None)
+    if standby or (int(timeline, 16), system_identifier) != (expected.timeline, expected.system_identifier):
+        raise DatabaseUnavailable(
+            "another server answers now (a failover, or a restored copy): what was in memory is dropped"
+        )
+
+
+async def _identify(connection: PinnedConnection, pooler: str) -> Server:
+    async with connection.transaction():
+        return await _identified(connection, pooler)
+
+
+async def _identified(connection: PinnedConnection, pooler: str) -> Server:
+    cursor = await connection.execute(
+        "select pg_backend_pid(), pg_is_in_recovery(), current_setting('server_version_num')::int,"
+        " current_setting('max_prepared_transactions')::int"
+    )
+    pid, in_recovery, version, prepared = _only(await cursor.fetchone())
+    if in_recovery:
+        raise InRecovery(_USE_THE_PRIMARY)
+    if version < 140000:
+        raise ConfigError(f"Postgres {version // 10000} is too old: Mailboat needs 14 or newer.")
+    cursor = await connection.execute(
+        "select (select system_identifier from pg_control_system()),"
+        " left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)"
+    )
+    identifier, timeline = _only(await cursor.fetchone())
+    pooled = pooler is Pooler.TRANSACTION or (pooler is Pooler.AUTO and pid != connection.info.backend_pid)
+    return Server(identifier, int(timeline, 16), version, pooled, prepared > 0, pid)
+
+
+def _only(row: Row | None) -> Row:
+    if row is None:
+        raise DatabaseUnavailable("Postgres answered with no row where there must be one")
+    return row

@@ -1,0 +1,43 @@
+"""Routing of events to cursors, as pure functions, so that one read serves many subscriptions.
+
+A statement returns each event once, with the subscriptions whose filter matches. These functions fan the rows out to
+the partitions that the reader serves. The loops run once per event, so they are kept flat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from mailboat.model import OutboxEvent
+from mailboat.store.outbox_store import CursorKey, Subscription
+
+EVENT_COLUMNS = len(OutboxEvent._fields)
+
+
+def fan_out_single(
+    rows: Iterable[Sequence[Any]], subscription: Subscription, members: frozenset[CursorKey]
+) -> dict[CursorKey, list[OutboxEvent]]:
+    """Route the rows of one subscription to its partitions that are members."""
+    lanes: list[list[OutboxEvent]] = [[] for _ in range(subscription.partitions)]
+    partitions, new, slot = subscription.partitions, tuple.__new__, EVENT_COLUMNS - 1
+    for row in rows:
+        lanes[row[slot] % partitions].append(new(OutboxEvent, row))
+    keys = (CursorKey(subscription.number, partition) for partition in range(partitions))
+    return {key: lane for key, lane in zip(keys, lanes, strict=True) if lane and key in members}
+
+
+def fan_out(
+    rows: Iterable[tuple[Sequence[Any], Sequence[int]]],
+    subscriptions: Mapping[int, Subscription],
+    members: frozenset[CursorKey],
+) -> dict[CursorKey, list[OutboxEvent]]:
+    """Route rows with their matching subscriptions to the members among those subscriptions' partitions."""
+    lanes: dict[CursorKey, list[OutboxEvent]] = {key: [] for key in members}
+    for columns, matching in rows:
+        event = OutboxEvent._make(columns)
+        for number in matching:
+            lane = lanes.get(CursorKey(number, event.slot % subscriptions[number].partitions))
+            if lane is not None:
+                lane.append(event)
+    return {key: lane for key, lane in lanes.items() if lane}

@@ -1,0 +1,225 @@
+"""Leases in Postgres: one heartbeat row per relay, an owner and an epoch per cursor, one advisory lock per relay.
+
+Clocks: a takeover never depends on a comparison of database times, because the clock may be set and a failover brings
+another clock. A relay measures the silence of its peers by its own monotonic clock (`heartbeats`), from the moment it
+read their last heartbeat. It measures its *own* lease by the same clock, from before the heartbeat was sent, so a relay
+gives up its leases before its peers take over. Safety does not depend on clocks: every write checks the epoch.
+
+A relay with a row in ``mailboat.relays`` counts as alive. Failure cases:
+- Relay killed: its session ends and its advisory lock is free. After a short silence another relay expires it
+  (`bury`: deletes its row) and claims its cursors (``claim`` increments the crash count).
+- Relay hung, or cut off while its session stays open: it expires after the TTL of its lease. Its later settlements
+  fail on the epoch, and its next heartbeat raises ``LeaseLost``. A relay that still runs has ended its session and its
+  calls to sinks before (``Timings.trusted``). Its peers report it as silent at once and count its partitions' lag.
+- Pooler in between: no session lock can be held, so only the lease TTL counts.
+- Relay's lock held by another session, as any database user can do: the same, with a warning that names the session.
+- Database restart: all locks are free for a moment and heartbeats are old. A relay measures silence only from its own
+  first read, so peers that reconnect at the same time are not expired.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+
+from mailboat.errors import LeaseLost
+from mailboat.store.connection import PostgresConnection
+from mailboat.store.heartbeats import Heartbeat, Heartbeats
+from mailboat.store.outbox_store import Cursor, CursorKey, Lease, PartitionOwner, RelayPeer, Window
+from mailboat.store.queries import lease_arrays
+from mailboat.store.settings import RelayIdentity
+from mailboat.store.sql import statements
+
+log = logging.getLogger(__name__)
+
+_SQL = statements("leases")
+_SYNC = statements("windows")["sync"]
+_LOCK_TRIES = 20
+_LOCK_PAUSE = 0.05
+"""Seconds between two tries."""
+
+
+def lock_key(relay: str) -> tuple[int, int]:
+    """Return the advisory lock key of a relay: the md5 of its id as two signed 32-bit integers."""
+    digest = hashlib.md5(f"mailboat relay {relay}".encode(), usedforsecurity=False).digest()
+    return int.from_bytes(digest[:4], signed=True), int.from_bytes(digest[4:8], signed=True)
+
+
+class Leases:
+    """The leases of one relay on one outbox."""
+
+    def __init__(
+        self,
+        me: RelayIdentity,
+        outbox: str,
+        ttl: float,
+        overdue_after: float,
+        sync_level: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._me = me
+        self._outbox = outbox
+        self._ttl = ttl
+        self._overdue_after = overdue_after
+        self._sync_level = sync_level
+        self._clock = clock
+        self._heartbeats = Heartbeats()
+
+    @property
+    def _who(self) -> dict[str, object]:
+        return {"relay": self._me.id, "incarnation": self._me.incarnation, "outbox": self._outbox, "ttl": self._ttl}
+
+    async def join(self, link: PostgresConnection, serves: Collection[int]) -> bool:
+        """Register this relay. Return True if it holds its liveness lock; raise ``LeaseLost`` if its id is in use."""
+        session_lock = not link.server.pooled and await self._take_liveness_lock(link)
+        async with link.transaction() as cursor:
+            await cursor.execute(_SQL["inherit"], self._who)
+            await cursor.execute(_SQL["disown"], {**self._who, "serves": list(serves)})
+            await cursor.execute(
+                _SQL["join"],
+                {**self._who, "address": self._me.address, "serves": list(serves), "session_lock": session_lock},
+            )
+        return session_lock
+
+    async def _take_liveness_lock(self, link: PostgresConnection) -> bool:
+        """Try to acquire the liveness lock for about a second and return True on success.
+
+        This relay's previous session may still be ending, or a peer may be expiring it. False means that a session
+        other than a relay of this name holds the lock. Delivery continues without it; peers take over at expiry.
+        """
+        key = dict(zip(("high", "low"), lock_key(self._me.id), strict=True))
+        for _ in range(_LOCK_TRIES):
+            async with link.autocommit() as cursor:
+                await cursor.execute(_SQL["lock"], key)
+                row = await cursor.fetchone()
+            if row and row[0]:
+                return True
+            await asyncio.sleep(_LOCK_PAUSE)
+        async with link.autocommit() as cursor:
+            await cursor.execute(_SQL["lock_holder"], {**self._who, **key})
+            holder, in_use = await cursor.fetchone() or ("", True)
+        if in_use:
+            raise LeaseLost(
+                f"another process runs as relay {self._me.id!r} on this database. Stop it, or give this one another"
+                f" name with --relay-id. (Its liveness lock is held by {holder}.)"
+            )
+        log.warning(
+            "Liveness lock is held by another session; takeovers from this relay wait for its leases to expire.",
+            extra={"relay": self._me.id, "holder": holder},
+        )
+        return False
+
+    async def beat(self, link: PostgresConnection, serves: Collection[int]) -> tuple[RelayPeer, ...]:
+        """Renew all leases with one statement, expire dead relays, and return all relays."""
+        async with link.autocommit() as cursor:
+            await cursor.execute(_SQL["beat"], {**self._who, "serves": list(serves)})
+            if await cursor.fetchone() is None:
+                raise LeaseLost(f"relay {self._me.id!r} was declared dead or replaced by another process of that name")
+            asked_at = self._clock()
+            await cursor.execute(_SQL["peers"], self._who)
+            rows = await cursor.fetchall()
+            latest = {relay: Heartbeat(incarnation, beat_at) for relay, incarnation, beat_at, *_ in rows}
+            silences = self._heartbeats.silences(latest, asked_at, self._clock())
+            peers: list[RelayPeer] = []
+            for relay, _, _, ttl, served, session_lock in rows:
+                silence, alive = silences[relay], True
+                if relay != self._me.id and (silence > ttl or (session_lock and silence > self._overdue_after)):
+                    high, low = lock_key(relay)
+                    about = {"relay": relay, **latest[relay]._asdict(), "expired": silence > ttl}
+                    await cursor.execute(_SQL["bury"], {**about, "high": high, "low": low})
+                    alive = await cursor.fetchone() is None
+                silent = alive and relay != self._me.id and silence > self._overdue_after
+                peers.append(RelayPeer(relay, frozenset(served), alive, silent))
+        return tuple(peers)
+
+    async def leave(self, link: PostgresConnection) -> None:
+        """Deregister this relay, so that its peers need not wait for expiry."""
+        async with link.autocommit() as cursor:
+            await cursor.execute(_SQL["leave"], self._who)
+
+    async def holdings(self, link: PostgresConnection, serves: Collection[int]) -> tuple[PartitionOwner, ...]:
+        """Return owner and assigned owner of every cursor of the given subscriptions."""
+        async with link.autocommit() as cursor:
+            await cursor.execute(_SQL["holdings"], {"serves": list(serves)})
+            rows = await cursor.fetchall()
+        return tuple(PartitionOwner(CursorKey(s, p), owner, assigned_to) for s, p, owner, assigned_to in rows)
+
+    async def claim(self, link: PostgresConnection, keys: Mapping[CursorKey, int]) -> list[Cursor]:
+        """Acquire the cursors that no live relay owns, if their generation is the one given by the caller.
+
+        This commit waits for the outbox's durability, because an open window is published without another commit. The
+        relay that opened the window may have died or given up before its own commit was that durable.
+        """
+        async with link.transaction() as cursor:
+            await cursor.execute(_SYNC, {"level": self._sync_level})
+            await cursor.execute(
+                _SQL["claim"],
+                {
+                    **self._who,
+                    "subscriptions": [k.subscription for k in keys],
+                    "partitions": [k.partition for k in keys],
+                    "generations": list(keys.values()),
+                },
+            )
+            rows = await cursor.fetchall()
+        cursors = []
+        for (
+            number,
+            part,
+            epoch,
+            done,
+            upto,
+            lowest,
+            highest,
+            position,
+            sequence,
+            resumes,
+            debts,
+        ) in rows:
+            window = Window(done, upto, lowest, highest, number if debts else 0) if upto is not None else None
+            lease = Lease(CursorKey(number, part), epoch)
+            cursors.append(Cursor(lease, done, window, position, sequence, resumes))
+        return cursors
+
+    async def release(self, link: PostgresConnection, leases: Collection[Lease]) -> None:
+        """Release leases. The next owner can claim immediately and counts no crash."""
+        async with link.autocommit() as cursor:
+            await cursor.execute(
+                _SQL["release"],
+                lease_arrays(leases),
+            )
+
+    async def assign(
+        self, link: PostgresConnection, subscription: int, generation: int, owners: dict[int, str]
+    ) -> bool:
+        """Store an assignment by the operator. Return False if a newer one is stored already."""
+        async with link.autocommit() as cursor:
+            where = {"subscription": subscription, "generation": generation}
+            await cursor.execute(_SQL["accept"], where)
+            if await cursor.fetchone() is None:
+                return False
+            for partition, relay in sorted(owners.items()):
+                await cursor.execute(_SQL["assign"], {**where, "partition": partition, "relay": relay})
+        return True
+
+    async def ring(self, link: PostgresConnection, rings: bool) -> None:
+        """Enable or disable wake-ups (NOTIFY) from writers."""
+        async with link.autocommit() as cursor:
+            await cursor.execute(_SQL["doorbell"], {**self._who, "rings": rings})
+
+    async def horizon(self, link: PostgresConnection) -> str:
+        """Return the transaction id below which writers may not have seen the request for wake-ups."""
+        async with link.autocommit() as cursor:
+            await cursor.execute(_SQL["horizon"])
+            row = await cursor.fetchone()
+        return str(row[0]) if row else "3"
+
+    async def undecided(self, link: PostgresConnection, horizon: str) -> bool:
+        """Return True if a transaction below the horizon is still open."""
+        async with link.autocommit() as cursor:
+            await cursor.execute(_SQL["undecided"], {"horizon": horizon})
+            row = await cursor.fetchone()
+        return bool(row and row[0])

@@ -1,0 +1,145 @@
+"""Parked events and dead letters in Postgres. All writes are in a settlement's transaction, which locks the cursor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from psycopg import Cursor, sql
+
+from mailboat.model import OutboxEvent
+from mailboat.store.connection import Pipeline, PostgresConnection, Row
+from mailboat.store.fan_out import EVENT_COLUMNS
+from mailboat.store.outbox_store import LastFailure, Lease, Parked, Series, Settlement
+from mailboat.store.sql import statements
+from mailboat.store.table import COLUMNS, ROW_BYTES
+
+_SQL = statements("parked_rows")
+QUEUE_ORDER = sql.SQL(_SQL["queue_order"])
+"""Sending order of a key's parked events, for statements that need the head of a queue."""
+LINE_UP = sql.SQL(_SQL["line_up"]).format(queue_order=QUEUE_ORDER)
+"""Statement that makes the first event of each key's queue its only head."""
+SERIES = sql.SQL(_SQL["series"])
+"""Two columns: partition and generation of a parked event's sequence number."""
+_DUE = sql.SQL(_SQL["due"]).format(columns=COLUMNS, row_bytes=ROW_BYTES, series=SERIES)
+_QUEUE = sql.SQL(_SQL["queue"]).format(columns=COLUMNS, row_bytes=ROW_BYTES, series=SERIES, queue_order=QUEUE_ORDER)
+
+_ERROR_LIMIT = 4000
+"""Characters stored of an error: enough to understand it, too few to fill a disk."""
+
+
+class ParkedRows:
+    """Parked events of one relay's partitions."""
+
+    def apply(self, pipeline: Pipeline, settlement: Settlement) -> None:
+        """Apply the changes of a settlement to parked events and dead letters."""
+        # One cursor per statement: in a pipeline, a reused cursor may return the result of its earlier statement.
+        # No `executemany`: it opens a pipeline, which must not be used behind a pooler.
+        key = settlement.lease.key
+        where = {"subscription": key.subscription, "partition": key.partition}
+        for dead in settlement.dead:
+            pipeline.send(
+                _SQL["die"],
+                where
+                | _event(dead.event)
+                | _failure(dead.failure)
+                | {"attempts": dead.attempts, "sequence": dead.sequence, "ordinal": dead.ordinal},
+            )
+        touched: list[Cursor[Row]] = []
+        gone = [*settlement.unpark, *(d.ordinal for d in settlement.dead if d.ordinal is not None)]
+        if gone:
+            touched.append(pipeline.send(_SQL["unpark"], {"subscription": key.subscription, "ordinals": gone}))
+        for repark in settlement.repark:
+            touched.append(
+                pipeline.send(
+                    _SQL["repark"],
+                    where
+                    | _failure(repark.failure)
+                    | {
+                        "attempts": repark.attempts,
+                        "retry_in": repark.retry_in,
+                        "blocked": repark.blocked,
+                        "doomed": repark.doomed,
+                        "ordinal": repark.ordinal,
+                    },
+                )
+            )
+        keys = {park.event.key for park in settlement.park}
+        if touched:
+            pipeline.wait()
+            keys.update(row[0] for each in touched for row in each.fetchall())
+        for park in settlement.park:
+            pipeline.send(
+                _SQL["park"],
+                where
+                | _event(park.event)
+                | _failure(park.failure)
+                | {
+                    "attempts": park.attempts,
+                    "retry_in": park.retry_in,
+                    "blocked": park.blocked,
+                    "suspect": park.suspect,
+                    "doomed": park.doomed,
+                    "sequence": park.sequence,
+                },
+            )
+        keys.update(settlement.arrange)
+        keys.discard(None)
+        if keys and settlement.ordered:
+            pipeline.send(LINE_UP, {**where, "keys": list(keys)})
+        elif settlement.arrange:
+            pipeline.send(_SQL["set_loose"], where)
+
+    async def keys(self, link: PostgresConnection, lease: Lease) -> tuple[set[str], int]:
+        """Return the keys that nothing may overtake, and the number of all parked events."""
+        async with link.autocommit() as cursor:
+            await cursor.execute(_SQL["keys"], lease.key._asdict())
+            keys = {row[0] for row in await cursor.fetchall()}
+            await cursor.execute(_SQL["count"], lease.key._asdict())
+            row = await cursor.fetchone()
+        return keys, row[0] if row else 0
+
+    async def due(
+        self, link: PostgresConnection, lease: Lease, limit: int, max_bytes: int
+    ) -> tuple[list[Parked], float | None]:
+        """Return the due heads, and the seconds until the next one is due."""
+        async with link.autocommit() as cursor:
+            await cursor.execute(_DUE, {**lease.key._asdict(), "limit": limit, "max_bytes": max_bytes})
+            heads = [_parked(row) for row in await cursor.fetchall()]
+            await cursor.execute(_SQL["next_due"], lease.key._asdict())
+            row = await cursor.fetchone()
+        return heads, row[0] if row else None
+
+    async def queue(self, link: PostgresConnection, lease: Lease, key: str, limit: int, max_bytes: int) -> list[Parked]:
+        """Return a key's parked events in sending order."""
+        wanted = {**lease.key._asdict(), "key": key, "limit": limit, "max_bytes": max_bytes}
+        async with link.autocommit() as cursor:
+            await cursor.execute(_QUEUE, wanted)
+            return [_parked(row) for row in await cursor.fetchall()]
+
+
+def _parked(row: Row) -> Parked:
+    *counted, reason, error, first_failed_at = row[EVENT_COLUMNS:]
+    ordinal, sequence, partition, generation, attempts, replay, suspect, blocked, doomed = counted
+    return Parked(
+        ordinal,
+        OutboxEvent._make(row[:EVENT_COLUMNS]),
+        sequence,
+        Series(partition, generation),
+        attempts,
+        replay,
+        suspect,
+        blocked,
+        doomed,
+        LastFailure(reason, error or "") if reason is not None else None,
+        first_failed_at,
+    )
+
+
+def _event(event: OutboxEvent) -> dict[str, Any]:
+    return event._asdict()
+
+
+def _failure(failure: LastFailure | None) -> dict[str, Any]:
+    if failure is None:
+        return {"reason": None, "error": None}
+    return {"reason": failure.reason, "error": failure.error.replace("\x00", "\\0")[:_ERROR_LIMIT]}

@@ -1,0 +1,317 @@
+"""The outbox store in Postgres, and its connections.
+
+| connection | use                                                     | open                            |
+|------------|---------------------------------------------------------|---------------------------------|
+| sentry     | the relay's liveness lock, LISTEN, heartbeats           | always                          |
+| desk       | ticks (in a thread), claims, parked events, wake-ups    | while partitions are owned      |
+| reader     | large windows, in a thread                              | from the first read on          |
+| prober     | backlog probes, in a thread                             | from the first probe on         |
+| surveyors  | the bounds of one large window each, in a thread        | during the measurement          |
+
+A relay that owns no partition holds one connection. A read of a large window never delays a settlement or a heartbeat.
+A probe reads tables that people may lock or purge: it has its own connection, so that its delays and failures affect
+no other work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from typing import Self
+
+from psycopg import sql
+
+from mailboat.errors import DatabaseUnavailable, MailboatError
+from mailboat.store.connection import Pipeline, PostgresConnection, UrlProvider, explained
+from mailboat.store.leases import Leases
+from mailboat.store.outbox_store import (
+    Backlog,
+    Chunk,
+    Cursor,
+    CursorGroup,
+    CursorKey,
+    Lag,
+    Lease,
+    Measured,
+    Membership,
+    Parked,
+    Settlement,
+    Subscription,
+    TickResult,
+    Window,
+)
+from mailboat.store.parked_rows import ParkedRows
+from mailboat.store.queries import QueryCache, SubscriptionQuery
+from mailboat.store.settings import RelayIdentity, StoreSettings
+from mailboat.store.sql import statements
+from mailboat.store.subscription_rows import (
+    UNCOUNTED,
+    ConfigVersion,
+    RetireResult,
+    SubscriptionManifest,
+    declare,
+    in_other_hands,
+    refuse_foreign_cursors,
+    retire_gone,
+)
+from mailboat.store.window_reads import ReadThread, WindowMeasurer, WindowReads
+from mailboat.store.windows import Windows
+from mailboat_spec import Notify
+
+_SQL = statements("subscription_rows")
+_PLANNER = statements("windows")["planner"]
+
+
+class PostgresStore:
+    """One relay's access to one outbox in Postgres."""
+
+    def __init__(
+        self, url: UrlProvider, me: RelayIdentity, settings: StoreSettings, sentry: PostgresConnection
+    ) -> None:
+        self._url = url
+        self._me = me
+        self._settings = settings
+        self._sentry = sentry
+        self._desk: PostgresConnection | None = None
+        self._thread = ReadThread(url, sentry.server, settings.deadline)
+        self._opening = asyncio.Lock()
+        self._leases = Leases(
+            me, settings.layout.table, settings.lease_ttl, settings.overdue_after, settings.sync_level
+        )
+        self._parking = ParkedRows()
+        self._query_cache = QueryCache(settings.layout)
+        self._windows = Windows(settings.layout, self._query_cache, settings.sync_level, settings.limits, self._parking)
+        self._reads = WindowReads(self._thread, self._query_cache)
+        self._measurer = WindowMeasurer(
+            lambda: ReadThread(url, sentry.server, settings.deadline, "surveyor"),
+            self._query_cache,
+            settings.limits,
+            pooled=sentry.server.pooled,
+        )
+        self._prober = ReadThread(url, sentry.server, settings.deadline, "prober")
+        self._routes: dict[int, SubscriptionQuery] = {}
+        """All subscriptions declared over this connection, including those that are no longer served."""
+        self._serves: frozenset[int] = frozenset()
+        self._pulled: frozenset[str] = frozenset()
+        """Names of pull subscriptions. Consumers own their partitions, so this relay claims none of them."""
+        self._horizon = "3"
+        self._joined = False
+        self._listens = False
+        self._bell_is_out = False
+
+    @classmethod
+    async def open(cls, url: UrlProvider, me: RelayIdentity, settings: StoreSettings) -> Self:
+        """Connect one session. Callers then call ``declare`` and ``join``."""
+        return cls(url, me, settings, await _open(url, "sentry", settings))
+
+    @property
+    def database(self) -> str:
+        """Name of the database and identifier of its system, for people to recognise it by."""
+        return f"{self._sentry.connection.info.dbname} (system {self._sentry.server.system_identifier})"
+
+    @property
+    def rings(self) -> bool:
+        """True if this server and these settings allow wake-ups (NOTIFY) from writers."""
+        server, notify = self._sentry.server, self._settings.notify
+        return not server.pooled and (
+            notify is Notify.ALWAYS or (notify is Notify.AUTO and not server.prepared_transactions)
+        )
+
+    async def declare(
+        self,
+        subscriptions: Sequence[SubscriptionManifest],
+        *,
+        may_lay_out: bool = True,
+        edition: ConfigVersion = UNCOUNTED,
+    ) -> dict[int, Subscription]:
+        """Serve these subscriptions in addition to those already served.
+
+        Raises ``ForeignDatabase`` for cursors of another database system. After ``join``, this runs on a separate
+        connection, because repartitioning may take long and must not delay heartbeats.
+        """
+        layout = self._settings.layout
+        link = self._sentry if not self._joined else await self._connect("declare")
+        try:
+            declared = [
+                await declare(link, layout, each, may_lay_out=may_lay_out, edition=edition) for each in subscriptions
+            ]
+            routes = {route.subscription.number: route for route in declared if route is not None}
+            await refuse_foreign_cursors(link, list(routes))
+        finally:
+            if link is not self._sentry:
+                await link.close()
+        if any(self._routes.get(number) != route for number, route in routes.items()):
+            self._routes = self._routes | routes
+            self._query_cache.route(self._routes)
+        self._serves |= routes.keys()
+        pulled = {each.name for each in subscriptions if each.resource.spec.sink.pull is not None}
+        self._pulled = self._pulled.difference(each.name for each in subscriptions) | pulled
+        return {number: route.subscription for number, route in routes.items()}
+
+    def withdraw(self, number: int) -> None:
+        """Stop serving this subscription."""
+        self._serves -= {number}
+
+    async def in_other_hands(self, subscriptions: Sequence[SubscriptionManifest], edition: ConfigVersion) -> bool:
+        """Return True if declaring these subscriptions would repartition cursors that other relays own."""
+        return await in_other_hands(self._sentry, self._settings.layout.table, self._me.id, subscriptions, edition)
+
+    async def retire_gone(self, named: Collection[str], edition: ConfigVersion) -> RetireResult:
+        """Retire the subscriptions of this OutboxRelay that its configuration no longer contains."""
+        return await retire_gone(self._sentry, self._settings.layout.table, self._me.id, named, edition)
+
+    async def join(self) -> None:
+        """Register this relay and reset its wake-ups."""
+        await self._leases.join(self._sentry, list(self._serves))
+        self._joined = True
+        if self.rings:
+            async with self._sentry.autocommit() as cursor:
+                await cursor.execute("listen mailboat")
+            self._listens = True
+        # An earlier process of this name may have left wake-ups enabled.
+        await self._leases.ring(self._sentry, self._listens and self._settings.notify is Notify.ALWAYS)
+
+    async def beat(self) -> Membership:
+        numbers = list(self._serves)
+        peers = await self._leases.beat(self._sentry, numbers)
+        moved = [number for number in numbers if self._routes[number].subscription.name not in self._pulled]
+        holdings = await self._leases.holdings(self._sentry, moved)
+        async with self._sentry.autocommit() as cursor:
+            await cursor.execute(_SQL["states"], {"numbers": numbers})
+            states = {row[0]: Subscription(*row) for row in await cursor.fetchall()}
+            await cursor.execute(_SQL["due"], {"numbers": numbers})
+            due = frozenset(CursorKey(*row) for row in await cursor.fetchall())
+        return Membership(peers, holdings, states, due)
+
+    async def rung(self, timeout: float) -> bool:
+        if not self._listens:
+            await asyncio.sleep(timeout)
+            return False
+        async with explained(self._sentry.connection, timeout + self._settings.deadline):
+            rings = self._sentry.connection.notifies(timeout=timeout, stop_after=1)
+            # Drain all notifications of the batch: the first may be for another outbox in this database.
+            return self._settings.layout.table in [ring.payload async for ring in rings]
+
+    async def claim(self, keys: Collection[CursorKey]) -> list[Cursor]:
+        if not keys:
+            return []
+        await self._windows.store_unwritten(await self._at_desk())
+        known = {key: self._routes[key.subscription].subscription.generation for key in keys}
+        return await self._leases.claim(await self._at_desk(), known)
+
+    async def release(self, leases: Collection[Lease]) -> None:
+        if leases:
+            desk = await self._at_desk()
+            await self._windows.store_unwritten(desk)
+            await self._leases.release(desk, leases)
+
+    async def rest(self) -> None:
+        """Close all connections but the sentry and disable wake-ups. Called when this relay owns no partition."""
+        async with self._opening:
+            desk, self._desk = self._desk, None
+        if desk is not None:
+            await desk.close()
+        await self._thread.close()
+        await self._measurer.close()
+        await self._prober.close(at_once=True)
+        if self._bell_is_out:
+            await self._ring(self._sentry, False)
+
+    async def tick(
+        self, settlements: Sequence[Settlement], tips: Sequence[CursorGroup], measured: Sequence[Measured] = ()
+    ) -> TickResult:
+        return await self._windows.tick(await self._at_desk(), settlements, tips, measured)
+
+    async def measure(self, group: CursorGroup) -> Window | None:
+        return await self._measurer.measure(group)
+
+    async def read(self, window: Window, members: Sequence[Lease], after: int, *, deaths: int = 0) -> Chunk:
+        return await self._reads.read(window, members, after, self._settings.limits.after(deaths))
+
+    async def parked_keys(self, lease: Lease) -> tuple[set[str], int]:
+        return await self._parking.keys(await self._at_desk(), lease)
+
+    async def due(self, lease: Lease, limit: int, max_bytes: int) -> tuple[list[Parked], float | None]:
+        return await self._parking.due(await self._at_desk(), lease, limit, max_bytes)
+
+    async def queue(self, lease: Lease, key: str, limit: int, max_bytes: int) -> list[Parked]:
+        return await self._parking.queue(await self._at_desk(), lease, key, limit, max_bytes)
+
+    async def sleep(self) -> None:
+        desk = await self._at_desk()
+        if self._listens and self._settings.notify is Notify.AUTO:
+            await self._ring(desk, True)
+        self._horizon = await self._leases.horizon(desk)
+
+    async def awake(self) -> None:
+        if self._bell_is_out:
+            await self._ring(await self._at_desk(), False)
+
+    async def _ring(self, link: PostgresConnection, rings: bool) -> None:
+        await self._leases.ring(link, rings)
+        self._bell_is_out = rings
+
+    async def undecided_writers(self) -> bool:
+        return await self._leases.undecided(await self._at_desk(), self._horizon)
+
+    async def assign(self, subscription: int, generation: int, owners: dict[int, str]) -> bool:
+        """Store an assignment by the operator. Return False if a newer one is stored already."""
+        return await self._leases.assign(self._sentry, subscription, generation, owners)
+
+    async def backlog(self, subscription: int) -> Backlog:
+        route, layout, bound = self._routes[subscription], self._settings.layout, self._settings.lag_bound
+        statement = sql.SQL(_SQL["backlog"]).format(rows=layout.rows, wanted=route.wanted)
+        where = {"subscription": subscription, "partitions": route.subscription.partitions, "bound": bound}
+        patience = {"patience": f"{self._settings.deadline * 500:.0f}ms"}  # the server cancels before our own deadline
+
+        def probe(pipeline: Pipeline) -> Callable[[], Backlog]:
+            pipeline.send(_SQL["probe_at_most"], patience)
+            lags = pipeline.send(statement, where)
+            parked, dead, blocked = (pipeline.send(_SQL[name], where) for name in ("parked", "dead", "blocked"))
+
+            def backlog() -> Backlog:
+                by_partition = {partition: Lag(*rest) for partition, *rest in lags.fetchall()}
+                (given_up,) = dead.fetchone() or (0,)
+                (held_up,) = blocked.fetchone() or (0,)
+                return Backlog(by_partition, dict(parked.fetchall()), given_up, held_up)
+
+            return backlog
+
+        try:
+            return await self._prober.transaction(probe)
+        except MailboatError:
+            await self._prober.close()  # the next probe reconnects
+            raise
+
+    async def close(self, *, leave: bool) -> None:
+        try:
+            if leave:
+                await self._leases.leave(self._sentry)
+        finally:
+            self._bell_is_out = False  # deleted together with the relay's row
+            await self.rest()
+            await self._sentry.close()
+
+    async def _at_desk(self) -> PostgresConnection:
+        async with self._opening:
+            if self._desk is None:
+                self._desk = await self._connect("desk")
+                if not self._desk.server.pooled:
+                    async with self._desk.autocommit() as cursor:
+                        await cursor.execute(_PLANNER)
+            return self._desk
+
+    async def _connect(self, purpose: str) -> PostgresConnection:
+        link = await _open(self._url, purpose, self._settings)
+        if link.server.system_identifier != self._sentry.server.system_identifier or (
+            link.server.timeline != self._sentry.server.timeline
+        ):
+            await link.close()
+            raise DatabaseUnavailable("two connections reached two different servers: a failover is under way")
+        return link
+
+
+async def _open(url: UrlProvider, purpose: str, settings: StoreSettings) -> PostgresConnection:
+    return await PostgresConnection.open(
+        url, purpose, deadline=settings.deadline, pooler=settings.pooler, waits_for_standbys=False
+    )

@@ -1,0 +1,194 @@
+"""Statements that read events, composed for a table and a set of subscriptions.
+
+Filters are part of the statement text, so each set of subscriptions that shares a read has its own statement. It is
+composed once and planned once. Two hundred subscriptions form more sets than fit into memory, so the number of sets is
+limited: all further sets read the events of all subscriptions and drop those that match none of their members.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, product
+from typing import Any, NamedTuple
+
+from psycopg import sql
+
+from mailboat.model import OutboxEvent
+from mailboat.store.fan_out import EVENT_COLUMNS, fan_out, fan_out_single
+from mailboat.store.filter_predicates import TRUE, Predicate, any_of, routes
+from mailboat.store.outbox_store import CursorKey, Lease, Subscription
+from mailboat.store.sql import statements
+from mailboat.store.table import COLUMNS, ROW_BYTES, TOO_LARGE_COLUMNS, TableLayout
+
+_SQL = statements("windows")
+
+_MOST_SETS = 32
+"""Maximum number of sets with two or more subscriptions that have separate statements."""
+
+_UNDONE = sql.SQL("not pg_visible_in_snapshot(e.xid, (select done from w))")
+_UNDONE_BEFORE = sql.SQL("not mailboat.settled_before((select debts from w), e.slot, e.xid, e.id)")
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionQuery:
+    """A subscription and the predicate of its filter."""
+
+    subscription: Subscription
+    wanted: Predicate
+
+
+class TailKind(NamedTuple):
+    """Kind of a poll."""
+
+    late: bool
+    """Transactions were running in ``done``, and their events may have become visible."""
+    pruned: bool
+    """Empty time partitions are left out (`time_partitions`)."""
+
+
+class ChunkKind(NamedTuple):
+    """Kind of chunk of a large window."""
+
+    indebted: bool
+    """Cursors of the previous layout settled some of its events (carry-over)."""
+    too_large: bool
+    """The chunk is a single row larger than any relay can deliver."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComposedQueries:
+    """Statements for one set of subscriptions, and the routing of their rows."""
+
+    tail: Mapping[TailKind, bytes]
+    small_window: bytes
+    late: bytes
+    large_window: Mapping[ChunkKind, bytes]
+    reach: bytes
+    reach_within: bytes
+    subscriptions: Mapping[int, Subscription]
+    offsets: Mapping[int, int]
+    """Place of each subscription's first partition in ``own``."""
+
+    def tail_since(self, done: str, *, pruned: bool) -> bytes:
+        """Return the statement that reads what became visible since the snapshot ``done``."""
+        return self.tail[TailKind(late=not done.endswith(":"), pruned=pruned)]
+
+    def own(self, members: Iterable[Lease]) -> dict[str, str]:
+        """Return the parameter that selects the events of these members' partitions: one bit per partition.
+
+        Events of other partitions are not sent, so a relay pays for the rows that it delivers.
+        """
+        bits = bytearray(b"0" * sum(each.partitions for each in self.subscriptions.values()))
+        for (number, partition), _ in members:
+            bits[self.offsets[number] + partition] = ord("1")
+        return {"own": bits.decode()}
+
+    @property
+    def width(self) -> int:
+        """Number of columns of a matching row: the event, and for several subscriptions the numbers that match."""
+        return EVENT_COLUMNS if len(self.subscriptions) == 1 else EVENT_COLUMNS + 1
+
+    def fan_out(
+        self, rows: Iterable[Sequence[Any]], members: frozenset[CursorKey]
+    ) -> dict[CursorKey, list[OutboxEvent]]:
+        """Route matching rows of a window to the members they belong to."""
+        if len(self.subscriptions) == 1:
+            (subscription,) = self.subscriptions.values()
+            return fan_out_single(rows, subscription, members)
+        return fan_out(((row[:EVENT_COLUMNS], row[EVENT_COLUMNS]) for row in rows), self.subscriptions, members)
+
+
+class QueryCache:
+    """All statements that depend on the outbox's columns or on the filters of subscriptions."""
+
+    def __init__(self, layout: TableLayout) -> None:
+        self._fixed = {
+            "rows": layout.rows,
+            "columns": COLUMNS,
+            "row_bytes": ROW_BYTES,
+            "outbox": layout.regclass,
+        }
+        self._routes: Mapping[int, SubscriptionQuery] = {}
+        self._composed: dict[tuple[int, ...], ComposedQueries] = {}
+        self.span = sql.SQL(_SQL["span"]).format(**self._fixed).as_bytes()
+
+    def route(self, routes_by_number: Mapping[int, SubscriptionQuery]) -> None:
+        """Replace the subscription set. Threads that are composing a statement finish with the previous set."""
+        self._routes, self._composed = routes_by_number, {}
+
+    def for_members(self, members: Iterable[Lease]) -> ComposedQueries:
+        """Return the statements that read for these cursors."""
+        numbers = tuple(sorted({lease.key.subscription for lease in members}))
+        known = self._composed
+        if len(numbers) > 1 and numbers not in known and len(known) >= _MOST_SETS + len(self._routes):
+            numbers = tuple(sorted(self._routes))
+        composed = known.get(numbers)
+        if composed is None:
+            composed = known[numbers] = self._compose(numbers)
+        return composed
+
+    def _compose(self, numbers: tuple[int, ...]) -> ComposedQueries:
+        subscriptions = {number: self._routes[number].subscription for number in numbers}
+        offsets = dict(
+            zip(numbers, accumulate((s.partitions for s in subscriptions.values()), initial=0), strict=False)
+        )
+        wanted = {
+            number: _among_own(self._routes[number].wanted, offsets[number], subscription.partitions)
+            for number, subscription in subscriptions.items()
+        }
+        single = len(numbers) == 1
+        parts: dict[str, Any] = {
+            **self._fixed,
+            "also_routes": sql.SQL("") if single else sql.SQL(", {}").format(routes(wanted)),
+            "wanted": any_of(wanted),
+        }
+        return ComposedQueries(
+            {TailKind(*kind): _tail(TailKind(*kind), parts) for kind in product((False, True), repeat=2)},
+            sql.SQL(_SQL["small_window"]).format(**parts).as_bytes(),
+            sql.SQL(_SQL["late"]).format(**parts).as_bytes(),
+            {ChunkKind(*kind): _large_window(ChunkKind(*kind), parts) for kind in product((False, True), repeat=2)},
+            sql.SQL(_SQL["reach"]).format(**parts).as_bytes(),
+            sql.SQL(_SQL["reach_within"]).format(**parts).as_bytes(),
+            subscriptions,
+            offsets,
+        )
+
+
+def _among_own(wanted: Predicate, offset: int, partitions: int) -> Predicate:
+    """Return the predicate for the rows of a subscription that lie in partitions with a bit in ``own``."""
+    own = sql.SQL("get_bit(%(own)s::varbit, ({} + found.slot %% {})::integer) = 1").format(
+        sql.Literal(offset), sql.Literal(partitions)
+    )
+    return own if wanted is TRUE else sql.SQL("({} and {})").format(wanted, own)
+
+
+def _tail(kind: TailKind, parts: dict[str, Any]) -> bytes:
+    pruning = {
+        "occupied": sql.SQL(_SQL["occupied"] if kind.pruned else ""),
+        "stray": sql.SQL(_SQL["stray"]).format(**parts) if kind.pruned else sql.SQL("false"),
+    }
+    late_arm = sql.SQL(_SQL["late_arm"]).format(**parts, **pruning) if kind.late else sql.SQL("")
+    return sql.SQL(_SQL["tail"]).format(late_arm=late_arm, **parts, **pruning).as_bytes()
+
+
+def _large_window(stretch: ChunkKind, parts: dict[str, Any]) -> bytes:
+    columns = TOO_LARGE_COLUMNS if stretch.too_large else COLUMNS
+    undone = _UNDONE_BEFORE if stretch.indebted else _UNDONE
+    return sql.SQL(_SQL["large_window"]).format(**{**parts, "columns": columns, "undone": undone}).as_bytes()
+
+
+def asking(lease: Lease) -> dict[str, Any]:
+    """Return the statement parameters that identify the cursor of a lease."""
+    return {"subscription": lease.key.subscription, "partition": lease.key.partition, "epoch": lease.epoch}
+
+
+def lease_arrays(leases: Iterable[Lease]) -> dict[str, list[Any]]:
+    """Return the statement parameters that identify the cursors of many leases, as arrays."""
+    arrays: dict[str, list[Any]] = defaultdict(list)
+    for (subscription, partition), epoch in leases:
+        arrays["subscriptions"].append(subscription)
+        arrays["partitions"].append(partition)
+        arrays["epochs"].append(epoch)
+    return arrays

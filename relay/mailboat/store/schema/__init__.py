@@ -1,0 +1,1 @@
+"""The schema of an outbox: migration, verification, migration scripts, and time partitions."""

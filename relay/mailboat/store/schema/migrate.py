@@ -1,0 +1,274 @@
+"""Migration of a database to the schema that this version of Mailboat needs.
+
+This module owns only the ledger ``mailboat.migrations``. The schema is defined in ``mailboat/migrations``, one numbered
+file per step, never changed once released. A run is one transaction under a lock on the ledger, so any number of relays
+may start at once, and a relay that dies during a run leaves nothing behind.
+
+A run first checks without a lock whether steps are pending. If none are, it takes no lock and writes at most missing
+time partitions, so that relays can reconnect while another process migrates or holds the lock. The wait for the lock is
+short and repeated, so that a waiting relay can report the holder and can be stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Final
+
+import psycopg
+from psycopg.rows import dict_row, tuple_row
+
+from mailboat.errors import DatabaseUnavailable, SchemaMismatch
+from mailboat.store.sql import statements
+from mailboat_spec.redaction import primary_message
+
+RESERVED: Final = "an outbox's name must be lower case and no reserved word of SQL"
+
+_LOCK_WAIT = 1.0
+"""Seconds of one wait for the lock. Relays that start together report nothing before the second wait."""
+
+_LOCKED = (
+    psycopg.errors.LockNotAvailable,
+    psycopg.errors.UniqueViolation,
+    psycopg.errors.DuplicateSchema,
+    psycopg.errors.DuplicateTable,
+)
+"""Errors of a migration while another one holds the lock or creates the schema."""
+
+_SQL = statements("schema")
+_FILE = re.compile(r"^(\d{4})_\w+\.sql$")
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One numbered step of the package."""
+
+    version: int
+    name: str
+    script: str
+
+    @property
+    def checksum(self) -> str:
+        """SHA-256 of the script, independent of git's line-end conversion."""
+        return hashlib.sha256(self.script.replace("\r\n", "\n").encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """One step as recorded in the database."""
+
+    version: int
+    name: str
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationReport:
+    """Result of a run."""
+
+    outbox: str
+    """The outbox's name as spelled by Postgres, by which cursors and subscriptions refer to it."""
+    applied: tuple[str, ...]
+    """The files applied by this run; empty if the schema was up to date."""
+    missing_roles: tuple[str, ...]
+    """Group roles that the migrating user was not allowed to create."""
+
+    @property
+    def sql_for_an_administrator(self) -> str:
+        """SQL that an administrator with CREATEROLE must run to finish; empty if nothing is left to do."""
+        if not self.missing_roles:
+            return ""
+        create = [f"create role {role} nologin;" for role in self.missing_roles]
+        return "\n".join([*create, "select mailboat.grant_roles(), mailboat.grant_consumer_role();"])
+
+
+@cache
+def known_migrations() -> tuple[Migration, ...]:
+    """Return the steps of this version of Mailboat, in order."""
+    folder = resources.files("mailboat.store.schema") / "migrations"
+    found = (
+        Migration(int(match[1]), entry.name, entry.read_text(encoding="utf-8"))
+        for entry in folder.iterdir()
+        if (match := _FILE.match(entry.name))
+    )
+    return tuple(sorted(found, key=lambda migration: migration.version))
+
+
+def pending(known: Sequence[Migration], applied: Sequence[Applied]) -> tuple[Migration, ...]:
+    """Return the steps left to apply. Raises SchemaMismatch if the ledger does not match this version's steps."""
+    by_version = {migration.version: migration for migration in known}
+    for step in applied:
+        ours = by_version.get(step.version)
+        if ours is None:
+            raise SchemaMismatch(
+                f"The database has migration {step.name}, which this version of Mailboat does not know (it knows up to"
+                f" {max(by_version, default=0):04d}). A newer Mailboat was here: upgrade this one."
+            )
+        if ours.checksum != step.checksum:
+            raise SchemaMismatch(
+                f"Migration {step.name} was applied to this database with another content than {ours.name} has in this"
+                " version of Mailboat. Use a released version; a database made by an unreleased one must be made anew."
+            )
+    done = {step.version for step in applied}
+    return tuple(migration for migration in known if migration.version not in done)
+
+
+def _unheard(_: str) -> None:
+    """Ignore a progress message."""
+
+
+async def migrate(
+    connection: psycopg.AsyncConnection[object],
+    outbox_table: str,
+    *,
+    deadline: float | None = None,
+    waits: Callable[[str], None] = _unheard,
+    begins: Callable[[str], None] = _unheard,
+) -> MigrationReport:
+    """Apply the pending steps and make ``outbox_table`` an outbox, in one transaction.
+
+    While another migration holds the lock, ``waits`` is called repeatedly. ``begins`` is called before each step. From
+    the first step on there is no ``deadline``, because its duration is unknown.
+
+    Raises `SchemaMismatch` if the database is newer, was changed, or the user lacks a right. Raises
+    `DatabaseUnavailable` on a standby, if the connection breaks, and past the deadline.
+    """
+    try:
+        while True:
+            try:
+                async with (
+                    asyncio.timeout(deadline) as patience,
+                    connection.transaction(),
+                    connection.cursor(row_factory=tuple_row) as cursor,
+                ):
+                    facts = await _facts(connection)
+                    refuse_encoding(facts["database"], facts["encoding"])
+                    if facts["ledger"] and await _is_made(cursor, outbox_table):
+                        return await _supplied(cursor, outbox_table)
+                    await _lock(cursor, ledger=bool(facts["ledger"]))
+                    return await _migrate(cursor, outbox_table, _Steps(patience, begins))
+            except _Locked:
+                async with asyncio.timeout(deadline):
+                    holder = await _holder(connection)
+                if holder is not None:
+                    waits(f"another migration is under way (lock held by {holder}): waiting for its end")
+    except TimeoutError as error:
+        await connection.close()
+        raise DatabaseUnavailable(f"Postgres did not answer within {deadline or 0:.0f} s of the migration") from error
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise SchemaMismatch(
+            f"The database user may not migrate the schema: {_sentence(error)}. Run `mailboat migrate` as a user that"
+            " may create schemas in this database (grant create on database ... to ...), or hand what `mailboat migrate"
+            " --sql` prints to one, and let the relay use `manageSchema: false`."
+        ) from error
+    except psycopg.OperationalError as error:
+        raise DatabaseUnavailable(f"The database went away during the migration: {_sentence(error)}.") from error
+    except psycopg.Error as error:
+        raise SchemaMismatch(f"The migration failed and was rolled back: {_sentence(error)}.") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """Actions at the begin of a step: remove the deadline, report the step."""
+
+    patience: asyncio.Timeout
+    begins: Callable[[str], None]
+
+    def begin(self, step: Migration) -> None:
+        self.patience.reschedule(None)
+        self.begins(step.name)
+
+
+class _Locked(Exception):
+    """Another migration is under way, or has just ended."""
+
+
+_Cursor = psycopg.AsyncCursor[tuple[object, ...]]
+
+
+async def _is_made(cursor: _Cursor, outbox_table: str) -> bool:
+    """Return True if nothing is left to do but to create time partitions."""
+    if pending(known_migrations(), await _applied(cursor)):
+        return False
+    await cursor.execute(_SQL["made"], {"outbox": outbox_table})
+    return await cursor.fetchone() == (True,)
+
+
+async def _supplied(cursor: _Cursor, outbox_table: str) -> MigrationReport:
+    await cursor.execute(_SQL["supply"], {"outbox": outbox_table})
+    return MigrationReport(outbox_table, (), await _missing_roles(cursor))
+
+
+async def _lock(cursor: _Cursor, *, ledger: bool) -> None:
+    """Exclude other migrations until the end of the transaction. Raises `_Locked` after a short wait."""
+    await cursor.execute(_SQL["wait_at_most"], {"patience": f"{_LOCK_WAIT * 1000:.0f}ms"})
+    try:
+        await cursor.execute(_SQL["lock"] if ledger else _SQL["create_ledger"])
+    except _LOCKED as error:
+        raise _Locked from error
+    await cursor.execute(_SQL["wait_at_most"], {"patience": "0"})
+
+
+async def _holder(connection: psycopg.AsyncConnection[object]) -> str | None:
+    async with connection.transaction(), connection.cursor(row_factory=tuple_row) as cursor:
+        await cursor.execute(_SQL["lock_holder"])
+        row = await cursor.fetchone()
+    return None if row is None else "process {}, user {}, application {}".format(*row)
+
+
+async def _migrate(cursor: _Cursor, outbox_table: str, taking: _Steps) -> MigrationReport:
+    steps = pending(known_migrations(), await _applied(cursor))
+    for step in steps:
+        taking.begin(step)
+        await cursor.execute(step.script.encode())
+        await cursor.execute(_SQL["record"], {"version": step.version, "name": step.name, "checksum": step.checksum})
+    if steps:
+        await cursor.execute(_SQL["grant_roles"])
+    await cursor.execute(_SQL["create_outbox"], {"outbox": outbox_table})
+    (outbox,) = await cursor.fetchone() or (outbox_table,)
+    if outbox != outbox_table:
+        raise SchemaMismatch(f"spec.outbox.table: {outbox}: {RESERVED}. Nothing was changed: choose another name.")
+    return MigrationReport(str(outbox), tuple(step.name for step in steps), await _missing_roles(cursor))
+
+
+async def _applied(cursor: _Cursor) -> list[Applied]:
+    await cursor.execute(_SQL["applied"])
+    return [Applied(int(str(version)), str(name), str(checksum)) for version, name, checksum in await cursor.fetchall()]
+
+
+async def _missing_roles(cursor: _Cursor) -> tuple[str, ...]:
+    await cursor.execute(_SQL["missing_roles"])
+    return tuple(str(role) for (role,) in await cursor.fetchall())
+
+
+def refuse_encoding(database: object, encoding: object) -> None:
+    """Raise `SchemaMismatch` if the encoding is not UTF-8: texts of events could not be read."""
+    if encoding != "UTF8":
+        raise SchemaMismatch(
+            f"Database {database}: its encoding is {encoding}, and events are UTF-8. Nothing was changed: make one with"
+            " create database ... encoding 'UTF8' template template0, and move the data there."
+        )
+
+
+async def _facts(connection: psycopg.AsyncConnection[object]) -> Mapping[str, object]:
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(_SQL["facts"])
+        facts = await cursor.fetchone() or {}
+    if facts["standby"]:
+        raise DatabaseUnavailable(
+            f"Database {facts['database']} is a standby (in recovery): it can't be migrated, nor read for events."
+            " Connect to the primary (target_session_attrs=primary)."
+        )
+    return facts
+
+
+def _sentence(error: psycopg.Error) -> str:
+    """Return the server's message and hint, without the statement."""
+    words = primary_message(error)
+    hint = error.diag.message_hint
+    return f"{words.rstrip('.')}. {hint.rstrip('.')}" if hint else words.rstrip(".")

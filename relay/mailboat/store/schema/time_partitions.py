@@ -1,0 +1,355 @@
+"""Time partitions of an outbox: created ahead of time, dropped once no subscription needs them.
+
+Neither may affect a writer (G10). A database function creates partitions. Dropping takes four steps. A relay may die
+after any of them; the next relay continues there:
+
+    decide      a short transaction: no subscription needs an event of the partition, and no transaction in flight has
+                written to it (checked by a share lock with a very short time-out). A comment on the table marks it.
+    detach      ALTER TABLE ... DETACH PARTITION ... CONCURRENTLY. Cancelled if a long transaction delays it. The
+                partition is then *pending*: invisible to new statements, and finished later
+    finish      ... FINALIZE, if a detach is pending
+    drop        DROP of the detached table, which no statement on the outbox touches
+
+A bare DROP of a partition would queue for a lock on the outbox behind any reader, and every insert would queue behind
+the DROP.
+
+The server's clock sorts events into partitions, so a partition is dropped only if it has ended by that clock. That
+clock may jump ahead, so the partition must have ended by the caller's clock too (``RetentionClock`` of the janitor).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from mailboat.errors import DatabaseUnavailable, SchemaMismatch
+from mailboat.store.connection import explain
+from mailboat.store.sql import statements
+from mailboat.store.table import TableLayout
+
+_SQL = statements("time_partitions")
+_MARK = "mailboat: expired, being dropped"
+_NOT_NOW = (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled, psycopg.errors.DeadlockDetected)
+
+Connection = psycopg.AsyncConnection[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Supply:
+    """Supply of an outbox with time partitions."""
+
+    made: int
+    days_ahead: float | None
+    """Days from now that are covered without a gap. A writer without a partition fails: below 7 needs attention.
+
+    None for a plain table, which has no partitions.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class TimePartition:
+    """One time partition (day) of an outbox."""
+
+    name: str
+    lower: datetime
+    upper: datetime
+    pending: bool
+    """A detach was started and not finished."""
+    condemned: bool
+    """Mailboat has decided to drop it."""
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class HardLimit:
+    """Limit of ``retention.policy: Drop``, beyond which events are dropped even if undelivered."""
+
+    older_than: datetime | None = None
+    max_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """An expired partition that can't be dropped yet."""
+
+    partition: str
+    reason: str
+    subscription: str | None = None
+
+    def __str__(self) -> str:
+        who = f"subscription {self.subscription} " if self.subscription else ""
+        return f"{self.partition}: {who}{self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Undelivered events of a subscription dropped by a hard limit, counted before its filter."""
+
+    partition: str
+    subscription: str
+    events: int
+    at_least: bool
+    """Counting stopped at a bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionReport:
+    """Result for the expired partitions."""
+
+    dropped: tuple[str, ...] = ()
+    blocked: tuple[Blocked, ...] = ()
+    lost: tuple[Lost, ...] = ()
+
+
+@dataclass(slots=True)
+class _Findings:
+    dropped: list[str] = field(default_factory=list)
+    blocked: list[Blocked] = field(default_factory=list)
+    lost: list[Lost] = field(default_factory=list)
+
+
+async def server_time(connection: Connection) -> datetime:
+    """Return the server's time, which also timestamps events."""
+    try:
+        cursor = connection.cursor(row_factory=psycopg.rows.tuple_row)
+        await cursor.execute(_SQL["now"])
+        (now,) = await cursor.fetchone() or (None,)
+    except psycopg.Error as error:
+        raise explain(error) from error
+    if not isinstance(now, datetime):
+        raise DatabaseUnavailable("Postgres did not say what time it is")
+    return now
+
+
+async def ensure_partitions(connection: Connection, outbox: str) -> Supply:
+    """Create the missing partitions of the next 30 days. If none is missing, write nothing."""
+    try:
+        cursor = await connection.execute(_SQL["ensure"], {"outbox": outbox})
+        (made,) = await cursor.fetchone() or (0,)
+    except psycopg.Error as error:
+        raise explain(error) from error
+    return Supply(int(made or 0), await days_ahead(connection, outbox))
+
+
+async def days_ahead(connection: Connection, outbox: str) -> float | None:
+    """Return the days that existing partitions cover, whether or not more can be created; see `Supply`."""
+    try:
+        cursor = await connection.execute(_SQL["ahead"], {"outbox": outbox})
+        (days,) = await cursor.fetchone() or (0.0,)
+    except psycopg.Error as error:
+        raise explain(error) from error
+    return None if days is None else float(days)
+
+
+def beyond(limit: HardLimit | None, partitions: Sequence[TimePartition], now: datetime) -> frozenset[str]:
+    """Return the partitions that a hard limit drops: the oldest first, and never one that may still be written to."""
+    if limit is None:
+        return frozenset()
+    over = [partition for partition in partitions if partition.upper <= now]
+    given_up = {p.name for p in over if limit.older_than is not None and p.upper <= limit.older_than}
+    if limit.max_bytes is not None:
+        size = sum(partition.bytes for partition in partitions if partition.name not in given_up)
+        for partition in sorted(over, key=lambda each: each.lower):
+            if size <= limit.max_bytes:
+                break
+            if partition.name not in given_up:
+                given_up.add(partition.name)
+                size -= partition.bytes
+    return frozenset(given_up)
+
+
+async def drop_expired(
+    connection: Connection,
+    layout: TableLayout,
+    older_than: datetime,
+    *,
+    now: datetime,
+    limit: HardLimit | None = None,
+    lock_wait: float = 0.1,
+    detach_wait: float = 5.0,
+    count_up_to: int = 100_000,
+) -> RetentionReport:
+    """Drop partitions that end before ``older_than`` and that every subscription has settled, and those over ``limit``.
+
+    If ``now`` is later than the server's time, the server's time is used: a partition that may still be written to is
+    never dropped.
+
+    The connection must be in autocommit mode and outside a transaction. Its user must own the outbox. No wait is longer
+    than the given seconds. Unfinished work is in the report, and the next call retries it.
+    """
+    if not connection.autocommit or connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+        raise ValueError("drop_expired needs a connection in autocommit mode and outside of a transaction")
+    found = _Findings()
+    try:
+        name = await _registered(connection, layout.table)
+        await _Sweep(
+            connection, name, layout.rows, older_than, now, limit, lock_wait, detach_wait, count_up_to, found
+        ).run()
+    except psycopg.errors.InsufficientPrivilege as error:
+        found.blocked.append(
+            Blocked(
+                layout.table,
+                f"the relay's user is not its owner ({error.diag.message_primary}): grant it the owner's role",
+            )
+        )
+    except psycopg.Error as error:
+        raise explain(error) from error
+    return RetentionReport(tuple(found.dropped), tuple(found.blocked), tuple(found.lost))
+
+
+@dataclass(slots=True)
+class _Sweep:
+    """One call of `drop_expired`."""
+
+    connection: Connection
+    outbox: str
+    rows: sql.Composable
+    older_than: datetime
+    now: datetime
+    limit: HardLimit | None
+    lock_wait: float
+    detach_wait: float
+    count_up_to: int
+    found: _Findings
+
+    async def run(self) -> None:
+        partitions = await self._partitions()
+        for partition in partitions:
+            if partition.pending and not await self._finish(partition):
+                return  # Postgres allows one pending detach at a time
+        for (leftover,) in await self._rows("leftovers", outbox=self.outbox, mark=_MARK):
+            await self._drop(leftover)
+        now = min(self.now, await server_time(self.connection))
+        given_up = beyond(self.limit, partitions, now)
+        deadline = min(self.older_than, now)
+        for partition in partitions:
+            if partition.pending or not (partition.name in given_up or partition.upper <= deadline):
+                continue
+            if not await self._decide(partition, regardless=partition.name in given_up):
+                continue
+            if not await self._detach(partition, "detach"):
+                return
+            await self._drop(partition.name)
+
+    async def _decide(self, partition: TimePartition, *, regardless: bool) -> bool:
+        """Return True if the partition may be dropped. Checked twice, the second time with writers locked out."""
+        if not regardless and await self._held(partition):
+            return False
+        try:
+            async with self._briefly():
+                await self._execute("lock", partition=partition.name)
+                if await self._rows("over", upper=partition.upper) != [(True,)]:
+                    return False  # the clock was set back, or this is another server after a failover
+                if regardless:
+                    await self._count_losses(partition)
+                elif await self._held(partition):
+                    return False
+                await self._execute("condemn", partition=partition.name)
+        except _NOT_NOW:
+            self._block(partition.name, "a transaction in flight has written to it, or it is being vacuumed")
+            return False
+        except psycopg.errors.UndefinedTable:
+            return False  # another relay dropped it first
+        return True
+
+    async def _held(self, partition: TimePartition) -> bool:
+        async with self.connection.transaction():
+            await self._rows("by_index")
+            holders = await self._rows("holders", outbox=self.outbox, lower=partition.lower, upper=partition.upper)
+        self.found.blocked += [Blocked(partition.name, reason, subscription) for subscription, reason in holders]
+        return bool(holders)
+
+    async def _count_losses(self, partition: TimePartition) -> None:
+        losses = await self._rows(
+            "losses", outbox=self.outbox, lower=partition.lower, upper=partition.upper, bound=self.count_up_to
+        )
+        self.found.lost += [
+            Lost(partition.name, name, min(events, self.count_up_to), events > self.count_up_to)
+            for name, events in losses
+        ]
+
+    async def _finish(self, partition: TimePartition) -> bool:
+        if not partition.condemned:
+            self._block(
+                partition.name, "somebody else's detach of it is unfinished: finish it with ALTER TABLE ... FINALIZE"
+            )
+            return False
+        if not await self._detach(partition, "finish_detach"):
+            return False
+        await self._drop(partition.name)
+        return True
+
+    async def _detach(self, partition: TimePartition, how: str) -> bool:
+        """Detach a partition and return True on success.
+
+        The time-out is on the client: behind a pooler, a time-out set in the session would outlive this call.
+        """
+        try:
+            async with asyncio.timeout(self.detach_wait):
+                await self._execute(how, partition=partition.name)
+        except (TimeoutError, *_NOT_NOW):
+            self._block(partition.name, "a transaction that is still open has used the outbox; will be finished later")
+            return False
+        except psycopg.errors.UndefinedTable:
+            return False  # another relay detached it first and is about to drop it
+        except psycopg.errors.ObjectNotInPrerequisiteState:
+            self._block(partition.name, "another relay is at it, or at another one")
+            return False
+        return True
+
+    async def _drop(self, name: str) -> None:
+        try:
+            async with self._briefly():
+                await self._execute("drop", partition=name)
+        except _NOT_NOW:
+            self._block(name, "it is detached, and somebody is reading it still; will be dropped later")
+        except psycopg.errors.UndefinedTable:
+            pass  # another relay dropped it first
+        else:
+            self.found.dropped.append(name)
+
+    @asynccontextmanager
+    async def _briefly(self) -> AsyncIterator[None]:
+        async with self.connection.transaction():
+            await self._rows("wait_at_most", milliseconds=f"{self.lock_wait * 1000:.0f}ms")
+            yield
+
+    def _block(self, partition: str, reason: str) -> None:
+        self.found.blocked.append(Blocked(partition, reason))
+
+    async def _partitions(self) -> list[TimePartition]:
+        return [TimePartition(*row) for row in await self._rows("partitions", outbox=self.outbox, mark=_MARK)]
+
+    async def _rows(self, name: str, **values: object) -> list[Any]:
+        cursor = self.connection.cursor(row_factory=psycopg.rows.tuple_row)
+        await cursor.execute(sql.SQL(_SQL[name]).format(outbox=_quoted(self.outbox), rows=self.rows), values)
+        return await cursor.fetchall()
+
+    async def _execute(self, name: str, *, partition: str) -> None:
+        statement = sql.SQL(_SQL[name]).format(
+            outbox=_quoted(self.outbox), partition=_quoted(partition), mark=sql.Literal(_MARK)
+        )
+        # A plain cursor: behind a pooler, a session's cursor opens a transaction, in which no detach can run.
+        await psycopg.AsyncCursor(self.connection).execute(statement)
+
+
+async def _registered(connection: Connection, outbox: str) -> str:
+    """Return the outbox's name as quoted by Postgres, by which subscriptions refer to it."""
+    cursor = connection.cursor(row_factory=psycopg.rows.tuple_row)
+    await cursor.execute(_SQL["registered"], {"outbox": outbox})
+    row = await cursor.fetchone()
+    if row is None:
+        raise SchemaMismatch(f"There is no outbox {outbox}. Make it: select mailboat.create_outbox('{outbox}');")
+    return str(row[0])
+
+
+def _quoted(name: str) -> sql.SQL:
+    """Wrap a name that Postgres has quoted already."""
+    return sql.SQL(name)

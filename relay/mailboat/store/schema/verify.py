@@ -1,0 +1,290 @@
+"""Verification of a database with an externally managed schema (``manageSchema: false``).
+
+Every finding has the SQL that fixes it, to be run by an administrator. This module changes nothing. Defects that only
+cost speed or latency (a missing trigger) are findings too: on a table without an index on ``xid``, a relay would read
+the whole table at every poll.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import dict_row, tuple_row
+
+from mailboat.errors import DatabaseUnavailable, SchemaMismatch
+from mailboat.store.connection import explain
+from mailboat.store.schema.migrate import RESERVED, Applied, known_migrations, pending
+from mailboat.store.sql import statements
+from mailboat.store.verify_columns import COLUMNS, Present, about_columns
+
+_SQL = statements("verify")
+
+OLDEST_POSTGRES = 140000
+DAYS_AHEAD = 7
+"""Minimum days of time partitions ahead. Fewer are a finding, because a writer without a partition fails."""
+
+MOST_COUNTED = 100_000
+"""Rows at which counting stops."""
+
+BOOKKEEPING = ("relays", "doorbells", "subscriptions", "cursors", "parked", "dead_letters")
+"""Tables that a relay writes to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One defect of the database."""
+
+    what: str
+    where: str
+    sql: str
+    """The SQL that fixes it; a comment if no SQL can."""
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}\n    {self.sql}"
+
+
+async def verify_or_refuse(
+    connection: psycopg.AsyncConnection[Any], outbox_table: str, columns: Mapping[str, str]
+) -> None:
+    """Raise `SchemaMismatch` with every finding and its remedy, if there are any."""
+    findings = await verify(connection, outbox_table, columns)
+    if findings:
+        raise SchemaMismatch(readable(findings))
+
+
+def readable(findings: Sequence[Finding]) -> str:
+    """Format all findings for a person, with SQL to paste."""
+    count = "one thing is" if len(findings) == 1 else f"{len(findings)} things are"
+    return "\n".join(
+        [
+            f"The database is not as Mailboat needs it ({count} missing or different). What mends it:",
+            *map(str, findings),
+        ]
+    )
+
+
+async def verify(
+    connection: psycopg.AsyncConnection[Any], outbox_table: str, columns: Mapping[str, str]
+) -> list[Finding]:
+    """Return the defects that affect a relay. ``columns`` maps Mailboat's names to the table's, where they differ."""
+    try:
+        return [finding async for finding in _Inspection(connection, outbox_table, columns).findings()]
+    except psycopg.Error as error:
+        raise explain(error) from error
+
+
+async def undeliverable_rows(
+    connection: psycopg.AsyncConnection[Any], outbox_table: str, columns: Mapping[str, str]
+) -> Finding | None:
+    """Return the number of rows without a transaction id, which no relay reads, and the SQL that delivers them.
+
+    Such rows were written before the column existed. They are no defect: somebody else may have delivered them.
+    """
+    xid = columns.get("xid", "xid")
+    statement = sql.SQL(_SQL["without_xid"]).format(
+        outbox=sql.Identifier(*outbox_table.split(".")), xid=sql.Identifier(xid)
+    )
+    try:
+        cursor = await connection.cursor(row_factory=tuple_row).execute(statement, {"most": MOST_COUNTED})
+        (count,) = await cursor.fetchone() or (0,)
+    except psycopg.Error as error:
+        raise explain(error) from error
+    if not count:
+        return None
+    many = "one row has" if count == 1 else f"{count}{'+' if count >= MOST_COUNTED else ''} rows have"
+    return Finding(
+        f"{many} no transaction id (written before the column existed) and will never be delivered. If they should be,"
+        " this delivers them to every subscription:",
+        outbox_table,
+        f'update {outbox_table} set "{xid}" = pg_current_xact_id() where "{xid}" is null;',
+    )
+
+
+class _Inspection:
+    """One verification of one database."""
+
+    def __init__(self, connection: psycopg.AsyncConnection[Any], outbox: str, columns: Mapping[str, str]) -> None:
+        self._connection = connection
+        self._outbox = outbox
+        self._names = {name: columns.get(name, name) for name in COLUMNS}
+
+    async def findings(self) -> AsyncIterator[Finding]:
+        server = await self._row("server", tables=list(BOOKKEEPING))
+        assert server is not None, "a query without FROM has a row"
+        if server["standby"]:
+            raise DatabaseUnavailable(
+                f"Database {server['database']} is a standby: its snapshots leave out transactions in flight."
+                " Connect to the primary (target_session_attrs=primary)."
+            )
+        for finding in _about_server(server):
+            yield finding
+        if not server["schema"]:
+            yield Finding("there is no schema mailboat", "schema mailboat", _MIGRATE)
+            return
+        hidden = [name for (name,) in await self._rows("usable", outbox=self._outbox)]
+        for name in hidden:
+            yield Finding(f"user {server['user']} may not use it", f"schema {name}", _grant(server))
+        if hidden:
+            return
+        async for finding in self._about_history(server):
+            yield finding
+        if server["missing_tables"]:
+            return
+        relation = await self._row("relation", outbox=self._outbox, xid=self._names["xid"], id=self._names["id"])
+        if relation is None:
+            yield Finding("the table does not exist", self._outbox, f"select mailboat.create_outbox('{self._outbox}');")
+            return
+        name = relation["name"]
+        if name != self._outbox:
+            plain = f"{self._outbox.partition('.')[2]}_outbox"
+            yield Finding(RESERVED, name, f"alter table {name} rename to {plain};")
+            return
+        async for finding in self._about_table(relation):
+            yield finding
+        async for finding in self._about_rights(server):
+            yield finding
+
+    async def _about_rights(self, server: Mapping[str, Any]) -> AsyncIterator[Finding]:
+        user = f"user {server['user']}"
+        roles = await self._rows("relay_role", outbox=self._outbox)
+        role = roles[0][0] if roles and roles[0][1] else None
+        if role and not roles[0][2]:
+            yield Finding(
+                f"{user} lacks role {role}, which relays of this outbox need", user, _grant(server, role=role)
+            )
+        for (right,) in await self._rows("rights", outbox=self._outbox, tables=list(BOOKKEEPING)):
+            yield Finding(f"{user} lacks {right}", user, _grant(server, right, role=role))
+
+    async def _about_history(self, server: Mapping[str, Any]) -> AsyncIterator[Finding]:
+        try:
+            async with self._connection.transaction():
+                applied = [Applied(*row) for row in await self._rows("steps")]
+        except psycopg.errors.UndefinedTable:
+            applied = []
+        except psycopg.errors.InsufficientPrivilege:
+            yield Finding(
+                f"user {server['user']} can't read which migrations were applied",
+                "mailboat.migrations",
+                _grant(server, "select on mailboat.migrations"),
+            )
+            return
+        missing = pending(known_migrations(), applied)
+        if missing:
+            names = ", ".join(step.name for step in missing)
+            yield Finding(f"migrations were not applied: {names}", "mailboat.migrations", _MIGRATE)
+        elif server["missing_tables"]:
+            yield Finding("tables are missing: " + ", ".join(server["missing_tables"]), "schema mailboat", _GONE)
+
+    async def _about_table(self, relation: Mapping[str, Any]) -> AsyncIterator[Finding]:
+        name = relation["name"]
+        present = {column: Present(*facts) for column, *facts in await self._rows("columns", outbox=self._outbox)}
+        for where, what, remedy in about_columns(name, self._names, present):
+            yield Finding(what, where, remedy)
+        xid, position = self._names["xid"], self._names["id"]
+        if not relation["xid_index"] and xid in present:
+            yield Finding("no index begins with it", f"{name}.{xid}", f'create index on {name} ("{xid}");')
+        if not relation["id_index"] and position in present:
+            yield Finding("no index begins with it", f"{name}.{position}", f'create index on {name} ("{position}");')
+        elif position in present and await self._has_lost_ids(position):
+            yield Finding(
+                "there are events with a position of 0 or less, which are never delivered",
+                f"{name}.{position}",
+                f'alter table {name} add check ("{position}" > 0) not valid;  -- and insert those events again',
+            )
+        async for finding in self._about_sequence(name, position in present, relation["sequence"]):
+            yield finding
+        if relation["hides_rows"]:
+            yield Finding(
+                "row level security may hide events from this user, and relays refuse to read it",
+                name,
+                f"alter table {name} disable row level security;  -- or: alter role <the relay's user> bypassrls;",
+            )
+        if not relation["rings"]:
+            yield Finding(
+                "no trigger wakes a sleeping relay (events would wait for the next poll)",
+                name,
+                f"create trigger mailboat_ring after insert on {name} for each statement"
+                f" execute function mailboat.ring('{name}');",
+            )
+        ((registered,),) = await self._rows("registered", outbox=self._outbox)
+        if not registered:
+            yield Finding(
+                "it is not registered as an outbox", name, f"insert into mailboat.outboxes (name) values ('{name}');"
+            )
+        if relation["kind"] == "p":
+            cursor = self._connection.cursor(row_factory=tuple_row)
+            await cursor.execute(statements("time_partitions")["ahead"], {"outbox": self._outbox})
+            (days,) = await cursor.fetchone() or (0.0,)
+            if days < DAYS_AHEAD:
+                yield Finding(
+                    f"it has partitions for {days:.1f} days; without one, writers fail",
+                    name,
+                    f"select mailboat.ensure_partitions('{name}');",
+                )
+
+    async def _has_lost_ids(self, position: str) -> bool:
+        statement = sql.SQL(_SQL["lost_ids"]).format(
+            outbox=sql.Identifier(*self._outbox.split(".")), id=sql.Identifier(position)
+        )
+        try:
+            async with self._connection.transaction():
+                cursor = await self._connection.execute(statement)
+        except psycopg.errors.InsufficientPrivilege:  # reported as a separate finding
+            return False
+        return await cursor.fetchone() == (True,)
+
+    async def _about_sequence(self, table: str, has_position: bool, sequence: str | None) -> AsyncIterator[Finding]:
+        position = self._names["id"]
+        if sequence is None:
+            if has_position:
+                yield Finding(
+                    "its default takes no number from a sequence",
+                    f"{table}.{position}",
+                    f'create sequence {table}_position_seq cache 1; alter table {table} alter column "{position}"'
+                    f" set default nextval('{table}_position_seq');",
+                )
+            return
+        ((cache,),) = await self._rows("cache", sequence=sequence)
+        if cache != 1:
+            yield Finding(
+                f"it caches {cache} numbers per session, which breaks the order of keys",
+                f"sequence {sequence}",
+                f"alter sequence {sequence} cache 1;",
+            )
+
+    async def _row(self, name: str, **values: object) -> Mapping[str, Any] | None:
+        cursor = self._connection.cursor(row_factory=dict_row)
+        await cursor.execute(_SQL[name], values)
+        return await cursor.fetchone()
+
+    async def _rows(self, name: str, **values: object) -> list[tuple[Any, ...]]:
+        cursor = self._connection.cursor(row_factory=tuple_row)
+        await cursor.execute(_SQL[name], values)
+        return await cursor.fetchall()
+
+
+_MIGRATE = "-- `mailboat migrate --sql` prints it, for a user that may create schemas in this database"
+_GONE = "-- the migrations that made them were applied, so they were dropped since: bring them back from a backup"
+
+
+def _grant(server: Mapping[str, Any], right: str = "usage on schema mailboat", *, role: str | None = None) -> str:
+    user = '"' + str(server["user"]).replace('"', '""') + '"'
+    if role is None and server["role"]:
+        role = "mailboat_relay"
+    return f"grant {role or right} to {user};"
+
+
+def _about_server(server: Mapping[str, Any]) -> Iterator[Finding]:
+    where = f"database {server['database']}"
+    if server["version"] < OLDEST_POSTGRES:
+        yield Finding(f"Postgres {server['version'] // 10000} is too old", where, "-- upgrade to Postgres 14 or newer")
+    if server["encoding"] != "UTF8":
+        yield Finding(
+            f"its encoding is {server['encoding']}, and events are UTF-8",
+            where,
+            "create database ... encoding 'UTF8' template template0;  -- and move the data there",
+        )

@@ -1,0 +1,26 @@
+"""Loader of the SQL statements in ``mailboat/store/sql/*.sql``. Python code holds only session settings and fragments.
+
+A file holds named statements, each introduced by ``-- name: <name>`` and a line of purpose. ``{braces}`` are filled
+by `psycopg.sql` with identifiers and predicates; ``%(names)s`` are parameters.
+
+Lines of comment stay in the file: psycopg parses a statement of more than 4,096 bytes anew for every execution.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib import resources
+from typing import LiteralString
+
+_NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+_COMMENT = re.compile(r"^--.*\n", re.MULTILINE)
+
+
+@cache
+def statements(file: str) -> dict[str, LiteralString]:
+    """Return the statements of ``mailboat/store/sql/<file>.sql`` by name."""
+    text = (resources.files(__name__) / f"{file}.sql").read_text(encoding="utf-8")
+    _, *parts = _NAME.split(text)
+    names, bodies = parts[::2], parts[1::2]
+    return {name: _COMMENT.sub("", body).strip() for name, body in zip(names, bodies, strict=True)}

@@ -1,0 +1,243 @@
+"""Creation and retirement of subscriptions: their rows and cursors, created once and shared by all relays.
+
+Each subscription is declared in one transaction that locks its row, so relays that start together agree. Relays receive
+a new configuration at different times. The row stores the newest config version (`ConfigVersion`) that declared it; an
+older version changes, recreates and deletes nothing.
+
+A subscription is known by its name. If its resource is deleted and created again (another UID), it continues where it
+stopped: the progress of a deleted one is kept for ``GRACE``. Later, or after `mailboat forget`, it begins at its start.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+from psycopg import AsyncCursor, sql
+
+from mailboat.errors import ForeignDatabase
+from mailboat.store.connection import PostgresConnection, Row
+from mailboat.store.cursor_locks import lock_cursors
+from mailboat.store.filter_predicates import Since, predicate
+from mailboat.store.outbox_store import Subscription
+from mailboat.store.pull_policy import declare_policy, effective_filter
+from mailboat.store.queries import SubscriptionQuery
+from mailboat.store.repartition import repartition, undone
+from mailboat.store.sql import statements
+from mailboat.store.table import TableLayout
+from mailboat_spec import EventSubscription, full_name
+
+log = logging.getLogger(__name__)
+
+_SQL = statements("subscription_rows")
+GRACE: Final = timedelta(hours=24)
+"""Time for which the progress of a deleted subscription is kept."""
+_GRACE: Final = {"grace": GRACE.total_seconds()}
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigVersion:
+    """Version of the configuration that declares a subscription."""
+
+    version: int = 0
+    """Increases with every change; 0 if the configuration has no version."""
+    relay_uid: str = ""
+    """UID of the OutboxRelay resource; empty outside Kubernetes."""
+
+
+UNCOUNTED = ConfigVersion()
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionManifest:
+    """A subscription as declared by its manifest."""
+
+    name: str
+    resource: EventSubscription
+
+    @classmethod
+    def of(cls, resource: EventSubscription) -> SubscriptionManifest:
+        return cls(full_name(resource), resource)
+
+
+async def declare(
+    link: PostgresConnection,
+    layout: TableLayout,
+    declared: SubscriptionManifest,
+    *,
+    may_lay_out: bool,
+    edition: ConfigVersion = UNCOUNTED,
+) -> SubscriptionQuery | None:
+    """Create the row and cursors of a subscription if missing, and update them if the manifest changed.
+
+    ``may_lay_out`` permits repartitioning. It is true for a relay that just started or received a new configuration. A
+    running relay keeps the stored number of partitions, so that two relays with two versions of a manifest do not
+    repartition in turns. Return None if a newer config version deleted or replaced this subscription.
+    """
+    spec = declared.resource.spec
+    wanted: dict[str, Any] = {
+        "outbox": layout.table,
+        "name": declared.name,
+        "uid": declared.resource.metadata.uid or "",
+        "state": spec.state.value,
+        "partitions": spec.partitions,
+        "since_time": spec.start.time.isoformat() if spec.start.time else None,
+        "since_id": spec.start.position,
+        "version": edition.version,
+        "relay_uid": edition.relay_uid,
+        **_GRACE,
+    }
+    before = await undone(link, layout, wanted) if may_lay_out else None
+    async with link.transaction() as cursor:
+        found = await _find(cursor, wanted)
+        if found is None:
+            await cursor.execute(_SQL["declare"], wanted)
+            found = await _find(cursor, wanted)
+            assert found is not None
+        number, uid, partitions, generation, state, since_time, since_id, known_version, retired, given_up = found
+        outdated = edition.version < known_version
+        if retired and outdated:
+            return None
+        if given_up:
+            await _clear(cursor, number)
+            await cursor.execute(_SQL["renew"], {**wanted, "id": number})
+            number, uid, partitions, generation, state, since_time, since_id, *_ = await _find(cursor, wanted) or found
+        elif not outdated:
+            if retired or (uid and wanted["uid"] and uid != wanted["uid"]):
+                log.info("Subscription was created again and continues", extra={"subscription": declared.name})
+            await cursor.execute(_SQL["redeclare"], {**wanted, "id": number, "uid": wanted["uid"] or uid})
+            (state,) = await cursor.fetchone() or (state,)
+        await cursor.execute(
+            sql.SQL(_SQL["create_cursors"]).format(rows=layout.rows),
+            {
+                "id": number,
+                "partitions": partitions,
+                "latest": spec.start.from_.value == "Latest",
+                "system_identifier": link.server.system_identifier,
+                "timeline": link.server.timeline,
+            },
+        )
+        if partitions != spec.partitions and may_lay_out and not outdated:
+            link.take_time()  # all parked events are moved, however many
+            generation = await repartition(cursor, layout, link.server, number, spec.partitions, before)
+            partitions = spec.partitions
+        if not outdated:
+            await declare_policy(cursor, number, declared.name, spec, layout)
+    subscription = Subscription(number, declared.name, partitions, generation, state == "Paused")
+    return SubscriptionQuery(
+        subscription, predicate(effective_filter(declared.name, spec), Since(since_time, since_id))
+    )
+
+
+async def declare_pulled(
+    link: PostgresConnection, layout: TableLayout, resources: Iterable[EventSubscription]
+) -> list[str]:
+    """Declare the pull subscriptions among the resources, for consumers without a relay; return their names."""
+    pulled = [SubscriptionManifest.of(each) for each in resources if each.spec.sink.pull is not None]
+    for each in pulled:
+        await declare(link, layout, each, may_lay_out=True)
+    return [each.name for each in pulled]
+
+
+async def _find(cursor: AsyncCursor[Row], wanted: dict[str, Any]) -> Row | None:
+    await cursor.execute(_SQL["find"], wanted)
+    return await cursor.fetchone()
+
+
+async def _clear(cursor: AsyncCursor[Row], number: int) -> None:
+    """Delete cursors and parked events, including those being parked. The caller has locked the subscription's row."""
+    await lock_cursors(cursor, _SQL["hold_cursors"], {"id": number})
+    await cursor.execute(_SQL["clear"], {"id": number})
+
+
+async def refuse_foreign_cursors(link: PostgresConnection, numbers: list[int]) -> None:
+    """Raise ``ForeignDatabase`` if cursors were written in another database: a person must decide."""
+    async with link.autocommit() as cursor:
+        await cursor.execute(
+            _SQL["strangers"], {"numbers": numbers, "system_identifier": link.server.system_identifier}
+        )
+        names = [row[0] for row in await cursor.fetchall()]
+    if names:
+        raise ForeignDatabase(
+            f"the cursors of {', '.join(sorted(names))} were written in another database: this one is a restored"
+            " copy, or was upgraded. After pg_upgrade run `mailboat rebase --same-history`. If this is a copy, and the"
+            " one to go on with, run `mailboat rebase`: it continues behind the highest position that was settled."
+        )
+
+
+async def in_other_hands(
+    link: PostgresConnection, outbox: str, relay: str, declared: Sequence[SubscriptionManifest], edition: ConfigVersion
+) -> bool:
+    """Return True if repartitioning now would revoke partitions of other relays, which may have batches in flight."""
+    where = {"outbox": outbox, "relay": relay, "version": edition.version}
+    async with link.autocommit() as cursor:
+        for each in declared:
+            named = {"name": each.name, "partitions": each.resource.spec.partitions}
+            await cursor.execute(_SQL["in_other_hands"], where | named)
+            row = await cursor.fetchone()
+            if row is not None and row[0]:
+                return True
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class RetireResult:
+    """Result of retiring the subscriptions that a configuration no longer contains."""
+
+    retired: tuple[str, ...]
+    awaited: tuple[str, ...]
+    """Not retired yet, because a relay with an older configuration still serves them."""
+
+
+async def retire_gone(
+    link: PostgresConnection, outbox: str, relay: str, named: Collection[str], edition: ConfigVersion
+) -> RetireResult:
+    """Mark subscriptions whose resource was deleted. Their progress and parked events are kept for ``GRACE``.
+
+    Only subscriptions declared by the same OutboxRelay (by UID), by this or an older config version, and served by no
+    other relay are retired. A relay that still serves one would lose its cursors and redeliver everything at its next
+    start.
+    """
+    if not edition.relay_uid:
+        return RetireResult((), ())
+    where: dict[str, Any] = {
+        "outbox": outbox,
+        "relay": relay,
+        "names": list(named),
+        "version": edition.version,
+        "relay_uid": edition.relay_uid,
+    }
+    retired: list[str] = []
+    awaited: list[str] = []
+    async with link.autocommit() as cursor:
+        await cursor.execute(_SQL["gone"], where)
+        gone = await cursor.fetchall()
+    for number, name, served in gone:
+        if served:
+            awaited.append(name)
+            continue
+        async with link.transaction() as cursor:
+            await cursor.execute(_SQL["retire"], {**where, "id": number})
+            if await cursor.fetchone() is not None:
+                await lock_cursors(cursor, _SQL["hold_cursors"], {"id": number})
+                await cursor.execute(_SQL["disown"], {"id": number})
+                retired.append(name)
+    return RetireResult(tuple(retired), tuple(awaited))
+
+
+async def clear_given_up(link: PostgresConnection, outbox: str) -> list[str]:
+    """Delete progress and parked events of subscriptions deleted longer than ``GRACE`` ago. Their dead letters stay."""
+    cleared = []
+    async with link.autocommit() as cursor:
+        await cursor.execute(_SQL["given_up"], {"outbox": outbox, **_GRACE})
+        found = await cursor.fetchall()
+    for number, name in found:
+        async with link.transaction() as cursor:
+            await cursor.execute(_SQL["hold_given_up"], {"id": number, **_GRACE})
+            if await cursor.fetchone() is not None:
+                await _clear(cursor, number)
+                cleared.append(name)
+    return cleared

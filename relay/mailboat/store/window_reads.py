@@ -1,0 +1,264 @@
+"""Reads of open windows, in a dedicated thread.
+
+Two megabytes of rows arrive in hundreds of small socket reads. An event loop would wake up for each of them. A thread
+that blocks inside libpq does not, and reads the next chunk while the loop encodes and publishes the previous one.
+
+A loop that encodes and publishes rarely releases the GIL, so after every wait for a result the thread waits some
+milliseconds more for the GIL. With one wait per statement, this cost more than the read itself and the loop ran out of
+events. A chunk therefore has two waits: one for its upper bound, one for its events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Final, LiteralString, NamedTuple, TypeVar
+
+import psycopg
+from psycopg import Connection, Cursor
+
+from mailboat.errors import DatabaseUnavailable
+from mailboat.store.connection import (
+    Pipeline,
+    Row,
+    Server,
+    UrlProvider,
+    begun,
+    explain,
+    malformed_url,
+    refuse_other_server,
+)
+from mailboat.store.connection_thread import BlockingWork
+from mailboat.store.outbox_store import Chunk, CursorGroup, CursorKey, Lease, Window
+from mailboat.store.queries import ChunkKind, ComposedQueries, QueryCache, asking, lease_arrays
+from mailboat.store.session_settings import libpq_settings, pins
+from mailboat.store.settings import ReadLimits
+from mailboat.store.sql import statements
+
+_SQL = statements("windows")
+
+_BEGIN: Final[LiteralString] = "begin isolation level repeatable read read only"
+
+SURVEYS_AT_ONCE: Final = 4
+"""Maximum of concurrent survey connections of a relay: enough that quick surveys do not wait behind a large one."""
+
+T = TypeVar("T")
+
+
+class ReadThread:
+    """A connection for reads in a thread, one request at a time."""
+
+    def __init__(self, url: UrlProvider, server: Server, deadline: float, purpose: str = "reader") -> None:
+        self._url = url
+        self._server = server
+        self._deadline = deadline
+        self._purpose = purpose
+        self._connection: Connection[Row] | None = None
+        self._turn = asyncio.Lock()
+        self._work = BlockingWork(purpose, deadline, lambda: self._connection.pgconn if self._connection else None)
+
+    async def transaction(self, work: Callable[[Pipeline], Callable[[], T]], *, patient: bool = False) -> T:
+        """Run ``work`` in a transaction, then the callable it returned, both in the thread.
+
+        All statements see the same snapshot. If ``patient``, there is no deadline; TCP keepalives on this connection
+        and heartbeats on another one detect an unavailable server.
+        """
+        async with self._turn:
+            return await self._work.run(lambda: self._run(work), patient=patient)
+
+    async def close(self, *, at_once: bool = False) -> None:
+        """Close thread and connection. Idempotent.
+
+        If ``at_once``, the request in progress fails.
+        """
+        if at_once:
+            self._work.cut()
+        async with self._turn:
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        self._work.close()
+
+    def _run(self, work: Callable[[Pipeline], Callable[[], T]]) -> T:
+        try:
+            if self._connection is None:
+                url = self._url()
+                self._connection = psycopg.connect(
+                    url,
+                    autocommit=True,
+                    application_name=f"mailboat {self._purpose}",
+                    prepare_threshold=None if self._server.pooled else 5,
+                    **libpq_settings(url),
+                )
+                if self._work.given_up:
+                    raise DatabaseUnavailable("given up while a connection was being made")
+                if not self._server.pooled:
+                    self._connection.execute(pins(self._server.version, self._deadline, local=False))
+                    self._connection.execute(_SQL["planner"])
+                    identity = self._connection.cursor(binary=True).execute(_SQL["guard"])
+                    refuse_other_server(identity.fetchone(), self._server)
+            with begun(self._connection, self._server, self._deadline, _BEGIN) as pipeline:
+                guard = pipeline.send(_SQL["guard"]) if self._server.pooled else None
+                answer = work(pipeline)
+            if guard is not None:
+                refuse_other_server(guard.fetchone(), self._server)
+            return answer()
+        except psycopg.Error as error:
+            if self._connection is None and isinstance(error, psycopg.ProgrammingError):
+                raise malformed_url() from error
+            raise explain(error) from error
+
+
+class _Ahead(NamedTuple):
+    """Bounds of the next chunk of a large window."""
+
+    reach: int | None
+    """The id up to which to read; None if no rows are left."""
+    bytes: int
+    last: bool
+    """True if the window ends there."""
+
+
+class WindowReads:
+    """Reader of open windows, one chunk at a time, for all members that share a window."""
+
+    def __init__(self, thread: ReadThread, query_cache: QueryCache) -> None:
+        self._thread = thread
+        self._query_cache = query_cache
+        self._rows_ahead = sys.maxsize
+        """Number of rows to measure for the next chunk. If rows are large, twice the rows of the previous chunk: rows
+        measured beyond the end of a chunk are measured again for the next one."""
+
+    async def read(self, window: Window, members: Sequence[Lease], after: int, limits: ReadLimits) -> Chunk:
+        """Return the next chunk after ``after``.
+
+        If all leases were lost, return an empty last chunk. The next settlement reports the loss.
+        """
+        return await self._thread.transaction(lambda pipeline: self._read(pipeline, window, members, after, limits))
+
+    def _read(
+        self, pipeline: Pipeline, window: Window, members: Sequence[Lease], after: int, limits: ReadLimits
+    ) -> Callable[[], Chunk]:
+        composed = self._query_cache.for_members(members)
+        keys = frozenset(lease.key for lease in members)
+
+        def chunk(rows: Sequence[Row], reached: int, *, last: bool) -> Chunk:
+            return Chunk(composed.fan_out(rows, keys), reached, last)
+
+        def bounded(rows: Sequence[Row], end: int, *, last: bool) -> Chunk:
+            """Build a chunk from a statement whose last column is the total number of events."""
+            events = [row[: composed.width] for row in rows]
+            if rows and len(rows) < rows[0][-1]:
+                return chunk(events, events[-1][0], last=False)
+            return chunk(events, end, last=last)
+
+        where: dict[str, Any] = {
+            "upto": window.upto,
+            "after": after,
+            "limit": limits.rows,
+            "max_bytes": limits.bytes,
+            **composed.own(members),
+        }
+        walk_from = (window.lowest or 1) - 1
+        if window.highest is None:
+            question = composed.small_window
+        elif after < walk_from:
+            question = composed.late
+        else:
+            question = composed.reach
+            where["limit"] = min(limits.rows, self._rows_ahead)
+        reader, found = _ask(pipeline, question, members, where)
+        if reader is None:
+            return lambda: chunk((), after, last=True)
+        if window.highest is None:
+            return lambda: bounded(events := found.fetchall(), events[-1][0] if events else after, last=True)
+        if after < walk_from:
+            return lambda: bounded(found.fetchall(), walk_from, last=False)
+        where |= asking(reader)
+        ahead = self._reach(pipeline, composed, found, where)
+        if ahead.reach is None:
+            return lambda: chunk((), after, last=True)
+        statement = composed.large_window[ChunkKind(bool(window.indebted), ahead.bytes > limits.row_bytes)]
+        stretch = pipeline.send(statement, {**where, "reach": ahead.reach, "bytes": str(ahead.bytes)})
+        return lambda: chunk(stretch.fetchall(), ahead.reach or after, last=ahead.last)
+
+    def _reach(
+        self, pipeline: Pipeline, composed: ComposedQueries, found: Cursor[Row], where: dict[str, Any]
+    ) -> _Ahead:
+        reach, rows, size = found.fetchone() or (None, 0, 0)
+        last = rows < where["limit"]
+        if size > where["max_bytes"]:
+            found = pipeline.send(composed.reach_within, where)
+            pipeline.wait()
+            within, rows, size = found.fetchone() or (reach, rows, size)
+            reach, last = within, last and within == reach
+            self._rows_ahead = 2 * rows
+        else:
+            self._rows_ahead = min(2 * self._rows_ahead, sys.maxsize)
+        return _Ahead(reach, size, last)
+
+
+class WindowMeasurer:
+    """Measurement of windows that are too large for one read.
+
+    A measurement scans every event of its window without a deadline. Each has a dedicated connection, so that a
+    subscription that resumes after days does not block reads, settlements or measurements of others.
+    """
+
+    def __init__(
+        self, new_thread: Callable[[], ReadThread], query_cache: QueryCache, limits: ReadLimits, *, pooled: bool
+    ) -> None:
+        self._new_thread = new_thread
+        self._pooled = pooled
+        self._query_cache = query_cache
+        self._limits = limits
+        self._threads: set[ReadThread] = set()
+        self._room = asyncio.Semaphore(SURVEYS_AT_ONCE)
+
+    async def measure(self, group: CursorGroup) -> Window | None:
+        """Return the bounds of the group's next window; None if no member is at ``group.done`` any longer."""
+        async with self._room:
+            thread = self._new_thread()
+            self._threads.add(thread)
+            try:
+                return await thread.transaction(lambda pipeline: self._measure(pipeline, group), patient=True)
+            finally:
+                self._threads.discard(thread)
+                await thread.close()
+
+    async def close(self) -> None:
+        """Close threads and connections. Idempotent."""
+        for thread in list(self._threads):
+            await thread.close()
+
+    def _measure(self, pipeline: Pipeline, group: CursorGroup) -> Callable[[], Window | None]:
+        bounds = {
+            "pooled": self._pooled,
+            "done": group.done,
+            "limit": self._limits.small_rows + 1,
+            "max_bytes": self._limits.bytes,
+        }
+        for lease in group.members:  # one lease reads for all; if it was lost, the next one
+            spans = pipeline.send(self._query_cache.span, {**asking(lease), **bounds})
+            pipeline.wait()
+            upto, lowest, highest = spans.fetchone() or (None, None, None)
+            if highest is not None:
+                window = Window(group.done, upto, lowest, highest)
+                return lambda: window
+        return lambda: None
+
+
+def _ask(
+    pipeline: Pipeline, question: bytes, members: Sequence[Lease], where: dict[str, object]
+) -> tuple[Lease | None, Cursor[Row]]:
+    """Send ``question`` with the lease of one member; return that lease (None if all were lost) and the result."""
+    followed = pipeline.send(_SQL["standing"], {**lease_arrays(members), **where})
+    answer = pipeline.send(question, {**asking(members[0]), **where})
+    pipeline.wait()
+    standing = {CursorKey(*row) for row in followed.fetchall()}
+    reader = next((lease for lease in members if lease.key in standing), None)
+    if reader is not None and reader is not members[0]:  # first lease lost: an empty result means nothing
+        answer = pipeline.send(question, {**asking(reader), **where})
+        pipeline.wait()
+    return reader, answer

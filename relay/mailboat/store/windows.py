@@ -1,0 +1,309 @@
+"""Windows in Postgres: settle, poll for new events, open windows. (`window_reads.py` reads open windows.)
+
+The no-loss guarantee rests on this module. ``docs/windows.md`` explains it, ``store/sql/windows.sql`` has the
+statements, and this module sends them in the only correct order:
+
+1. ``tick`` first settles, so that a cursor closed by the settlement is polled in the same tick. Then one statement per
+   group takes a snapshot C and reads the events that became visible since the group's P. Then C is stored for the
+   members that have events. That commit waits for the WAL (``durability``). Everything visible in C precedes it in the
+   WAL, so a server that recovers this cursor has those events too.
+2. Events are returned only after that commit.
+3. A window too large for one read is measured first, on another connection: measuring may take minutes, and the
+   settlements of all partitions share the tick. A later tick opens it with the C of the measurement, which also
+   precedes the commit.
+
+The statements of a tick are a pipeline with at most two round trips, each of them a transaction: settle and poll, then
+open if events were found. A tick without events has one. No lock is needed between the two: opening checks the epoch,
+so a member whose lease was lost meanwhile opens no window. A settlement that parks events, and every tick behind a
+pooler, has one transaction for all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from psycopg import Cursor
+
+from mailboat.errors import DatabaseUnavailable
+from mailboat.model import OutboxEvent
+from mailboat.store.connection import Pipeline, PostgresConnection, Row, Server, refuse_other_server
+from mailboat.store.outbox_store import (
+    Advanced,
+    CursorGroup,
+    CursorKey,
+    Lease,
+    Measured,
+    Opened,
+    Settlement,
+    TickResult,
+    Window,
+)
+from mailboat.store.parked_rows import ParkedRows
+from mailboat.store.queries import QueryCache, asking, lease_arrays
+from mailboat.store.session_settings import BEGIN
+from mailboat.store.settings import ReadLimits
+from mailboat.store.sql import statements
+from mailboat.store.table import TableLayout
+from mailboat.store.time_partitions import OccupiedPartitions
+
+_SQL = statements("windows")
+
+STORE_EVERY: Final = 2.0
+"""Seconds between two writes of the progress of idle cursors. A cursor without events is not written per tick."""
+
+_STRAY: Final = -5
+"""Column of a poll that is true if the poll left out a time partition with rows."""
+
+_POOLER_FOUND: Final = (
+    "the connection changed its server process: there is a transaction pooler in between. Set spec.database.pooler:"
+    " Transaction on the OutboxRelay."
+)
+
+
+class Windows:
+    """The windows of one outbox, for one relay."""
+
+    def __init__(
+        self,
+        layout: TableLayout,
+        query_cache: QueryCache,
+        sync_level: str,
+        limits: ReadLimits,
+        parking: ParkedRows,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._layout = layout
+        self._query_cache = query_cache
+        self._sync_level = sync_level
+        self._limits = limits
+        self._parking = parking
+        self._clock = clock
+        self._unwritten: dict[Lease, str] = {}
+        """``done`` of closed cursors that is not stored yet."""
+        self._stored_at = clock()
+        self._occupied: OccupiedPartitions | None = None
+        """None: a poll reads the whole table."""
+        self._knows_partitions = False
+
+    async def tick(
+        self,
+        link: PostgresConnection,
+        settlements: Sequence[Settlement],
+        tips: Sequence[CursorGroup],
+        measured: Sequence[Measured],
+    ) -> TickResult:
+        """Settle, poll and open windows; see the module's docstring."""
+        stores = link.server.pooled or self._clock() - self._stored_at >= STORE_EVERY
+        together = link.server.pooled or any(settlement.durable for settlement in settlements)
+        lost, windows, overflowing = await link.pipeline(
+            lambda pipeline: self._tick(pipeline, link.server, settlements, tips, measured, stores=stores),
+            begin=BEGIN if together else None,
+        )
+        if stores:
+            self._unwritten.clear()
+            self._stored_at = self._clock()
+        outcomes = [found.outcome(_keys(followed)) for found, followed in windows]
+        return TickResult(
+            frozenset(lost.union(*(outcome.lost for outcome in outcomes))),
+            tuple(outcome.opened for outcome in outcomes if outcome.opened is not None),
+            tuple(outcome.advanced for outcome in outcomes if outcome.advanced is not None),
+            tuple(overflowing),
+        )
+
+    async def store_unwritten(self, link: PostgresConnection) -> None:
+        """Store the progress of idle cursors that is in memory only. Before a change of ownership, so that the next
+        owner does not read the same events again."""
+        if self._unwritten:
+            await link.pipeline(lambda pipeline: self._store(pipeline, link.server.timeline))
+            self._unwritten.clear()
+
+    def _tick(
+        self,
+        pipeline: Pipeline,
+        server: Server,
+        settlements: Sequence[Settlement],
+        tips: Sequence[CursorGroup],
+        measured: Sequence[Measured],
+        *,
+        stores: bool,
+    ) -> tuple[set[CursorKey], list[tuple[_Found, Cursor[Row] | None]], list[CursorGroup]]:
+        if not self._knows_partitions:
+            self._load_partitions(pipeline)
+        guard = pipeline.send(_SQL["guard"]) if server.pooled else None
+        settled = _settle(pipeline, settlements)
+        durable = [settlement for settlement in settlements if settlement.durable]
+        if durable:
+            pipeline.wait()
+            lost = _not_settled(settlements, settled)
+            for settlement in durable:
+                if settlement.lease.key not in lost:
+                    self._parking.apply(pipeline, settlement)
+        asked = [self._ask(pipeline, group, server) for group in tips]
+        pipeline.wait()
+        if guard is not None:
+            refuse_other_server(guard.fetchone(), server)
+        if not durable:
+            lost = _not_settled(settlements, settled)
+        looks = [self._look(pipeline, group, tail, lost, server) for group, tail in zip(tips, asked, strict=True)]
+        # Without new events write nothing, unless a common ``done`` merges several groups.
+        windows = [found for found in looks if isinstance(found, _Found) and (found.anything or len(tips) > 1)]
+        windows += [_Found(each.window, each.members, None) for each in measured]
+        opening = [(found, self._open(pipeline, found, server)) for found in windows]
+        stored = stores and self._store(pipeline, server.timeline)
+        if durable:
+            level = self._sync_level if any(found.has_events for found in windows) else "off"
+            pipeline.send(_SQL["sync"], {"level": "local" if level == "off" else level})
+        elif stored and not any(opened for _, opened in opening):
+            pipeline.send(_SQL["sync"], {"level": "off"})
+        return lost, opening, [overflow for overflow in looks if isinstance(overflow, CursorGroup)]
+
+    def _ask(self, pipeline: Pipeline, group: CursorGroup, server: Server) -> Cursor[Row]:
+        """Send the query for events visible since ``done``, with the lease of the first member for all."""
+        occupied = self._occupied
+        composed = self._query_cache.for_members(group.members)
+        tail = composed.tail_since(group.done, pruned=occupied is not None)
+        bounds = {"limit": 1 if group.cautious else self._limits.small_rows + 1, "max_bytes": self._limits.bytes}
+        where = {**asking(group.members[0]), **composed.own(group.members), "done": group.done, "pooled": server.pooled}
+        return pipeline.send(tail, where | bounds | (occupied.parameters if occupied is not None else {}))
+
+    def _load_partitions(self, pipeline: Pipeline) -> None:
+        self._occupied = OccupiedPartitions.load(pipeline, self._layout)
+        self._knows_partitions = True
+
+    def _open(self, pipeline: Pipeline, found: _Found, server: Server) -> Cursor[Row] | None:
+        """Open the window for the members that have events. Note the progress of the others (see ``STORE_EVERY``)."""
+        members = [lease for lease in found.members if found.has_for(lease)]
+        for lease in found.members:
+            self._unwritten.pop(lease, None)
+            if not found.has_for(lease):
+                self._unwritten[lease] = found.window.upto
+        if not members:
+            return None
+        return pipeline.send(
+            _SQL["open"],
+            {
+                **lease_arrays(members),
+                "done": found.window.done,
+                "upto": found.window.upto,
+                "lowest": found.window.lowest,
+                "highest": found.window.highest,
+                "timeline": server.timeline,
+                "pooled": server.pooled,
+                "level": self._sync_level,
+            },
+        )
+
+    def _store(self, pipeline: Pipeline, timeline: int) -> bool:
+        """Store the progress of idle cursors and return True if there was any. A lost lease is skipped; the next
+        heartbeat reports it."""
+        by_done: dict[str, list[Lease]] = defaultdict(list)
+        for lease, done in self._unwritten.items():
+            by_done[done].append(lease)
+        for done, leases in by_done.items():
+            pipeline.send(_SQL["advance"], {**lease_arrays(leases), "done": done, "timeline": timeline})
+        return bool(by_done)
+
+    def _look(
+        self, pipeline: Pipeline, group: CursorGroup, tail: Cursor[Row], lost: set[CursorKey], server: Server
+    ) -> _Found | CursorGroup | None:
+        """Return the next window of a group, the group itself if that is too large, or None if all leases are lost."""
+        asked = members = list(group.members)
+        rows = tail.fetchall()
+        while not rows or asked[0].key in lost or rows[0][_STRAY]:
+            if not rows or asked[0].key in lost:
+                # An empty result for a lost lease does not mean that there are no events: retry with the next member.
+                lost.add(asked[0].key)
+                asked = members = [lease for lease in members if lease.key not in lost]
+                if not members:
+                    return None
+            else:
+                self._load_partitions(pipeline)
+            tail = self._ask(pipeline, replace(group, members=tuple(asked)), server)
+            pipeline.wait()
+            rows = tail.fetchall()
+        members = [lease for lease in members if lease.key not in lost]
+        found, too_much, upto, process = rows[0][-4:]
+        if process != server.process and not server.pooled:
+            raise DatabaseUnavailable(_POOLER_FOUND)
+        if too_much:
+            return replace(group, members=tuple(members))
+        composed = self._query_cache.for_members(asked)
+        wanted = [row[: composed.width] for row in rows if row[0] is not None]
+        events = composed.fan_out(wanted, frozenset(lease.key for lease in members))
+        return _Found(Window(group.done, upto), members, events, anything=found > 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """Result of a tick for one group."""
+
+    opened: Opened | None
+    advanced: Advanced | None
+    lost: tuple[CursorKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A window and its events; ``events`` is None if there are too many for one read."""
+
+    window: Window
+    members: Sequence[Lease]
+    events: Mapping[CursorKey, Sequence[OutboxEvent]] | None
+    anything: bool = True
+    """True if any event became visible, matching or not."""
+
+    @property
+    def has_events(self) -> bool:
+        """True if at least one member has events in the window."""
+        return self.events is None or bool(self.events)
+
+    def has_for(self, lease: Lease) -> bool:
+        return self.events is None or lease.key in self.events
+
+    def outcome(self, updated: set[CursorKey]) -> _Outcome:
+        """Split the members into opened, advanced and lost. ``updated``: members whose window was stored."""
+        wanting = [lease for lease in self.members if self.has_for(lease)]
+        opened = tuple(lease for lease in wanting if lease.key in updated)
+        moved = tuple(lease for lease in self.members if not self.has_for(lease))
+        return _Outcome(
+            Opened(self.window, opened, self.events) if opened else None,
+            Advanced(self.window.upto, moved) if moved else None,
+            tuple(lease.key for lease in wanting if lease.key not in updated),
+        )
+
+
+def _settle(pipeline: Pipeline, settlements: Sequence[Settlement]) -> list[Cursor[Row]]:
+    windowed = [s for s in settlements if s.upto is not None]
+    parked_only = [s for s in settlements if s.upto is None]
+    settled = []
+    if parked_only and not windowed:  # the settlement of a window says so itself
+        pipeline.send(_SQL["sync"], {"level": "off"})
+    if windowed:
+        progress = {
+            "uptos": [s.upto for s in windowed],
+            "positions": [s.position for s in windowed],
+            "sequences": [s.sequence for s in windowed],
+            "closes": [s.closes for s in windowed],
+        }
+        settled.append(pipeline.send(_SQL["settle"], lease_arrays(s.lease for s in windowed) | progress))
+    if parked_only:
+        settled.append(pipeline.send(_SQL["fence"], lease_arrays(s.lease for s in parked_only)))
+    told = [s for s in settlements if s.in_hand is not None]
+    if told:
+        pipeline.send(_SQL["hands"], lease_arrays(s.lease for s in told) | {"in_hand": [s.in_hand for s in told]})
+    return settled
+
+
+def _not_settled(settlements: Sequence[Settlement], settled: Sequence[Cursor[Row]]) -> set[CursorKey]:
+    lost = {s.lease.key for s in settlements}
+    for cursor in settled:
+        lost -= _keys(cursor)
+    return lost
+
+
+def _keys(cursor: Cursor[Row] | None) -> set[CursorKey]:
+    return set() if cursor is None else {CursorKey(*row[:2]) for row in cursor.fetchall()}

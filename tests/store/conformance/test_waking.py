@@ -1,0 +1,111 @@
+"""Waking up, and knowing how far behind one is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mailboat.store.outbox_store import Settlement
+from support.store_backends import SETTINGS, World, subscription
+from support.store_relays import Relay, write
+
+ONE = [subscription(partitions=1)]
+DEADLINE = 10.0
+
+
+async def test_writers_ring_while_a_relay_sleeps(world: World) -> None:
+    relay = await Relay.start(world, ONE)
+    await relay.store.sleep()
+    write(world, "a")
+    assert await relay.store.rung(DEADLINE)
+    await relay.store.awake()
+    write(world, "a")
+    assert not await relay.store.rung(0.05)
+
+
+async def test_a_rolled_back_event_rings_nobody(world: World) -> None:
+    relay = await Relay.start(world, ONE)
+    await relay.store.sleep()
+    writer = world.begin()
+    writer.insert("order.placed")
+    writer.rollback()
+    assert not await relay.store.rung(0.05)
+
+
+async def test_a_writer_that_looked_before_the_bell_hung_out_is_known(world: World) -> None:
+    relay = await Relay.start(world, ONE)
+    writer = world.begin()
+    writer.insert("order.placed")
+    await relay.store.sleep()
+    assert await relay.store.undecided_writers()
+    later = world.begin(early=True)
+    writer.commit()
+    assert not await relay.store.undecided_writers(), "one that began after the bell hung out will ring"
+    later.rollback()
+
+
+async def test_lag_counts_what_matches_and_is_not_settled(world: World) -> None:
+    """G7."""
+    declared = [subscription("all"), subscription("some", filter={"eventTypes": ["b.*"]})]
+    relay = await Relay.start(world, declared)
+    await relay.claim()
+    every, some = sorted(relay.subscriptions, key=lambda n: relay.subscriptions[n].name)
+    open_writer = world.begin()
+    open_writer.insert("b.x")
+    write(world, *[None] * 4, type="a.x")
+    write(world, *[None] * 2, type="b.x")
+
+    async def lags(number: int) -> list[int]:
+        return sorted(lag.pending for lag in (await relay.store.backlog(number)).partitions.values())
+
+    assert (await lags(every), sum(await lags(some))) == ([3, 3], 2)
+    (opened,) = (await relay.tick()).opened
+    assert (await lags(every), sum(await lags(some))) == ([3, 3], 2), "taken is not settled"
+    key = next(key for key in relay.keys if key.subscription == every)
+    events = (await relay.events(opened))[key]
+    await relay.tick(Settlement(relay.lease(key), opened.window.upto, events[0].id, 1))
+    assert await lags(every) == [2, 3]
+    await relay.tick(Settlement(relay.lease(key), opened.window.upto, events[2].id, 3, closes=True))
+    assert await lags(every) == [3]
+    open_writer.commit()
+    assert sum(await lags(every)) == 4
+    age = max(lag.oldest_age or 0.0 for lag in (await relay.store.backlog(every)).partitions.values())
+    assert 0 <= age < 60
+
+
+async def test_lag_stops_counting_at_its_bound(world: World) -> None:
+    relay = await Relay.start(world, ONE, settings=replace(SETTINGS, lag_bound=5))
+    await relay.claim()
+    (number,) = relay.subscriptions
+    write(world, *[None] * 4)
+    (lag,) = (await relay.store.backlog(number)).partitions.values()
+    assert (lag.pending, lag.bounded) == (4, False)
+    write(world, *[None] * 4)
+    (lag,) = (await relay.store.backlog(number)).partitions.values()
+    assert (lag.pending, lag.bounded) == (5, True)
+
+
+async def test_who_is_behind_beyond_the_bound_is_not_told_that_nothing_waits(world: World) -> None:
+    """G7: all that is looked at is for others, and what comes after it is not known."""
+    declared = [subscription("some", filter={"eventTypes": ["b.*"]}, partitions=2)]
+    relay = await Relay.start(world, declared, settings=replace(SETTINGS, lag_bound=5))
+    await relay.claim()
+    (number,) = relay.subscriptions
+    write(world, *[None] * 4, type="a.x")
+    assert not (await relay.store.backlog(number)).partitions
+    write(world, *[None] * 4, type="a.x")
+    write(world, *[None] * 4, type="b.x")
+    lags = (await relay.store.backlog(number)).partitions
+    assert [(lag.pending, lag.oldest_age, lag.bounded) for lag in lags.values()] == [(0, None, True)] * 2
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+async def test_nothing_is_behind_once_all_is_settled(world: World, partitions: int) -> None:
+    relay = await Relay.start(world, [subscription(partitions=partitions)])
+    await relay.claim()
+    write(world, "a", "b", "c", None)
+    await relay.drained()
+    (number,) = relay.subscriptions
+    backlog = await relay.store.backlog(number)
+    assert (dict(backlog.partitions), dict(backlog.parked), backlog.dead) == ({}, {}, 0)

@@ -1,0 +1,74 @@
+"""The worlds, as fixtures: every test of the conformance suite runs in memory, on both majors of Postgres, and on a
+table with names of its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import pytest_asyncio
+
+from mailboat.store.table import TableLayout
+from mailboat_harbor.postgres import Database, PostgresServer
+from support.databases import migrated_database
+from support.renamed_table import RENAMED, make_renamed
+from support.store_backends import MemoryWorld, PostgresWorld, World
+
+RENAMED_COLUMNS = pytest.param("renamed", marks=pytest.mark.verify)  # tests/store/test_own_table.py is in the gate
+
+
+@pytest.fixture(scope="module")
+def outbox_database(postgres: PostgresServer) -> Iterator[Database]:
+    yield from migrated_database(postgres)
+
+
+@pytest.fixture(scope="module")
+def outbox_database14(postgres14: PostgresServer) -> Iterator[Database]:
+    yield from migrated_database(postgres14)
+
+
+@pytest.fixture(scope="module")
+def renamed_database(postgres: PostgresServer) -> Iterator[Database]:
+    for database in migrated_database(postgres):
+        make_renamed(database)
+        yield database
+
+
+@pytest.fixture(params=["memory", "postgres", "postgres14", RENAMED_COLUMNS])
+def any_world(request: pytest.FixtureRequest) -> Iterator[World]:
+    """An empty outbox, for a test that has event loops of its own, in which it closes the stores it opened."""
+    found = _world(request)
+    yield found
+    found.dismiss_writers()
+
+
+@pytest_asyncio.fixture
+async def world(any_world: World) -> AsyncIterator[World]:
+    """An empty outbox."""
+    yield any_world
+    await any_world.close()
+
+
+@pytest.fixture(params=["postgres", "postgres14", RENAMED_COLUMNS])
+def any_server(request: pytest.FixtureRequest) -> World:
+    return _world(request)
+
+
+@pytest_asyncio.fixture
+async def postgres_world(any_server: PostgresWorld) -> AsyncIterator[PostgresWorld]:
+    """An empty outbox on a real server, for what only a server can show."""
+    yield any_server
+    await any_server.close()
+
+
+_PLACES = {"postgres": "outbox_database", "postgres14": "outbox_database14", "renamed": "renamed_database"}
+
+
+def _world(request: pytest.FixtureRequest) -> World:
+    # Looked up here and not in an asynchronous fixture: migrating has an event loop of its own.
+    if request.param == "memory":
+        return MemoryWorld()
+    layout = RENAMED if request.param == "renamed" else TableLayout()
+    world = PostgresWorld(request.getfixturevalue(_PLACES[request.param]), layout)
+    world.reset()
+    return world

@@ -1,0 +1,56 @@
+"""Retention of somebody's own partitioned table: what such a table allows must not cost an undelivered event."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+import pytest
+
+from mailboat.store.schema.time_partitions import RetentionReport, drop_expired
+from mailboat.store.table import TableLayout
+from mailboat_harbor.postgres import Database
+from support.databases import migrated_database
+from support.store_backends import PostgresWorld, subscription
+from support.store_relays import Relay
+
+MIDNIGHT = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+OLD = MIDNIGHT - timedelta(days=60)
+
+
+@pytest.fixture(params=["postgres", "postgres14"])
+def lax(request: pytest.FixtureRequest) -> Iterator[Database]:
+    """An outbox that takes events without a transaction id, and has one, in a partition whose time is over."""
+    for database in migrated_database(request.getfixturevalue(request.param)):
+        with psycopg.connect(database.url) as connection:
+            connection.execute("alter table mailboat.outbox alter xid drop not null")
+            day = f"for values from ('{OLD.isoformat()}') to ('{(OLD + timedelta(days=1)).isoformat()}')"
+            connection.execute(f"create table mailboat.outbox_old partition of mailboat.outbox {day}".encode())
+            connection.execute(
+                "insert into mailboat.outbox (event_type, payload, created_at, xid) values ('x', '{}', %s, null)", [OLD]
+            )
+        yield database
+
+
+async def sweep(database: Database) -> RetentionReport:
+    async with await psycopg.AsyncConnection.connect(database.url, autocommit=True) as connection:
+        return await drop_expired(
+            connection, TableLayout(), OLD + timedelta(days=1), now=datetime.now(UTC), detach_wait=60
+        )
+
+
+async def test_an_event_without_a_transaction_id_hides_no_undelivered_one(lax: Database) -> None:
+    world = PostgresWorld(lax)
+    relay = await Relay.start(world, [subscription(partitions=1)])
+    await relay.claim()
+    with psycopg.connect(lax.url) as connection:
+        connection.execute(
+            "insert into mailboat.outbox (event_type, payload, created_at) values ('x', '{}', %s)", [OLD]
+        )
+    report = await sweep(lax)
+    assert [(each.partition, each.subscription) for each in report.blocked] == [("mailboat.outbox_old", "shop/all")]
+    assert report.dropped == ()
+    assert len(await relay.drained()) == 1
+    await world.close()
+    assert (await sweep(lax)).dropped == ("mailboat.outbox_old",)

@@ -1,0 +1,191 @@
+"""Who takes cursors away, or changes parked events, waits for whoever holds them, and then sees what that one did."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+import pytest
+import pytest_asyncio
+
+from mailboat.store.admin.dead_letters import Candidate, candidates, plan, replay
+from mailboat.store.admin.selection import Match
+from mailboat.store.connection import PostgresConnection
+from mailboat.store.subscription_rows import ConfigVersion, SubscriptionManifest, clear_given_up, declare, retire_gone
+from mailboat.store.table import TableLayout
+from mailboat_harbor.postgres import Database
+from support.databases import migrated_database
+from support.store_backends import subscription
+from support.wait import await_until
+
+OUTBOX = "mailboat.outbox"
+_PARK = (
+    "insert into mailboat.parked (subscription_id, partition, sequence, id, event_id, event_type, content_type,"
+    " created_at, slot) select subscription_id, partition, 1, 1, gen_random_uuid(), 'x', 'text/plain', now(), 0"
+    " from mailboat.cursors where partition = 0"
+)
+_BURY = (
+    "insert into mailboat.dead_letters (subscription_id, partition, attempts, sequence, reason, last_error,"
+    " first_failed_at, last_failed_at, id, event_id, event_type, content_type, created_at, slot)"
+    " select id, 0, 1, 1, 'Refused', 'no', now(), now(), 1, gen_random_uuid(), 'x', 'text/plain', now(), 0"
+    " from mailboat.subscriptions"
+)
+_LAY_OUT = (
+    "with old as (delete from mailboat.cursors where partition = 0 returning *) insert into mailboat.cursors"
+    " (subscription_id, partition, done, system_identifier, timeline)"
+    " select subscription_id, partition, done, system_identifier, timeline from old"
+)
+
+
+@pytest.fixture(params=["postgres", "postgres14"])
+def database(request: pytest.FixtureRequest) -> Iterator[Database]:
+    yield from migrated_database(request.getfixturevalue(request.param))
+
+
+@pytest_asyncio.fixture
+async def link(database: Database) -> AsyncIterator[PostgresConnection]:
+    link = await PostgresConnection.open(lambda: database.url, "sentry")
+    yield link
+    await link.close()
+
+
+def of_uid(uid: str) -> SubscriptionManifest:
+    declared = subscription(partitions=2)
+    metadata = declared.resource.metadata.model_copy(update={"uid": uid})
+    return replace(declared, resource=declared.resource.model_copy(update={"metadata": metadata}))
+
+
+async def waits_for(database: Database, holder: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+    """Until somebody waits for what this connection holds."""
+    await await_until(
+        lambda: any(
+            holder.info.backend_pid in pids
+            for (pids,) in database.execute(
+                "select pg_blocking_pids(pid) from pg_stat_activity where datname = current_database()"
+            )
+        ),
+        what="somebody to wait for the lock",
+    )
+
+
+async def expire(link: PostgresConnection) -> None:
+    async with link.autocommit() as cursor:
+        await cursor.execute("update mailboat.subscriptions set retired_at = now() - interval '25 hours'")
+
+
+async def give_up(link: PostgresConnection) -> None:
+    await expire(link)
+    assert await clear_given_up(link, OUTBOX) == ["shop/all"]
+
+
+async def renew(link: PostgresConnection) -> None:
+    await expire(link)
+    assert await declare(link, TableLayout(), of_uid("new"), may_lay_out=True, edition=ConfigVersion(2, "orders"))
+
+
+async def retire(link: PostgresConnection) -> None:
+    assert (await retire_gone(link, OUTBOX, "relay", [], ConfigVersion(2, "orders"))).retired == ("shop/all",)
+
+
+async def lay_out(link: PostgresConnection) -> None:
+    declared = replace(of_uid("old"), resource=subscription(partitions=3).resource)
+    assert await declare(link, TableLayout(), declared, may_lay_out=True, edition=ConfigVersion(2, "orders"))
+
+
+@pytest.mark.parametrize("change", [renew, give_up, retire, lay_out])
+async def test_a_tick_that_holds_some_cursors_and_needs_others_never_deadlocks(
+    database: Database, link: PostgresConnection, change: Callable[[PostgresConnection], Coroutine[Any, Any, None]]
+) -> None:
+    """A tick settles and opens windows in any order. What takes all cursors of a subscription lets go, and waits."""
+    await declare(link, TableLayout(), of_uid("old"), may_lay_out=True, edition=ConfigVersion(1, "orders"))
+    async with await psycopg.AsyncConnection.connect(database.url) as tick:
+        await tick.execute("select from mailboat.cursors where partition = 1 for no key update")
+        changing = asyncio.create_task(change(link))
+        await waits_for(database, tick)
+        await tick.execute("select from mailboat.cursors where partition = 0 for no key update")
+    await changing
+
+
+@pytest.mark.parametrize("end", [renew, give_up])
+async def test_what_an_owner_parks_while_its_subscription_ends_goes_with_it(
+    database: Database, link: PostgresConnection, end: Callable[[PostgresConnection], Awaitable[None]]
+) -> None:
+    """A subscription of the same name would send it: it belongs to nobody who asked for it."""
+    await declare(link, TableLayout(), of_uid("old"), may_lay_out=True, edition=ConfigVersion(1, "orders"))
+    with psycopg.connect(database.url) as owner:
+        owner.execute("update mailboat.cursors set position = 1 where partition = 0")
+        owner.execute(_PARK)
+        ending = asyncio.ensure_future(end(link))
+        await waits_for(database, owner)
+        owner.commit()
+        await ending
+    assert database.execute("select count(*) from mailboat.parked") == [(0,)]
+    assert database.execute("select count(*) from mailboat.cursors where position > 0") == [(0,)]
+
+
+async def test_what_a_person_replays_while_the_subscription_ends_goes_with_it(
+    database: Database, link: PostgresConnection
+) -> None:
+    await declare(link, TableLayout(), of_uid("old"), may_lay_out=True, edition=ConfigVersion(1, "orders"))
+    database.execute(_BURY)
+    person = await PostgresConnection.open(lambda: database.url, "replay")
+    try:
+        chosen = await dead(person)
+        with psycopg.connect(database.url) as slow:
+            slow.execute("select from mailboat.dead_letters for update")
+            replaying = asyncio.ensure_future(replay(person, OUTBOX, chosen, again=False))
+            await waits_for(database, slow)
+            ending = asyncio.ensure_future(give_up(link))
+            await waits_for(database, person.connection)
+        assert await replaying == 1
+        await ending
+    finally:
+        await person.close()
+    assert database.execute("select count(*) from mailboat.parked") == [(0,)]
+
+
+async def dead(link: PostgresConnection) -> tuple[Candidate, ...]:
+    return plan(await candidates(link, Match(OUTBOX), replayed=False, limit=None)).replay
+
+
+async def test_a_replay_holds_the_cursor_that_a_new_layout_put_in_the_place_of_the_old(
+    database: Database, link: PostgresConnection
+) -> None:
+    await declare(link, TableLayout(), of_uid("old"), may_lay_out=True)
+    database.execute(_BURY)
+    chosen = await dead(link)
+    with (
+        psycopg.connect(database.url) as laying_out,
+        psycopg.connect(database.url) as slow,
+        psycopg.connect(database.url) as owner,
+    ):
+        slow.execute("select from mailboat.dead_letters for update")  # so that the replay goes no further
+        laying_out.execute(_LAY_OUT)
+        replaying = asyncio.ensure_future(replay(link, OUTBOX, chosen, again=False))
+        await waits_for(database, laying_out)
+        laying_out.commit()
+        await waits_for(database, slow)
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            owner.execute("select from mailboat.cursors where partition = 0 for no key update nowait")
+        slow.rollback()
+        assert await replaying == 1
+    assert database.execute("select partition from mailboat.parked") == [(0,)]
+
+
+async def test_a_replay_into_a_partition_that_is_gone_changes_nothing(
+    database: Database, link: PostgresConnection
+) -> None:
+    await declare(link, TableLayout(), of_uid("old"), may_lay_out=True)
+    database.execute(_BURY)
+    chosen = await dead(link)
+    with psycopg.connect(database.url) as laying_out:
+        laying_out.execute("delete from mailboat.cursors where partition = 0")
+        replaying = asyncio.ensure_future(replay(link, OUTBOX, chosen, again=False))
+        await waits_for(database, laying_out)
+        laying_out.commit()
+        assert await replaying == 0
+    assert database.execute("select replayed_at from mailboat.dead_letters") == [(None,)]
+    assert database.execute("select count(*) from mailboat.parked") == [(0,)]

@@ -1,0 +1,51 @@
+"""Large windows are measured each for itself: one that takes minutes holds up no other."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mailboat.store.outbox_store import CursorGroup
+from mailboat.store.settings import ReadLimits
+from mailboat.store.window_reads import WindowMeasurer
+from mailboat_harbor.postgres import Database
+from support.store_backends import SETTINGS, PostgresWorld, subscription
+from support.store_relays import Relay, write
+from support.wait import await_until
+
+
+async def test_one_that_takes_long_keeps_no_other_from_being_measured(
+    outbox_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = WindowMeasurer._measure
+    begun, may_end = threading.Event(), threading.Event()
+
+    def slowly(self: WindowMeasurer, pipeline: Any, group: CursorGroup) -> Any:
+        if group == large:
+            begun.set()
+            assert may_end.wait(60)
+        return measured(self, pipeline, group)
+
+    monkeypatch.setattr(WindowMeasurer, "_measure", slowly)
+    world = PostgresWorld(outbox_database)
+    settings = replace(SETTINGS, limits=ReadLimits(small_rows=2))
+    relay = await Relay.start(world, [subscription("one"), subscription("other")], settings=settings)
+    write(world, *"abcdefgh")
+    large, small = (
+        CursorGroup(relay.cursors[key].done, (relay.lease(key),)) for key in sorted(await relay.claim())[:2]
+    )
+    waiting = asyncio.create_task(relay.store.measure(large))
+    try:
+        await await_until(begun.is_set, what="the long one to begin")
+        async with asyncio.timeout(60):
+            window = await relay.store.measure(small)
+        assert window is not None
+        assert not waiting.done()
+    finally:
+        may_end.set()
+    assert await waiting is not None
+    await world.close()
