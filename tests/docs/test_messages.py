@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from mailboat.cloudevents import DeadLetterCause, MessageEncoder, dead_letter_message
+from mailboat.delivery.parked_keys import RELAY_DIED
+from mailboat.delivery.unexpected_errors import CANT_ENCODE
 from mailboat.model import OutboxEvent
-from mailboat.pump.parked import RELAY_DIED
-from mailboat.pump.unexpected import CANT_ENCODE
 from mailboat.sinks.kafka import KafkaSink
 from mailboat.sinks.pubsub import PubSubSink
 from mailboat_spec import Format

@@ -17,7 +17,7 @@ import pytest
 
 from conftest import TopicFactory
 from mailboat import emit
-from mailboat.pump.points import Point
+from mailboat.delivery.checkpoints import Checkpoint
 from mailboat.store.settings import ReadLimits
 from mailboat_harbor.kafka import KafkaServer
 from mailboat_harbor.postgres import Database
@@ -32,7 +32,7 @@ KEYS, MAX_ATTEMPTS, MOST_EVENTS = 5, 3, 400
 DEAD_TOPIC = "dead"
 
 TINY = ReadLimits(small_rows=6, rows=8)
-ONCE = {Point.CLAIMED, Point.RELEASED}
+ONCE = {Checkpoint.CLAIMED, Checkpoint.RELEASED}
 """A lone relay claims once and releases once."""
 
 
@@ -92,15 +92,15 @@ def feed(outbox: Database) -> Feed:
     return Feed(outbox.url)
 
 
-@pytest.mark.parametrize("point", Point, ids=lambda point: point.value)
-def test_a_relay_killed_at(point: Point, outbox: Database, feed: Feed, fleet: Fleet, tmp_path: Path) -> None:
+@pytest.mark.parametrize("point", Checkpoint, ids=lambda point: point.value)
+def test_a_relay_killed_at(point: Checkpoint, outbox: Database, feed: Feed, fleet: Fleet, tmp_path: Path) -> None:
     _kill_and_go_on([DieAt(point)], outbox, feed, fleet, tmp_path)
 
 
 @pytest.mark.verify
-@pytest.mark.parametrize("point", [point for point in Point if point not in ONCE], ids=lambda point: point.value)
+@pytest.mark.parametrize("point", [point for point in Checkpoint if point not in ONCE], ids=lambda point: point.value)
 def test_relays_killed_one_after_another_at(
-    point: Point, outbox: Database, feed: Feed, fleet: Fleet, tmp_path: Path
+    point: Checkpoint, outbox: Database, feed: Feed, fleet: Fleet, tmp_path: Path
 ) -> None:
     deaths = [DieAt(point, passage) for passage in (3, 2, 1, 1)]
     _kill_and_go_on(deaths, outbox, feed, fleet, tmp_path)
@@ -111,7 +111,7 @@ def _kill_and_go_on(deaths: list[DieAt], outbox: Database, feed: Feed, fleet: Fl
     feed.write(60)
     for death in deaths:
         victim = fleet.start("victim", die_at=death)
-        if death.point is Point.RELEASED:
+        if death.point is Checkpoint.RELEASED:
             wait_until(lambda: any(refusing_sink.arrivals(file)), 60, "the first event to arrive")
             os.kill(victim.pid, signal.SIGTERM)
 
@@ -157,11 +157,11 @@ def dead_letters(outbox: Database) -> dict[str, list[int]]:
 STRETCHED = ReadLimits(small_rows=6, rows=80)
 """Enough in hand for many batches: two are always on their way."""
 OVERLAPPED = [
-    DieAt(Point.BATCH_TAKEN, in_the_air=1),
-    DieAt(Point.HANDED_OVER, in_the_air=2),
-    DieAt(Point.ANSWERED, in_the_air=2),
-    DieAt(Point.SETTLING, answers=2),  # a tick waits for what is in the air, so that it settles both
-    DieAt(Point.SETTLED, answers=2),
+    DieAt(Checkpoint.BATCH_TAKEN, in_the_air=1),
+    DieAt(Checkpoint.HANDED_OVER, in_the_air=2),
+    DieAt(Checkpoint.ANSWERED, in_the_air=2),
+    DieAt(Checkpoint.SETTLING, answers=2),  # a tick waits for what is in the air, so that it settles both
+    DieAt(Checkpoint.SETTLED, answers=2),
 ]
 
 

@@ -13,8 +13,8 @@ import psycopg
 import pytest
 
 from mailboat import emit
-from mailboat.pump.parked import RELAY_DIED
-from mailboat.pump.partition import CAUTIOUS_AFTER
+from mailboat.delivery.parked_keys import RELAY_DIED
+from mailboat.delivery.partition_worker import CAUTIOUS_AFTER
 from mailboat_harbor.postgres import Database
 from support import refusing_sink
 from support.ledger import Ledger, Written, check_delivery, payload

@@ -11,7 +11,7 @@ from typing import LiteralString
 
 import pytest
 
-from mailboat.pump.ownership import decide
+from mailboat.delivery.rebalance import decide
 from mailboat.runtime.relay import Relay
 from mailboat.store.outbox_store import CursorKey, Membership, PartitionOwner, RelayPeer
 from mailboat_harbor.postgres import Database

@@ -57,8 +57,13 @@ async def _two_heartbeats(outbox: Database) -> None:
 
 def _sleeps(relay: Relay) -> bool:
     """No look is under way, and none is due but by the clock."""
-    keeper = relay._session.keeper if relay._session is not None else None
-    return keeper is not None and keeper._rhythm.asleep and not keeper._urgent and not keeper._ticking.locked()
+    committer = relay._session.committer if relay._session is not None else None
+    return (
+        committer is not None
+        and committer._poll_interval.asleep
+        and not committer._urgent
+        and not committer._ticking.locked()
+    )
 
 
 @pytest.mark.parametrize("notify", ["Auto", "Always"])

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from mailboat.pump.meters import Meters
+from mailboat.delivery.histograms import DeliveryHistograms
 from mailboat.runtime.status import RelayState, as_json
 from mailboat.store.coverage import Coverage
 from support.relay_statuses import relay, subscription
@@ -62,7 +62,7 @@ async def test_events_without_a_subscription_are_a_number_of_the_relay(client, r
 
 
 async def test_histograms_of_delivery(client, relays):
-    meters = Meters()
+    meters = DeliveryHistograms()
     meters.batch.observe(3)
     meters.delivered((datetime.now(UTC) - timedelta(seconds=2)).isoformat(), attempts=1, events=3)
     meters.delivered("infinity", attempts=4, events=1)

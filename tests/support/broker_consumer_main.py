@@ -41,7 +41,7 @@ from mailboat.consumer.claims.redis_store import RedisClaims
 from mailboat.consumer.dispatch import Dispatcher
 from mailboat.consumer.handlers import handler
 from mailboat.consumer.transactions import PsycopgAsync, Wanted
-from mailboat.pump.retry import Backoff
+from mailboat.delivery.backoff import Backoff
 from support.bare_claims import BareClaims
 from support.consumer_processes import STARTED, Death, Lines, log_to
 

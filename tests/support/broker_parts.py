@@ -31,7 +31,7 @@ from mailboat.consumer.broker.protocol import (
 from mailboat.consumer.dispatch import Dispatcher
 from mailboat.consumer.handlers import handler
 from mailboat.consumer.received import Event
-from mailboat.pump.retry import Backoff
+from mailboat.delivery.backoff import Backoff
 
 NAME = "shop/billing"
 QUICK = Backoff(initial=0.01, factor=1, ceiling=0.01, jitter=0)

@@ -21,7 +21,7 @@ from mailboat.consumer.claims.redis_store import RedisClaims
 from mailboat.consumer.dispatch import Dispatcher
 from mailboat.consumer.handlers import handler
 from mailboat.consumer.received import Event
-from mailboat.pump.retry import Backoff
+from mailboat.delivery.backoff import Backoff
 from mailboat.sinks.pubsub.connection import Destination
 from support.consumer_processes import Death, log_to
 

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from mailboat.delivery.checkpoints import Checkpoint, Passing, ignore_checkpoint
 from mailboat.logs import LogFormat, configure
-from mailboat.pump.points import Passing, Point, unheard
 from mailboat.runtime.config import load
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.secrets import find_secrets
@@ -25,22 +25,22 @@ from mailboat.runtime.session import Timings
 from mailboat.store.settings import ReadLimits, RelayIdentity
 
 
-def dying_at(point: Point, passage: int, in_the_air: int, answers: int) -> Passing:
+def dying_at(point: Checkpoint, passage: int, in_the_air: int, answers: int) -> Passing:
     """Dies as a crash would, nothing flushed and nothing said, when ``point`` is passed for the n-th time.
 
     Passages count only with so many batches handed over and not answered yet, and so many answers, or more.
     """
     left, handed_over, answered = passage, 0, 0
 
-    def passing(passed: Point) -> None:
+    def passing(passed: Checkpoint) -> None:
         nonlocal left, handed_over, answered
-        handed_over += passed is Point.HANDED_OVER
+        handed_over += passed is Checkpoint.HANDED_OVER
         # What is sent again after a failure is answered without having been handed over.
         if passed is point and max(handed_over - answered, 0) >= in_the_air and answered >= answers:
             left -= 1
             if left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
-        answered += passed is Point.ANSWERED
+        answered += passed is Checkpoint.ANSWERED
 
     return passing
 
@@ -55,7 +55,7 @@ def relay(orders: Mapping[str, Any]) -> Relay:
         identity=RelayIdentity(orders["relay"], str(uuid.uuid4())),
         timings=Timings(**orders["timings"]) if orders.get("timings") else None,
         limits=ReadLimits(**orders["limits"]) if orders.get("limits") else None,
-        passing=dying_at(**{**death, "point": Point(death["point"])}) if death else unheard,
+        passing=dying_at(**{**death, "point": Checkpoint(death["point"])}) if death else ignore_checkpoint,
     )
 
 

@@ -22,7 +22,7 @@ from typing import Any, Self, cast
 
 import psycopg
 
-from mailboat.pump.points import Point
+from mailboat.delivery.checkpoints import Checkpoint
 from mailboat.runtime.session import Timings
 from mailboat.store.settings import ReadLimits
 from mailboat_harbor.processes import Child
@@ -129,7 +129,7 @@ def _mentions(log: Path) -> int:
 class DieAt:
     """Where a relay kills itself."""
 
-    point: Point
+    point: Checkpoint
     passage: int = 1
     in_the_air: int = 0
     """Batches on their way without an answer, at least."""

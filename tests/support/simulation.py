@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from random import Random
 
 from mailboat.cloudevents import DeadLetterCause, MessageEncoder, dead_letter_message
+from mailboat.delivery.backoff import Backoff, RetryPolicy
+from mailboat.delivery.checkpoints import Passing, ignore_checkpoint
+from mailboat.delivery.poll_interval import WakeSettings
+from mailboat.delivery.stream import DeadLetterNotice, Stream, StreamSettings
 from mailboat.errors import DatabaseUnavailable, LeaseLost
 from mailboat.model import Message, OutboxEvent
-from mailboat.pump.points import Passing, unheard
-from mailboat.pump.retry import Backoff, Policy
-from mailboat.pump.rhythm import WakeSettings
-from mailboat.pump.stream import DeathNotice, Stream, StreamSettings
 from mailboat.runtime.session import Session, Timings, Totals
 from mailboat.sinks.memory import MemorySink
 from mailboat.store.settings import ReadLimits, RelayIdentity, StoreSettings
@@ -33,7 +33,7 @@ DEAD_TOPIC = "orders.dead"
 
 def settings(**changes: object) -> StreamSettings:
     """Three attempts, dead letters, batches of four."""
-    plain: dict[str, object] = {"batch_size": 4, "timeout": 1.0, "policy": Policy(3, BACKOFF, dead_letters=True)}
+    plain: dict[str, object] = {"batch_size": 4, "timeout": 1.0, "policy": RetryPolicy(3, BACKOFF, dead_letters=True)}
     return StreamSettings(**(plain | changes))  # type: ignore[arg-type]
 
 
@@ -62,7 +62,7 @@ class Fleet:
     wake: WakeSettings = field(default_factory=WakeSettings)
     limits: ReadLimits = field(default_factory=ReadLimits)
     dead_topic: bool = False
-    passing: Passing = unheard
+    passing: Passing = ignore_checkpoint
     random: Random = field(default_factory=lambda: Random(1))
     new_sink: Callable[[], MemorySink] = MemorySink
     outbox: MemoryOutbox = field(init=False)
@@ -116,7 +116,7 @@ class Fleet:
         sink = self.sinks[name]
         encoder = MessageEncoder(Format.RAW, source="test", header_prefix=sink.traits.header_prefix)
 
-        def announce(notice: DeathNotice) -> Message:
+        def announce(notice: DeadLetterNotice) -> Message:
             death = DeadLetterCause(notice.reason, notice.error, notice.attempts, notice.first_failed_at or "", "")
             return dead_letter_message(
                 encoder,

@@ -21,8 +21,8 @@ from mailboat.consumer.points import Passing as Passing
 from mailboat.consumer.points import ignore_point
 from mailboat.consumer.received import Event
 from mailboat.consumer.transactions import Session, is_transient, sqlstate, told
+from mailboat.delivery.backoff import Backoff
 from mailboat.errors import ConfigError
-from mailboat.pump.retry import Backoff
 
 log = logging.getLogger(__name__)
 

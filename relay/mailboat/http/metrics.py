@@ -23,7 +23,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from mailboat.pump.meters import Histogram, Meters
+from mailboat.delivery.histograms import DeliveryHistograms, Histogram
 from mailboat.runtime.status import RelayState, RelayStatus, SubscriptionStatus
 
 Statuses = Callable[[], Sequence[RelayStatus]]
@@ -53,7 +53,7 @@ _COUNTERS: tuple[tuple[str, str, Callable[[SubscriptionStatus], float]], ...] = 
 )
 
 
-_HISTOGRAMS: tuple[tuple[str, str, Callable[[Meters], Histogram]], ...] = (
+_HISTOGRAMS: tuple[tuple[str, str, Callable[[DeliveryHistograms], Histogram]], ...] = (
     (
         "mailboat_delivery_latency_seconds",
         "From the insert of an event to its acknowledgement: the oldest event of each delivered batch.",
@@ -85,7 +85,7 @@ class StatusCollector(Collector):
 
 
 def _histogram(
-    family: HistogramMetricFamily, statuses: Sequence[RelayStatus], chosen: Callable[[Meters], Histogram]
+    family: HistogramMetricFamily, statuses: Sequence[RelayStatus], chosen: Callable[[DeliveryHistograms], Histogram]
 ) -> Metric:
     for relay in statuses:
         for subscription in relay.subscriptions:

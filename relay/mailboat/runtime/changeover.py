@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
-from mailboat.pump.stream import Stream
+from mailboat.delivery.stream import Stream
 from mailboat.runtime.lineup import Lineup
 from mailboat.runtime.session import Session
 from mailboat.runtime.streams import StreamParts

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from mailboat.delivery.backoff import DEAD_TOPIC_BACKOFF, Outage
+from mailboat.delivery.stream import Stream
 from mailboat.errors import SinkUnavailable
-from mailboat.pump.retry import DEAD_TOPIC_BACKOFF, Outage
-from mailboat.pump.stream import Stream
 from mailboat.sinks.protocol import ChecksTopics
 
 log = logging.getLogger(__name__)

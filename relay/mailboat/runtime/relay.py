@@ -17,11 +17,11 @@ import time
 from collections.abc import Sequence
 from random import Random
 
+from mailboat.delivery.backoff import Backoff, Outage
+from mailboat.delivery.checkpoints import Passing, ignore_checkpoint
+from mailboat.delivery.poll_interval import WakeSettings
+from mailboat.delivery.stream import Clock, Stream
 from mailboat.errors import ConfigError, DatabaseUnavailable, ForeignDatabase, LeaseLost, MailboatError, SchemaMismatch
-from mailboat.pump.points import Passing, unheard
-from mailboat.pump.retry import Backoff, Outage
-from mailboat.pump.rhythm import WakeSettings
-from mailboat.pump.stream import Clock, Stream
 from mailboat.runtime.beforehand import Schema, ToldToStop, unless
 from mailboat.runtime.changeover import Changeover, close_all
 from mailboat.runtime.connection import Connection
@@ -71,7 +71,7 @@ class Relay:
         limits: ReadLimits | None = None,
         clock: Clock = time.monotonic,
         random: Random | None = None,
-        passing: Passing = unheard,
+        passing: Passing = ignore_checkpoint,
     ) -> None:
         """``follows``: the configuration may change at run time, so an invalid one does not end the relay."""
         self.name = full_name(resource)
@@ -273,7 +273,7 @@ class Relay:
                 changeover.dismiss(self._lineup, lambda each: self._let_others_finish(store, [each]))
                 await changeover.declare(self._lineup, self._edition, may_lay_out=self._may_lay_out)
                 self._may_lay_out = changeover.under_way
-                session.keeper.poll_by(self._wake())
+                session.committer.poll_by(self._wake())
                 idle = [sink for sink in self._unused if not changeover.uses(sink)]
                 self._unused = [sink for sink in self._unused if changeover.uses(sink)]
                 await close_all(idle)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mailboat.pump.partition import PartitionPump
+from mailboat.delivery.partition_worker import PartitionWorker
 from mailboat.runtime.lineup import CantRun
 from mailboat.runtime.session import Session, Totals
 from mailboat.runtime.status import PartitionStatus, SubscriptionStatus
@@ -12,19 +12,19 @@ from mailboat.store.outbox_store import Backlog, Lag
 from mailboat_spec import EventSubscription, full_name
 
 STALLED_AFTER = 90.0
-"""Seconds without progress of the keeper after which only a restart helps. Every wait of the keeper ends sooner: idle
-waits after ``TURN_OVER``, database queries with the statement deadline."""
+"""Seconds without progress of the committer after which only a restart helps. Every wait of the committer ends sooner:
+idle waits after ``TURN_OVER``, database queries with the statement deadline."""
 
 
 def stalled(session: Session | None, now: float) -> bool:
     """Return whether a running session makes no progress."""
-    return session is not None and now - session.keeper.stirred_at > STALLED_AFTER
+    return session is not None and now - session.committer.stirred_at > STALLED_AFTER
 
 
 def delivered(name: str, session: Session | None, totals: Totals) -> int:
     """Return the events delivered since the process started, by ended and running pumps."""
-    live = (owned.pump for owned in session.owned.values() if owned.pump.stream.name == name) if session else ()
-    return totals.delivered[name] + sum(pump.counters.delivered for pump in live)
+    live = (owned.worker for owned in session.owned.values() if owned.worker.stream.name == name) if session else ()
+    return totals.delivered[name] + sum(worker.counters.delivered for worker in live)
 
 
 def failed_status(failed: CantRun, totals: Totals) -> SubscriptionStatus:
@@ -63,8 +63,8 @@ def subscription_status(
     """
     name = full_name(resource)
     number = next((n for n, s in session.streams.items() if s.name == name), None) if session else None
-    pumps = (
-        {key.partition: owned.pump for key, owned in session.owned.items() if key.subscription == number}
+    workers = (
+        {key.partition: owned.worker for key, owned in session.owned.items() if key.subscription == number}
         if session
         else {}
     )
@@ -73,18 +73,18 @@ def subscription_status(
     unasked = session.lag_errors.get(number) if session and number is not None else None
     unknown = Lag(0, None, bounded=unasked is not None and not at_rest)
     owned = []
-    for partition, pump in sorted(pumps.items()):
+    for partition, worker in sorted(workers.items()):
         lag = backlog.partitions.get(partition, Lag(0, None)) if backlog and not at_rest else unknown
-        pending = max(lag.pending, pump.pending)
+        pending = max(lag.pending, worker.pending)
         owned.append(
             PartitionStatus(
                 partition,
                 pending,
                 lag.bounded,
                 lag.oldest_age if pending else None,
-                pump.parked.count,
-                pump.counters.delivered,
-                pump.parked.trouble or pump.counters.current_error(pump.parked.count),
+                worker.parked.count,
+                worker.counters.delivered,
+                worker.parked.trouble or worker.counters.current_error(worker.parked.count),
             )
         )
     if session is not None and number in session.reported:
@@ -93,11 +93,11 @@ def subscription_status(
     counted = [*owned, *orphans]
     known = session.subscriptions.get(number) if session and number is not None else None
     stream = session.streams.get(number) if session and number is not None else None
-    away = next((p.counters.away for p in pumps.values() if p.counters.away), None)
+    away = next((p.counters.away for p in workers.values() if p.counters.away), None)
     trouble = away or (stream.trouble if stream else None)
     unannounced = stream.dead_topic.trouble if stream else None
-    lasting = trouble or unannounced or next((p.parked.trouble for p in pumps.values() if p.parked.trouble), None)
-    past, past_age = _last_error(pumps.values(), totals.last_error.get(name), now)
+    lasting = trouble or unannounced or next((p.parked.trouble for p in workers.values() if p.parked.trouble), None)
+    past, past_age = _last_error(workers.values(), totals.last_error.get(name), now)
     stale = f"lag is as it was last known: {unasked}" if unasked else None
     return SubscriptionStatus(
         name=name,
@@ -110,7 +110,7 @@ def subscription_status(
         parked=sum(p.parked for p in counted),
         dead=backlog.dead if backlog else 0,
         published=delivered(name, session, totals),
-        refused=totals.refused[name] + sum(p.counters.refused for p in pumps.values()),
+        refused=totals.refused[name] + sum(p.counters.refused for p in workers.values()),
         rate=rate,
         sink_reachable=False if trouble else True if stream and stream.ready else None,
         last_error=lasting or past or stale,
@@ -127,16 +127,16 @@ def subscription_status(
 
 
 def _last_error(
-    pumps: Iterable[PartitionPump], ended: tuple[str, float] | None, now: float
+    workers: Iterable[PartitionWorker], ended: tuple[str, float] | None, now: float
 ) -> tuple[str | None, float | None]:
     """Return the newest error that no success has followed, with its age; (None, None) without one."""
-    pumps = list(pumps)
+    workers = list(workers)
     errors = [
-        (pump.counters.error_at, error)
-        for pump in pumps
-        if (error := pump.counters.current_error(pump.parked.count)) is not None
+        (worker.counters.error_at, error)
+        for worker in workers
+        if (error := worker.counters.current_error(worker.parked.count)) is not None
     ]
-    if ended is not None and all(pump.counters.delivered_at <= ended[1] for pump in pumps):
+    if ended is not None and all(worker.counters.delivered_at <= ended[1] for worker in workers):
         errors.append((ended[1], ended[0]))
     if not errors:
         return None, None

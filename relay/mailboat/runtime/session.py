@@ -6,7 +6,7 @@ The session owns all state in memory. If the database becomes unavailable or ano
 with ``DatabaseUnavailable`` and its state is discarded, because none of it can be trusted. The relay then starts a new
 session.
 
-Tasks: the *watch* (heartbeats, wake-ups), *follow* (claims and releases), the *guard* of the leases, the *keeper*
+Tasks: the *watch* (heartbeats, wake-ups), *follow* (claims and releases), the *guard* of the leases, the *committer*
 (ticks), one per *pump*, one per *reader*, one per *sink* that is not open yet, and the *probe* (lag). They share one
 event loop and need no locks.
 """
@@ -21,18 +21,18 @@ from collections.abc import Coroutine, Iterable, Iterator, Mapping, MutableMappi
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from mailboat.delivery.backoff import OUTAGE_BACKOFF, Outage
+from mailboat.delivery.checkpoints import Checkpoint, Passing
+from mailboat.delivery.delivery_session import DeliverySession
+from mailboat.delivery.histograms import DeliveryHistograms
+from mailboat.delivery.partition_worker import PartitionWorker, WorkerCounters
+from mailboat.delivery.poll_interval import WakeSettings
+from mailboat.delivery.progress import ProgressCommitter
+from mailboat.delivery.publish import as_unavailable
+from mailboat.delivery.rebalance import decide
+from mailboat.delivery.stream import Clock, Stream
+from mailboat.delivery.window_feeder import WindowFeeder
 from mailboat.errors import DatabaseUnavailable, LeaseLost, MailboatError, SinkUnavailable
-from mailboat.pump.delivery_session import DeliverySession
-from mailboat.pump.handing import away
-from mailboat.pump.keeper import Keeper
-from mailboat.pump.meters import Meters
-from mailboat.pump.ownership import decide
-from mailboat.pump.partition import PartitionPump, PumpCounters
-from mailboat.pump.points import Passing, Point
-from mailboat.pump.reader import WindowReader
-from mailboat.pump.retry import OUTAGE_BACKOFF, Outage
-from mailboat.pump.rhythm import WakeSettings
-from mailboat.pump.stream import Clock, Stream
 from mailboat.runtime.dead_letter_topic import await_dead_letter_topic
 from mailboat.store.outbox_store import (
     Backlog,
@@ -75,7 +75,7 @@ class Timings:
 
 @dataclass(slots=True)
 class _Owned:
-    pump: PartitionPump
+    worker: PartitionWorker
     task: asyncio.Task[None]
 
 
@@ -87,9 +87,9 @@ class Totals:
     refused: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     last_error: dict[str, tuple[str, float]] = field(default_factory=dict)
     """Error of an ended pump and its time by the relay's clock; shown until a delivery succeeds."""
-    meters: dict[str, Meters] = field(default_factory=lambda: defaultdict(Meters))
+    meters: dict[str, DeliveryHistograms] = field(default_factory=lambda: defaultdict(DeliveryHistograms))
 
-    def add(self, name: str, counters: PumpCounters) -> None:
+    def add(self, name: str, counters: WorkerCounters) -> None:
         """Add the counts of an ended pump. Its error replaces an older one, and its success clears one."""
         self.delivered[name] += counters.delivered
         self.refused[name] += counters.refused
@@ -121,7 +121,7 @@ class Session(DeliverySession):
         self.backlogs: dict[int, Backlog] = {}
         self.lag_errors: dict[int, str] = {}
         """Subscriptions whose last lag query failed; their entry in ``backlogs`` is older."""
-        self.keeper = Keeper(store, wake, clock, self, passing)
+        self.committer = ProgressCommitter(store, wake, clock, self, passing)
         self.owned: dict[CursorKey, _Owned] = {}
         self.reported: frozenset[int] = frozenset()
         """Pull subscriptions whose lag this relay reports. One relay reports all partitions of a subscription."""
@@ -133,7 +133,7 @@ class Session(DeliverySession):
         self._totals = totals
         self._clock = clock
         self._passing = passing
-        self._readers: set[WindowReader] = set()
+        self._readers: set[WindowFeeder] = set()
         self._leaving: set[CursorKey] = set()
         self._farewells: dict[asyncio.Task[None], int] = {}
         """Tasks that release partitions, with the subscription of each."""
@@ -154,7 +154,7 @@ class Session(DeliverySession):
         """
         try:
             async with asyncio.TaskGroup() as self._group:
-                works = (self._watch(), self._guard_leases(), self.keeper.run(), self._probe(), *beside)
+                works = (self._watch(), self._guard_leases(), self.committer.run(), self._probe(), *beside)
                 background = [self._group.create_task(work) for work in works]
                 for stream in self.streams.values():
                     self._open(stream)
@@ -163,7 +163,7 @@ class Session(DeliverySession):
                 if self._following is not None:
                     self._following.cancel()  # it would claim released partitions again
                 self._let_go(list(self.owned))
-                await self._gone()  # releasing partitions needs the keeper
+                await self._gone()  # releasing partitions needs the committer
                 for task in (*background, *self._opening.values()):
                     task.cancel()
         except BaseExceptionGroup as errors:
@@ -212,7 +212,7 @@ class Session(DeliverySession):
                 self._following = self._group.create_task(self._follow(membership))
             while (left := began + self._timings.beat_every - self._clock()) > 0:
                 if await self._store.rung(left):
-                    self.keeper.rung()
+                    self.committer.rung()
 
     async def _guard_leases(self) -> None:
         """End the session, and with it all calls to sinks, before another relay may take over the partitions."""
@@ -245,9 +245,9 @@ class Session(DeliverySession):
         moves = decide(self._me, membership, held, self._unheld_since, now, self._timings.grace)
         for key, owned in self.owned.items():
             if key in membership.due:
-                owned.pump.nudge()
-            elif not owned.pump.starving:
-                owned.pump.wake()
+                owned.worker.nudge()
+            elif not owned.worker.starving:
+                owned.worker.wake()
         going = moves.release - self._leaving
         self._let_go(going)
         if claim := [key for key in moves.claim if self._delivers(key)]:
@@ -300,33 +300,33 @@ class Session(DeliverySession):
         self.subscriptions[number] = replace(known, paused=paused)
         for key, owned in self.owned.items():
             if key.subscription == number:
-                self.keeper.pause(key, paused)
-                owned.pump.pause(paused)
+                self.committer.pause(key, paused)
+                owned.worker.pause(paused)
 
     def _adopt(self, cursors: Iterable[Cursor]) -> None:
-        reopened: dict[Window, dict[CursorKey, PartitionPump]] = defaultdict(dict)
+        reopened: dict[Window, dict[CursorKey, PartitionWorker]] = defaultdict(dict)
         for cursor in cursors:
             key = cursor.lease.key
             paused = self.subscriptions[key.subscription].paused
-            pump = PartitionPump(cursor, self.streams[key.subscription], self._store, self)
-            pump.pause(paused)
-            self.owned[key] = _Owned(pump, self._group.create_task(self._run(pump)))
+            worker = PartitionWorker(cursor, self.streams[key.subscription], self._store, self)
+            worker.pause(paused)
+            self.owned[key] = _Owned(worker, self._group.create_task(self._run(worker)))
             done = None if cursor.window else cursor.done
-            self.keeper.enter(cursor.lease, done, paused=paused, cautious=not cursor.window and cursor.resumes > 0)
+            self.committer.enter(cursor.lease, done, paused=paused, cautious=not cursor.window and cursor.resumes > 0)
             if cursor.window is not None:
-                reopened[cursor.window][key] = pump
+                reopened[cursor.window][key] = worker
         if self.owned:
-            self._passing(Point.CLAIMED)
+            self._passing(Checkpoint.CLAIMED)
         for window, members in reopened.items():
-            self.read(WindowReader(self._store, window, members, self, self._passing))
+            self.read(WindowFeeder(self._store, window, members, self, self._passing))
 
-    async def _run(self, pump: PartitionPump) -> None:
+    async def _run(self, worker: PartitionWorker) -> None:
         try:
-            await pump.run()
+            await worker.run()
         finally:
-            self._totals.add(pump.stream.name, pump.counters)
-            pump.stream.health.released(pump.lease.key.partition)
-            pump.counters.delivered = pump.counters.refused = 0
+            self._totals.add(worker.stream.name, worker.counters)
+            worker.stream.health.released(worker.lease.key.partition)
+            worker.counters.delivered = worker.counters.refused = 0
 
     def lease_left(self) -> float:
         """Return the seconds for which this relay may publish under its leases."""
@@ -354,7 +354,7 @@ class Session(DeliverySession):
             return
         self._leaving |= leaving.keys()
         for owned in leaving.values():
-            owned.pump.stop()
+            owned.worker.stop()
         _, unfinished = await asyncio.wait(
             {owned.task for owned in leaving.values()}, timeout=self._timings.drain_within
         )
@@ -362,14 +362,14 @@ class Session(DeliverySession):
             task.cancel()
         if unfinished:
             await asyncio.wait(unfinished)
-        await self.keeper.settled()
+        await self.committer.settled()
         for key, owned in leaving.items():
             if self.owned.get(key) is owned:
                 self._forget(key)
         if not keep:
-            await self._store.release([owned.pump.lease for owned in leaving.values()])
+            await self._store.release([owned.worker.lease for owned in leaving.values()])
         self._leaving -= leaving.keys()
-        self._passing(Point.RELEASED)
+        self._passing(Checkpoint.RELEASED)
 
     def lease_lost(self, key: CursorKey) -> None:
         """Stop the pump of a partition that another relay owns, without settling (G5)."""
@@ -381,7 +381,7 @@ class Session(DeliverySession):
 
     def _forget(self, key: CursorKey) -> None:
         self.owned.pop(key, None)
-        self.keeper.strike(key)
+        self.committer.strike(key)
         for reader in self._readers:
             reader.leave(key)
 
@@ -389,24 +389,26 @@ class Session(DeliverySession):
 
     def settle(self, settlement: Settlement) -> asyncio.Future[None]:
         """Queue progress and return a future that completes at the commit."""
-        return self.keeper.settle(settlement)
+        return self.committer.settle(settlement)
 
     def window_opened(self, opened: Opened) -> None:
         """Pass the events of a newly opened window to the pumps of its partitions."""
         mine = ((lease, self.owned.get(lease.key)) for lease in opened.members)
-        pumps = {lease.key: owned.pump for lease, owned in mine if owned is not None and owned.pump.lease == lease}
+        workers = {
+            lease.key: owned.worker for lease, owned in mine if owned is not None and owned.worker.lease == lease
+        }
         if opened.events is None:
-            self.read(WindowReader(self._store, opened.window, pumps, self, self._passing))
+            self.read(WindowFeeder(self._store, opened.window, workers, self, self._passing))
             return
-        for key, pump in pumps.items():
+        for key, worker in workers.items():
             events = opened.events[key]
-            pump.offer(opened.window, events, events[-1].id, last=True)
+            worker.offer(opened.window, events, events[-1].id, last=True)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a coroutine as a task of the session. If it fails, the session ends with its error."""
         return self._group.create_task(work)
 
-    def read(self, reader: WindowReader) -> None:
+    def read(self, reader: WindowFeeder) -> None:
         """Start a reader as a task of the session."""
 
         async def run() -> None:
@@ -428,13 +430,13 @@ class Session(DeliverySession):
                 stream.ready, stream.trouble = True, None
                 stream.health.reachable(self._clock())
             except Exception as error:  # an unexpected error of a sink must not end the other subscriptions
-                reason = error if isinstance(error, SinkUnavailable) else away(stream, error)
+                reason = error if isinstance(error, SinkUnavailable) else as_unavailable(stream, error)
                 stream.health.unavailable(str(reason), self._clock())
                 stream.trouble, outage = str(reason), outage.failed()
                 await asyncio.sleep(outage.delay(stream.random))
         for key, owned in self.owned.items():
             if key.subscription == stream.number:
-                owned.pump.nudge()
+                owned.worker.nudge()
         await await_dead_letter_topic(stream)
 
     async def _probe(self) -> None:
@@ -459,7 +461,7 @@ class Session(DeliverySession):
     def at_rest(self, number: int) -> bool:
         """Return whether all events of this relay's partitions found by the last poll are settled."""
         return all(
-            self.keeper.at_tip(key) and owned.pump.pending == 0
+            self.committer.at_tip(key) and owned.worker.pending == 0
             for key, owned in self.owned.items()
             if key.subscription == number
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from mailboat.pump.meters import Meters
+from mailboat.delivery.histograms import DeliveryHistograms
 from mailboat.store.coverage import Coverage
 from mailboat_spec import relay_status
 from mailboat_spec.relay_status import PartitionStatus, as_json
@@ -30,7 +30,7 @@ class RelayState(StrEnum):
 class SubscriptionStatus(relay_status.SubscriptionStatus):
     """One subscription, with its histograms."""
 
-    meters: Meters | None = field(default=None, metadata=_NOT_ON_THE_WIRE)
+    meters: DeliveryHistograms | None = field(default=None, metadata=_NOT_ON_THE_WIRE)
     """Histograms for the metrics."""
 
 

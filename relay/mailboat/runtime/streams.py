@@ -11,11 +11,11 @@ from datetime import UTC, datetime
 from random import Random
 
 from mailboat.cloudevents import DeadLetterCause, MessageEncoder, dead_letter_message
+from mailboat.delivery.backoff import Backoff, RetryPolicy
+from mailboat.delivery.checkpoints import Passing
+from mailboat.delivery.stream import Clock, DeadLetterNotice, Stream, StreamSettings
 from mailboat.errors import ConfigError
 from mailboat.model import Message
-from mailboat.pump.points import Passing
-from mailboat.pump.retry import Backoff, Policy
-from mailboat.pump.stream import Clock, DeathNotice, Stream, StreamSettings
 from mailboat.runtime.secrets import Secrets
 from mailboat.sinks.protocol import Sink, SinkContext
 from mailboat.sinks.registry import build_sink
@@ -34,7 +34,7 @@ class StreamParts:
     context: SinkContext
     encoder: MessageEncoder
     settings: StreamSettings
-    announce: Callable[[DeathNotice], Message] | None
+    announce: Callable[[DeadLetterNotice], Message] | None
 
     @property
     def name(self) -> str:
@@ -107,10 +107,10 @@ def sink_context(resource: EventSubscription, secrets: Secrets) -> SinkContext:
     return SinkContext(full_name(resource), timeout, _sink_secrets(resource, secrets))
 
 
-def policy(spec: EventSubscriptionSpec) -> Policy:
+def policy(spec: EventSubscriptionSpec) -> RetryPolicy:
     """Convert ``spec.delivery`` to the pump's policy."""
     delivery, backoff = spec.delivery, spec.delivery.backoff
-    return Policy(
+    return RetryPolicy(
         spec.max_attempts,
         Backoff(backoff.initial.seconds, backoff.factor, backoff.max.seconds, backoff.jitter),
         dead_letters=delivery.on_exhausted is OnExhausted.DEAD_LETTER,
@@ -129,13 +129,13 @@ def _sink_secrets(resource: EventSubscription, secrets: Secrets) -> dict[str, st
 
 def _announcer(
     resource: EventSubscription, encoder: MessageEncoder, now: Now
-) -> Callable[[DeathNotice], Message] | None:
+) -> Callable[[DeadLetterNotice], Message] | None:
     topic = resource.dead_letter_topic
     if topic is None:
         return None
     name = full_name(resource)
 
-    def announce(notice: DeathNotice) -> Message:
+    def announce(notice: DeadLetterNotice) -> Message:
         failed_at = now().isoformat().replace("+00:00", "Z")
         death = DeadLetterCause(
             notice.reason, notice.error, notice.attempts, notice.first_failed_at or failed_at, failed_at

@@ -6,7 +6,7 @@ import logging
 from random import Random
 from typing import Final
 
-from mailboat.pump.retry import Backoff
+from mailboat.delivery.backoff import Backoff
 
 _BACKOFF: Final = Backoff(initial=0.1, factor=2, ceiling=5.0, jitter=0.2)
 

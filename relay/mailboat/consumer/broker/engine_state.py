@@ -7,7 +7,7 @@ from typing import Final
 
 from mailboat.consumer.broker.protocol import SourceState
 from mailboat.consumer.dispatch import Counts
-from mailboat.pump.retry import Backoff
+from mailboat.delivery.backoff import Backoff
 
 _BACKOFF: Final = Backoff(initial=1.0, factor=2, ceiling=60.0, jitter=0.2)
 

@@ -20,8 +20,8 @@ from mailboat.consumer.claims.redis_store import RedisClaims
 from mailboat.consumer.handlers import TransactionKind
 from mailboat.consumer.session_factory import SessionFactory, libpq_url
 from mailboat.consumer.transactions import Wanted
+from mailboat.delivery.backoff import Backoff
 from mailboat.errors import ConfigError
-from mailboat.pump.retry import Backoff
 from mailboat.runtime.secrets import Secrets
 from mailboat.sinks.protocol import SinkContext
 from mailboat.sinks.registry import build_sink

@@ -1,4 +1,4 @@
--- Who owns which partition. See mailboat/pump/ownership.py for who should.
+-- Who owns which partition. See mailboat/delivery/rebalance.py for who should.
 
 -- name: join
 -- A relay introduces itself. A row of the same id from an earlier process is replaced.

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from mailboat.delivery.backoff import RetryPolicy
 from mailboat.errors import EventRefused, SinkUnavailable
 from mailboat.model import Message
-from mailboat.pump.retry import Policy
 from mailboat.runtime.reporting import subscription_status
 from mailboat.runtime.session import Totals
 from mailboat.sinks.memory import MemorySink
@@ -17,7 +17,7 @@ from mailboat.sinks.protocol import Failures
 from support.simulation import BACKOFF, DEAD_TOPIC, Fleet, always, refusing, sequence_number, settings, subscription
 from support.virtual_time import in_virtual_time, until
 
-BLOCK = Policy(3, BACKOFF, dead_letters=False)
+BLOCK = RetryPolicy(3, BACKOFF, dead_letters=False)
 
 
 @in_virtual_time
@@ -57,7 +57,7 @@ class DeadTopicAway(MemorySink):
 async def test_a_full_parking_lot_takes_nothing_new_says_so_and_goes_on_when_a_person_makes_room(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    once = Policy(1, BACKOFF, dead_letters=False)
+    once = RetryPolicy(1, BACKOFF, dead_letters=False)
     fleet = Fleet(streams=settings(policy=once, batch_size=1, max_parked=3))
     blocked = [event.event_id for event in fleet.write("a", "b", "c")]
     refusing(fleet).times.update(dict.fromkeys(blocked, 1000))
@@ -103,7 +103,7 @@ async def test_a_dead_letter_is_announced_and_one_that_can_not_be_waits() -> Non
 async def test_a_dead_letter_topic_that_is_away_stops_no_healthy_key_and_is_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    once = Policy(1, BACKOFF, dead_letters=True)
+    once = RetryPolicy(1, BACKOFF, dead_letters=True)
     fleet = Fleet(
         declared=[subscription(partitions=2)], streams=settings(policy=once), dead_topic=True, new_sink=DeadTopicAway
     )
@@ -137,7 +137,7 @@ async def test_a_dead_letter_topic_that_is_away_stops_no_healthy_key_and_is_told
 
 @in_virtual_time
 async def test_a_relay_that_stops_leaves_its_announcements_to_its_heir() -> None:
-    once = Policy(1, BACKOFF, dead_letters=True)
+    once = RetryPolicy(1, BACKOFF, dead_letters=True)
     fleet = Fleet(streams=settings(policy=once, batch_size=20), dead_topic=True, new_sink=DeadTopicAway)
     assert isinstance(fleet.sink, DeadTopicAway)
     fleet.sink.dead_topic_away, fleet.sink.seconds = False, 3.0

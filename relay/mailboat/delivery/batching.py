@@ -26,7 +26,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class BatchChoice:
     """A batch as indexes of the queued events."""
 
     sent: Sequence[int]
@@ -45,7 +45,9 @@ def total_bytes(events: Sequence[OutboxEvent]) -> int:
     )
 
 
-def choose(events: Sequence[OutboxEvent], start: int, limits: Limits, parked: Collection[str], bytes: int) -> Chosen:
+def choose(
+    events: Sequence[OutboxEvent], start: int, limits: Limits, parked: Collection[str], bytes: int
+) -> BatchChoice:
     """Return the next batch from ``start`` on. It is empty only if all remaining events are set aside.
 
     ``bytes``: total size of ``events``. If all of them fit into one batch, the slice is not measured again.
@@ -53,11 +55,13 @@ def choose(events: Sequence[OutboxEvent], start: int, limits: Limits, parked: Co
     if not parked and not limits.one_per_key:
         end = min(start + limits.messages, len(events))
         if bytes <= limits.bytes or total_bytes(events[start:end]) <= limits.bytes:
-            return Chosen(range(start, end), (), end)
+            return BatchChoice(range(start, end), (), end)
     return _choose_one_by_one(events, start, limits, parked)
 
 
-def _choose_one_by_one(events: Sequence[OutboxEvent], start: int, limits: Limits, parked: Collection[str]) -> Chosen:
+def _choose_one_by_one(
+    events: Sequence[OutboxEvent], start: int, limits: Limits, parked: Collection[str]
+) -> BatchChoice:
     sent: list[int] = []
     aside: list[int] = []
     keys: set[str] = set()
@@ -78,4 +82,4 @@ def _choose_one_by_one(events: Sequence[OutboxEvent], start: int, limits: Limits
         size += weight
     else:
         end = len(events)
-    return Chosen(sent, aside, end)
+    return BatchChoice(sent, aside, end)

@@ -10,23 +10,23 @@ import asyncio
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
+from mailboat.delivery.backoff import OUTAGE_BACKOFF, Outage
+from mailboat.delivery.checkpoints import Checkpoint
+from mailboat.delivery.delivery_session import DeliverySession
+from mailboat.delivery.outcomes import Attempt, Outcome, judge, set_aside
+from mailboat.delivery.publish import start_publish
+from mailboat.delivery.stream import Stream
+from mailboat.delivery.unexpected_errors import cant_encode
 from mailboat.errors import EventRefused, SinkUnavailable
 from mailboat.model import Message, event_bytes
-from mailboat.pump.delivery_session import DeliverySession
-from mailboat.pump.handing import hand_over
-from mailboat.pump.points import Point
-from mailboat.pump.retry import OUTAGE_BACKOFF, Outage
-from mailboat.pump.stream import Stream
-from mailboat.pump.unexpected import cant_encode
-from mailboat.pump.verdicts import Fate, Item, judge, set_aside
 from mailboat.store.outbox_store import Series
 
 
 class Worker(Protocol):
-    """The partition worker that a courier sends for."""
+    """The partition worker that a retry loop sends for."""
 
     @property
-    def troubles(self) -> Troubles: ...
+    def delivery_errors(self) -> DeliveryErrors: ...
 
     @property
     def stopping(self) -> bool: ...
@@ -35,8 +35,8 @@ class Worker(Protocol):
         """Store whether events are in flight: True before events are sent, False if the sink is unavailable."""
 
 
-class Troubles(Protocol):
-    """Errors and successes recorded by a courier for the status."""
+class DeliveryErrors(Protocol):
+    """Errors and successes recorded by a retry loop for the status."""
 
     away: str | None
     refused: int
@@ -46,7 +46,7 @@ class Troubles(Protocol):
     def note_delivery(self, now: float) -> None: ...
 
 
-class Courier:
+class RetryLoop:
     """Sender for the failed and parked events of one partition."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Courier:
     ) -> None:
         self._stream = stream
         self._series = Series(partition, stream.generation)
-        self._troubles = worker.troubles
+        self._delivery_errors = worker.delivery_errors
         self._worker = worker
         self._session = session
         self._hurry = asyncio.Event()
@@ -87,7 +87,7 @@ class Courier:
 
     async def deliver(
         self,
-        items: Sequence[Item],
+        items: Sequence[Attempt],
         parked: Collection[str],
         *,
         away: SinkUnavailable | None = None,
@@ -100,10 +100,10 @@ class Courier:
         only if the pump is stopping, or if paused and not ``patient``: people may change parked events during a pause.
         """
         outage = Outage(OUTAGE_BACKOFF)
-        while pending := [item for item in items if item.fate is Fate.PENDING]:
+        while pending := [item for item in items if item.fate is Outcome.PENDING]:
             if away is not None:
-                self._troubles.away = str(away)
-                self._troubles.note_error(str(away), self._stream.clock())
+                self._delivery_errors.away = str(away)
+                self._delivery_errors.note_error(str(away), self._stream.clock())
                 self._stream.health.unavailable(str(away), self._stream.clock(), self._series.partition)
                 await self._worker.note_in_flight(False)
                 if not patient:
@@ -117,7 +117,9 @@ class Courier:
                 return away
             batch = self._batch(pending, one_by_one)
             messages, exhausted = self._encode(batch)
-            if any(item.fate is Fate.REFUSED for item in batch):  # before sending: no later event of the key may pass
+            if any(
+                item.fate is Outcome.REFUSED for item in batch
+            ):  # before sending: no later event of the key may pass
                 set_aside(items, parked, ordered=self._stream.settings.ordered)
                 continue
             if not messages:
@@ -127,20 +129,20 @@ class Courier:
             if not await self.lease_holds():
                 return away
             await self._worker.note_in_flight(True)
-            verdict = judge(batch, await hand_over(self._stream, messages))
-            self._stream.passing(Point.ANSWERED)
+            verdict = judge(batch, await start_publish(self._stream, messages))
+            self._stream.passing(Checkpoint.ANSWERED)
             set_aside(items, parked, ordered=self._stream.settings.ordered)
             away = verdict.away
             if away is None:
-                outage, self._troubles.away = outage.recovered(), None
+                outage, self._delivery_errors.away = outage.recovered(), None
                 self._stream.health.reachable(self._stream.clock(), self._series.partition)
             self._note_deliveries(batch)
-            found = any(item.fate is Fate.REFUSED for item in batch)
+            found = any(item.fate is Outcome.REFUSED for item in batch)
             one_by_one = verdict.one_by_one or (one_by_one and not found)
         self._note_refusals(items)
         return None
 
-    def _batch(self, pending: Sequence[Item], one_by_one: bool) -> list[Item]:
+    def _batch(self, pending: Sequence[Attempt], one_by_one: bool) -> list[Attempt]:
         settings, traits = self._stream.settings, self._stream.sink.traits
         if one_by_one:
             return [pending[0]]
@@ -148,7 +150,7 @@ class Courier:
         room = min(settings.batch_bytes, traits.max_batch_bytes)
         careful = settings.ordered and not traits.stops_behind_failure
         keys: set[str] = set()
-        batch: list[Item] = []
+        batch: list[Attempt] = []
         for item in pending[:limit]:
             key = item.event.key
             if careful and key is not None and key in keys:
@@ -161,7 +163,7 @@ class Courier:
             batch.append(item)
         return batch
 
-    def _encode(self, batch: Sequence[Item]) -> tuple[list[Message], SinkUnavailable | None]:
+    def _encode(self, batch: Sequence[Attempt]) -> tuple[list[Message], SinkUnavailable | None]:
         """Encode the items and mark refused ones. If memory runs out, return the messages so far and the reason."""
         messages: list[Message] = []
         for item in batch:
@@ -171,15 +173,15 @@ class Courier:
                     raise refusal
                 messages.append(message)
             except EventRefused as error:
-                item.fate, item.refusal = Fate.REFUSED, error
+                item.fate, item.refusal = Outcome.REFUSED, error
             except Exception as error:
                 reason = cant_encode(item.event, error, self._stream.name)
                 if isinstance(reason, SinkUnavailable):
                     return messages, reason
-                item.fate, item.refusal = Fate.REFUSED, reason
+                item.fate, item.refusal = Outcome.REFUSED, reason
         return messages, None
 
-    def encode(self, item: Item) -> Message:
+    def encode(self, item: Attempt) -> Message:
         """Encode an item with its attempt number."""
         partition, generation = self.series_of(item)
         return self._stream.encoder.encode(
@@ -191,7 +193,7 @@ class Courier:
             replay=item.replay,
         )
 
-    def series_of(self, item: Item) -> Series:
+    def series_of(self, item: Attempt) -> Series:
         """Return the series that the item's sequence number belongs to."""
         return item.series or self._series
 
@@ -210,15 +212,15 @@ class Courier:
         except TimeoutError:
             return
 
-    def _note_deliveries(self, batch: Sequence[Item]) -> None:
-        delivered = [item for item in batch if item.fate is Fate.DELIVERED]
+    def _note_deliveries(self, batch: Sequence[Attempt]) -> None:
+        delivered = [item for item in batch if item.fate is Outcome.DELIVERED]
         if delivered:
-            self._troubles.note_delivery(self._stream.clock())
+            self._delivery_errors.note_delivery(self._stream.clock())
         for item in delivered:
             self._stream.meters.delivered(item.event.created_at, item.attempts + 1, 1)
 
-    def _note_refusals(self, items: Sequence[Item]) -> None:
+    def _note_refusals(self, items: Sequence[Attempt]) -> None:
         for item in items:
-            if item.refusal is not None and item.fate is Fate.REFUSED:
-                self._troubles.refused += 1
-                self._troubles.note_error(str(item.refusal), self._stream.clock())
+            if item.refusal is not None and item.fate is Outcome.REFUSED:
+                self._delivery_errors.refused += 1
+                self._delivery_errors.note_error(str(item.refusal), self._stream.clock())

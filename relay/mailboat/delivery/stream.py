@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
 
+from mailboat.delivery.backoff import DEAD_TOPIC_BACKOFF, Outage, RetryPolicy
+from mailboat.delivery.checkpoints import Passing, ignore_checkpoint
+from mailboat.delivery.histograms import DeliveryHistograms
+from mailboat.delivery.sink_health import SinkHealth
 from mailboat.errors import EventRefused
 from mailboat.model import Message, OutboxEvent
-from mailboat.pump.meters import Meters
-from mailboat.pump.points import Passing, unheard
-from mailboat.pump.retry import DEAD_TOPIC_BACKOFF, Outage, Policy
-from mailboat.pump.sink_health import SinkHealth
 from mailboat.sinks.protocol import Sink
 
 Clock = Callable[[], float]
 """Monotonic seconds."""
 
 
-class Encoder(Protocol):
+class EventEncoder(Protocol):
     """Converts events to messages of a sink. Raises ``EventRefused`` for an event that can't be encoded."""
 
     def encode(
@@ -33,7 +33,7 @@ class Encoder(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class DeathNotice:
+class DeadLetterNotice:
     """Content of a message to the dead-letter topic."""
 
     event: OutboxEvent
@@ -52,7 +52,7 @@ class StreamSettings:
 
     batch_size: int
     timeout: float
-    policy: Policy
+    policy: RetryPolicy
     batch_bytes: int = 4 * 1024 * 1024
     """Limit for the bytes of a batch and of a partition's inbox, so that large events do not exhaust memory."""
     ordered: bool = True
@@ -81,9 +81,9 @@ class Stream:
     name: str
     generation: int
     sink: Sink
-    encoder: Encoder
+    encoder: EventEncoder
     settings: StreamSettings
-    announce: Callable[[DeathNotice], Message] | None
+    announce: Callable[[DeadLetterNotice], Message] | None
     """Builds the message for the dead-letter topic. If None, dead letters are stored in the table only."""
     dead_topic: DeadTopic = field(default_factory=DeadTopic)
     ready: bool = False
@@ -97,8 +97,8 @@ class Stream:
     """The partitions belong to pull consumers; relays only report the lag."""
     clock: Clock = time.monotonic
     random: Random = field(default_factory=Random)
-    passing: Passing = unheard
-    meters: Meters = field(default_factory=Meters)
+    passing: Passing = ignore_checkpoint
+    meters: DeliveryHistograms = field(default_factory=DeliveryHistograms)
     health: SinkHealth = field(init=False)
 
     def __post_init__(self) -> None:

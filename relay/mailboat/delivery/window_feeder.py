@@ -10,32 +10,32 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from mailboat.pump.delivery_session import DeliverySession
-from mailboat.pump.partition import PartitionPump
-from mailboat.pump.points import Passing, Point, unheard
+from mailboat.delivery.checkpoints import Checkpoint, Passing, ignore_checkpoint
+from mailboat.delivery.delivery_session import DeliverySession
+from mailboat.delivery.partition_worker import PartitionWorker
 from mailboat.store.outbox_store import CursorKey, OutboxStore, Window
 
 PATIENCE = 0.2
 """Seconds that a starving member waits for the slowest one."""
 
 
-class WindowReader:
+class WindowFeeder:
     """Reader of one window for some partitions, from a position on."""
 
     def __init__(
         self,
         store: OutboxStore,
         window: Window,
-        members: Mapping[CursorKey, PartitionPump],
+        members: Mapping[CursorKey, PartitionWorker],
         session: DeliverySession,
-        passing: Passing = unheard,
+        passing: Passing = ignore_checkpoint,
     ) -> None:
         self.window = window
         self.members = dict(members)
         self._store = store
         self._session = session
         self._passing = passing
-        self._after = min((pump.read_upto for pump in members.values()), default=0)
+        self._after = min((worker.read_upto for worker in members.values()), default=0)
 
     def leave(self, key: CursorKey) -> None:
         """Remove a partition that this relay no longer owns."""
@@ -47,26 +47,26 @@ class WindowReader:
             await self._until_room()
             if not self.members:
                 return
-            leases = [pump.lease for pump in self.members.values()]
-            deaths = max(pump.deaths for pump in self.members.values())
+            leases = [worker.lease for worker in self.members.values()]
+            deaths = max(worker.deaths for worker in self.members.values())
             chunk = await self._store.read(self.window, leases, self._after, deaths=deaths)
-            self._passing(Point.CHUNK_READ)
-            for key, pump in self.members.items():
-                pump.offer(self.window, chunk.events.get(key, ()), chunk.reached, chunk.last)
+            self._passing(Checkpoint.CHUNK_READ)
+            for key, worker in self.members.items():
+                worker.offer(self.window, chunk.events.get(key, ()), chunk.reached, chunk.last)
             self._after = chunk.reached
             if chunk.last:
                 return
 
     async def _until_room(self) -> None:
-        while full := {key: pump for key, pump in self.members.items() if not pump.has_room}:
-            waits = [asyncio.ensure_future(pump.room()) for pump in full.values()]
+        while full := {key: worker for key, worker in self.members.items() if not worker.has_room}:
+            waits = [asyncio.ensure_future(worker.room()) for worker in full.values()]
             try:
                 await asyncio.wait(waits, timeout=PATIENCE)
             finally:
                 for wait in waits:
                     wait.cancel()
-            full = {key: pump for key, pump in full.items() if key in self.members and not pump.has_room}
-            if full and any(pump.starving for pump in self.members.values()):
+            full = {key: worker for key, worker in full.items() if key in self.members and not worker.has_room}
+            if full and any(worker.starving for worker in self.members.values()):
                 for key in full:
                     del self.members[key]
-                self._session.read(WindowReader(self._store, self.window, full, self._session, self._passing))
+                self._session.read(WindowFeeder(self._store, self.window, full, self._session, self._passing))

@@ -28,7 +28,7 @@ class Histogram:
 
 
 @dataclass(slots=True)
-class Meters:
+class DeliveryHistograms:
     """Histograms of one subscription in this process."""
 
     latency: Histogram = field(

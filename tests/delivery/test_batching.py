@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from mailboat.delivery.batching import Limits, choose, total_bytes
 from mailboat.model import OutboxEvent
-from mailboat.pump.choosing import Limits, choose, total_bytes
 
 KEYS = ("a", "b", "c")
 

@@ -11,8 +11,8 @@ from functools import partial
 
 import pytest
 
+from mailboat.delivery.checkpoints import Checkpoint
 from mailboat.model import Message
-from mailboat.pump.points import Point
 from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.protocol import Failures
 from mailboat.store.outbox_store import CursorKey
@@ -69,12 +69,12 @@ async def test_an_orderly_stop_finishes_the_batch_in_hand_and_the_next_relay_rep
 
 @in_virtual_time
 async def test_a_killed_relay_is_taken_over_and_duplicates_carry_the_same_numbers() -> None:
-    points: list[Point] = []
+    points: list[Checkpoint] = []
     fleet = Fleet(passing=points.append)
     events = [event.event_id for event in fleet.write(*"abcdefgh")]
     fleet.start("first")
     fleet.start("second")
-    await until(lambda: Point.ANSWERED in points, "the first answer")
+    await until(lambda: Checkpoint.ANSWERED in points, "the first answer")
     (owner,) = {cursor.owner for cursor in fleet.outbox.cursors.values()}
     assert owner is not None
     await fleet.kill(owner)

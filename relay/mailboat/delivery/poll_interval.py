@@ -41,7 +41,7 @@ class WakeSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Rhythm:
+class PollInterval:
     """State of the poll interval."""
 
     settings: WakeSettings
@@ -56,15 +56,15 @@ class Rhythm:
     busy_since: float | None = None
     """Time of the first find after the last poll without events."""
 
-    def roused(self) -> Rhythm:
+    def roused(self) -> PollInterval:
         """Return the state in which the next poll is due at once."""
         return replace(self, quiet_since=None, asleep=False)
 
-    def heard(self) -> Rhythm:
+    def heard(self) -> PollInterval:
         """Return the state after a notification that was requested: the next poll is due at once."""
         return replace(self.roused(), notified=True)
 
-    def found(self, now: float) -> Rhythm:
+    def found(self, now: float) -> PollInterval:
         """Return the state after a poll that found events."""
         again = now - self.finds_since < CROWD_WITHIN
         finds, since = (self.finds + 1, self.finds_since) if again else (1, now)
@@ -76,11 +76,11 @@ class Rhythm:
         """Return whether events come so often that writers should not notify."""
         return self.finds >= CROWD or (self.busy_since is not None and now - self.busy_since >= CROWD_WITHIN)
 
-    def unnotified(self) -> Rhythm:
+    def unnotified(self) -> PollInterval:
         """Return the state after notifications were disabled."""
-        return Rhythm(self.settings)
+        return PollInterval(self.settings)
 
-    def quiet(self, now: float) -> Rhythm:
+    def quiet(self, now: float) -> PollInterval:
         """Return the state after a poll that found no events. If writers notify, the relay is idle at once."""
         since = now if self.quiet_since is None else self.quiet_since
         return replace(self, quiet_since=since, asleep=self.asleep or self.notified, busy_since=None)
@@ -89,11 +89,11 @@ class Rhythm:
         """Return whether to become idle and request notifications."""
         return not self.asleep and self.quiet_since is not None and now - self.quiet_since >= LINGER
 
-    def slept(self) -> Rhythm:
+    def slept(self) -> PollInterval:
         """Return the state after notifications were requested."""
         return replace(self, asleep=True, empty_polls=0, finds=0)
 
-    def polled_in_vain(self, undecided_writers: bool) -> Rhythm:
+    def polled_in_vain(self, undecided_writers: bool) -> PollInterval:
         """Return the state after an empty poll while idle."""
         return self if undecided_writers else replace(self, empty_polls=self.empty_polls + 1)
 

@@ -14,9 +14,9 @@ import logging
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
+from mailboat.delivery.stream import Stream
 from mailboat.errors import SinkUnavailable
 from mailboat.model import Message
-from mailboat.pump.stream import Stream
 from mailboat.sinks.protocol import Failures
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ SLACK = 10.0
 """Seconds beyond the delivery timeout after which a call is cancelled."""
 
 
-def hand_over(stream: Stream, messages: Sequence[Message]) -> asyncio.Task[Failures]:
+def start_publish(stream: Stream, messages: Sequence[Message]) -> asyncio.Task[Failures]:
     """Publish messages and return a task for the results. ``publish`` is called at once, to keep the call order."""
     stream.meters.batch.observe(len(messages))
     answers: Coroutine[Any, Any, Failures]
@@ -50,13 +50,13 @@ async def _answered(stream: Stream, answers: Coroutine[Any, Any, Failures], coun
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        reason = away(stream, error)  # a task inside the sink was cancelled, not this call
+        reason = as_unavailable(stream, error)  # a task inside the sink was cancelled, not this call
     except SinkUnavailable as error:
         reason = error
     except TimeoutError as error:
-        reason = _no_answer(stream) if patience.expired() else away(stream, error)
+        reason = _no_answer(stream) if patience.expired() else as_unavailable(stream, error)
     except Exception as error:
-        reason = away(stream, error)
+        reason = as_unavailable(stream, error)
     else:
         stream.fault = None
         return failures
@@ -71,7 +71,7 @@ def _no_answer(stream: Stream) -> SinkUnavailable:
     return SinkUnavailable(f"{fault}: mend the sink, or raise spec.delivery.timeout")
 
 
-def away(stream: Stream, error: BaseException) -> SinkUnavailable:
+def as_unavailable(stream: Stream, error: BaseException) -> SinkUnavailable:
     """Convert an unexpected error of a sink to ``SinkUnavailable``. Log its traceback the first time."""
     fault = f"{type(error).__name__}: {error}"
     if fault != stream.fault:

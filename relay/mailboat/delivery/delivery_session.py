@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from mailboat.store.outbox_store import CursorKey, Opened, Settlement
 
 if TYPE_CHECKING:
-    from mailboat.pump.reader import WindowReader
+    from mailboat.delivery.window_feeder import WindowFeeder
 
 
 class DeliverySession(Protocol):
@@ -31,7 +31,7 @@ class DeliverySession(Protocol):
     def settle(self, settlement: Settlement) -> asyncio.Future[None]:
         """Queue progress and return a future that completes at the commit."""
 
-    def read(self, reader: WindowReader) -> None:
+    def read(self, reader: WindowFeeder) -> None:
         """Start a reader as a task of the session."""
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -15,7 +15,7 @@ from mailboat.model import OutboxEvent
 from mailboat.store.outbox_store import Series
 
 
-class Fate(Enum):
+class Outcome(Enum):
     """Result of an item so far."""
 
     PENDING = "pending"
@@ -26,12 +26,12 @@ class Fate(Enum):
 
 
 @dataclass(slots=True)
-class Item:
+class Attempt:
     """One event of a run with a failure."""
 
     event: OutboxEvent
     sequence: int
-    fate: Fate = Fate.PENDING
+    fate: Outcome = Outcome.PENDING
     refusal: EventRefused | None = None
     attempts: int = 0
     """Attempts counted before the current one."""
@@ -44,7 +44,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class RoundResult:
     """Instruction for the items that are still pending."""
 
     away: SinkUnavailable | None
@@ -53,27 +53,27 @@ class Round:
     """Some item was refused and the sink can't identify it: send single items, which get a definite result."""
 
 
-def judge(items: Sequence[Item], failures: Mapping[int, DeliveryError]) -> Round:
+def judge(items: Sequence[Attempt], failures: Mapping[int, DeliveryError]) -> RoundResult:
     """Set the fate of every item of one batch from the sink's results."""
     away: SinkUnavailable | None = None
     refused = False
     for index, item in enumerate(items):
         match failures.get(index):
             case None:
-                item.fate = Fate.DELIVERED
+                item.fate = Outcome.DELIVERED
             case EventRefused() as refusal:
-                item.fate, item.refusal = Fate.REFUSED, refusal
+                item.fate, item.refusal = Outcome.REFUSED, refusal
                 refused = True
             case SinkUnavailable() as reason:
                 away = away or reason
             case unclear if len(items) == 1:
                 # A sink must return a definite result for a batch of one. If it does not, back off: no tight loop.
                 away = SinkUnavailable(f"the sink gave no definite answer: {unclear}")
-    undecided = any(item.fate is Fate.PENDING for item in items)
-    return Round(away, one_by_one=undecided and away is None and not refused)
+    undecided = any(item.fate is Outcome.PENDING for item in items)
+    return RoundResult(away, one_by_one=undecided and away is None and not refused)
 
 
-def set_aside(items: Iterable[Item], parked: Collection[str], *, ordered: bool = True) -> None:
+def set_aside(items: Iterable[Attempt], parked: Collection[str], *, ordered: bool = True) -> None:
     """Set aside the items behind a refused event of their key. Idempotent."""
     if not ordered:
         return
@@ -82,17 +82,17 @@ def set_aside(items: Iterable[Item], parked: Collection[str], *, ordered: bool =
         key = item.event.key
         if key is None:
             continue
-        if item.fate is Fate.REFUSED:
+        if item.fate is Outcome.REFUSED:
             if key in failed:
-                item.fate, item.refusal = Fate.ASIDE, None  # only the first refusal of a key is certain
+                item.fate, item.refusal = Outcome.ASIDE, None  # only the first refusal of a key is certain
             failed.add(key)
-        elif item.fate is Fate.PENDING and (key in failed or key in parked):
-            item.fate = Fate.ASIDE
+        elif item.fate is Outcome.PENDING and (key in failed or key in parked):
+            item.fate = Outcome.ASIDE
 
 
-def settled_prefix(items: Sequence[Item]) -> int:
+def settled_prefix(items: Sequence[Attempt]) -> int:
     """Return the number of leading items that have a fate. Progress may be committed up to there."""
     for index, item in enumerate(items):
-        if item.fate is Fate.PENDING:
+        if item.fate is Outcome.PENDING:
             return index
     return len(items)

@@ -24,7 +24,7 @@ class Backoff:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class RetryPolicy:
     """Attempt limit, back-off, and treatment of exhausted events."""
 
     max_attempts: int

@@ -40,7 +40,7 @@ def cant_encode(event: OutboxEvent, error: Exception, subscription: str) -> Even
     """Return the reason why an event can't be encoded. If the event is refused for it, log the traceback."""
     if is_exhaustion(error):
         return exhausted()
-    tell_where(f"No message can be made of event {event.event_id}, so it is given up", error, subscription)
+    log_origin(f"No message can be made of event {event.event_id}, so it is given up", error, subscription)
     return EventRefused(
         f"no message can be made of event {event.event_id}: {type(error).__name__}; the relay's log says where",
         reason=CANT_ENCODE,
@@ -48,7 +48,7 @@ def cant_encode(event: OutboxEvent, error: Exception, subscription: str) -> Even
     )
 
 
-def tell_where(what: str, error: Exception, subscription: str) -> None:
+def log_origin(what: str, error: Exception, subscription: str) -> None:
     """Log an error with a traceback that contains no payload."""
     stand_in = Unexpected(type(error).__name__)
     log.error(

@@ -13,8 +13,8 @@ from random import Random
 
 import pytest
 
+from mailboat.delivery.checkpoints import Checkpoint
 from mailboat.model import OutboxEvent
-from mailboat.pump.points import Point
 from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.protocol import Traits
 from mailboat.store.settings import ReadLimits
@@ -139,7 +139,7 @@ async def simulate(seed: int) -> tuple[Fleet, History]:
     stops = random.random() < 0.7
     history = History([], Refusals())
 
-    def passing(point: Point) -> None:
+    def passing(point: Checkpoint) -> None:
         history.suspects.update(row.event.event_id for row in fleet.outbox.parked.values() if row.suspect)
 
     def sink() -> MemorySink:

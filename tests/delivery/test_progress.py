@@ -1,4 +1,5 @@
-"""When the keeper looks: together for all that lands at about the same time, without waiting for those who are late."""
+"""When the committer looks: together for all that lands at about the same time, without waiting for those who are
+late."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from functools import partial
 
 import pytest
 
+from mailboat.delivery.poll_interval import WakeSettings
 from mailboat.model import Message, OutboxEvent
-from mailboat.pump.rhythm import WakeSettings
 from mailboat.runtime.reporting import stalled
 from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.protocol import Failures

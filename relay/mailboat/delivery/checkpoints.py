@@ -10,7 +10,7 @@ from collections.abc import Callable
 from enum import Enum
 
 
-class Point(Enum):
+class Checkpoint(Enum):
     """A point in the delivery cycle."""
 
     CLAIMED = "claimed"
@@ -26,8 +26,8 @@ class Point(Enum):
     RELEASED = "released"
 
 
-Passing = Callable[[Point], None]
+Passing = Callable[[Checkpoint], None]
 
 
-def unheard(point: Point) -> None:
+def ignore_checkpoint(point: Checkpoint) -> None:
     """Ignore the point."""

@@ -1,7 +1,7 @@
 """The pump of one partition: takes batches, publishes them, evaluates the results and settles.
 
 On the success path no object is allocated per event: batches are lists, and a batch without failures settles with one
-position. Only after a failure do the events become ``Item``s with a fate each (`verdicts`).
+position. Only after a failure do the events become ``Attempt``s with a fate each (`verdicts`).
 
 One task runs a pump, so no lock is needed. While the pump retries parked events, it takes no new events. Therefore new
 events of a key never overtake parked ones.
@@ -16,17 +16,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from mailboat.delivery.batching import Limits, choose, total_bytes
+from mailboat.delivery.checkpoints import Checkpoint
+from mailboat.delivery.delivery_session import DeliverySession
+from mailboat.delivery.outcomes import Attempt, Outcome, judge, set_aside, settled_prefix
+from mailboat.delivery.parked_keys import RELAY_DIED, ParkedKeys
+from mailboat.delivery.publish import start_publish
+from mailboat.delivery.redelivery import RetryLoop
+from mailboat.delivery.stream import Stream
+from mailboat.delivery.unexpected_errors import cant_encode
 from mailboat.errors import EventRefused, SinkUnavailable
 from mailboat.model import Message, OutboxEvent
-from mailboat.pump.choosing import Limits, choose, total_bytes
-from mailboat.pump.delivery import Courier
-from mailboat.pump.delivery_session import DeliverySession
-from mailboat.pump.handing import hand_over
-from mailboat.pump.parked import RELAY_DIED, ParkedKeys
-from mailboat.pump.points import Point
-from mailboat.pump.stream import Stream
-from mailboat.pump.unexpected import cant_encode
-from mailboat.pump.verdicts import Fate, Item, judge, set_aside, settled_prefix
 from mailboat.sinks.protocol import ALL_DELIVERED, Failures
 from mailboat.store.outbox_store import Cursor, Lease, OutboxStore, Park, Settlement, Window
 
@@ -41,7 +41,7 @@ sent one event at a time."""
 
 
 @dataclass(slots=True)
-class Stretch:
+class QueuedChunk:
     """A chunk of a window in the pump's inbox."""
 
     window: Window
@@ -53,7 +53,7 @@ class Stretch:
 
 
 @dataclass(slots=True)
-class Flight:
+class InFlightBatch:
     """A batch in flight."""
 
     window: Window
@@ -64,7 +64,7 @@ class Flight:
     position: int
     sequence: int
     closes: bool
-    refused: Item | None = None
+    refused: Attempt | None = None
     """Event that can't be sent at all. The batch ends there, and the event is settled before any later event."""
 
     @property
@@ -73,7 +73,7 @@ class Flight:
 
 
 @dataclass(slots=True)
-class PumpCounters:
+class WorkerCounters:
     """Counters and errors of a pump, for status and metrics."""
 
     delivered: int = 0
@@ -97,7 +97,7 @@ class PumpCounters:
         return self.last_error if parked or self.delivered_at <= self.error_at else None
 
 
-class PartitionPump:
+class PartitionWorker:
     """Delivery of one partition of one subscription, as long as the lease is valid."""
 
     def __init__(
@@ -109,11 +109,11 @@ class PartitionPump:
     ) -> None:
         self.lease: Lease = cursor.lease
         self.stream = stream
-        self.counters = PumpCounters()
+        self.counters = WorkerCounters()
         self.read_upto = cursor.position if cursor.window else 0
         self._session = session
-        self._inbox: deque[Stretch] = deque()
-        self._flights: deque[Flight] = deque()
+        self._inbox: deque[QueuedChunk] = deque()
+        self._flights: deque[InFlightBatch] = deque()
         self._sequence = cursor.sequence
         self._queued = 0
         self._queued_bytes = 0
@@ -128,14 +128,15 @@ class PartitionPump:
         self._paused = False
         self._in_hand = True
         """Whether the store regards events of this partition as in flight."""
-        self._courier = Courier(stream, cursor.lease.key.partition, self, session)
-        self.parked = ParkedKeys(self.lease, stream, store, session, self._courier)
+        self._retry_loop = RetryLoop(stream, cursor.lease.key.partition, self, session)
+        self.parked = ParkedKeys(self.lease, stream, store, session, self._retry_loop)
 
     @property
-    def troubles(self) -> PumpCounters:
+    def delivery_errors(self) -> WorkerCounters:
         return self.counters
 
-    # -- interface for keeper and readers ----------------------------------------------------------------------------
+    # -- interface for committer and readers
+    # ----------------------------------------------------------------------------
 
     @property
     def has_room(self) -> bool:
@@ -168,7 +169,7 @@ class PartitionPump:
         self.read_upto = 0 if last else max(reached, self.read_upto)
         if events or last:
             size = total_bytes(events)
-            self._inbox.append(Stretch(window, events, reached, last, size))
+            self._inbox.append(QueuedChunk(window, events, reached, last, size))
             self._queued += len(events)
             self._queued_bytes += size
             self._note_room()
@@ -193,13 +194,13 @@ class PartitionPump:
     def pause(self, paused: bool) -> None:
         """Stop or resume publishing."""
         self._paused = paused
-        self._courier.pause(paused)
+        self._retry_loop.pause(paused)
         self._work.set()
 
     def stop(self) -> None:
         """Finish the batches in flight, settle them and end the task."""
         self.stopping = True
-        self._courier.hurry()
+        self._retry_loop.hurry()
         self._work.set()
 
     # -- the task ----------------------------------------------------------------------------------------------------
@@ -274,13 +275,13 @@ class PartitionPump:
 
     def _launch(self) -> None:
         flight, messages = self._take()
-        self.stream.passing(Point.BATCH_TAKEN)
+        self.stream.passing(Checkpoint.BATCH_TAKEN)
         if messages:
-            flight.answer = hand_over(self.stream, messages)
-            self.stream.passing(Point.HANDED_OVER)
+            flight.answer = start_publish(self.stream, messages)
+            self.stream.passing(Checkpoint.HANDED_OVER)
         self._flights.append(flight)
 
-    def _take(self) -> tuple[Flight, list[Message]]:
+    def _take(self) -> tuple[InFlightBatch, list[Message]]:
         """Take a batch from the inbox, encode it and set aside the events of parked keys."""
         stretch, parked = self._inbox[0], self.parked.keys
         events, start = stretch.events, stretch.taken
@@ -293,7 +294,7 @@ class PartitionPump:
         if obstacle is not None:
             bad, made = chosen.sent[len(messages)], len(messages)
             if isinstance(obstacle, EventRefused):
-                refused = Item(events[bad], first + bad, Fate.REFUSED, obstacle)
+                refused = Attempt(events[bad], first + bad, Outcome.REFUSED, obstacle)
                 end = bad + 1
             elif messages:
                 end = bad  # out of memory: send the events encoded so far
@@ -314,7 +315,9 @@ class PartitionPump:
         else:
             position = events[end - 1].id
         self._note_room()
-        flight = Flight(stretch.window, sent, sequences, answer, asides, position, self._sequence, closes, refused)
+        flight = InFlightBatch(
+            stretch.window, sent, sequences, answer, asides, position, self._sequence, closes, refused
+        )
         return flight, messages
 
     def _limits(self) -> Limits:
@@ -350,7 +353,7 @@ class PartitionPump:
         """Evaluate the results of the first flight and settle it. After any failure, resolve all flights together."""
         flight = self._flights[0]
         failures = await flight.answer if flight.answer is not None else ALL_DELIVERED
-        self.stream.passing(Point.ANSWERED)
+        self.stream.passing(Checkpoint.ANSWERED)
         if failures or flight.refused:
             await self._sort_out()
             return
@@ -385,22 +388,22 @@ class PartitionPump:
     async def _sort_out(self) -> None:
         """Resolve the fate of every event in flight after a failure, in order, then settle all of them."""
         flights = list(self._flights)
-        items: list[Item] = []
+        items: list[Attempt] = []
         away: SinkUnavailable | None = None
         one_by_one = False
         for flight in flights:
-            sent = [Item(event, sequence) for event, sequence in zip(flight.events, flight.sequences, strict=True)]
+            sent = [Attempt(event, sequence) for event, sequence in zip(flight.events, flight.sequences, strict=True)]
             failures = await flight.answer if flight.answer is not None else ALL_DELIVERED
             verdict = judge(sent, failures)
             away, one_by_one = away or verdict.away, one_by_one or verdict.one_by_one
-            aside = (Item(park.event, park.sequence, Fate.ASIDE) for park in flight.asides)
+            aside = (Attempt(park.event, park.sequence, Outcome.ASIDE) for park in flight.asides)
             items += sorted(chain(sent, aside, [flight.refused] if flight.refused else []), key=lambda i: i.sequence)
         set_aside(items, self.parked.keys, ordered=self.stream.settings.ordered)
-        await self._courier.deliver(items, self.parked.keys, away=away, one_by_one=one_by_one, patient=True)
+        await self._retry_loop.deliver(items, self.parked.keys, away=away, one_by_one=one_by_one, patient=True)
         whole = settled_prefix(items) == len(items)
         done = items if whole else items[: settled_prefix(items)]
         self._flights.clear()
-        self.counters.delivered += sum(item.fate is Fate.DELIVERED for item in done)
+        self.counters.delivered += sum(item.fate is Outcome.DELIVERED for item in done)
         if done:
             self._survived(len(done))
             window, last = flights[0].window, flights[-1]

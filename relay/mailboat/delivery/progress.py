@@ -1,4 +1,4 @@
-"""The keeper: commits the progress of all partitions and polls for new events, in one transaction per tick.
+"""The committer: commits the progress of all partitions and polls for new events, in one transaction per tick.
 
 Pumps submit settlements. Plain progress inside a window is merged and may be delayed. A settlement that closes a window
 or must be durable triggers a tick immediately. The same tick polls for new events for every cursor that is closed by
@@ -15,10 +15,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from mailboat.pump.delivery_session import DeliverySession
-from mailboat.pump.points import Passing, Point, unheard
-from mailboat.pump.rhythm import Rhythm, WakeSettings, pause
-from mailboat.pump.stream import Clock
+from mailboat.delivery.checkpoints import Checkpoint, Passing, ignore_checkpoint
+from mailboat.delivery.delivery_session import DeliverySession
+from mailboat.delivery.poll_interval import PollInterval, WakeSettings, pause
+from mailboat.delivery.stream import Clock
 from mailboat.store.outbox_store import CursorGroup, CursorKey, Lease, Measured, OutboxStore, Settlement, TickResult
 
 LANDING = 0.004
@@ -27,12 +27,13 @@ all partitions; without the delay, partitions poll separately on alternate ticks
 SETTLE_WITHIN = 0.1
 """Longest delay of plain progress in seconds, so that several settlements share one write."""
 TURN_OVER = 5.0
-"""Seconds after which an idle keeper updates ``stirred_at``, which distinguishes an idle keeper from a hung one."""
+"""Seconds after which an idle committer updates ``stirred_at``, which distinguishes an idle committer from a hung
+one."""
 
 
 @dataclass(slots=True)
 class _Entry:
-    """A cursor that the keeper polls and commits for."""
+    """A cursor that the committer polls and commits for."""
 
     lease: Lease
     done: str | None
@@ -49,7 +50,7 @@ class _Entry:
         return self.done is not None and not self.paused and not self.measuring
 
 
-class Keeper:
+class ProgressCommitter:
     """The progress of all partitions that a relay owns on one outbox."""
 
     def __init__(
@@ -58,13 +59,13 @@ class Keeper:
         wake: WakeSettings,
         clock: Clock,
         session: DeliverySession,
-        passing: Passing = unheard,
+        passing: Passing = ignore_checkpoint,
     ) -> None:
         self._store = store
         self._clock = clock
         self._session = session
         self._passing = passing
-        self._rhythm = Rhythm(wake)
+        self._poll_interval = PollInterval(wake)
         self._bell_is_out = False
         self._rung = False
         """A wake-up arrived since the current tick began."""
@@ -125,18 +126,18 @@ class Keeper:
 
     def poll_by(self, wake: WakeSettings) -> None:
         """Replace the poll settings."""
-        self._rhythm = Rhythm(wake)
+        self._poll_interval = PollInterval(wake)
         self._stir.set()
 
     def ring(self) -> None:
         """Poll immediately, after a change of the cursors."""
-        self._rhythm = self._rhythm.roused()
+        self._poll_interval = self._poll_interval.roused()
         self._stir.set()
 
     def rung(self) -> None:
         """Poll immediately, after a wake-up (NOTIFY)."""
         self._rung = True
-        self._rhythm = self._rhythm.heard() if self._bell_is_out else self._rhythm.roused()
+        self._poll_interval = self._poll_interval.heard() if self._bell_is_out else self._poll_interval.roused()
         self._stir.set()
 
     # -- the task ----------------------------------------------------------------------------------------------------
@@ -185,7 +186,7 @@ class Keeper:
             return began
         until = [began + SETTLE_WITHIN] if self._pending else []
         if any(entry.looks for entry in self._book.values()):
-            until.append(began + self._rhythm.wait(self._last_tick))
+            until.append(began + self._poll_interval.wait(self._last_tick))
         return min(until, default=began + 1.0)
 
     async def _tick(self) -> None:
@@ -195,12 +196,12 @@ class Keeper:
         measured = self._take_measured()
         self._urgent = False
         try:
-            self._passing(Point.SETTLING)
+            self._passing(Checkpoint.SETTLING)
             began, self._rung = self._clock(), False
             tips = self._tips(settlements)
             result = await self._store.tick(settlements, tips, measured)
             self._last_tick = self._clock() - began
-            self._passing(Point.SETTLED)
+            self._passing(Checkpoint.SETTLED)
         except BaseException as error:
             for future in waiting:
                 if not future.done():
@@ -214,7 +215,7 @@ class Keeper:
         for future in waiting:
             if not future.done():
                 future.set_result(None)
-        await self._find_rhythm(result, looked=bool(tips))
+        await self._find_poll_interval(result, looked=bool(tips))
 
     def _tips(self, settlements: list[Settlement]) -> list[CursorGroup]:
         """Group the closed cursors by ``done``, including the cursors that this tick closes."""
@@ -244,7 +245,7 @@ class Keeper:
                     entry.done, entry.cautious = None, False
                     if opened.events is not None:  # do not delay ticks for a large window
                         self._in_the_air.add(lease.key)
-            self._passing(Point.WINDOW_OPENED)
+            self._passing(Checkpoint.WINDOW_OPENED)
             self._session.window_opened(opened)
         for group in result.overflowing:
             self._note_measuring(group.members, True)
@@ -290,28 +291,30 @@ class Keeper:
         entry = self._entry(lease)
         return entry is not None and entry.measuring
 
-    async def _find_rhythm(self, result: TickResult, *, looked: bool) -> None:
+    async def _find_poll_interval(self, result: TickResult, *, looked: bool) -> None:
         now = self._clock()
-        before = self._rhythm
+        before = self._poll_interval
         if not result.quiet or not looked:
-            self._rhythm = before.found(now)
+            self._poll_interval = before.found(now)
             # If no cursor polls for events, no wake-up is needed.
-            if self._bell_is_out and (self._rhythm.crowded(now) or not self._rhythm.notified or not looked):
+            if self._bell_is_out and (
+                self._poll_interval.crowded(now) or not self._poll_interval.notified or not looked
+            ):
                 await self._store.awake()
-                self._rhythm, self._bell_is_out = self._rhythm.unnotified(), False
+                self._poll_interval, self._bell_is_out = self._poll_interval.unnotified(), False
             return
         if self._rung:  # perhaps by an event that was committed after the poll
             return
-        rhythm = before.quiet(now)
-        if rhythm.should_sleep(now):
+        poll_interval = before.quiet(now)
+        if poll_interval.should_sleep(now):
             await self._store.sleep()
-            rhythm, self._bell_is_out = rhythm.slept(), True
+            poll_interval, self._bell_is_out = poll_interval.slept(), True
             self._urgent = True  # poll once more for events committed before writers were asked to notify
         elif before.asleep:
-            rhythm = rhythm.polled_in_vain(await self._store.undecided_writers())
-            if self._rhythm is not before:  # a wake-up arrived during the query: keep the immediate poll
+            poll_interval = poll_interval.polled_in_vain(await self._store.undecided_writers())
+            if self._poll_interval is not before:  # a wake-up arrived during the query: keep the immediate poll
                 return
-        self._rhythm = rhythm
+        self._poll_interval = poll_interval
 
 
 def merged(first: Settlement | None, second: Settlement) -> Settlement:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from mailboat.delivery.backoff import RetryPolicy
+from mailboat.delivery.partition_worker import WorkerCounters
+from mailboat.delivery.publish import SLACK
+from mailboat.delivery.sink_health import STILL_EVERY
 from mailboat.errors import EventRefused
 from mailboat.model import Message
-from mailboat.pump.handing import SLACK
-from mailboat.pump.partition import PumpCounters
-from mailboat.pump.retry import Policy
-from mailboat.pump.sink_health import STILL_EVERY
 from mailboat.runtime.reporting import subscription_status
 from mailboat.runtime.session import Totals
 from mailboat.sinks.memory import MemorySink
@@ -33,7 +33,7 @@ from support.simulation import (
 )
 from support.virtual_time import in_virtual_time, until
 
-ONCE = Policy(1, BACKOFF, dead_letters=True)
+ONCE = RetryPolicy(1, BACKOFF, dead_letters=True)
 
 
 class Broken(MemorySink):
@@ -236,12 +236,12 @@ async def test_a_relay_without_memory_blames_no_event(error: Exception) -> None:
 
 def test_the_last_error_of_an_ended_pump_has_its_age_until_a_success_clears_it() -> None:
     resource, totals = subscription("orders").resource, Totals()
-    failed, older, delivered = PumpCounters(), PumpCounters(), PumpCounters()
+    failed, older, delivered = WorkerCounters(), WorkerCounters(), WorkerCounters()
     failed.note_error("no broker", 10.0)
     older.note_error("refused", 5.0)
     delivered.note_delivery(12.0)
 
-    def told_after(ended: PumpCounters) -> tuple[str | None, float | None]:
+    def told_after(ended: WorkerCounters) -> tuple[str | None, float | None]:
         totals.add("shop/orders", ended)
         status = subscription_status(resource, None, totals, 0.0, now=15.0)
         return status.last_error, status.last_error_age

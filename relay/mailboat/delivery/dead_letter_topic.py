@@ -10,24 +10,24 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+from mailboat.delivery.checkpoints import Checkpoint
+from mailboat.delivery.publish import start_publish
+from mailboat.delivery.redelivery import RetryLoop
+from mailboat.delivery.stream import DeadLetterNotice, Stream
+from mailboat.delivery.unexpected_errors import exhausted, is_exhaustion, log_origin
 from mailboat.errors import DeliveryError, EventRefused
-from mailboat.pump.delivery import Courier
-from mailboat.pump.handing import hand_over
-from mailboat.pump.points import Point
-from mailboat.pump.stream import DeathNotice, Stream
-from mailboat.pump.unexpected import exhausted, is_exhaustion, tell_where
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Announcer:
+class DeadLetterPublisher:
     """Publisher of the dead letters of one partition."""
 
     stream: Stream
-    courier: Courier
+    retry_loop: RetryLoop
 
-    async def told(self, notice: DeathNotice) -> bool:
+    async def told(self, notice: DeadLetterNotice) -> bool:
         """Publish a notice if a topic is configured. Return False if the event must stay parked for now.
 
         This is the case if the topic is unavailable or in back-off, if the pump is stopping, or if memory ran out.
@@ -43,15 +43,15 @@ class Announcer:
                 self._is_away(exhausted())
                 return False
             what = f"Event {notice.event.event_id} is dead, and the dead-letter topic can't be told"
-            tell_where(f"{what}; `mailboat dlq show` has it", error, stream.name)
+            log_origin(f"{what}; `mailboat dlq show` has it", error, stream.name)
             return True
         if refused is None:
-            if stream.clock() < stream.dead_topic.not_before or self.courier.stopping:
+            if stream.clock() < stream.dead_topic.not_before or self.retry_loop.stopping:
                 return False
-            if not await self.courier.lease_holds():
+            if not await self.retry_loop.lease_holds():
                 return False
-            answer = (await hand_over(stream, [message])).get(0)
-            stream.passing(Point.DEAD_ANNOUNCED)
+            answer = (await start_publish(stream, [message])).get(0)
+            stream.passing(Checkpoint.DEAD_ANNOUNCED)
             if answer is not None and not isinstance(answer, EventRefused):
                 self._is_away(answer)
                 return False

@@ -10,13 +10,13 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mailboat.pump.announcing import Announcer
-from mailboat.pump.delivery import Courier
-from mailboat.pump.delivery_session import DeliverySession
-from mailboat.pump.points import Point
-from mailboat.pump.retry import OUTAGE_BACKOFF, Outage
-from mailboat.pump.stream import DeathNotice, Stream
-from mailboat.pump.verdicts import Fate, Item, set_aside
+from mailboat.delivery.backoff import OUTAGE_BACKOFF, Outage
+from mailboat.delivery.checkpoints import Checkpoint
+from mailboat.delivery.dead_letter_topic import DeadLetterPublisher
+from mailboat.delivery.delivery_session import DeliverySession
+from mailboat.delivery.outcomes import Attempt, Outcome, set_aside
+from mailboat.delivery.redelivery import RetryLoop
+from mailboat.delivery.stream import DeadLetterNotice, Stream
 from mailboat.store.outbox_store import Dead, LastFailure, Lease, OutboxStore, Park, Parked, Repark, Settlement
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ RELAY_DIED = "RelayDied"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RefusalDecision:
     """Decision about a refused event: dead letter, or parked for retry, as blocked, or as pending dead letter
     (``doomed``)."""
 
@@ -57,7 +57,7 @@ class ParkedKeys:
         stream: Stream,
         store: OutboxStore,
         session: DeliverySession,
-        courier: Courier,
+        retry_loop: RetryLoop,
     ) -> None:
         self.keys: set[str] = set()
         self.count = 0
@@ -65,8 +65,8 @@ class ParkedKeys:
         self._stream = stream
         self._store = store
         self._session = session
-        self._courier = courier
-        self._announcer = Announcer(stream, courier)
+        self._retry_loop = retry_loop
+        self._announcer = DeadLetterPublisher(stream, retry_loop)
         self._due_at: float | None = None
         self._outage = Outage(OUTAGE_BACKOFF)
         self._prepaid: set[int] = set()
@@ -129,14 +129,14 @@ class ParkedKeys:
 
     # -- parking -----------------------------------------------------------------------------------------------------
 
-    async def dispose(self, items: Sequence[Item]) -> tuple[list[Park], list[Dead]]:
+    async def dispose(self, items: Sequence[Attempt]) -> tuple[list[Park], list[Dead]]:
         """Decide about the refused events of a run and the events behind them. Their keys are parked from now on."""
         parks: list[Park] = []
         dead: list[Dead] = []
         headless: set[str] = set()
         for item in items:
             key = item.event.key
-            if item.fate is Fate.REFUSED:
+            if item.fate is Outcome.REFUSED:
                 outcome = await self._refused(item)
                 if isinstance(outcome, Dead):
                     dead.append(outcome)
@@ -144,7 +144,7 @@ class ParkedKeys:
                         headless.add(key)
                     continue
                 parks.append(outcome)
-            elif item.fate is Fate.ASIDE:
+            elif item.fate is Outcome.ASIDE:
                 # If the head became a dead letter, the first event behind it becomes the head.
                 retry_in = 0.0 if key in headless else None
                 headless.discard(key or "")
@@ -157,7 +157,7 @@ class ParkedKeys:
         self.count += len(parks)
         return parks, dead
 
-    async def _refused(self, item: Item) -> Park | Dead:
+    async def _refused(self, item: Attempt) -> Park | Dead:
         outcome = await self._outcome(item)
         if outcome.dead:
             return Dead(item.event, item.sequence, outcome.attempts, outcome.failure)
@@ -172,7 +172,7 @@ class ParkedKeys:
             doomed=outcome.doomed,
         )
 
-    async def _outcome(self, item: Item) -> Outcome:
+    async def _outcome(self, item: Attempt) -> RefusalDecision:
         """Decide about an event after one more refusal."""
         refusal = item.refusal
         assert refusal is not None
@@ -180,26 +180,28 @@ class ParkedKeys:
         failure = LastFailure(refusal.reason, str(refusal))
         if policy.exhausted(attempts, refusal.retryable):
             return await self._end(item, attempts, failure)
-        return Outcome(attempts, failure, policy.backoff.delay(attempts, self._stream.random))
+        return RefusalDecision(attempts, failure, policy.backoff.delay(attempts, self._stream.random))
 
-    async def _end(self, item: Item, attempts: int, failure: LastFailure) -> Outcome:
+    async def _end(self, item: Attempt, attempts: int, failure: LastFailure) -> RefusalDecision:
         """Decide about an event that gets no further attempt."""
         policy = self._stream.settings.policy
         if not policy.dead_letters:
-            return Outcome(attempts, failure)
-        notice = DeathNotice(
+            return RefusalDecision(attempts, failure)
+        notice = DeadLetterNotice(
             item.event,
             item.sequence,
-            *self._courier.series_of(item),
+            *self._retry_loop.series_of(item),
             attempts,
             failure.reason,
             failure.error,
             item.first_failed_at,
         )
         if await self._announcer.told(notice):
-            return Outcome(attempts, failure, dead=True)
+            return RefusalDecision(attempts, failure, dead=True)
         # If this relay is stopping, the next owner retries without delay.
-        return Outcome(attempts, failure, 0.0 if self._courier.stopping else policy.backoff.ceiling, doomed=True)
+        return RefusalDecision(
+            attempts, failure, 0.0 if self._retry_loop.stopping else policy.backoff.ceiling, doomed=True
+        )
 
     def _wake_in(self, seconds: float | None) -> None:
         if seconds is not None:
@@ -225,10 +227,10 @@ class ParkedKeys:
         hopeless = [head for head in heads if head not in hopeful]
         await self._count_suspects(hopeful)
         items = [replace(_item(head), attempts=self._used(head)) for head in hopeful]
-        away = await self._courier.deliver(items, (), patient=False)
-        self._stream.passing(Point.PARKED_TRIED)
+        away = await self._retry_loop.deliver(items, (), patient=False)
+        self._stream.passing(Checkpoint.PARKED_TRIED)
         for head, item in zip(hopeful, items, strict=True):
-            if head.suspect and item.fate is Fate.PENDING:
+            if head.suspect and item.fate is Outcome.PENDING:
                 self._prepaid.add(head.ordinal)
             else:
                 self._prepaid.discard(head.ordinal)
@@ -267,17 +269,17 @@ class ParkedKeys:
             # A blocked event, pending dead letter or crash suspect ends the batch: it is handled once it is the head.
             special = (n for n, parked in enumerate(queue) if parked.blocked or parked.doomed or parked.suspect)
             items = [_item(parked) for parked in queue[: next(special, len(queue))]]
-            await self._courier.deliver(items, (), patient=False)
+            await self._retry_loop.deliver(items, (), patient=False)
             set_aside(items, ())
             gone = await self._settle_parked(items, [])
             if len(gone) < len(queue):
                 return
 
-    async def _settle_parked(self, items: Sequence[Item], hopeless: Sequence[Parked]) -> list[Item]:
+    async def _settle_parked(self, items: Sequence[Attempt], hopeless: Sequence[Parked]) -> list[Attempt]:
         """Commit the results of parked events and return the items that are no longer parked."""
-        gone = [item for item in items if item.fate is Fate.DELIVERED]
+        gone = [item for item in items if item.fate is Outcome.DELIVERED]
         unpark = tuple(_ordinal(item) for item in gone)
-        outcomes = [(item, await self._outcome(item)) for item in items if item.fate is Fate.REFUSED]
+        outcomes = [(item, await self._outcome(item)) for item in items if item.fate is Outcome.REFUSED]
         for head in hopeless:
             item, failure = _item(head), head.failure or LastFailure(RELAY_DIED, "relays died while delivering it")
             outcomes.append((item, await self._end(item, head.attempts, failure)))
@@ -309,8 +311,8 @@ class ParkedKeys:
         return gone
 
 
-def _item(parked: Parked) -> Item:
-    return Item(
+def _item(parked: Parked) -> Attempt:
+    return Attempt(
         parked.event,
         parked.sequence,
         attempts=parked.attempts,
@@ -321,6 +323,6 @@ def _item(parked: Parked) -> Item:
     )
 
 
-def _ordinal(item: Item) -> int:
+def _ordinal(item: Attempt) -> int:
     assert item.ordinal is not None, "only parked events have a row in the parking lot"
     return item.ordinal

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from mailboat.delivery.backoff import RetryPolicy
 from mailboat.errors import EventRefused
 from mailboat.model import Message
-from mailboat.pump.retry import Policy
 from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.protocol import ALL_DELIVERED, Failures, Traits
 from mailboat.store.outbox_store import Parked
@@ -137,7 +137,7 @@ async def test_what_can_never_be_sent_is_dead_at_once_and_its_key_goes_on() -> N
 
 @in_virtual_time
 async def test_an_outage_costs_no_attempt_and_delivery_goes_on_by_itself() -> None:
-    fleet = Fleet(streams=settings(policy=Policy(1, BACKOFF, dead_letters=True)))
+    fleet = Fleet(streams=settings(policy=RetryPolicy(1, BACKOFF, dead_letters=True)))
     relay = fleet.start()
     await until(lambda: relay.session is not None and relay.session.owned, "ownership")
     fleet.sink.go_away("no route to host")
@@ -145,7 +145,7 @@ async def test_an_outage_costs_no_attempt_and_delivery_goes_on_by_itself() -> No
     await asyncio.sleep(30)
     assert relay.session is not None
     (owned,) = relay.session.owned.values()
-    assert owned.pump.counters.away == "no route to host"
+    assert owned.worker.counters.away == "no route to host"
     assert not fleet.arrived()
     fleet.sink.come_back()
     await until(lambda: len(fleet.arrived()) == 9, "delivery", within=10)
@@ -153,7 +153,7 @@ async def test_an_outage_costs_no_attempt_and_delivery_goes_on_by_itself() -> No
     assert fleet.arrived() == events
     assert {attempt_number(m) for m in fleet.sink.arrived} == {1}
     assert not fleet.outbox.dead
-    assert owned.pump.counters.away is None
+    assert owned.worker.counters.away is None
     await fleet.stop()
 
 

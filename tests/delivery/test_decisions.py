@@ -9,13 +9,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from mailboat.delivery.backoff import Backoff, Outage, RetryPolicy
+from mailboat.delivery.outcomes import Attempt, Outcome, judge, set_aside, settled_prefix
+from mailboat.delivery.poll_interval import LINGER, PollInterval, WakeSettings
+from mailboat.delivery.progress import merged
+from mailboat.delivery.rebalance import decide, targets
 from mailboat.errors import DatabaseUnavailable, DeliveryError, EventRefused, LeaseLost, SinkUnavailable, Undecided
 from mailboat.model import OutboxEvent
-from mailboat.pump.keeper import merged
-from mailboat.pump.ownership import decide, targets
-from mailboat.pump.retry import Backoff, Outage, Policy
-from mailboat.pump.rhythm import LINGER, Rhythm, WakeSettings
-from mailboat.pump.verdicts import Fate, Item, judge, set_aside, settled_prefix
 from mailboat.runtime.session import _most_telling, orphans
 from mailboat.store.fan_out import fan_out, fan_out_single
 from mailboat.store.outbox_store import (
@@ -66,7 +66,7 @@ def test_back_off_doubles_up_to_its_ceiling() -> None:
     [(1, True, False), (2, True, False), (3, True, True), (4, True, True), (1, False, True)],
 )
 def test_attempts_end_at_the_limit_or_at_once(attempts: int, retryable: bool, exhausted: bool) -> None:
-    policy = Policy(3, Backoff(1, 2, 10, 0), dead_letters=True)
+    policy = RetryPolicy(3, Backoff(1, 2, 10, 0), dead_letters=True)
     assert policy.exhausted(attempts, retryable) is exhausted
 
 
@@ -82,10 +82,10 @@ def test_an_outage_that_is_over_begins_anew() -> None:
 
 
 def test_the_longer_nothing_comes_the_rarer_one_looks() -> None:
-    rhythm = Rhythm(WakeSettings(poll=0.5, idle_after=3, longest=4.0)).quiet(10.0)
-    assert not rhythm.should_sleep(10.0 + LINGER / 2)
-    assert rhythm.should_sleep(10.0 + LINGER)
-    asleep = rhythm.slept()
+    poll_interval = PollInterval(WakeSettings(poll=0.5, idle_after=3, longest=4.0)).quiet(10.0)
+    assert not poll_interval.should_sleep(10.0 + LINGER / 2)
+    assert poll_interval.should_sleep(10.0 + LINGER)
+    asleep = poll_interval.slept()
     waits = []
     for _ in range(9):
         waits.append(asleep.wait(0.0))
@@ -96,44 +96,44 @@ def test_the_longer_nothing_comes_the_rarer_one_looks() -> None:
 
 
 def test_a_writer_who_may_have_missed_the_bell_keeps_the_polls_frequent() -> None:
-    asleep = Rhythm(WakeSettings(poll=0.5, idle_after=0, longest=60.0)).quiet(0.0).slept()
+    asleep = PollInterval(WakeSettings(poll=0.5, idle_after=0, longest=60.0)).quiet(0.0).slept()
     for _ in range(100):
         asleep = asleep.polled_in_vain(undecided_writers=True)
     assert asleep.wait(0.0) == 0.5
 
 
 def test_a_relay_that_was_notified_is_idle_as_soon_as_nothing_comes() -> None:
-    asleep = Rhythm(WakeSettings(poll=0.5)).quiet(0.0).slept()
+    asleep = PollInterval(WakeSettings(poll=0.5)).quiet(0.0).slept()
     assert asleep.heard().wait(0.0) == 0
     assert asleep.heard().found(10.0).quiet(10.01).wait(0.0) == 0.5
 
 
 def test_a_relay_that_found_an_event_by_the_clock_does_not_rely_on_notifications() -> None:
-    asleep = Rhythm(WakeSettings(poll=0.5)).quiet(0.0).slept()
+    asleep = PollInterval(WakeSettings(poll=0.5)).quiet(0.0).slept()
     for found in (asleep, asleep.heard().found(10.0).quiet(10.01)):
         assert found.found(10.5).quiet(10.51).wait(0.0) < LINGER
 
 
 @pytest.mark.parametrize(("interval", "crowded"), [(0.001, True), (0.01, True), (0.1, False), (10.0, False)])
 def test_writers_notify_until_events_come_often(interval: float, crowded: bool) -> None:
-    rhythm, often = Rhythm(WakeSettings()).quiet(0.0).slept(), False
+    poll_interval, often = PollInterval(WakeSettings()).quiet(0.0).slept(), False
     for now in (100.0 + number * interval for number in range(100)):
-        rhythm = rhythm.heard().found(now)
-        often |= rhythm.crowded(now)
-        rhythm = rhythm.quiet(now)
+        poll_interval = poll_interval.heard().found(now)
+        often |= poll_interval.crowded(now)
+        poll_interval = poll_interval.quiet(now)
     assert often is crowded
-    assert not rhythm.unnotified().crowded(200.0)
+    assert not poll_interval.unnotified().crowded(200.0)
 
 
 def test_writers_do_not_notify_a_relay_that_is_behind_however_slow_its_polls_are() -> None:
-    rhythm = Rhythm(WakeSettings()).quiet(0.0).slept().heard()
-    assert not rhythm.found(10.0).found(10.4).crowded(10.4)
-    assert rhythm.found(10.0).found(10.4).found(10.8).crowded(10.8)
+    poll_interval = PollInterval(WakeSettings()).quiet(0.0).slept().heard()
+    assert not poll_interval.found(10.0).found(10.4).crowded(10.4)
+    assert poll_interval.found(10.0).found(10.4).found(10.8).crowded(10.8)
 
 
 @given(st.integers(0, 10_000))
 def test_the_longest_wait_is_never_exceeded(polls: int) -> None:
-    asleep = Rhythm(WakeSettings(), quiet_since=0.0, asleep=True, empty_polls=polls)
+    asleep = PollInterval(WakeSettings(), quiet_since=0.0, asleep=True, empty_polls=polls)
     assert asleep.wait(1.0) <= WakeSettings().longest
 
 
@@ -258,7 +258,7 @@ _ERRORS: dict[str, DeliveryError] = {
 def test_nothing_of_a_key_goes_on_behind_one_that_was_refused(
     sent: list[tuple[str | None, str]], ordered: bool
 ) -> None:
-    items = [Item(event(n, key), n) for n, (key, _) in enumerate(sent, 1)]
+    items = [Attempt(event(n, key), n) for n, (key, _) in enumerate(sent, 1)]
     round = judge(items, {n: _ERRORS[answer] for n, (_, answer) in enumerate(sent) if answer != "delivered"})
     set_aside(items, (), ordered=ordered)
     before = [item.fate for item in items]
@@ -267,42 +267,42 @@ def test_nothing_of_a_key_goes_on_behind_one_that_was_refused(
     refused: set[str] = set()
     for item, (key, answer) in zip(items, sent, strict=True):
         if answer == "delivered":
-            assert item.fate is Fate.DELIVERED
+            assert item.fate is Outcome.DELIVERED
         if key is not None and ordered and key in refused and answer != "delivered":
-            assert item.fate is Fate.ASIDE
+            assert item.fate is Outcome.ASIDE
             assert item.refusal is None
         elif answer == "refused":
-            assert item.fate is Fate.REFUSED
+            assert item.fate is Outcome.REFUSED
             refused |= {key} if key else set()
         elif answer in ("away", "undecided"):
-            assert item.fate is Fate.PENDING
+            assert item.fate is Outcome.PENDING
     if "away" in [answer for _, answer in sent]:
         assert round.away is not None
         assert not round.one_by_one
-    if any(item.fate is Fate.PENDING for item in items):
+    if any(item.fate is Outcome.PENDING for item in items):
         assert round.away or round.one_by_one or "refused" in [answer for _, answer in sent]
 
 
 def test_what_belongs_to_a_parked_key_is_put_aside_unless_order_is_not_wanted() -> None:
-    items = [Item(event(1, "a"), 1), Item(event(2, "b"), 2), Item(event(3), 3)]
+    items = [Attempt(event(1, "a"), 1), Attempt(event(2, "b"), 2), Attempt(event(3), 3)]
     set_aside(items, {"a"}, ordered=False)
-    assert {item.fate for item in items} == {Fate.PENDING}
+    assert {item.fate for item in items} == {Outcome.PENDING}
     set_aside(items, {"a"})
-    assert [item.fate for item in items] == [Fate.ASIDE, Fate.PENDING, Fate.PENDING]
+    assert [item.fate for item in items] == [Outcome.ASIDE, Outcome.PENDING, Outcome.PENDING]
 
 
 def test_a_sink_that_is_not_definite_about_one_message_counts_as_away() -> None:
-    (item,) = items = [Item(event(1), 1)]
+    (item,) = items = [Attempt(event(1), 1)]
     assert judge(items, {0: Undecided("?")}).away is not None
-    assert item.fate is Fate.PENDING
+    assert item.fate is Outcome.PENDING
 
 
-@given(st.lists(st.sampled_from(list(Fate)), max_size=10))
-def test_progress_reaches_up_to_the_first_that_is_pending(fates: list[Fate]) -> None:
-    items = [Item(event(n), n, fate) for n, fate in enumerate(fates)]
+@given(st.lists(st.sampled_from(list(Outcome)), max_size=10))
+def test_progress_reaches_up_to_the_first_that_is_pending(fates: list[Outcome]) -> None:
+    items = [Attempt(event(n), n, fate) for n, fate in enumerate(fates)]
     prefix = settled_prefix(items)
-    assert all(fate is not Fate.PENDING for fate in fates[:prefix])
-    assert prefix == len(fates) or fates[prefix] is Fate.PENDING
+    assert all(fate is not Outcome.PENDING for fate in fates[:prefix])
+    assert prefix == len(fates) or fates[prefix] is Outcome.PENDING
 
 
 # -- merging ---------------------------------------------------------------------------------------------------------
