@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from mailboat.runtime.garbage import settle_collector
+from mailboat.runtime.gc_settings import configure_gc
 
 Answer = TypeVar("Answer")
 
@@ -52,5 +52,5 @@ class Stopwatch:
 def in_own_process(work: Callable[..., Answer], *arguments: object) -> Answer:
     """The answer of a module's function, from a process that has done nothing else, set up as a relay's is."""
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=1, mp_context=spawn, initializer=settle_collector) as pool:
+    with ProcessPoolExecutor(max_workers=1, mp_context=spawn, initializer=configure_gc) as pool:
         return pool.submit(work, *arguments).result()

@@ -15,7 +15,7 @@ from support.databases import migrated_database
 @pytest.fixture(autouse=True)
 def unsettled_collector(monkeypatch: pytest.MonkeyPatch) -> None:
     """``mailboat run`` in this process leaves the collector alone: what suits a relay would stay for all tests."""
-    monkeypatch.setattr("mailboat.cli.run.settle_collector", lambda: None)
+    monkeypatch.setattr("mailboat.cli.run.configure_gc", lambda: None)
 
 
 @pytest.fixture

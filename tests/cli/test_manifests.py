@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from mailboat.errors import ConfigError
-from mailboat.runtime.config import LARGEST_FILE, load
+from mailboat.runtime.manifest_files import LARGEST_FILE, load
 from support.cli import relay_manifest, subscription_manifest
 
 URL = "postgresql://db/shop"

@@ -27,7 +27,7 @@ from mailboat.cli.statuslines import (
     from_relays,
     overview_text,
 )
-from mailboat.runtime.status import as_json
+from mailboat.runtime.relay_status import as_json
 from mailboat_harbor.ports import free_port
 from mailboat_harbor.postgres import Database
 from mailboat_spec.consumer_report import ConsumerReport, SourceHealth

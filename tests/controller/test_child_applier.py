@@ -11,8 +11,8 @@ from typing import Any, Generic, TypeVar
 import pytest
 from prometheus_client import CollectorRegistry
 
-from mailboat.runtime.config import load
-from mailboat.runtime.followed import Followed
+from mailboat.runtime.config_source import ConfigSource
+from mailboat.runtime.manifest_files import load
 from mailboat_operator.controller import parse
 from mailboat_operator.controller.cache import ResourceCache
 from mailboat_operator.controller.children import ChildApplier, StillThere
@@ -324,7 +324,7 @@ async def test_a_subscription_is_read_once_per_version_and_beside_the_loop(monke
 class Wire(RelayClient):
     """Instead of HTTP: one relay that follows what is pushed to it."""
 
-    def __init__(self, relay: Followed) -> None:
+    def __init__(self, relay: ConfigSource) -> None:
         super().__init__(Keys())
         self.relay = relay
 
@@ -340,7 +340,7 @@ class Wire(RelayClient):
 
 async def test_2000_subscriptions_arrive_at_the_relay_and_so_does_a_pause(tmp_path):
     """Written out they have more than a ConfigMap holds."""
-    followed = Followed(lambda _: None)
+    followed = ConfigSource(lambda _: None)
     core = LeaderWork(RelayStates, Wire(followed))
     kafka = {"bootstrapServers": [f"kafka-{number}.kafka.svc:9092" for number in range(3)], "topic": "orders"}
     every = [subscription(f"orders-to-kafka-{number}") for number in range(2000)]

@@ -11,7 +11,7 @@ import pytest
 
 from mailboat.delivery.poll_interval import WakeSettings
 from mailboat.model import Message, OutboxEvent
-from mailboat.runtime.reporting import stalled
+from mailboat.runtime.subscription_status import stalled
 from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.protocol import Failures
 from mailboat.store.outbox_store import CursorGroup, CursorKey, Lease, Measured, Settlement, TickResult, Window

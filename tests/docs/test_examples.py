@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mailboat.runtime.config import load
+from mailboat.runtime.manifest_files import load
 from mailboat_spec import Manifests
 from mailboat_spec.names import API_VERSION, RELAY_LABEL
 

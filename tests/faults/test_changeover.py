@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mailboat.runtime.followed import Configuration
+from mailboat.runtime.config_source import Configuration
 from mailboat_harbor.postgres import Database
 from mailboat_spec import read_documents
 from support.inprocess_relay import STAGED, StagedSink, afloat, events, status_of, write

@@ -57,12 +57,12 @@ class Pods:
         self._versions = itertools.count(1)
 
     def mount(self, *documents: Manifest) -> int:
-        version, text = self._edition(documents)
+        version, text = self._config_version(documents)
         self.config.fill({"resources.yaml": text, "operator-keys.pem": self._operator.public_keys})
         return version
 
     def push(self, *documents: Manifest) -> int:
-        version, text = self._edition(documents)
+        version, text = self._config_version(documents)
         token = self._operator.sign("PUT", "/config", text.encode())
         relays = self.running.values()
         with ThreadPoolExecutor(len(relays)) as calls:  # at once, as the operator does
@@ -70,7 +70,7 @@ class Pods:
         assert answers == [200] * len(relays)
         return version
 
-    def _edition(self, documents: tuple[Manifest, ...]) -> tuple[int, str]:
+    def _config_version(self, documents: tuple[Manifest, ...]) -> tuple[int, str]:
         version = next(self._versions)
         documents[0]["metadata"]["annotations"] = {"mailboat.dev/config-version": str(version)}
         return version, yaml.safe_dump_all(documents)

@@ -16,7 +16,7 @@ from psycopg import sql
 
 from mailboat.errors import ForeignDatabase
 from mailboat.runtime.relay import Relay
-from mailboat.runtime.status import RelayState
+from mailboat.runtime.relay_status import RelayState
 from mailboat.store.connection import PostgresConnection
 from mailboat.store.rebase import keep_history, rebase
 from mailboat.store.schema.migrate import migrate

@@ -12,10 +12,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from mailboat.runtime.beforehand import ToldToStop, unless
 from mailboat.runtime.relay import Relay
-from mailboat.runtime.secrets import SecretPlaces
-from mailboat.runtime.status import RelayState
+from mailboat.runtime.relay_status import RelayState
+from mailboat.runtime.schema_gate import StopRequested, unless_stopped
+from mailboat.runtime.secrets import SecretSources
 from mailboat.store.settings import RelayIdentity
 from mailboat_harbor.postgres import Database
 from mailboat_spec import read_documents
@@ -86,7 +86,7 @@ async def test_upkeep_that_fails_is_told_in_the_status_of_a_relay_that_runs(
 async def test_who_waits_for_another_migration_says_so_and_hears_when_to_stop(each_outbox: Database) -> None:
     read = read_documents([("relay", outbox_relay(each_outbox.url, table="shop.events"))])
     identity = RelayIdentity("relay-1", str(uuid.uuid4()))
-    relay = Relay(read.relays[0], (), secrets=SecretPlaces(), identity=identity, timings=IMPATIENT)
+    relay = Relay(read.relays[0], (), secrets=SecretSources(), identity=identity, timings=IMPATIENT)
     stop = asyncio.Event()
     with psycopg.connect(each_outbox.url, application_name="by hand") as person:
         person.execute("lock table mailboat.migrations in share row exclusive mode")
@@ -125,9 +125,9 @@ async def test_a_migration_that_is_being_applied_is_not_cut_and_all_else_is() ->
         await applied.wait()
         return "applied"
 
-    migrating = asyncio.ensure_future(unless(stop, apply(), in_the_middle=lambda: True))
+    migrating = asyncio.ensure_future(unless_stopped(stop, apply(), in_the_middle=lambda: True))
     await await_until(stop.is_set, what="the word to stop")
     applied.set()
     assert await migrating == "applied"
-    with pytest.raises(ToldToStop):
-        await unless(stop, asyncio.Event().wait())
+    with pytest.raises(StopRequested):
+        await unless_stopped(stop, asyncio.Event().wait())

@@ -11,7 +11,7 @@ import pytest
 
 from mailboat.errors import ConfigError
 from mailboat.http.server import HttpServer, parse_address
-from mailboat.runtime.status import RelayState
+from mailboat.runtime.relay_status import RelayState
 from support.relay_statuses import relay, subscription
 from support.wait import await_until
 

@@ -8,7 +8,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from mailboat.delivery.histograms import DeliveryHistograms
-from mailboat.runtime.status import RelayState, as_json
+from mailboat.runtime.relay_status import RelayState, as_json
 from mailboat.store.coverage import Coverage
 from support.relay_statuses import relay, subscription
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from mailboat.runtime.status import RelayState
+from mailboat.runtime.relay_status import RelayState
 from mailboat.store.coverage import Coverage
 from support.http_api import Relays
 from support.relay_statuses import partition, relay, subscription

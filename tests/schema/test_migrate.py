@@ -11,7 +11,7 @@ from psycopg import sql
 
 import mailboat.store.schema.migrate as migrate_module
 from mailboat.errors import DatabaseUnavailable, SchemaMismatch
-from mailboat.runtime.beforehand import Schema
+from mailboat.runtime.schema_gate import SchemaGate
 from mailboat.store.schema.migrate import Applied, Migration, MigrationReport, known_migrations, migrate, pending
 from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
 from mailboat_harbor.postgres_binaries import NEWEST
@@ -194,7 +194,7 @@ async def test_an_owner_without_createrole_migrates_and_hands_the_rest_to_an_adm
         server.execute("create database shop owner shop")
         database = Database(server, "shop")
         spec = OutboxRelay.model_validate(outbox_relay()).spec
-        schema = Schema("shop/orders", print)
+        schema = SchemaGate("shop/orders", print)
         await schema.prepare(lambda: database.url_for("shop"), spec, 30.0)
         await schema.prepare(lambda: database.url_for("shop"), spec, 30.0)
         assert schema.missing_roles.startswith("create role mailboat_writer nologin;")

@@ -83,7 +83,9 @@ async def give_up(link: PostgresConnection) -> None:
 
 async def renew(link: PostgresConnection) -> None:
     await expire(link)
-    assert await declare(link, TableLayout(), of_uid("new"), may_lay_out=True, edition=ConfigVersion(2, "orders"))
+    assert await declare(
+        link, TableLayout(), of_uid("new"), may_lay_out=True, config_version=ConfigVersion(2, "orders")
+    )
 
 
 async def retire(link: PostgresConnection) -> None:
@@ -92,7 +94,7 @@ async def retire(link: PostgresConnection) -> None:
 
 async def lay_out(link: PostgresConnection) -> None:
     declared = replace(of_uid("old"), resource=subscription(partitions=3).resource)
-    assert await declare(link, TableLayout(), declared, may_lay_out=True, edition=ConfigVersion(2, "orders"))
+    assert await declare(link, TableLayout(), declared, may_lay_out=True, config_version=ConfigVersion(2, "orders"))
 
 
 @pytest.mark.parametrize("change", [renew, give_up, retire, lay_out])
@@ -100,7 +102,7 @@ async def test_a_tick_that_holds_some_cursors_and_needs_others_never_deadlocks(
     database: Database, link: PostgresConnection, change: Callable[[PostgresConnection], Coroutine[Any, Any, None]]
 ) -> None:
     """A tick settles and opens windows in any order. What takes all cursors of a subscription lets go, and waits."""
-    await declare(link, TableLayout(), of_uid("old"), may_lay_out=True, edition=ConfigVersion(1, "orders"))
+    await declare(link, TableLayout(), of_uid("old"), may_lay_out=True, config_version=ConfigVersion(1, "orders"))
     async with await psycopg.AsyncConnection.connect(database.url) as tick:
         await tick.execute("select from mailboat.cursors where partition = 1 for no key update")
         changing = asyncio.create_task(change(link))
@@ -114,7 +116,7 @@ async def test_what_an_owner_parks_while_its_subscription_ends_goes_with_it(
     database: Database, link: PostgresConnection, end: Callable[[PostgresConnection], Awaitable[None]]
 ) -> None:
     """A subscription of the same name would send it: it belongs to nobody who asked for it."""
-    await declare(link, TableLayout(), of_uid("old"), may_lay_out=True, edition=ConfigVersion(1, "orders"))
+    await declare(link, TableLayout(), of_uid("old"), may_lay_out=True, config_version=ConfigVersion(1, "orders"))
     with psycopg.connect(database.url) as owner:
         owner.execute("update mailboat.cursors set position = 1 where partition = 0")
         owner.execute(_PARK)
@@ -129,7 +131,7 @@ async def test_what_an_owner_parks_while_its_subscription_ends_goes_with_it(
 async def test_what_a_person_replays_while_the_subscription_ends_goes_with_it(
     database: Database, link: PostgresConnection
 ) -> None:
-    await declare(link, TableLayout(), of_uid("old"), may_lay_out=True, edition=ConfigVersion(1, "orders"))
+    await declare(link, TableLayout(), of_uid("old"), may_lay_out=True, config_version=ConfigVersion(1, "orders"))
     database.execute(_BURY)
     person = await PostgresConnection.open(lambda: database.url, "replay")
     try:

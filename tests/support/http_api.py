@@ -9,7 +9,7 @@ import aiohttp
 
 from mailboat.http.callers import Callers
 from mailboat.http.server import HttpServer, Surface
-from mailboat.runtime.status import RelayStatus
+from mailboat.runtime.relay_status import RelayStatus
 
 
 @dataclass

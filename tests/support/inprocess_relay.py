@@ -21,9 +21,9 @@ from psycopg import sql
 
 from mailboat.model import Message
 from mailboat.runtime.relay import Relay
-from mailboat.runtime.secrets import SecretPlaces, Secrets
+from mailboat.runtime.relay_status import SubscriptionStatus
+from mailboat.runtime.secrets import Secrets, SecretSources
 from mailboat.runtime.session import Timings
-from mailboat.runtime.status import SubscriptionStatus
 from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.protocol import SinkContext
 from mailboat.store.settings import ReadLimits, RelayIdentity
@@ -51,7 +51,7 @@ async def afloat(
     running = Relay(
         read.relays[0],
         read.subscriptions,
-        secrets=secrets or SecretPlaces(),
+        secrets=secrets or SecretSources(),
         identity=RelayIdentity(relay, str(uuid.uuid4())),
         timings=timings,
         limits=limits,

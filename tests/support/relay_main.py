@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from mailboat.delivery.checkpoints import Checkpoint, Passing, ignore_checkpoint
 from mailboat.logs import LogFormat, configure
-from mailboat.runtime.config import load
+from mailboat.runtime.manifest_files import load
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.secrets import find_secrets
 from mailboat.runtime.session import Timings

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from mailboat.runtime.status import PartitionStatus, RelayState, RelayStatus, SubscriptionStatus
+from mailboat.runtime.relay_status import PartitionStatus, RelayState, RelayStatus, SubscriptionStatus
 from mailboat_spec.relay_status import ProcessStatus
 
 

@@ -16,7 +16,7 @@ from mailboat.delivery.poll_interval import WakeSettings
 from mailboat.delivery.stream import DeadLetterNotice, Stream, StreamSettings
 from mailboat.errors import DatabaseUnavailable, LeaseLost
 from mailboat.model import Message, OutboxEvent
-from mailboat.runtime.session import Session, Timings, Totals
+from mailboat.runtime.session import RelaySession, Timings, Totals
 from mailboat.sinks.memory import MemorySink
 from mailboat.store.settings import ReadLimits, RelayIdentity, StoreSettings
 from mailboat.store.subscription_rows import SubscriptionManifest
@@ -48,7 +48,7 @@ class RunningRelay:
     name: str
     task: asyncio.Task[None]
     stop: asyncio.Event
-    session: Session | None = None
+    session: RelaySession | None = None
     store: MemoryStore | None = None
 
 
@@ -104,7 +104,9 @@ class Fleet:
             await store.join()
             streams = {number: self._stream(number, found.name) for number, found in subscriptions.items()}
             clock = asyncio.get_running_loop().time
-            session = Session(store, name, streams, subscriptions, self.wake, timings, Totals(), clock, self.passing)
+            session = RelaySession(
+                store, name, streams, subscriptions, self.wake, timings, Totals(), clock, self.passing
+            )
             self.relays[name].session, self.relays[name].store = session, store
             await session.run(stop)
             orderly = True

@@ -13,7 +13,7 @@ import click
 from mailboat.cli.options import DEFAULT_MANIFEST, PATH, manifest_option, manifests_of
 from mailboat.cli.printing import columns, counted
 from mailboat.errors import ConfigError
-from mailboat.runtime.advice import warnings
+from mailboat.runtime.manifest_warnings import warnings
 from mailboat.terminal_escapes import safe
 from mailboat_spec import Filter, Pattern, full_name
 

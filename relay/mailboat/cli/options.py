@@ -14,7 +14,7 @@ import click
 
 from mailboat.errors import ConfigError, DatabaseUnavailable, InRecovery
 from mailboat.logs import LogFormat
-from mailboat.runtime.config import load
+from mailboat.runtime.manifest_files import load
 from mailboat.runtime.secrets import (
     DIRECTORY_VARIABLE,
     Secrets,

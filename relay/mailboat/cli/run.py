@@ -20,9 +20,9 @@ from mailboat.errors import ConfigError, MailboatError
 from mailboat.http.callers import Callers, Signatures
 from mailboat.http.server import parse_address
 from mailboat.logs import LogFormat, configure
-from mailboat.runtime.advice import warnings
-from mailboat.runtime.config import STANDARD_INPUT, load
-from mailboat.runtime.garbage import settle_collector
+from mailboat.runtime.gc_settings import configure_gc
+from mailboat.runtime.manifest_files import STANDARD_INPUT, load
+from mailboat.runtime.manifest_warnings import warnings
 from mailboat.runtime.secrets import existing_secrets_folder, find_secrets, secrets_folder
 
 log = logging.getLogger("mailboat.run")
@@ -96,7 +96,7 @@ def run(
         Callers(control_token_file, _signatures(control_keys, audience) if control_keys and audience else None),
         advertise,
     )
-    settle_collector()
+    configure_gc()
     try:
         asyncio.run(run_relays(options, manifests))
     except MailboatError:

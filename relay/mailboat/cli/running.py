@@ -20,12 +20,12 @@ from mailboat.errors import DatabaseUnavailable
 from mailboat.http.assignment import Assign
 from mailboat.http.callers import Callers
 from mailboat.http.server import HttpServer, Surface, Told
-from mailboat.runtime.advice import subscription_warnings
-from mailboat.runtime.followed import Configuration, Followed
+from mailboat.runtime.config_source import ConfigSource, Configuration
+from mailboat.runtime.file_watch import fingerprint, secret_versions, watch
+from mailboat.runtime.manifest_warnings import subscription_warnings
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.secrets import Secrets
 from mailboat.runtime.shutdown import stop_on_signals
-from mailboat.runtime.watching import fingerprint, secret_versions, watch
 from mailboat.store.settings import RelayIdentity
 from mailboat_spec import Manifests, full_name
 from mailboat_spec.relay_status import ConfigReport
@@ -49,7 +49,7 @@ class RunOptions:
 async def run_relays(options: RunOptions, manifests: Manifests | None) -> None:
     """Run relays until a signal: for the manifests or, without manifests, for the configuration that is followed."""
     async with Process(options) as process:
-        followed = None if manifests is not None else Followed(process.configure)
+        followed = None if manifests is not None else ConfigSource(process.configure)
         if manifests is not None:
             process.add_all(manifests)
         async with process.serving(followed):
@@ -105,7 +105,7 @@ class Process:
         self.configured.set()
 
     @asynccontextmanager
-    async def serving(self, followed: Followed | None) -> AsyncIterator[None]:
+    async def serving(self, followed: ConfigSource | None) -> AsyncIterator[None]:
         """Run the HTTP server and the watchers for the duration of the block."""
         options = self.options
         surface = Surface(

@@ -11,7 +11,7 @@ import click
 from mailboat.cli.options import Outbox, outboxes, with_manifests
 from mailboat.cli.printing import counted
 from mailboat.errors import ConfigError
-from mailboat.runtime.janitor import RetentionClock, limits
+from mailboat.runtime.maintenance import RetentionClock, limits
 from mailboat.store.admin.overview import pending_migrations
 from mailboat.store.connection import PostgresConnection
 from mailboat.store.rebase import keep_history

@@ -39,7 +39,7 @@ from mailboat.cli.statuslines import (
 )
 from mailboat.errors import DatabaseUnavailable, MailboatError
 from mailboat.http.client import Answer, ask
-from mailboat.runtime.config import load
+from mailboat.runtime.manifest_files import load
 from mailboat.store.admin.overview import known_relays, known_subscriptions, waiting
 from mailboat.store.coverage import coverage
 from mailboat.terminal_escapes import safe

@@ -18,7 +18,7 @@ import click
 from mailboat.cli.printing import columns, counted, json_line, moment, payload_text, shortened
 from mailboat.cli.selecting import Selection
 from mailboat.errors import ConfigError, DeliveryError, SinkUnavailable
-from mailboat.runtime.config import load
+from mailboat.runtime.manifest_files import load
 from mailboat.runtime.secrets import find_secrets
 from mailboat.terminal_escapes import safe
 from mailboat_spec import EventSubscription, full_name

@@ -25,7 +25,7 @@ from mailboat.consumer.settings import (
     from_source,
 )
 from mailboat.errors import ConfigError
-from mailboat.runtime.garbage import settle_collector
+from mailboat.runtime.gc_settings import configure_gc
 from mailboat.runtime.shutdown import exit_on_signals, stop_on_signals
 
 log = logging.getLogger(__name__)
@@ -148,7 +148,7 @@ class Consumer:
     def run(self) -> None:
         """Handle events until SIGTERM or SIGINT, then finish batches in flight. A second signal exits at once."""
         with exit_on_signals():
-            settle_collector()
+            configure_gc()
             asyncio.run(self.run_until_signalled())
 
     async def run_until_signalled(self) -> None:

@@ -87,7 +87,7 @@ class PullRunner:
         self._watch = Watch(
             libpq_url(settings.url), settings.subscription, self.instance, self._wake, outbox=settings.outbox
         )
-        beside = [asyncio.create_task(_janitor(settings, known).run()), asyncio.create_task(self._watch.run())]
+        beside = [asyncio.create_task(_maintenance(settings, known).run()), asyncio.create_task(self._watch.run())]
         log.info("Consuming.", extra={"consumer": settings.subscription, "instance": self.instance})
         try:
             await self._source.run(stop)
@@ -181,18 +181,18 @@ class PullRunner:
             )
 
 
-def _janitor(settings: ConsumerSettings, known: Mapping[str, Any]) -> Any:
+def _maintenance(settings: ConsumerSettings, known: Mapping[str, Any]) -> Any:
     """Return the retention task, since there may be no relay.
 
     Does nothing without an OutboxRelay manifest, or if the user is not in the role that owns the schema.
     """
-    from mailboat.runtime.janitor import Janitor
+    from mailboat.runtime.maintenance import Maintenance
 
     relay = settings.relay
     if relay is None or not known["isOwner"]:
         return _Nothing()
     url = libpq_url(settings.url)
-    return Janitor(lambda: url, settings.layout, relay.spec.outbox.retention, relay.spec.database.pooler)
+    return Maintenance(lambda: url, settings.layout, relay.spec.outbox.retention, relay.spec.database.pooler)
 
 
 class _Nothing:

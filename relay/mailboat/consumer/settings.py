@@ -117,7 +117,7 @@ def from_manifests(
 ) -> ConsumerSettings | BrokerSettings:
     """Return settings from the EventSubscription of this name, with or without namespace, and its OutboxRelay if it
     reads an outbox."""
-    from mailboat.runtime.config import load
+    from mailboat.runtime.manifest_files import load
     from mailboat.runtime.secrets import database_url, find_secrets
 
     paths = [Path(each) for each in ([manifests] if isinstance(manifests, str | Path) else manifests)]

@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from mailboat.delivery.histograms import DeliveryHistograms, Histogram
-from mailboat.runtime.status import RelayState, RelayStatus, SubscriptionStatus
+from mailboat.runtime.relay_status import RelayState, RelayStatus, SubscriptionStatus
 
 Statuses = Callable[[], Sequence[RelayStatus]]
 

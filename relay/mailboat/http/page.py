@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.metadata import version
 
-from mailboat.runtime.status import RelayStatus, SubscriptionStatus
+from mailboat.runtime.relay_status import RelayStatus, SubscriptionStatus
 
 RELOAD_AFTER = 5
 """Seconds."""

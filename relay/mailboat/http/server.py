@@ -27,8 +27,8 @@ from mailboat.http.assignment import LARGEST, Assign, follow, parse
 from mailboat.http.callers import Callers
 from mailboat.http.metrics import Metrics
 from mailboat.http.page import SECURITY_HEADERS, page
-from mailboat.runtime.followed import OlderConfig
-from mailboat.runtime.status import RelayState, RelayStatus, as_json
+from mailboat.runtime.config_source import OlderConfig
+from mailboat.runtime.relay_status import RelayState, RelayStatus, as_json
 from mailboat_spec.listener import listen
 from mailboat_spec.relay_status import ConfigReport
 

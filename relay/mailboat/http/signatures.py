@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from mailboat.errors import ConfigError
 from mailboat.http.callers import Unsigned
-from mailboat.runtime.watching import version_of
+from mailboat.runtime.file_watch import version_of
 
 ISSUER: Final = "mailboat-operator"
 

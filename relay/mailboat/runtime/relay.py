@@ -22,20 +22,25 @@ from mailboat.delivery.checkpoints import Passing, ignore_checkpoint
 from mailboat.delivery.poll_interval import WakeSettings
 from mailboat.delivery.stream import Clock, Stream
 from mailboat.errors import ConfigError, DatabaseUnavailable, ForeignDatabase, LeaseLost, MailboatError, SchemaMismatch
-from mailboat.runtime.beforehand import Schema, ToldToStop, unless
-from mailboat.runtime.changeover import Changeover, close_all
-from mailboat.runtime.connection import Connection
+from mailboat.runtime.condition_reasons import reason_for
+from mailboat.runtime.config_change import ConfigChange, close_all
+from mailboat.runtime.config_source import Configuration
 from mailboat.runtime.coverage_watch import CoverageWatch
-from mailboat.runtime.followed import Configuration
-from mailboat.runtime.janitor import Janitor, RetentionClock
-from mailboat.runtime.lineup import Lineup, line_up, line_up_again, needs_secrets_anew
+from mailboat.runtime.database_settings import DatabaseSettings
+from mailboat.runtime.maintenance import Maintenance, RetentionClock
 from mailboat.runtime.rates import Rates
-from mailboat.runtime.reasons import reason_for
-from mailboat.runtime.reporting import delivered, failed_status, stalled, subscription_status
+from mailboat.runtime.relay_status import RelayState, RelayStatus, SubscriptionStatus
+from mailboat.runtime.schema_gate import SchemaGate, StopRequested, unless_stopped
 from mailboat.runtime.secrets import Secrets, database_url
-from mailboat.runtime.session import Session, Timings, Totals
-from mailboat.runtime.status import RelayState, RelayStatus, SubscriptionStatus
-from mailboat.runtime.streams import StreamParts
+from mailboat.runtime.session import RelaySession, Timings, Totals
+from mailboat.runtime.stream_parts import StreamParts
+from mailboat.runtime.subscription_set import (
+    SubscriptionSet,
+    build_subscriptions,
+    needs_new_secrets,
+    rebuild_subscriptions,
+)
+from mailboat.runtime.subscription_status import delivered, failed_status, stalled, subscription_status
 from mailboat.sinks.protocol import Sink
 from mailboat.store.coverage import Coverage
 from mailboat.store.outbox_store import Subscription
@@ -52,7 +57,7 @@ _LONG_ENOUGH = 5.0
 _COURTESY = 10.0
 """Seconds for which repartitioning waits until other relays, which get the same configuration, have finished."""
 _LOOK_AGAIN = 0.05
-_FAREWELL_EVERY = 1.0
+_RETIRE_EVERY = 1.0
 
 
 class Relay:
@@ -83,26 +88,30 @@ class Relay:
         self._clock = clock
         self._random = random or Random()
         self._passing = passing
-        self._lineup = line_up_again(subscriptions, secrets, Lineup()) if follows else line_up(subscriptions, secrets)
+        self._subscription_set = (
+            rebuild_subscriptions(subscriptions, secrets, SubscriptionSet())
+            if follows
+            else build_subscriptions(subscriptions, secrets)
+        )
         self._timings = timings or Timings()
         self._limits = limits or ReadLimits()
         self._totals = Totals()
         self._stir = asyncio.Event()
         """Set on a change of configuration or secrets, and on stop. Also ends the wait before the next session."""
-        self._connection: Connection | None = None
-        self._session: Session | None = None
+        self._connection: DatabaseSettings | None = None
+        self._session: RelaySession | None = None
         self._serving = False
         """Whether the session runs. Between sessions the status describes the previous one."""
         self._store: PostgresStore | None = None
         self._unused: list[Sink] = []
         """Sinks used only by subscriptions that are being withdrawn."""
-        self._janitor: Janitor | None = None
+        self._maintenance: Maintenance | None = None
         self._coverage: CoverageWatch | None = None
         self._retention_clock = RetentionClock()
         self._state = RelayState.CONNECTING
         self._message = "has not connected yet"
         self._reason: Reason | None = Reason.STARTING
-        self._schema = Schema(self.name, self._waits)
+        self._schema = SchemaGate(self.name, self._waits)
         self._was_connected = False
         self._may_lay_out = True
         """Whether this relay may repartition: only with a configuration not declared yet (see ``declaring``)."""
@@ -122,7 +131,7 @@ class Relay:
         """Reload secrets in use if they changed."""
         if self._session is None:
             self._stir.set()  # reconnect now: a wrong password may be the cause of the outage
-        elif self._wanted_connection() != self._connection or needs_secrets_anew(self._lineup, self._secrets):
+        elif self._wanted_connection() != self._connection or needs_new_secrets(self._subscription_set, self._secrets):
             log.info("A secret has changed.", extra={"relay": self.name})
             self._stir.set()
 
@@ -134,13 +143,13 @@ class Relay:
         """Make the pending configuration the current one and return the sinks that are no longer used."""
         if not stop.is_set():
             self._stir.clear()
-        before = self._lineup
+        before = self._subscription_set
         if self._next is not None:
             self._config, self._next = self._next, None
             self._may_lay_out = True
-        if self._follows or self._was_connected or needs_secrets_anew(before, self._secrets):
-            self._lineup = line_up_again(self._config.subscriptions, self._secrets, before)
-        return before.replaced_by(self._lineup)
+        if self._follows or self._was_connected or needs_new_secrets(before, self._secrets):
+            self._subscription_set = rebuild_subscriptions(self._config.subscriptions, self._secrets, before)
+        return before.replaced_by(self._subscription_set)
 
     # -- life cycle --------------------------------------------------------------------------------------------------
 
@@ -156,7 +165,7 @@ class Relay:
                     await close_all(self._take_up(stop))
                     await self._connected(stop)
                     outage = outage.recovered()
-                except ToldToStop:
+                except StopRequested:
                     break
                 except (DatabaseUnavailable, LeaseLost, SchemaMismatch, ForeignDatabase, ConfigError) as error:
                     if isinstance(error, ConfigError) and not (self._follows or self._was_connected):
@@ -170,7 +179,7 @@ class Relay:
         finally:
             sampling.cancel()
             stopping.cancel()
-            await close_all(parts.sink for parts in self._lineup.parts.values())
+            await close_all(parts.sink for parts in self._subscription_set.parts.values())
 
     async def _stir_on(self, stop: asyncio.Event) -> None:
         await stop.wait()
@@ -195,18 +204,20 @@ class Relay:
                 return wanted.url
 
         schema = self._schema
-        await unless(stop, schema.prepare(url, self._config.relay.spec, wanted.settings.deadline), schema.in_the_middle)
-        store = await unless(stop, PostgresStore.open(url, self._identity, wanted.settings))
+        await unless_stopped(
+            stop, schema.prepare(url, self._config.relay.spec, wanted.settings.deadline), schema.in_the_middle
+        )
+        store = await unless_stopped(stop, PostgresStore.open(url, self._identity, wanted.settings))
         orderly = False
         layout, pooler = wanted.settings.layout, wanted.settings.pooler
-        janitor = Janitor(url, layout, wanted.retention, pooler, self._retention_clock)
+        maintenance = Maintenance(url, layout, wanted.retention, pooler, self._retention_clock)
         coverage = CoverageWatch(url, layout, pooler, lambda: self._config.subscriptions)
-        upkeep = {asyncio.ensure_future(each.run()) for each in (janitor, coverage)}
+        upkeep = {asyncio.ensure_future(each.run()) for each in (maintenance, coverage)}
         try:
-            self._janitor, self._coverage, self._connection = janitor, coverage, wanted
+            self._maintenance, self._coverage, self._connection = maintenance, coverage, wanted
             await self._serve(store, stop)
             orderly = True
-        except ToldToStop:
+        except StopRequested:
             orderly = True
             raise
         finally:
@@ -220,13 +231,13 @@ class Relay:
 
     async def _serve(self, store: PostgresStore, stop: asyncio.Event) -> None:
         """Declare the subscriptions, join, and run one session."""
-        subscriptions = await unless(stop, self._declare(store))
+        subscriptions = await unless_stopped(stop, self._declare(store))
         streams = {
-            number: self._stream(self._lineup.parts[subscription.name], subscription)
+            number: self._stream(self._subscription_set.parts[subscription.name], subscription)
             for number, subscription in subscriptions.items()
         }
-        await unless(stop, store.join())
-        session = Session(
+        await unless_stopped(stop, store.join())
+        session = RelaySession(
             store,
             self._identity.id,
             streams,
@@ -242,54 +253,54 @@ class Relay:
         self._was_connected = True
         log.info("Connected.", extra=self._about)
         ends = asyncio.Event()
-        changeover = Changeover(store, session, self._lineup, self._stream)
+        config_change = ConfigChange(store, session, self._subscription_set, self._stream)
         try:
             self._serving = True
-            await session.run(ends, self._take_up_news(store, session, changeover, stop, ends))
+            await session.run(ends, self._take_up_news(store, session, config_change, stop, ends))
         finally:
             self._serving = False
 
     async def _take_up_news(
         self,
         store: PostgresStore,
-        session: Session,
-        changeover: Changeover,
+        session: RelaySession,
+        config_change: ConfigChange,
         stop: asyncio.Event,
         ends: asyncio.Event,
     ) -> None:
         """Apply configuration changes to a running session. If a change needs another connection, end the session."""
-        farewell = asyncio.ensure_future(self._say_farewell(store, changeover.leaving))
+        retirement = asyncio.ensure_future(self._retire_removed(store, config_change.leaving))
         try:
             while True:
-                await _either(self._stir, changeover.left)
+                await _either(self._stir, config_change.left)
                 if stop.is_set() or self._wanted_connection() != self._connection:
                     if not stop.is_set():
                         log.info("The way to the database has changed: connecting anew.", extra=self._about)
                     ends.set()
                     return
-                farewell.cancel()
-                changeover.left.clear()
+                retirement.cancel()
+                config_change.left.clear()
                 self._unused += self._take_up(stop)
-                changeover.dismiss(self._lineup, lambda each: self._let_others_finish(store, [each]))
-                await changeover.declare(self._lineup, self._edition, may_lay_out=self._may_lay_out)
-                self._may_lay_out = changeover.under_way
+                config_change.dismiss(self._subscription_set, lambda each: self._let_others_finish(store, [each]))
+                await config_change.declare(self._subscription_set, self._config_version, may_lay_out=self._may_lay_out)
+                self._may_lay_out = config_change.under_way
                 session.committer.poll_by(self._wake())
-                idle = [sink for sink in self._unused if not changeover.uses(sink)]
-                self._unused = [sink for sink in self._unused if changeover.uses(sink)]
+                idle = [sink for sink in self._unused if not config_change.uses(sink)]
+                self._unused = [sink for sink in self._unused if config_change.uses(sink)]
                 await close_all(idle)
-                if not changeover.under_way:
+                if not config_change.under_way:
                     log.info("The new configuration is in use.", extra=self._about)
-                farewell = asyncio.ensure_future(self._say_farewell(store, changeover.leaving))
+                retirement = asyncio.ensure_future(self._retire_removed(store, config_change.leaving))
         finally:
-            farewell.cancel()
-            changeover.stop()
+            retirement.cancel()
+            config_change.stop()
 
     @property
     def _about(self) -> dict[str, str]:
         return {"relay": self.name, "id": self._identity.id, "outbox": self._config.relay.spec.outbox.table}
 
     @property
-    def _edition(self) -> ConfigVersion:
+    def _config_version(self) -> ConfigVersion:
         return ConfigVersion(self._config.version or 0, self._config.relay.metadata.uid) if self._follows else UNCOUNTED
 
     def _stream(self, parts: StreamParts, subscription: Subscription) -> Stream:
@@ -298,10 +309,12 @@ class Relay:
         return stream
 
     async def _declare(self, store: PostgresStore) -> dict[int, Subscription]:
-        declared = [SubscriptionManifest.of(each.resource) for each in self._lineup.parts.values()]
+        declared = [SubscriptionManifest.of(each.resource) for each in self._subscription_set.parts.values()]
         if self._may_lay_out and self._was_connected:
             await self._let_others_finish(store, declared)
-        subscriptions = await store.declare(declared, may_lay_out=self._may_lay_out, edition=self._edition)
+        subscriptions = await store.declare(
+            declared, may_lay_out=self._may_lay_out, config_version=self._config_version
+        )
         self._may_lay_out = False
         return subscriptions
 
@@ -312,25 +325,25 @@ class Relay:
         """
         deadline = self._clock() + _COURTESY
         while self._clock() < deadline:
-            if not await store.in_other_hands(declared, self._edition):
+            if not await store.in_other_hands(declared, self._config_version):
                 return
             await asyncio.sleep(_LOOK_AGAIN)
 
-    async def _say_farewell(self, store: PostgresStore, leaving: frozenset[str]) -> None:
+    async def _retire_removed(self, store: PostgresStore, leaving: frozenset[str]) -> None:
         """Retire deleted subscriptions once no relay with an older configuration delivers them."""
-        named, edition = {full_name(each) for each in self._config.subscriptions}, self._edition
+        named, config_version = {full_name(each) for each in self._config.subscriptions}, self._config_version
         try:
             while True:
-                farewell = await store.retire_gone(named | leaving, edition)
-                for name in farewell.retired:
+                retirement = await store.retire_gone(named | leaving, config_version)
+                for name in retirement.retired:
                     log.info("Subscription deleted; its progress is kept for 24 h", extra={"subscription": name})
-                if not farewell.awaited:
+                if not retirement.awaited:
                     return
-                await asyncio.sleep(_FAREWELL_EVERY)
+                await asyncio.sleep(_RETIRE_EVERY)
         except MailboatError as error:  # the session on the same connection fails too and is restarted
             log.debug("Deleted subscriptions were not retired: %s", error)
 
-    def _wanted_connection(self) -> Connection:
+    def _wanted_connection(self) -> DatabaseSettings:
         """Return the connection that the wanted configuration needs.
 
         If there is no URL, keep the URL of the open connection. Raise ``ConfigError`` if there is no connection.
@@ -342,7 +355,7 @@ class Relay:
             if self._connection is None:
                 raise
             url = self._connection.url
-        return Connection.wanted_by(config.relay.spec, self._timings, self._limits, url)
+        return DatabaseSettings.wanted_by(config.relay.spec, self._timings, self._limits, url)
 
     def _waits(self, why: str) -> None:
         if why != self._message:
@@ -370,40 +383,41 @@ class Relay:
     def status(self) -> RelayStatus:
         """Return the status from memory, without any query."""
         session = self._session
-        janitor = self._janitor
+        maintenance = self._maintenance
         return RelayStatus(
             name=self.name,
             relay=self._identity.id,
             state=self._state,
-            message=self._message or _trouble(janitor),
+            message=self._message or _trouble(maintenance),
             reason=self._reason or "",
             database_reachable=session is not None,
             schema_ready=self._schema.ready,
             outbox=self._config.relay.spec.outbox.table,
             database=self._store.database if self._store else "",
             missing_roles=self._schema.missing_roles,
-            partitions_ahead_days=janitor.upkeep.days_ahead if janitor else None,
-            retention_blocked=janitor.upkeep.blocked if janitor else None,
+            partitions_ahead_days=maintenance.upkeep.days_ahead if maintenance else None,
+            retention_blocked=maintenance.upkeep.blocked if maintenance else None,
             coverage=self._coverage.found if self._coverage else Coverage(),
             peers=tuple(p.id for p in session.membership.peers if p.alive) if session and session.membership else (),
             silent=tuple(p.id for p in session.membership.peers if p.silent) if session and session.membership else (),
             subscriptions=tuple(
-                self._subscription(name) for name in sorted([*self._lineup.parts, *self._lineup.failed])
+                self._subscription(name)
+                for name in sorted([*self._subscription_set.parts, *self._subscription_set.failed])
             ),
             stalled=self._serving and stalled(session, self._clock()),
             was_connected=self._was_connected,
         )
 
     def _subscription(self, name: str) -> SubscriptionStatus:
-        failed = self._lineup.failed.get(name)
+        failed = self._subscription_set.failed.get(name)
         if failed is not None:
             return failed_status(failed, self._totals)
-        resource = self._lineup.parts[name].resource
+        resource = self._subscription_set.parts[name].resource
         return subscription_status(resource, self._session, self._totals, self._rates[name], self._clock())
 
     async def _sample_rates(self) -> None:
         while True:
-            now, names = self._clock(), set(self._lineup.parts)
+            now, names = self._clock(), set(self._subscription_set.parts)
             for name in names:
                 self._rates.note(name, now, delivered(name, self._session, self._totals))
             self._rates.forget_all_but(names)
@@ -417,9 +431,11 @@ def _effect(config: Configuration) -> object:
     return config.relay.metadata.uid, spec.database, spec.outbox, spec.wake, subscriptions
 
 
-def _trouble(janitor: Janitor | None) -> str:
+def _trouble(maintenance: Maintenance | None) -> str:
     """Return the error of the outbox maintenance, without which writers run out of time partitions."""
-    return f"Upkeep of the outbox failed: {janitor.upkeep.error}" if janitor and janitor.upkeep.error else ""
+    return (
+        f"Upkeep of the outbox failed: {maintenance.upkeep.error}" if maintenance and maintenance.upkeep.error else ""
+    )
 
 
 async def _either(*events: asyncio.Event) -> None:

@@ -34,7 +34,7 @@ class Secrets(Protocol):
         ...
 
 
-class Place(Protocol):
+class SecretSource(Protocol):
     """A source of secrets. Returns None for a missing secret; raises for an unusable one."""
 
     def find(self, name: str, key: str) -> str | None: ...
@@ -46,10 +46,10 @@ class Place(Protocol):
         ...
 
 
-class SecretPlaces:
+class SecretSources:
     """``Secrets`` from several places; the first place that has the secret wins."""
 
-    def __init__(self, *places: Place) -> None:
+    def __init__(self, *places: SecretSource) -> None:
         self._places = places
 
     def read(self, name: str, key: str) -> str:
@@ -167,8 +167,8 @@ def existing_secrets_folder(directory: Path | None, environment: Mapping[str, st
 def find_secrets(directory: Path | None, environment: Mapping[str, str]) -> Secrets:
     """Return the default places: the folder, if there is one, then the environment."""
     folder = secrets_folder(directory, environment)
-    places: Sequence[Place] = [SecretFolder(folder)] if folder is not None else []
-    return SecretPlaces(*places, SecretVariables(environment))
+    places: Sequence[SecretSource] = [SecretFolder(folder)] if folder is not None else []
+    return SecretSources(*places, SecretVariables(environment))
 
 
 def database_url(relay: OutboxRelay, secrets: Secrets) -> Callable[[], str]:

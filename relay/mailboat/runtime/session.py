@@ -100,7 +100,7 @@ class Totals:
             self.last_error.pop(name, None)
 
 
-class Session(DeliverySession):
+class RelaySession(DeliverySession):
     """State and tasks of a connected relay."""
 
     def __init__(
@@ -135,7 +135,7 @@ class Session(DeliverySession):
         self._passing = passing
         self._readers: set[WindowFeeder] = set()
         self._leaving: set[CursorKey] = set()
-        self._farewells: dict[asyncio.Task[None], int] = {}
+        self._retirements: dict[asyncio.Task[None], int] = {}
         """Tasks that release partitions, with the subscription of each."""
         self._lease_until = clock() + timings.trusted  # the leases began when the store was joined
         self._draining = False
@@ -338,13 +338,13 @@ class Session(DeliverySession):
         for key in keys:
             together[key.subscription].append(key)
         for number, partitions in together.items():
-            farewell = self._group.create_task(self._let_go_together(partitions, keep))
-            self._farewells[farewell] = number
-            farewell.add_done_callback(self._farewells.pop)
+            retirement = self._group.create_task(self._let_go_together(partitions, keep))
+            self._retirements[retirement] = number
+            retirement.add_done_callback(self._retirements.pop)
 
     async def _gone(self, number: int | None = None) -> None:
         """Wait until pending releases are complete, of one subscription or of all."""
-        while going := [task for task, its in self._farewells.items() if number in (None, its)]:
+        while going := [task for task, its in self._retirements.items() if number in (None, its)]:
             await asyncio.wait(going)
 
     async def _let_go_together(self, keys: Iterable[CursorKey], keep: bool) -> None:

@@ -122,7 +122,7 @@ class PostgresStore:
         subscriptions: Sequence[SubscriptionManifest],
         *,
         may_lay_out: bool = True,
-        edition: ConfigVersion = UNCOUNTED,
+        config_version: ConfigVersion = UNCOUNTED,
     ) -> dict[int, Subscription]:
         """Serve these subscriptions in addition to those already served.
 
@@ -133,7 +133,8 @@ class PostgresStore:
         link = self._sentry if not self._joined else await self._connect("declare")
         try:
             declared = [
-                await declare(link, layout, each, may_lay_out=may_lay_out, edition=edition) for each in subscriptions
+                await declare(link, layout, each, may_lay_out=may_lay_out, config_version=config_version)
+                for each in subscriptions
             ]
             routes = {route.subscription.number: route for route in declared if route is not None}
             await refuse_foreign_cursors(link, list(routes))
@@ -152,13 +153,17 @@ class PostgresStore:
         """Stop serving this subscription."""
         self._serves -= {number}
 
-    async def in_other_hands(self, subscriptions: Sequence[SubscriptionManifest], edition: ConfigVersion) -> bool:
+    async def in_other_hands(
+        self, subscriptions: Sequence[SubscriptionManifest], config_version: ConfigVersion
+    ) -> bool:
         """Return True if declaring these subscriptions would repartition cursors that other relays own."""
-        return await in_other_hands(self._sentry, self._settings.layout.table, self._me.id, subscriptions, edition)
+        return await in_other_hands(
+            self._sentry, self._settings.layout.table, self._me.id, subscriptions, config_version
+        )
 
-    async def retire_gone(self, named: Collection[str], edition: ConfigVersion) -> RetireResult:
+    async def retire_gone(self, named: Collection[str], config_version: ConfigVersion) -> RetireResult:
         """Retire the subscriptions of this OutboxRelay that its configuration no longer contains."""
-        return await retire_gone(self._sentry, self._settings.layout.table, self._me.id, named, edition)
+        return await retire_gone(self._sentry, self._settings.layout.table, self._me.id, named, config_version)
 
     async def join(self) -> None:
         """Register this relay and reset its wake-ups."""

@@ -69,7 +69,7 @@ async def declare(
     declared: SubscriptionManifest,
     *,
     may_lay_out: bool,
-    edition: ConfigVersion = UNCOUNTED,
+    config_version: ConfigVersion = UNCOUNTED,
 ) -> SubscriptionQuery | None:
     """Create the row and cursors of a subscription if missing, and update them if the manifest changed.
 
@@ -86,8 +86,8 @@ async def declare(
         "partitions": spec.partitions,
         "since_time": spec.start.time.isoformat() if spec.start.time else None,
         "since_id": spec.start.position,
-        "version": edition.version,
-        "relay_uid": edition.relay_uid,
+        "version": config_version.version,
+        "relay_uid": config_version.relay_uid,
         **_GRACE,
     }
     before = await undone(link, layout, wanted) if may_lay_out else None
@@ -98,7 +98,7 @@ async def declare(
             found = await _find(cursor, wanted)
             assert found is not None
         number, uid, partitions, generation, state, since_time, since_id, known_version, retired, given_up = found
-        outdated = edition.version < known_version
+        outdated = config_version.version < known_version
         if retired and outdated:
             return None
         if given_up:
@@ -169,10 +169,14 @@ async def refuse_foreign_cursors(link: PostgresConnection, numbers: list[int]) -
 
 
 async def in_other_hands(
-    link: PostgresConnection, outbox: str, relay: str, declared: Sequence[SubscriptionManifest], edition: ConfigVersion
+    link: PostgresConnection,
+    outbox: str,
+    relay: str,
+    declared: Sequence[SubscriptionManifest],
+    config_version: ConfigVersion,
 ) -> bool:
     """Return True if repartitioning now would revoke partitions of other relays, which may have batches in flight."""
-    where = {"outbox": outbox, "relay": relay, "version": edition.version}
+    where = {"outbox": outbox, "relay": relay, "version": config_version.version}
     async with link.autocommit() as cursor:
         for each in declared:
             named = {"name": each.name, "partitions": each.resource.spec.partitions}
@@ -193,7 +197,7 @@ class RetireResult:
 
 
 async def retire_gone(
-    link: PostgresConnection, outbox: str, relay: str, named: Collection[str], edition: ConfigVersion
+    link: PostgresConnection, outbox: str, relay: str, named: Collection[str], config_version: ConfigVersion
 ) -> RetireResult:
     """Mark subscriptions whose resource was deleted. Their progress and parked events are kept for ``GRACE``.
 
@@ -201,14 +205,14 @@ async def retire_gone(
     other relay are retired. A relay that still serves one would lose its cursors and redeliver everything at its next
     start.
     """
-    if not edition.relay_uid:
+    if not config_version.relay_uid:
         return RetireResult((), ())
     where: dict[str, Any] = {
         "outbox": outbox,
         "relay": relay,
         "names": list(named),
-        "version": edition.version,
-        "relay_uid": edition.relay_uid,
+        "version": config_version.version,
+        "relay_uid": config_version.relay_uid,
     }
     retired: list[str] = []
     awaited: list[str] = []

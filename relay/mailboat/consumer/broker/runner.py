@@ -27,7 +27,7 @@ from mailboat.consumer.dispatch import Dispatcher
 from mailboat.consumer.settings import BrokerSettings
 from mailboat.consumer.status import run_with_status
 from mailboat.errors import ConfigError
-from mailboat.runtime.watching import watch
+from mailboat.runtime.file_watch import watch
 from mailboat_spec import EventSubscription, State, full_name
 from mailboat_spec.consumer_report import (
     ConsumedPartition,

@@ -14,7 +14,8 @@ A bare DROP of a partition would queue for a lock on the outbox behind any reade
 the DROP.
 
 The server's clock sorts events into partitions, so a partition is dropped only if it has ended by that clock. That
-clock may jump ahead, so the partition must have ended by the caller's clock too (``RetentionClock`` of the janitor).
+clock may jump ahead, so the partition must have ended by the caller's clock too (``RetentionClock`` of the
+maintenance).
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from mailboat.errors import ConfigError, NotInThisRelease
-from mailboat.runtime.config import not_in_this_release
-from mailboat.runtime.reasons import reason_for
+from mailboat.runtime.condition_reasons import reason_for
+from mailboat.runtime.manifest_files import not_in_this_release
 from mailboat.runtime.secrets import Secrets
-from mailboat.runtime.streams import StreamParts, build, sink_context
+from mailboat.runtime.stream_parts import StreamParts, build, sink_context
 from mailboat.sinks.protocol import Sink
 from mailboat_spec import EventSubscription, Reason, SpecError, full_name
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class CantRun:
+class InvalidSubscription:
     """A subscription that could not be built."""
 
     resource: EventSubscription
@@ -31,13 +31,13 @@ class CantRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Lineup:
+class SubscriptionSet:
     """Subscription set by name. Each subscription is either in ``parts`` or in ``failed``."""
 
     parts: Mapping[str, StreamParts] = field(default_factory=dict)
-    failed: Mapping[str, CantRun] = field(default_factory=dict)
+    failed: Mapping[str, InvalidSubscription] = field(default_factory=dict)
 
-    def replaced_by(self, after: Lineup) -> list[Sink]:
+    def replaced_by(self, after: SubscriptionSet) -> list[Sink]:
         """Return the sinks that ``after`` no longer uses."""
         return [parts.sink for parts in self.parts.values() if not after.uses(parts.sink)]
 
@@ -45,28 +45,30 @@ class Lineup:
         return any(parts.sink is sink for parts in self.parts.values())
 
 
-def line_up(subscriptions: Iterable[EventSubscription], secrets: Secrets) -> Lineup:
+def build_subscriptions(subscriptions: Iterable[EventSubscription], secrets: Secrets) -> SubscriptionSet:
     """Build all subscriptions or raise ``ConfigError``: for a relay whose manifests are fixed before a restart."""
-    return Lineup({full_name(each): build(each, secrets) for each in subscriptions})
+    return SubscriptionSet({full_name(each): build(each, secrets) for each in subscriptions})
 
 
-def line_up_again(subscriptions: Iterable[EventSubscription], secrets: Secrets, before: Lineup) -> Lineup:
+def rebuild_subscriptions(
+    subscriptions: Iterable[EventSubscription], secrets: Secrets, before: SubscriptionSet
+) -> SubscriptionSet:
     """Build the subscriptions and report those that can't be built as failed."""
     parts: dict[str, StreamParts] = {}
-    failed: dict[str, CantRun] = {}
+    failed: dict[str, InvalidSubscription] = {}
     for resource in subscriptions:
         name = full_name(resource)
         try:
             parts[name] = _build(resource, secrets, before.parts.get(name))
         except ConfigError as error:
-            failed[name] = CantRun(resource, str(error), reason_for(error))
+            failed[name] = InvalidSubscription(resource, str(error), reason_for(error))
         except Exception as error:  # an error of a third-party sink must not affect the others
             log.exception("A sink could not be built.", extra={"subscription": name})
             message = f"{name}: its sink could not be built: {type(error).__name__}; see the log"
-            failed[name] = CantRun(resource, message, Reason.SINK_NOT_SUPPORTED)
+            failed[name] = InvalidSubscription(resource, message, Reason.SINK_NOT_SUPPORTED)
         if name in failed and before.failed.get(name) != failed[name]:
             log.error("A subscription can't run: %s", failed[name].error, extra={"subscription": name})
-    return Lineup(parts, failed)
+    return SubscriptionSet(parts, failed)
 
 
 def _build(resource: EventSubscription, secrets: Secrets, before: StreamParts | None) -> StreamParts:
@@ -75,14 +77,14 @@ def _build(resource: EventSubscription, secrets: Secrets, before: StreamParts | 
     return build(resource, secrets, before)
 
 
-def needs_secrets_anew(lineup: Lineup, secrets: Secrets) -> bool:
+def needs_new_secrets(subscription_set: SubscriptionSet, secrets: Secrets) -> bool:
     """Return whether a subscription must be rebuilt for a changed secret, or a failed one may succeed now.
 
     A removed secret is no reason to rebuild: a running subscription continues with the values it has.
     """
-    if lineup.failed:
+    if subscription_set.failed:
         return True
-    for parts in lineup.parts.values():
+    for parts in subscription_set.parts.values():
         try:
             if sink_context(parts.resource, secrets) != parts.context:
                 return True

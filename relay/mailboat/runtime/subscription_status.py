@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mailboat.delivery.partition_worker import PartitionWorker
-from mailboat.runtime.lineup import CantRun
-from mailboat.runtime.session import Session, Totals
-from mailboat.runtime.status import PartitionStatus, SubscriptionStatus
+from mailboat.runtime.relay_status import PartitionStatus, SubscriptionStatus
+from mailboat.runtime.session import RelaySession, Totals
+from mailboat.runtime.subscription_set import InvalidSubscription
 from mailboat.store.outbox_store import Backlog, Lag
 from mailboat_spec import EventSubscription, full_name
 
@@ -16,18 +16,18 @@ STALLED_AFTER = 90.0
 idle waits after ``TURN_OVER``, database queries with the statement deadline."""
 
 
-def stalled(session: Session | None, now: float) -> bool:
+def stalled(session: RelaySession | None, now: float) -> bool:
     """Return whether a running session makes no progress."""
     return session is not None and now - session.committer.stirred_at > STALLED_AFTER
 
 
-def delivered(name: str, session: Session | None, totals: Totals) -> int:
+def delivered(name: str, session: RelaySession | None, totals: Totals) -> int:
     """Return the events delivered since the process started, by ended and running pumps."""
     live = (owned.worker for owned in session.owned.values() if owned.worker.stream.name == name) if session else ()
     return totals.delivered[name] + sum(worker.counters.delivered for worker in live)
 
 
-def failed_status(failed: CantRun, totals: Totals) -> SubscriptionStatus:
+def failed_status(failed: InvalidSubscription, totals: Totals) -> SubscriptionStatus:
     """Return the status of a subscription that could not be built."""
     name = full_name(failed.resource)
     return SubscriptionStatus(
@@ -55,7 +55,7 @@ def failed_status(failed: CantRun, totals: Totals) -> SubscriptionStatus:
 
 
 def subscription_status(
-    resource: EventSubscription, session: Session | None, totals: Totals, rate: float, now: float = 0.0
+    resource: EventSubscription, session: RelaySession | None, totals: Totals, rate: float, now: float = 0.0
 ) -> SubscriptionStatus:
     """Return the status of a subscription, limited to the partitions that this relay owns or reports.
 

@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
 from mailboat.delivery.stream import Stream
-from mailboat.runtime.lineup import Lineup
-from mailboat.runtime.session import Session
-from mailboat.runtime.streams import StreamParts
+from mailboat.runtime.session import RelaySession
+from mailboat.runtime.stream_parts import StreamParts
+from mailboat.runtime.subscription_set import SubscriptionSet
 from mailboat.sinks.protocol import Sink
 from mailboat.store.outbox_store import Subscription
 from mailboat.store.postgres import PostgresStore
@@ -26,16 +26,18 @@ log = logging.getLogger(__name__)
 NewStream = Callable[[StreamParts, Subscription], Stream]
 
 
-class Changeover:
+class ConfigChange:
     """The subscriptions that a session delivers and those being withdrawn."""
 
-    def __init__(self, store: PostgresStore, session: Session, lineup: Lineup, new_stream: NewStream) -> None:
+    def __init__(
+        self, store: PostgresStore, session: RelaySession, subscription_set: SubscriptionSet, new_stream: NewStream
+    ) -> None:
         self.left = asyncio.Event()
         """Set when a subscription was withdrawn. Its new configuration can then be applied."""
         self._store = store
         self._session = session
         self._new_stream = new_stream
-        self._delivered_by = {stream.name: lineup.parts[stream.name] for stream in session.streams.values()}
+        self._delivered_by = {stream.name: subscription_set.parts[stream.name] for stream in session.streams.values()}
         self._leaving: dict[str, asyncio.Task[None]] = {}
 
     @property
@@ -48,13 +50,15 @@ class Changeover:
         """Whether a subscription is being withdrawn, or was withdrawn and is not declared again yet."""
         return bool(self._leaving) or self.left.is_set()
 
-    def dismiss(self, lineup: Lineup, courtesy: Callable[[SubscriptionManifest], Awaitable[None]]) -> None:
+    def dismiss(
+        self, subscription_set: SubscriptionSet, courtesy: Callable[[SubscriptionManifest], Awaitable[None]]
+    ) -> None:
         """Start to withdraw the subscriptions that can't continue unchanged.
 
         If a subscription stays but not its partitions, ``courtesy`` is awaited so that other relays can finish.
         """
         for number, stream in list(self._session.streams.items()):
-            wanted, present = lineup.parts.get(stream.name), self._delivered_by[stream.name]
+            wanted, present = subscription_set.parts.get(stream.name), self._delivered_by[stream.name]
             if stream.name in self._leaving or (wanted is not None and wanted.continues(present)):
                 continue
             partitions = self._session.subscriptions[number].partitions
@@ -73,16 +77,18 @@ class Changeover:
         del self._leaving[name], self._delivered_by[name]
         self.left.set()
 
-    async def declare(self, lineup: Lineup, edition: ConfigVersion, *, may_lay_out: bool) -> None:
+    async def declare(
+        self, subscription_set: SubscriptionSet, config_version: ConfigVersion, *, may_lay_out: bool
+    ) -> None:
         """Declare all subscriptions not being withdrawn; admit those that are new or withdrawn and still wanted."""
-        present = [parts for name, parts in lineup.parts.items() if name not in self._leaving]
+        present = [parts for name, parts in subscription_set.parts.items() if name not in self._leaving]
         declared = [SubscriptionManifest.of(parts.resource) for parts in present]
-        found = await self._store.declare(declared, may_lay_out=may_lay_out, edition=edition)
+        found = await self._store.declare(declared, may_lay_out=may_lay_out, config_version=config_version)
         for number, subscription in found.items():
             if number in self._session.streams:
                 self._session.set_paused(number, subscription.paused)  # the status reports the new configuration now
             else:
-                parts = lineup.parts[subscription.name]
+                parts = subscription_set.parts[subscription.name]
                 self._delivered_by[subscription.name] = parts
                 self._session.admit(subscription, self._new_stream(parts, subscription))
 

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from mailboat.runtime.janitor import Janitor, RetentionClock
+from mailboat.runtime.maintenance import Maintenance, RetentionClock
 from mailboat.store.table import TableLayout
 from mailboat_harbor.postgres import Database
 from mailboat_spec import Pooler, Retention
@@ -21,11 +21,11 @@ OUTBOX = "mailboat.outbox"
 
 
 @asynccontextmanager
-async def at_work(database: Database, clock: RetentionClock | None = None) -> AsyncIterator[Janitor]:
-    janitor = Janitor(lambda: database.url, TableLayout(OUTBOX), Retention(), Pooler.AUTO, clock)
-    rounds = asyncio.create_task(janitor.run())
+async def at_work(database: Database, clock: RetentionClock | None = None) -> AsyncIterator[Maintenance]:
+    maintenance = Maintenance(lambda: database.url, TableLayout(OUTBOX), Retention(), Pooler.AUTO, clock)
+    rounds = asyncio.create_task(maintenance.run())
     try:
-        yield janitor
+        yield maintenance
     finally:
         rounds.cancel()
         with suppress(asyncio.CancelledError):
@@ -40,17 +40,17 @@ async def test_how_many_days_are_left_is_told_where_no_more_can_be_made(outbox: 
         ).fetchall()
         for (name,) in later:  # they are in the way of those that would be made
             owner.execute(f"alter table mailboat.outbox detach partition {name}")
-    async with at_work(outbox) as janitor:
-        await await_until(lambda: janitor.upkeep.error is not None, timeout=20, what="the upkeep to fail")
-        assert janitor.upkeep.days_ahead is not None
-        assert 1 < janitor.upkeep.days_ahead <= 3
-        assert "is in the way" in (janitor.upkeep.error or "")
+    async with at_work(outbox) as maintenance:
+        await await_until(lambda: maintenance.upkeep.error is not None, timeout=20, what="the upkeep to fail")
+        assert maintenance.upkeep.days_ahead is not None
+        assert 1 < maintenance.upkeep.days_ahead <= 3
+        assert "is in the way" in (maintenance.upkeep.error or "")
 
 
 async def test_upkeep_that_is_well_has_nothing_to_tell(outbox: Database) -> None:
-    async with at_work(outbox) as janitor:
-        await await_until(lambda: (janitor.upkeep.days_ahead or 0) > 29, timeout=20, what="a round")
-        assert janitor.upkeep.error is None
+    async with at_work(outbox) as maintenance:
+        await await_until(lambda: (maintenance.upkeep.days_ahead or 0) > 29, timeout=20, what="a round")
+        assert maintenance.upkeep.error is None
 
 
 async def test_a_server_whose_clock_jumped_ahead_drops_no_day_of_the_present(outbox: Database) -> None:
@@ -65,9 +65,9 @@ async def test_a_server_whose_clock_jumped_ahead_drops_no_day_of_the_present(out
                 *(sql.Literal(f"{each} 00:00+00") for each in (day, day + timedelta(days=1))),
             )
         )
-    async with at_work(outbox, RetentionClock(wall=lambda: datetime.now(UTC) - jump)) as janitor:
-        await await_until(lambda: janitor.upkeep.blocked is not None, timeout=20, what="a round")
-        assert "retention goes by the earlier time" in (janitor.upkeep.blocked or "")
+    async with at_work(outbox, RetentionClock(wall=lambda: datetime.now(UTC) - jump)) as maintenance:
+        await await_until(lambda: maintenance.upkeep.blocked is not None, timeout=20, what="a round")
+        assert "retention goes by the earlier time" in (maintenance.upkeep.blocked or "")
     left = [name for (name,) in outbox.execute("select relname from pg_class where relname ~ '_p[0-9]{8}$'")]
     assert f"outbox_p{to_come:%Y%m%d}" in left
     assert f"outbox_p{long_over:%Y%m%d}" not in left

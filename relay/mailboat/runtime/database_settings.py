@@ -12,7 +12,7 @@ from mailboat_spec import OutboxRelaySpec, Retention
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class DatabaseSettings:
     """Connection settings, compared by value: a configuration with equal settings keeps the connection."""
 
     settings: StoreSettings

@@ -12,7 +12,7 @@ _YOUNG = 50_000
 """Allocations between scans of the youngest generation: about one batch of every partition."""
 
 
-def settle_collector() -> None:
+def configure_gc() -> None:
     """Configure the collector. Call once, after all long-lived modules are imported."""
     gc.collect()
     gc.freeze()

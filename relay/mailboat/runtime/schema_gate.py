@@ -23,11 +23,13 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class ToldToStop(Exception):
+class StopRequested(Exception):
     """Stop was requested before a session existed that could be ended in an orderly way."""
 
 
-async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, T], in_the_middle: Callable[[], bool] = bool) -> T:
+async def unless_stopped(
+    stop: asyncio.Event, work: Coroutine[Any, Any, T], in_the_middle: Callable[[], bool] = bool
+) -> T:
     """Return the result of ``work``. If ``stop`` is set, cancel ``work`` unless ``in_the_middle`` returns True."""
     task = asyncio.ensure_future(work)
     stopping = asyncio.ensure_future(stop.wait())
@@ -37,7 +39,7 @@ async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, T], in_the_middl
             task.cancel()
         await asyncio.wait({task})
         if task.cancelled():
-            raise ToldToStop
+            raise StopRequested
         return task.result()
     finally:
         stopping.cancel()
@@ -46,7 +48,7 @@ async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, T], in_the_middl
             await asyncio.wait({task})
 
 
-class Schema:
+class SchemaGate:
     """The schema of one relay's outbox: migrated, or only verified if the relay does not manage it."""
 
     def __init__(self, relay: str, tell: Callable[[str], None]) -> None:

@@ -32,7 +32,7 @@ _CLOCKS_DIFFER_BY = timedelta(hours=1)
 
 
 @dataclass(slots=True)
-class Upkeep:
+class MaintenanceResult:
     """Result of the last maintenance round."""
 
     days_ahead: float | None = None
@@ -67,7 +67,7 @@ class RetentionClock:
         return self._started + passed
 
 
-class Janitor:
+class Maintenance:
     """Maintenance task of one outbox."""
 
     def __init__(
@@ -78,8 +78,8 @@ class Janitor:
         pooler: Pooler,
         clock: RetentionClock | None = None,
     ) -> None:
-        """``clock`` must outlive this janitor, which may end with a connection."""
-        self.upkeep = Upkeep()
+        """``clock`` must outlive this maintenance, which may end with a connection."""
+        self.upkeep = MaintenanceResult()
         self._url = url
         self._layout = layout
         self._about = {"outbox": layout.table}

@@ -1,6 +1,6 @@
 """Configuration changes while a relay runs, from a replaced file or pushed over HTTP.
 
-Both use ``Followed._offer``, which keeps three invariants. An invalid configuration is refused as a whole, and the
+Both use ``ConfigSource._offer``, which keeps three invariants. An invalid configuration is refused as a whole, and the
 current one stays in use. A configuration older than the current one is ignored. An equal one changes nothing. So the
 order, number and channel of arrivals do not matter.
 """
@@ -14,8 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mailboat.errors import ConfigError
-from mailboat.runtime.config import Documents, checked, documents_in, documents_of, is_missing, not_in_this_release
-from mailboat.runtime.watching import LOOK_EVERY, watch
+from mailboat.runtime.file_watch import LOOK_EVERY, watch
+from mailboat.runtime.manifest_files import (
+    Documents,
+    checked,
+    documents_in,
+    documents_of,
+    is_missing,
+    not_in_this_release,
+)
 from mailboat_spec import EventSubscription, Manifests, OutboxRelay, SpecError, full_name
 from mailboat_spec.names import CONFIG_VERSION_ANNOTATION
 from mailboat_spec.relay_status import ConfigReport
@@ -37,7 +44,7 @@ class Configuration:
     """Config version, increased with every change; None if changes are not counted."""
 
 
-class Followed:
+class ConfigSource:
     """The current configuration, and the error of the last refused one."""
 
     def __init__(self, take: Callable[[Configuration], None]) -> None:
