@@ -20,7 +20,7 @@ from psycopg import sql
 
 from mailboat.cloudevents import MessageEncoder
 from mailboat.model import Message, OutboxEvent
-from mailboat.sinks.kafka.settings import producer_settings
+from mailboat.sinks.kafka.librdkafka_settings import producer_settings
 from mailboat.store.settings import ReadLimits
 from mailboat.store.table import COLUMNS, TableLayout
 

@@ -14,8 +14,8 @@ from typing import Any, cast
 
 import pytest
 
-from mailboat.cli.running import Process, RunOptions
-from mailboat.http.callers import Callers
+from mailboat.cli.process import Process, RunOptions
+from mailboat.http.auth import CallerAuth
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.secrets import find_secrets
 from mailboat_harbor.proxy import Proxy
@@ -131,7 +131,7 @@ def test_a_schema_that_others_must_migrate_is_waited_for_and_told(empty_place, s
 async def test_a_secret_that_is_swapped_while_relays_are_made_is_taken_up(tmp_path):
     login = Volume(tmp_path / "kafka-login")
     login.fill({"sasl.password": "old"})
-    options = RunOptions((), tmp_path, find_secrets(tmp_path, {}), "r1", ("127.0.0.1", 0), Callers())
+    options = RunOptions((), tmp_path, find_secrets(tmp_path, {}), "r1", ("127.0.0.1", 0), CallerAuth())
     told = asyncio.Event()
     async with Process(options) as process:
         process.relays.append(cast(Relay, SimpleNamespace(name="shop/orders", refresh=told.set)))  # has read it by now

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from mailboat.cli.main import main
 from mailboat.cli.status import coloured
-from mailboat.cli.statuslines import (
+from mailboat.cli.status_rows import (
     HEADER,
     StatusLine,
     details_text,

@@ -24,7 +24,7 @@ from mailboat.consumer.broker.protocol import Record
 from mailboat.consumer.broker.pubsub import PubSubSettings, PubSubSource
 from mailboat.consumer.broker.pubsub_keys import Bounds, Held, HeldMessages, Verdict
 from mailboat.errors import ConfigError
-from mailboat.sinks.pubsub.connection import Destination
+from mailboat.sinks.pubsub.channel import PubSubEndpoint
 from mailboat_harbor.proxy import Proxy
 from mailboat_harbor.pubsub import PubSubServer
 from support.ordered_pubsub import PATH, OrderedPubSub
@@ -66,7 +66,7 @@ def settings(host: str, *, subscription: str = "orders", lease: int = 30, **more
     return PubSubSettings(
         project="acme",
         subscription=subscription,
-        destination=Destination(host, plain=True),
+        destination=PubSubEndpoint(host, plain=True),
         lease=lease,
         **more,
     )

@@ -13,7 +13,7 @@ from mailboat import emit, migrate
 from mailboat_harbor.kafka import KafkaServer
 from mailboat_harbor.postgres import Database
 from support.collectors import KafkaCollector
-from support.inprocess_relay import afloat, status_of
+from support.inprocess_relay import serving, status_of
 from support.manifests import outbox_relay_on
 from support.markdown import blocks
 from support.pulling import Puller
@@ -32,7 +32,7 @@ async def test_a_dead_letter_of_a_consumer_reaches_a_topic(
     await asyncio.to_thread(migrate, database.url)
     relay = outbox_relay_on(database.url, name="orders", namespace="shop")
     with KafkaCollector(kfake.bootstrap, topic) as collector:
-        async with afloat(relay, pulled, carried, timings=None) as running:
+        async with serving(relay, pulled, carried, timings=None) as running:
             declared = "select count(*) from mailboat.pull_policies"
             await await_until(lambda: database.execute(declared) == [(1,)], what="the subscription to be declared")
             event_id = await asyncio.to_thread(_refuse_one, database.url)

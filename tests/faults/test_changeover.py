@@ -7,7 +7,7 @@ import pytest
 from mailboat.runtime.config_source import Configuration
 from mailboat_harbor.postgres import Database
 from mailboat_spec import read_documents
-from support.inprocess_relay import STAGED, StagedSink, afloat, events, status_of, write
+from support.inprocess_relay import STAGED, StagedSink, events, serving, status_of, write
 from support.ledger import check_delivery
 from support.manifests import Manifest
 from support.relay_processes import outbox_relay, subscription
@@ -35,7 +35,7 @@ async def test_others_go_on_while_a_subscription_waits_for_its_sink(
     changed = (
         [] if change is None else [subscription("slow", STAGED, **{"partitions": 2, "delivery": patient, **change})]
     )
-    async with afloat(outbox_relay(outbox.url), slow, quick, timings=None, follows=True) as relay:
+    async with serving(outbox_relay(outbox.url), slow, quick, timings=None, follows=True) as relay:
         await await_until(lambda: len(stage) == 2 and len(status_of(relay, "slow").owned) == 2, what="partitions")
         stage["slow"].hold_answers()
         first = write(outbox.url, events(1, 1))

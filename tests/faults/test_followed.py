@@ -24,7 +24,7 @@ from mailboat_harbor.ports import free_port
 from mailboat_harbor.postgres import Database
 from support.cli import Operator, RunningRelay
 from support.collectors import KafkaCollector
-from support.inprocess_relay import STAGED, StagedSink, afloat
+from support.inprocess_relay import STAGED, StagedSink, serving
 from support.kubelet_volumes import Volume
 from support.ledger import check_delivery
 from support.manifests import Manifest, kafka_sink
@@ -296,7 +296,7 @@ async def test_a_sinks_secret_that_changes_while_the_database_is_away(
     login.fill({"password": "old"})
     sink = {"custom": STAGED["custom"] | {"configSecretRef": {"name": "login"}}}
     manifests = outbox_relay(f"postgresql://nobody@127.0.0.1:{free_port()}/nothing"), subscription("orders", sink)
-    async with afloat(*manifests, secrets=find_secrets(tmp_path / "secrets", {})) as relay:
+    async with serving(*manifests, secrets=find_secrets(tmp_path / "secrets", {})) as relay:
         await await_until(lambda: relay.status().reason == "DatabaseUnreachable", what="the first refusal")
         assert stage["orders"].given.secrets == {"password": "old"}
         login.fill({"password": "new"})

@@ -12,7 +12,7 @@ import pytest
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.session import Timings
 from mailboat_harbor.postgres import Database
-from support.inprocess_relay import STAGED, Load, StagedSink, afloat, events, status_of, write
+from support.inprocess_relay import STAGED, Load, StagedSink, events, serving, status_of, write
 from support.ledger import Written, check_delivery
 from support.manifests import Manifest
 from support.relay_processes import outbox_relay, subscription
@@ -84,8 +84,8 @@ async def _lives(outbox: Database, stage: Stage, count: int) -> Lives:
     async def life(during: Callable[[], Awaitable[None]]) -> Costs:
         before = await Costs.so_far(outbox)
         async with (
-            afloat(*manifests, relay="relay-1", timings=None) as one,
-            afloat(*manifests, relay="relay-2", timings=None) as two,
+            serving(*manifests, relay="relay-1", timings=None) as one,
+            serving(*manifests, relay="relay-2", timings=None) as two,
         ):
             await _all_owned((one, two), count)
             await during()
@@ -156,8 +156,8 @@ async def test_one_that_fails_and_one_that_is_slow_hold_up_nobody(outbox: Databa
     manifests = (outbox_relay(outbox.url), *_subscriptions(MANY), *troubled)
     committed: dict[str, Written] = {}
     async with (
-        afloat(*manifests, relay="relay-1", timings=None) as one,
-        afloat(*manifests, relay="relay-2", timings=None) as two,
+        serving(*manifests, relay="relay-1", timings=None) as one,
+        serving(*manifests, relay="relay-2", timings=None) as two,
     ):
         await _all_owned((one, two), MANY + 3)
         stage["refusing"].refuse(lambda message: True)

@@ -20,7 +20,7 @@ from mailboat_harbor.postgres import Database
 from mailboat_harbor.proxy import Proxy
 from mailboat_harbor.pubsub import PubSubServer
 from support.collectors import Collector, KafkaCollector, PubSubCollector
-from support.inprocess_relay import STAGED, Load, StagedSink, afloat, status_of
+from support.inprocess_relay import STAGED, Load, StagedSink, serving, status_of
 from support.ledger import Written, check_delivery
 from support.manifests import Manifest, kafka_sink, pubsub_sink
 from support.relay_processes import outbox_relay, subscription
@@ -105,7 +105,7 @@ async def _outage(request: pytest.FixtureRequest, outbox: Database, stage: Stage
             subscription("orders", destination.sink, partitions=PARTITIONS, delivery=delivery),
             subscription("others", STAGED, partitions=2),
         )
-        async with afloat(*manifests) as relay:
+        async with serving(*manifests) as relay:
             with load.flowing(pause=0.03):
                 await await_until(lambda: len(collector.ids) > 10 * KEYS, timeout=60, what="the flow to begin")
                 await asyncio.to_thread(destination.leave)
@@ -175,7 +175,7 @@ async def test_a_sink_that_can_not_be_closed_keeps_no_relay_from_ending(
         closed.append(next(name for name, each in stage.items() if each is sink))
         raise RuntimeError("somebody else's mistake")
 
-    async with afloat(outbox_relay(outbox.url), *(subscription(name, STAGED) for name in ("orders", "others"))):
+    async with serving(outbox_relay(outbox.url), *(subscription(name, STAGED) for name in ("orders", "others"))):
         await await_until(lambda: len(stage) == 2, what="both sinks")
         monkeypatch.setattr(StagedSink, "close", close)
     assert sorted(closed) == ["orders", "others"]

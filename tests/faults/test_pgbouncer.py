@@ -14,7 +14,7 @@ import pytest
 
 from mailboat_harbor.pgbouncer import PgBouncer, start_pgbouncer
 from mailboat_harbor.postgres import Database
-from support.inprocess_relay import STAGED, Load, StagedSink, afloat, status_of
+from support.inprocess_relay import STAGED, Load, StagedSink, serving, status_of
 from support.ledger import Written, check_delivery
 from support.relay_processes import SWIFT, Fleet, outbox_relay, owners, subscription
 from support.wait import await_until, wait_until
@@ -36,7 +36,7 @@ async def test_delivery_needs_no_session(outbox: Database, bouncer: PgBouncer, s
     committed: dict[str, Written] = {}
     load = Load(outbox.url, 20, committed)
     manifests = outbox_relay(bouncer.url(outbox.name)), subscription("orders", STAGED, partitions=4)
-    async with afloat(*manifests) as relay:
+    async with serving(*manifests) as relay:
         with load.flowing():
             await await_until(lambda: len(stage.get("orders", StagedSink()).arrived) > 200, timeout=60, what="the flow")
             await load.goes_on(30)
@@ -61,7 +61,7 @@ async def test_sinks_in_trouble_are_served_behind_a_pooler_too(
     backoff = {"initial": "50ms", "max": "50ms"}
     delivery = {"timeout": "5s", "maxAttempts": 100, "backoff": backoff}
     manifests = outbox_relay(bouncer.url(outbox.name)), subscription("orders", STAGED, delivery=delivery)
-    async with afloat(*manifests) as relay:
+    async with serving(*manifests) as relay:
         await await_until(lambda: status_of(relay, "orders").owned, what="the relay")
         stage["orders"].refuse(lambda message: message.key == "key 1")
         for _ in range(20):

@@ -16,7 +16,7 @@ from mailboat_harbor.postgres import Database
 from mailboat_harbor.pubsub import PubSubServer
 from support import admin_actions
 from support.collectors import Collector, KafkaCollector, PubSubCollector
-from support.inprocess_relay import STAGED, StagedSink, afloat, events, write
+from support.inprocess_relay import STAGED, StagedSink, events, serving, write
 from support.ledger import check_delivery, payload, sequence_of
 from support.manifests import Manifest, kafka_sink, pubsub_sink
 from support.relay_processes import outbox_relay, subscription
@@ -84,7 +84,7 @@ async def test_one_poison_event_among_ten_thousand(
         "orders", sink, partitions=4, delivery={"timeout": "10s", "deadLetter": {"topic": dead_topic}}
     )
     with collector, dead:
-        async with afloat(outbox_relay(outbox.url), orders):
+        async with serving(outbox_relay(outbox.url), orders):
             await _arrived(collector, 9_999)
             await _arrived(dead, 1)
             check_delivery(committed, (), collector.arrivals, gapless=False)
@@ -134,7 +134,7 @@ async def test_a_broker_that_refuses_in_the_middle_of_a_key_stops_the_key(
         delivery={"timeout": "10s", "onExhausted": "Block", "backoff": SOON},
     )
     with KafkaCollector(kafka.bootstrap, topic) as collector:
-        async with afloat(outbox_relay(outbox.url), orders):
+        async with serving(outbox_relay(outbox.url), orders):
             committed = write(outbox.url, events(40, 4))
             await _arrived(collector, 40)
             await asyncio.to_thread(_limit, kafka, topic, 20_000)
@@ -188,7 +188,7 @@ async def test_pubsub_that_refuses_in_the_middle_of_a_key_stops_the_key(
                     [event.event_id, event.key, event.payload, headers],
                 )
         committed = {event.event_id: event for event in written}
-        async with afloat(outbox_relay(outbox.url), orders):
+        async with serving(outbox_relay(outbox.url), orders):
             if refusals < 5:
                 await _arrived(collector, 400)
             else:
@@ -216,7 +216,7 @@ async def test_attempts_never_exceed_their_limit(outbox: Database, stage: Stage)
 
     orders = subscription("orders", STAGED, partitions=2, delivery={"timeout": "5s", "maxAttempts": 4, "backoff": SOON})
     committed = write(outbox.url, events(100, 10))
-    async with afloat(outbox_relay(outbox.url), orders):
+    async with serving(outbox_relay(outbox.url), orders):
         stage["orders"].refuse(refuse, tells_which=False)
         await await_until(
             lambda: outbox.execute("select count(*) from mailboat.dead_letters") == [(20,)],

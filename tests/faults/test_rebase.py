@@ -23,7 +23,7 @@ from mailboat.store.schema.migrate import migrate
 from mailboat.store.table import TableLayout
 from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
 from mailboat_harbor.postgres_binaries import NEWEST, find_upgradable
-from support.inprocess_relay import OURS, STAGED, StagedSink, afloat, events, status_of, write
+from support.inprocess_relay import OURS, STAGED, StagedSink, events, serving, status_of, write
 from support.ledger import Written, check_delivery
 from support.manifests import Manifest
 from support.relay_processes import outbox_relay, subscription
@@ -120,13 +120,13 @@ async def test_a_restored_copy_is_refused_and_goes_on_after_a_rebase(
     orders = subscription("orders", STAGED, partitions=4)
     with_news = subscription("news", STAGED, partitions=2, start={"from": "Latest"})
     before = write(outbox.url, events(200, 20, first=1), layout=layout)
-    async with afloat(*_manifests(outbox.url, orders, with_news, layout=layout)) as relay:
+    async with serving(*_manifests(outbox.url, orders, with_news, layout=layout)) as relay:
         await _settled(relay, "orders", "news")
         await await_until(lambda: len(stage["orders"].arrived) == 200, what="what came before")
     undelivered = write(outbox.url, events(100, 20, first=11), layout=layout)  # is in the dump, and was never sent
 
     copy = restored(outbox, elsewhere)
-    async with afloat(*_manifests(copy.url, orders, with_news, layout=layout)) as relay:
+    async with serving(*_manifests(copy.url, orders, with_news, layout=layout)) as relay:
         complaint = await _refused(relay)
         assert "mailboat rebase" in complaint
         assert "faults/orders" in complaint
@@ -148,14 +148,14 @@ async def test_a_copy_on_the_same_server_is_refused_too_and_loses_nothing(outbox
     """The original may still deliver. Transaction ids go on in a copy of its files, so nothing has to be skipped."""
     orders = subscription("orders", STAGED, partitions=4)
     before = write(outbox.url, events(40, 20, first=1))
-    async with afloat(*_manifests(outbox.url, orders)) as relay:
+    async with serving(*_manifests(outbox.url, orders)) as relay:
         await await_until(lambda: len(stage["orders"].arrived) == 40, what="what came before")
         await _settled(relay, "orders")
     undelivered = write(outbox.url, events(20, 20, first=3))
     copy = Database(outbox.server, f"{outbox.name}_copy")
     outbox.server.create_database(copy.name, template=outbox.name)
     try:
-        async with afloat(*_manifests(copy.url, orders)) as relay:
+        async with serving(*_manifests(copy.url, orders)) as relay:
             assert "mailboat rebase --same-history" in await _refused(relay)
             assert len(stage["orders"].arrived) == 40
             assert await _rebase(copy, how=keep_history) == 4
@@ -173,13 +173,13 @@ async def test_what_was_laid_out_anew_before_the_dump_is_not_sent_again(
     written = write(outbox.url, events(100, 20))
     for partitions in (4, 3):
         orders = subscription("orders", STAGED, partitions=partitions)
-        async with afloat(*_manifests(outbox.url, orders)) as relay:
+        async with serving(*_manifests(outbox.url, orders)) as relay:
             await _settled(relay, "orders")
             await await_until(lambda: len(stage["orders"].arrived) == 100, what="the events")
 
     copy = restored(outbox, elsewhere)
     await _rebase(copy)
-    async with afloat(*_manifests(copy.url, orders)) as relay:
+    async with serving(*_manifests(copy.url, orders)) as relay:
         await _settled(relay, "orders")
         written |= write(copy.url, events(20, 20, first=6))
         await await_until(lambda: len(stage["orders"].arrived) >= 120, what="the news")
@@ -192,14 +192,14 @@ async def test_parked_events_travel_with_the_dump(outbox: Database, stage: Stage
     backoff = {"initial": "50ms", "max": "100ms"}
     orders = subscription("orders", STAGED, delivery={"timeout": "5s", "backoff": backoff, "maxAttempts": 1000})
     written = write(outbox.url, events(100, 10))
-    async with afloat(*_manifests(outbox.url, orders)) as relay:
+    async with serving(*_manifests(outbox.url, orders)) as relay:
         stage["orders"].refuse(lambda message: message.key == "key 3")
         await _settled(relay, "orders")
         await await_until(lambda: len(stage["orders"].arrived) == 90, what="all that is not parked")
         await await_until(lambda: outbox.execute("select count(*) from mailboat.parked") == [(10,)], what="parked")
     copy = restored(outbox, elsewhere)
     await _rebase(copy)
-    async with afloat(*_manifests(copy.url, orders)) as relay:
+    async with serving(*_manifests(copy.url, orders)) as relay:
         written |= write(copy.url, events(10, 10, first=11))
         await await_until(lambda: len(stage["orders"].arrived) == 99, what="the news of the other keys")
         stage["orders"].refuse(None)
@@ -210,7 +210,7 @@ async def test_parked_events_travel_with_the_dump(outbox: Database, stage: Stage
 async def test_a_rebase_of_a_database_that_is_at_home_changes_nothing(outbox: Database, stage: Stage) -> None:
     orders = subscription("orders", STAGED, partitions=2)
     written = write(outbox.url, events(20, 5))
-    async with afloat(*_manifests(outbox.url, orders)) as relay:
+    async with serving(*_manifests(outbox.url, orders)) as relay:
         await _settled(relay, "orders")
         await await_until(lambda: len(stage["orders"].arrived) == 20, what="the events")
         assert await _rebase(outbox) == 0
@@ -223,7 +223,7 @@ async def test_a_rebase_of_a_database_that_is_at_home_changes_nothing(outbox: Da
 async def _delivered_at_home(outbox: Database, stage: Stage, orders: Manifest) -> dict[str, Written]:
     """Twenty events, written and delivered where they belong; no relay runs afterwards."""
     written = write(outbox.url, events(20, 5))
-    async with afloat(*_manifests(outbox.url, orders)) as relay:
+    async with serving(*_manifests(outbox.url, orders)) as relay:
         await _settled(relay, "orders")
         await await_until(lambda: len(stage["orders"].arrived) == 20, what="the events")
     return written
@@ -240,13 +240,13 @@ async def test_a_rebase_that_is_not_needed_loses_nothing_that_waits_behind_an_op
     if rebased_before:
         database = restored(outbox, elsewhere)
         assert await _rebase(database) == 2
-        async with afloat(*_manifests(database.url, orders)) as relay:
+        async with serving(*_manifests(database.url, orders)) as relay:
             await _settled(relay, "orders")
     with psycopg.connect(database.url) as old:
         old.execute("select pg_current_xact_id()")  # whatever follows is younger than this, which stays open
         written |= write(database.url, events(20, 5, first=5))
         assert await _rebase(database) == 0
-    async with afloat(*_manifests(database.url, orders)) as relay:
+    async with serving(*_manifests(database.url, orders)) as relay:
         await await_until(lambda: len(stage["orders"].arrived) >= 40, what="what waited")
         await _settled(relay, "orders")
     check_delivery(written, (), stage["orders"].arrivals)
@@ -262,11 +262,11 @@ async def test_a_subscription_that_was_made_in_the_copy_gets_what_was_written_be
     young = subscription("young", STAGED, partitions=2, start={"from": "Latest"})
     with psycopg.connect(copy.url) as old:
         old.execute("select pg_current_xact_id()")
-        async with afloat(*_manifests(copy.url, orders, young)) as relay:
+        async with serving(*_manifests(copy.url, orders, young)) as relay:
             await _refused(relay)
             news = write(copy.url, events(20, 5, first=5))
             assert await _rebase(copy) == 4
-    async with afloat(*_manifests(copy.url, orders, young)) as relay:
+    async with serving(*_manifests(copy.url, orders, young)) as relay:
         await _settled(relay, "orders", "young")
         await await_until(lambda: len(stage["orders"].arrived) >= 40, what="the old one's news")
         await await_until(lambda: len(stage["young"].arrived) >= 20, what="the young one's news")
@@ -304,7 +304,7 @@ async def test_after_pg_upgrade_all_progress_is_kept(stage: Stage, tmp_path: Pat
         insert = "insert into mailboat.outbox (event_id, event_type, key, payload) values (%s, 'late', %s, %s)"
         late.execute(insert, (belated.event_id, belated.key, belated.payload))
         written = write(before.url, events(100, 20))
-        async with afloat(*_manifests(before.url, orders)) as relay:
+        async with serving(*_manifests(before.url, orders)) as relay:
             await await_until(lambda: len(stage["orders"].arrived) == 100, what="the events")
             await _settled(relay, "orders")
     places = "select partition, done::text, hi, sequence from mailboat.cursors order by 1"
@@ -312,7 +312,7 @@ async def test_after_pg_upgrade_all_progress_is_kept(stage: Stage, tmp_path: Pat
     old.stop()
     with old.upgrade(find_postgres(NEWEST), tmp_path / "new") as new:
         after = Database(new, "shop")
-        async with afloat(*_manifests(after.url, orders)) as relay:
+        async with serving(*_manifests(after.url, orders)) as relay:
             assert "mailboat rebase --same-history" in await _refused(relay)
             assert after.execute(places) == stood_at
             assert await _rebase(after, how=keep_history) == 4

@@ -16,7 +16,7 @@ from mailboat.runtime.relay import Relay
 from mailboat.store.outbox_store import CursorKey, Membership, PartitionOwner, RelayPeer
 from mailboat_harbor.postgres import Database
 from support import admin_actions
-from support.inprocess_relay import STAGED, Load, StagedSink, afloat, status_of
+from support.inprocess_relay import STAGED, Load, StagedSink, serving, status_of
 from support.ledger import Written, check_delivery
 from support.manifests import Manifest
 from support.relay_processes import outbox_relay, subscription
@@ -60,11 +60,11 @@ async def test_relays_that_follow_one_another_lay_out_anew_without_a_loss_or_a_d
     load = Load(outbox.url, KEYS, committed)
     with load.flowing():
         for partitions in (4, 16, 3):
-            async with afloat(*_manifests(outbox, partitions)) as relay:
+            async with serving(*_manifests(outbox, partitions)) as relay:
                 await _owns(relay, at_least=1)  # or it may be told to stop before it has laid out anything
                 await load.goes_on()
             assert _layout(outbox) == (partitions, partitions)
-    async with afloat(*_manifests(outbox, 3)):
+    async with serving(*_manifests(outbox, 3)):
         await _all_arrived(stage, committed)
     check_delivery(committed, (), stage["orders"].arrivals)
 
@@ -76,7 +76,7 @@ async def test_a_running_relay_follows_a_new_layout_under_load(outbox: Database,
         with load.flowing():
             for number, partitions in enumerate((4, 16, 3)):
                 relay = await relays.enter_async_context(
-                    afloat(*_manifests(outbox, partitions), relay=f"relay-{number}")
+                    serving(*_manifests(outbox, partitions), relay=f"relay-{number}")
                 )
                 await _owns(relay, at_least=1)
                 await load.goes_on()
@@ -98,7 +98,7 @@ async def test_a_sink_in_trouble_holds_up_no_new_layout(outbox: Database, stage:
     committed: dict[str, Written] = {}
     load = Load(outbox.url, KEYS, committed)
     refused = {f"key {n}" for n in range(0, KEYS, 4)}
-    async with afloat(*_manifests(outbox, 4)) as relay:
+    async with serving(*_manifests(outbox, 4)) as relay:
         load.write_some()
         await _all_arrived(stage, committed)
         sink = stage["orders"]
@@ -114,7 +114,7 @@ async def test_a_sink_in_trouble_holds_up_no_new_layout(outbox: Database, stage:
         if trouble == "parked":
             await await_until(lambda: _parked(outbox) == 5 * len(refused), what="the parked events")
     for partitions in (16, 3):
-        async with afloat(*_manifests(outbox, partitions)) as relay:
+        async with serving(*_manifests(outbox, partitions)) as relay:
             await _owns(relay, at_least=partitions)
             assert _layout(outbox) == (partitions, partitions)
             load.write_some()
@@ -129,7 +129,7 @@ async def test_a_sink_in_trouble_holds_up_no_new_layout(outbox: Database, stage:
         outbox.execute("update mailboat.subscriptions set state = 'Running'")
     sink.come_back()
     sink.refuse(None)
-    async with afloat(*_manifests(outbox, 3)) as relay:
+    async with serving(*_manifests(outbox, 3)) as relay:
         await _all_arrived(stage, committed)
         await await_until(lambda: status_of(relay, "orders").parked == 0, what="the parking lot to be empty")
     assert _parked(outbox) == 0
@@ -146,7 +146,7 @@ async def test_a_dead_letter_that_is_replayed_under_another_layout_has_its_own_n
     attempts = 1 if died == "by itself" else 1000
     relay, orders = _manifests(outbox, 4)
     orders["spec"]["delivery"] |= {"maxAttempts": attempts}
-    async with afloat(relay, orders):
+    async with serving(relay, orders):
         await await_until(lambda: "orders" in stage, what="the sink")
         sink = stage["orders"]
         sink.refuse(lambda message: message.key == "key 7")
@@ -159,7 +159,7 @@ async def test_a_dead_letter_that_is_replayed_under_another_layout_has_its_own_n
         assert await admin_actions.drop(outbox) == 3
     sink.refuse(None)
     relay, orders = _manifests(outbox, 16)
-    async with afloat(relay, orders):
+    async with serving(relay, orders):
         load.write_some()
         await await_until(lambda: len(sink.arrived) == 3 * (KEYS - 1) + KEYS, what="all but the dead")
         assert await admin_actions.replay(outbox) == 3

@@ -13,7 +13,7 @@ import pytest
 
 from mailboat.runtime.relay import Relay
 from mailboat_harbor.postgres import Database
-from support.inprocess_relay import STAGED, StagedSink, afloat, events, status_of, write
+from support.inprocess_relay import STAGED, StagedSink, events, serving, status_of, write
 from support.ledger import Written, check_delivery
 from support.manifests import Manifest
 from support.relay_processes import outbox_relay, subscription
@@ -73,7 +73,7 @@ async def test_a_sleeping_relay_is_rung_out_of_bed(
     outbox = each_outbox
     manifests = _relay(outbox.url, notify=notify, **SELDOM), subscription("orders", STAGED, partitions=2)
     committed: dict[str, Written] = {}
-    async with afloat(*manifests) as relay:
+    async with serving(*manifests) as relay:
         await await_until(lambda: len(status_of(relay, "orders").owned) == 2, what="the relay")
         for number in range(1, ROUNDS + 1):
             await _two_heartbeats(outbox)
@@ -91,7 +91,7 @@ async def test_nobody_rings_who_is_told_not_to_and_the_poll_finds_it(
     outbox = each_outbox
     manifests = _relay(outbox.url, notify="Never", **BY_POLL), subscription("orders", STAGED, partitions=2)
     committed: dict[str, Written] = {}
-    async with afloat(*manifests) as relay:
+    async with serving(*manifests) as relay:
         await await_until(lambda: len(status_of(relay, "orders").owned) == 2, what="the relay")
         for number in range(1, ROUNDS + 1):
             await _two_heartbeats(outbox)
@@ -105,13 +105,13 @@ async def test_without_a_ring_and_between_polls_an_event_waits(each_outbox: Data
     """The other side of it: it is the ring that wakes, and nothing else that goes on in a relay."""
     outbox = each_outbox
     manifests = _relay(outbox.url, notify="Never", **SELDOM), subscription("orders", STAGED, partitions=2)
-    async with afloat(*manifests) as relay:
+    async with serving(*manifests) as relay:
         await await_until(lambda: len(status_of(relay, "orders").owned) == 2, what="the relay")
         await await_until(lambda: _sleeps(relay), what="the relay to sleep")
         committed = write(outbox.url, events(1, 1))
         for _ in range(5):
             await _two_heartbeats(outbox)
         assert not stage["orders"].arrived
-    async with afloat(*manifests):  # and one that begins looks at once
+    async with serving(*manifests):  # and one that begins looks at once
         await await_until(lambda: stage["orders"].arrived, 30, "the event")
     check_delivery(committed, (), stage["orders"].arrivals)

@@ -18,7 +18,7 @@ from conftest import TopicFactory
 from mailboat_harbor.kafka import KafkaServer
 from mailboat_harbor.postgres import Database
 from support.collectors import KafkaCollector
-from support.inprocess_relay import afloat, events, status_of, write
+from support.inprocess_relay import events, serving, status_of, write
 from support.ledger import check_delivery
 from support.manifests import kafka_sink
 from support.racing_writers import Racers
@@ -135,7 +135,7 @@ async def test_the_lag_of_a_frozen_relay_is_counted_and_its_name_reported_by_ano
 ) -> None:
     timings = replace(SWIFT, lease_ttl=120.0)  # no takeover: what is counted is what waits
     fleet = launch(timings=timings)
-    async with afloat(*fleet.manifests, relay="a-watcher", timings=timings) as watcher:
+    async with serving(*fleet.manifests, relay="a-watcher", timings=timings) as watcher:
         (sleeper,) = fleet.start_connected(1)
         await asyncio.to_thread(settled_shares, outbox.url, 2)
         sleeper.suspend()
@@ -284,7 +284,7 @@ async def test_fifty_relays_share_eight_partitions_and_the_idle_ones_hold_one_co
     ]
     async with AsyncExitStack() as stack:
         for number in range(50):
-            await stack.enter_async_context(afloat(*manifests, relay=f"pod-{number}", timings=None))
+            await stack.enter_async_context(serving(*manifests, relay=f"pod-{number}", timings=None))
 
         def at_rest() -> bool:
             counts = shares(outbox.url)

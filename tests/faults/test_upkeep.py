@@ -19,7 +19,7 @@ from mailboat.runtime.secrets import SecretSources
 from mailboat.store.settings import RelayIdentity
 from mailboat_harbor.postgres import Database
 from mailboat_spec import read_documents
-from support.inprocess_relay import STAGED, StagedSink, afloat, events, staged_sinks_installed, status_of, write
+from support.inprocess_relay import STAGED, StagedSink, events, serving, staged_sinks_installed, status_of, write
 from support.relay_processes import SWIFT, outbox_relay, subscription
 from support.wait import PATIENCE, await_until
 
@@ -47,7 +47,7 @@ async def test_a_lock_that_keeps_lag_from_being_asked_for_stops_no_delivery(
     """G7: the last answer stands, and the status says that it is old."""
     caplog.set_level(logging.INFO)
     orders = subscription("orders", STAGED, partitions=1)
-    async with afloat(outbox_relay(each_outbox.url), orders, timings=IMPATIENT) as relay:
+    async with serving(outbox_relay(each_outbox.url), orders, timings=IMPATIENT) as relay:
         await await_until(lambda: probers(each_outbox) == 1, timeout=30, what="a first probe")
         with psycopg.connect(each_outbox.url) as person:
             person.execute("lock table mailboat.dead_letters in access exclusive mode")
@@ -76,7 +76,7 @@ async def test_upkeep_that_fails_is_told_in_the_status_of_a_relay_that_runs(
         ).fetchall()
         owner.execute(f"alter table mailboat.outbox detach partition {name}")
     manifest = outbox_relay(each_outbox.url, manageSchema=False)
-    async with afloat(manifest, subscription("orders", STAGED, partitions=1)) as relay:
+    async with serving(manifest, subscription("orders", STAGED, partitions=1)) as relay:
         await await_until(lambda: "Upkeep of the outbox failed" in relay.status().message, timeout=30, what="a message")
         assert f"{name} is in the way" in relay.status().message
         assert relay.status().state is RelayState.RUNNING
@@ -110,7 +110,7 @@ async def test_a_relay_goes_on_when_the_other_migration_has_ended(
     with psycopg.connect(each_outbox.url) as person:
         person.execute("lock table mailboat.migrations in share row exclusive mode")
         manifest = outbox_relay(each_outbox.url, table="shop.events")
-        async with afloat(manifest, subscription("orders", STAGED), timings=IMPATIENT) as relay:
+        async with serving(manifest, subscription("orders", STAGED), timings=IMPATIENT) as relay:
             await await_until(lambda: "another migration" in relay.status().message, timeout=30, what="the lock")
             person.rollback()
             await await_until(lambda: relay.status().state is RelayState.RUNNING, timeout=30, what="the relay to run")

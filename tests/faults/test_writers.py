@@ -24,7 +24,7 @@ from mailboat.store.table import TableLayout
 from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
 from mailboat_harbor.postgres_binaries import NEWEST
 from support.databases import migrated_database
-from support.inprocess_relay import STAGED, StagedSink, afloat, events, status_of, write
+from support.inprocess_relay import STAGED, StagedSink, events, serving, status_of, write
 from support.ledger import Written, check_delivery, payload
 from support.relay_processes import Fleet, outbox_relay, subscription
 from support.wait import await_until, wait_until
@@ -258,7 +258,7 @@ async def test_two_phase_commit_works_while_a_relay_sleeps_and_its_events_arrive
     two_phase: Database, stage: Stage
 ) -> None:
     manifests = outbox_relay(two_phase.url), subscription("orders", STAGED, partitions=2)
-    async with afloat(*manifests) as relay:
+    async with serving(*manifests) as relay:
         await await_until(lambda: len(status_of(relay, "orders").owned) == 2, what="the relay")
         committed: dict[str, Written] = {}
         for number in range(1, 11):
@@ -302,7 +302,7 @@ async def test_copy_triggers_savepoints_and_serializable_writers_are_all_served(
         """
     )
     committed: dict[str, Written] = {}
-    async with afloat(outbox_relay(outbox.url), subscription("orders", STAGED, partitions=4)):
+    async with serving(outbox_relay(outbox.url), subscription("orders", STAGED, partitions=4)):
         committed |= write(outbox.url, events(50, 5, prefix="copy"))  # by COPY
         with psycopg.connect(outbox.url) as connection:
             for event in events(50, 5, prefix="trigger"):
@@ -366,7 +366,7 @@ def _serializable(url: str) -> dict[str, Written]:
 @pytest.mark.verify
 async def test_an_idle_relay_writes_nothing_but_its_heartbeat(outbox: Database, stage: Stage) -> None:
     subscriptions = [subscription(f"orders-{n}", STAGED, partitions=8) for n in range(3)]
-    async with afloat(outbox_relay(outbox.url), *subscriptions, timings=None) as relay:
+    async with serving(outbox_relay(outbox.url), *subscriptions, timings=None) as relay:
         committed = write(outbox.url, events(100, 10))
         await await_until(lambda: all(len(s.arrived) == 100 for s in stage.values()) and len(stage) == 3, what="flow")
         await await_until(lambda: all(status_of(relay, name).lag == 0 for name in stage), what="rest")

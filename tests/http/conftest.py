@@ -8,7 +8,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from mailboat.http.callers import Callers
+from mailboat.http.auth import CallerAuth
 from support.http_api import Relays, serving
 
 
@@ -27,12 +27,12 @@ def token_file(tmp_path: Path) -> Path:
 @pytest.fixture
 async def client(relays: Relays, token_file: Path) -> AsyncIterator[aiohttp.ClientSession]:
     """A client of a server that takes assignments."""
-    async for session in serving(relays, Callers(token_file)):
+    async for session in serving(relays, CallerAuth(token_file)):
         yield session
 
 
 @pytest.fixture
 async def tokenless(relays: Relays) -> AsyncIterator[aiohttp.ClientSession]:
     """A client of a server that was given no control token."""
-    async for session in serving(relays, Callers()):
+    async for session in serving(relays, CallerAuth()):
         yield session

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from mailboat.http.client import ask
-from mailboat.http.server import HttpServer, Surface
+from mailboat.http.server import HttpApi, HttpServer
 from support.relay_statuses import relay
 
 
 async def test_each_relay_answers_for_itself_and_one_that_is_away_is_named(relays):
     relays.statuses = [relay()]
     server = HttpServer.bind("127.0.0.1", 0)
-    await server.start(Surface(lambda: relays.statuses, relays.assign))
+    await server.start(HttpApi(lambda: relays.statuses, relays.assign))
     nobody = HttpServer.bind("127.0.0.1", 0)
     nobodys_address = nobody.address
     await nobody.close()
@@ -25,7 +25,7 @@ async def test_each_relay_answers_for_itself_and_one_that_is_away_is_named(relay
 
 async def test_something_else_that_listens_there_is_not_taken_for_a_relay(relays):
     server = HttpServer.bind("127.0.0.1", 0)
-    await server.start(Surface(lambda: relays.statuses, relays.assign))
+    await server.start(HttpApi(lambda: relays.statuses, relays.assign))
     try:
         (answer,) = await ask([f"{server.address}/elsewhere/"])
     finally:

@@ -147,7 +147,7 @@ async def test_a_batch_of_one_that_the_destination_refuses_gets_a_definite_answe
 async def test_nothing_of_a_key_arrives_behind_its_refused_message(
     backend: Backend, opened: Opened, poisoned: int
 ) -> None:
-    """G2. The first message of all is a case of its own: see ``mailboat.sinks.kafka.session``."""
+    """G2. The first message of all is a case of its own: see ``mailboat.sinks.kafka.producer``."""
     # Small Kafka batches, so that there is something behind the refused one on the way.
     sink = await opened(backend, config={"batch.num.messages": "3", "linger.ms": "20"})
     backend.refuse_poison()

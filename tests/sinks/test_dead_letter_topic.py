@@ -11,7 +11,7 @@ from mailboat_harbor.postgres import Database, PostgresServer
 from mailboat_harbor.pubsub import PubSubServer
 from support.collectors import PubSubCollector
 from support.databases import migrated_database
-from support.inprocess_relay import afloat, status_of
+from support.inprocess_relay import serving, status_of
 from support.manifests import event_subscription, kafka_sink, outbox_relay_on, pubsub_sink
 from support.wait import await_until
 
@@ -28,7 +28,7 @@ async def test_a_missing_dead_letter_topic_is_reported_until_it_exists(
     kfake.create_topic(topic, 1)
     delivery = {"deadLetter": {"topic": f"{topic}.dead"}}
     manifest = event_subscription("orders", kafka_sink(kfake.bootstrap, topic), delivery=delivery)
-    async with afloat(outbox_relay_on(outbox.url), manifest) as relay:
+    async with serving(outbox_relay_on(outbox.url), manifest) as relay:
         await await_until(lambda: status_of(relay, "orders").last_error is not None, timeout=60, what="the report")
         status = status_of(relay, "orders")
         assert f"the dead-letter topic {topic}.dead (spec.delivery.deadLetter.topic)" in (status.last_error or "")
@@ -42,6 +42,6 @@ async def test_on_pubsub_too(outbox: Database, pubsub: PubSubServer, unique_name
     with PubSubCollector(pubsub.host, topic):  # makes the topic
         delivery = {"deadLetter": {"topic": f"{topic}-dead"}}
         manifest = event_subscription("orders", pubsub_sink(pubsub.host, topic), delivery=delivery)
-        async with afloat(outbox_relay_on(outbox.url), manifest) as relay:
+        async with serving(outbox_relay_on(outbox.url), manifest) as relay:
             await await_until(lambda: status_of(relay, "orders").last_error is not None, timeout=60, what="the report")
             assert f"the dead-letter topic {topic}-dead" in (status_of(relay, "orders").last_error or "")

@@ -17,8 +17,8 @@ from confluent_kafka.admin import AdminClient
 from mailboat.errors import ConfigError, EventRefused, SinkUnavailable
 from mailboat.model import Message
 from mailboat.sinks.kafka import KafkaSink
-from mailboat.sinks.kafka.errors import Report, more_telling, no_answer
-from mailboat.sinks.kafka.settings import producer_settings
+from mailboat.sinks.kafka.kafka_errors import Report, more_telling, no_answer
+from mailboat.sinks.kafka.librdkafka_settings import producer_settings
 from mailboat.sinks.kafka.topic import TopicFacts, describe_topics
 from mailboat_harbor.kafka import KafkaServer
 from mailboat_spec.resources import kafka_settings
@@ -190,7 +190,7 @@ async def test_the_topic_tells_how_large_a_message_may_be(kafka: KafkaBackend, o
 async def test_a_limit_that_was_asked_for_long_ago_is_asked_for_anew_before_an_event_is_given_up(
     kafka: KafkaBackend, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mailboat.sinks.kafka.sink._DOUBTFUL", 3600.0)  # however slow this machine is
+    monkeypatch.setattr("mailboat.sinks.kafka.kafka_sink._DOUBTFUL", 3600.0)  # however slow this machine is
     kafka.configure("max.message.bytes", "50000")
     sink = await opened(kafka)
     large = message(1, value=b"." * 60_000)
@@ -199,7 +199,7 @@ async def test_a_limit_that_was_asked_for_long_ago_is_asked_for_anew_before_an_e
     assert not refusal.retryable, "what is known is fresh"
 
     kafka.configure("max.message.bytes", "100000")
-    monkeypatch.setattr("mailboat.sinks.kafka.sink._DOUBTFUL", 0.0)
+    monkeypatch.setattr("mailboat.sinks.kafka.kafka_sink._DOUBTFUL", 0.0)
     refusal = sink.refusal(large)
     assert refusal is not None
     assert refusal.retryable, "what is known may be out of date"
@@ -210,7 +210,9 @@ async def test_a_limit_that_was_asked_for_long_ago_is_asked_for_anew_before_an_e
 async def test_what_is_brought_back_seconds_after_it_died_gets_the_limit_that_was_raised_in_between(
     kafka: KafkaBackend, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mailboat.sinks.kafka.sink._DOUBTFUL", 3600.0)  # for all others, however slow this machine is
+    monkeypatch.setattr(
+        "mailboat.sinks.kafka.kafka_sink._DOUBTFUL", 3600.0
+    )  # for all others, however slow this machine is
     kafka.configure("max.message.bytes", "50000")
     sink = await opened(kafka)
     large, replayed = (message(1, value=b"." * 60_000, **more) for more in ({}, {"mailboat-replay": "true"}))
@@ -264,7 +266,7 @@ async def test_a_question_without_an_answer_changes_nothing_that_is_known(
     kafka.configure("max.message.bytes", "3000000")
     sink = await opened(kafka)
     may_not_ask()
-    monkeypatch.setattr("mailboat.sinks.kafka.sink._DOUBTFUL", 0.0)
+    monkeypatch.setattr("mailboat.sinks.kafka.kafka_sink._DOUBTFUL", 0.0)
     too_large = message(2, value=b"." * 4_000_000)
     for _ in range(2):  # begins to ask; has been told nothing
         refusal = sink.refusal(too_large)

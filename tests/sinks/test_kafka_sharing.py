@@ -9,12 +9,12 @@ import pytest
 
 from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable
 from mailboat.sinks.kafka import KafkaSink
-from mailboat.sinks.kafka.session import Session
+from mailboat.sinks.kafka.producer import ProducerEpoch
 from support.sink_backends import POISON, KafkaBackend, Opened, message, until_it_arrives
 from support.wait import await_until
 
 
-def session(sink: KafkaSink) -> Session:
+def session(sink: KafkaSink) -> ProducerEpoch:
     assert sink._lane is not None
     return sink._lane.session
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mailboat.errors import ConfigError, EventRefused, SinkUnavailable
 from mailboat.model import Message
 from mailboat.sinks.pubsub import PubSubSink
-from mailboat.sinks.pubsub.connection import Destination
+from mailboat.sinks.pubsub.channel import PubSubEndpoint
 from mailboat.sinks.pubsub.limits import GOOD_REQUEST_BYTES, MAX_REQUEST_MESSAGES, refusal, request_bytes, requests
 from support.sink_backends import POISON, Opened, PubSubBackend, context, message
 
@@ -114,15 +114,15 @@ async def test_only_what_google_says_about_a_message_is_held_against_it(
 
 
 def test_only_google_s_own_hosts_get_tls_and_credentials() -> None:
-    assert Destination.choose(None, None, None, "x") == Destination("pubsub.googleapis.com:443", plain=False)
-    assert Destination.choose(None, "localhost:8085", None, "x") == Destination("localhost:8085", plain=True)
-    assert Destination.choose("emulator:8085", "other:1", None, "x") == Destination("emulator:8085", plain=True)
+    assert PubSubEndpoint.choose(None, None, None, "x") == PubSubEndpoint("pubsub.googleapis.com:443", plain=False)
+    assert PubSubEndpoint.choose(None, "localhost:8085", None, "x") == PubSubEndpoint("localhost:8085", plain=True)
+    assert PubSubEndpoint.choose("emulator:8085", "other:1", None, "x") == PubSubEndpoint("emulator:8085", plain=True)
     regional = "europe-west1-pubsub.googleapis.com:443"
-    assert Destination.choose(regional, "localhost:8085", None, "x") == Destination(regional, plain=False)
+    assert PubSubEndpoint.choose(regional, "localhost:8085", None, "x") == PubSubEndpoint(regional, plain=False)
 
 
 def test_a_key_file_is_never_sent_in_plain_text() -> None:
-    destination = Destination.choose("proxy.example:443", None, json.dumps({"type": "service_account"}), "x")
+    destination = PubSubEndpoint.choose("proxy.example:443", None, json.dumps({"type": "service_account"}), "x")
 
     assert not destination.plain
 

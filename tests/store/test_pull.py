@@ -13,7 +13,7 @@ import pytest
 from mailboat.errors import ConfigError
 from mailboat_harbor.postgres import Database
 from support.databases import migrated_database
-from support.inprocess_relay import afloat, status_of
+from support.inprocess_relay import serving, status_of
 from support.pulling import NAME, Puller, declare, emit
 from support.relay_processes import outbox_relay
 from support.relay_processes import subscription as relay_subscription
@@ -509,7 +509,7 @@ async def test_one_relay_reports_the_lag_and_none_delivers(outbox: Database) -> 
     """C10, and DESIGN: relays declare pull subscriptions, and leave their partitions to consumers."""
     manifests = outbox_relay(outbox.url), relay_subscription("view", {"pull": {}}, partitions=2)
     emit(outbox, "a-1", "b-1", "c-1")
-    async with afloat(*manifests, relay="one") as one, afloat(*manifests, relay="two") as two:
+    async with serving(*manifests, relay="one") as one, serving(*manifests, relay="two") as two:
         await await_until(lambda: status_of(one, "view").lag == 3, what="relay one to report the lag")
         assert (status_of(two, "view").lag, status_of(two, "view").owned) == (0, ())
         consumer = Puller(outbox.url, name="faults/view")

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from mailboat.http.callers import Callers
-from mailboat.http.server import HttpServer, Surface
+from mailboat.http.auth import CallerAuth
+from mailboat.http.server import HttpApi, HttpServer
 from mailboat.runtime.relay_status import RelayStatus
 
 
@@ -32,10 +32,10 @@ class Relays:
         return True
 
 
-async def serving(relays: Relays, callers: Callers) -> AsyncIterator[aiohttp.ClientSession]:
+async def serving(relays: Relays, callers: CallerAuth) -> AsyncIterator[aiohttp.ClientSession]:
     """A client of a server that lets these callers in."""
     server = HttpServer.bind("127.0.0.1", 0)
-    surface = Surface(lambda: relays.statuses, relays.assign, callers, stopping=lambda: relays.stopping)
+    surface = HttpApi(lambda: relays.statuses, relays.assign, callers, stopping=lambda: relays.stopping)
     await server.start(surface)
     try:
         async with aiohttp.ClientSession(server.address) as session:

@@ -38,7 +38,7 @@ from support.wait import await_until
 
 
 @asynccontextmanager
-async def afloat(
+async def serving(
     *manifests: Manifest,
     relay: str = "relay-1",
     timings: Timings | None = SWIFT,

@@ -22,7 +22,7 @@ from mailboat.consumer.dispatch import Dispatcher
 from mailboat.consumer.handlers import handler
 from mailboat.consumer.received import Event
 from mailboat.delivery.backoff import Backoff
-from mailboat.sinks.pubsub.connection import Destination
+from mailboat.sinks.pubsub.channel import PubSubEndpoint
 from support.consumer_processes import Death, log_to
 
 LEASE = 2
@@ -44,7 +44,7 @@ def engine_of(orders: dict[str, Any]) -> BrokerEngine:
     settings = PubSubSettings(
         project="acme",
         subscription="orders",
-        destination=Destination(orders["host"], plain=True),
+        destination=PubSubEndpoint(orders["host"], plain=True),
         bounds=Bounds(max_messages=100, longest_tail=5, stuck_after=0.2),
         lease=LEASE,
         max_hold=orders.get("max_hold", 1.0),

@@ -14,8 +14,8 @@ from typing import Any
 from aiohttp import web
 
 from mailboat.http.assignment import parse
-from mailboat.http.callers import Callers
-from mailboat.http.signatures import PublicKeys, SignedCalls
+from mailboat.http.auth import CallerAuth
+from mailboat.http.jwt_auth import JwtVerifier, PublicKeys
 from mailboat_spec.names import CONFIG_VERSION_ANNOTATION
 from mailboat_spec.wire_format import unpack
 
@@ -88,7 +88,7 @@ class RelayStandIn:
     async def _body(self, request: web.Request) -> bytes:
         audience = f"{self.namespace}/{self.pod}/{self.uid}"
         try:
-            return await Callers(None, SignedCalls(PublicKeys(self._keys), audience)).body_of(request)
+            return await CallerAuth(None, JwtVerifier(PublicKeys(self._keys), audience)).body_of(request)
         except web.HTTPException as refusal:
             self.refused.append(refusal.status)
             raise

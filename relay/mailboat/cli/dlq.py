@@ -11,11 +11,11 @@ from typing import Any
 
 import click
 
-from mailboat.cli import topic_letters
+from mailboat.cli import topic_dead_letters
+from mailboat.cli.event_filter import Selection, found_in, with_selection
 from mailboat.cli.options import Outbox, outboxes, seconds, with_manifests
-from mailboat.cli.printing import columns, counted, json_line, json_row, moment, payload_text, shortened
-from mailboat.cli.selecting import Selection, found_in, with_selection
-from mailboat.cli.topic_letters import consumer_topic
+from mailboat.cli.output import columns, counted, json_line, json_row, moment, payload_text, shortened
+from mailboat.cli.topic_dead_letters import consumer_topic
 from mailboat.errors import ConfigError
 from mailboat.store.admin import dead_letters
 from mailboat.store.admin.dead_letters import Candidate, DeadLetter
@@ -44,7 +44,7 @@ def list_(
     Those of a consumer behind a broker are on its dead-letter topic: say --subscription.
     """
     if (topic := consumer_topic(files, secrets_dir, selection)) is not None:
-        return topic_letters.list_letters(topic, selection, replayed=replayed, as_json=as_json)
+        return topic_dead_letters.list_letters(topic, selection, replayed=replayed, as_json=as_json)
     look = partial(dead_letters.list_dead, replayed=replayed, limit=selection.limit)
     letters = asyncio.run(found_in(outboxes(files, secrets_dir), "dlq list", selection, look))
     if as_json:
@@ -83,7 +83,7 @@ def show(id: str, files: tuple[Path, ...], secrets_dir: Path | None, subscriptio
     """Show everything about the dead letter ID (as in the list, or the event's id): failure, headers, payload."""
     selection = Selection.of_id(id, subscription)
     if (topic := consumer_topic(files, secrets_dir, selection)) is not None:
-        return topic_letters.show_letters(topic, selection, as_json=as_json)
+        return topic_dead_letters.show_letters(topic, selection, as_json=as_json)
     look = partial(dead_letters.show_dead, limit=10)
     letters = asyncio.run(found_in(outboxes(files, secrets_dir), "dlq show", selection, look))
     if not letters:
@@ -142,7 +142,7 @@ def replay(
     """
     selection.must_be_meant()
     if (topic := consumer_topic(files, secrets_dir, selection)) is not None:
-        return asyncio.run(topic_letters.replay_letters(topic, selection, dry_run=dry_run, rate=rate, again=again))
+        return asyncio.run(topic_dead_letters.replay_letters(topic, selection, dry_run=dry_run, rate=rate, again=again))
     asyncio.run(_replay(outboxes(files, secrets_dir), selection, dry_run, rate, again))
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import click
 
 from mailboat.cli.options import DEFAULT_MANIFEST, PATH, manifest_option, manifests_of
-from mailboat.cli.printing import columns, counted
+from mailboat.cli.output import columns, counted
 from mailboat.errors import ConfigError
 from mailboat.runtime.manifest_warnings import warnings
 from mailboat.terminal_escapes import safe

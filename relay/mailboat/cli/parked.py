@@ -10,9 +10,9 @@ from pathlib import Path
 import click
 
 from mailboat.cli.dlq import describe
+from mailboat.cli.event_filter import Selection, found_in, with_selection
 from mailboat.cli.options import outboxes, with_manifests
-from mailboat.cli.printing import columns, counted, json_row, moment, shortened
-from mailboat.cli.selecting import Selection, found_in, with_selection
+from mailboat.cli.output import columns, counted, json_row, moment, shortened
 from mailboat.errors import ConfigError
 from mailboat.store.admin import parked_events
 from mailboat.store.admin.parked_events import ParkedEvent

@@ -15,9 +15,9 @@ from typing import NoReturn
 import click
 
 from mailboat.cli.options import PATH, with_logging, with_manifests
-from mailboat.cli.running import RunOptions, run_relays
+from mailboat.cli.process import RunOptions, run_relays
 from mailboat.errors import ConfigError, MailboatError
-from mailboat.http.callers import Callers, Signatures
+from mailboat.http.auth import CallerAuth, CallVerifier
 from mailboat.http.server import parse_address
 from mailboat.logs import LogFormat, configure
 from mailboat.runtime.gc_settings import configure_gc
@@ -93,7 +93,7 @@ def run(
         find_secrets(secrets_dir, os.environ),
         relay_id or f"{socket.gethostname()}-{random_tokens.token_hex(3)}",
         parse_address(listen),
-        Callers(control_token_file, _signatures(control_keys, audience) if control_keys and audience else None),
+        CallerAuth(control_token_file, _signatures(control_keys, audience) if control_keys and audience else None),
         advertise,
     )
     configure_gc()
@@ -121,7 +121,7 @@ def _leave() -> NoReturn:
     os._exit(0)
 
 
-def _signatures(keys: Path, audience: str) -> Signatures:
-    from mailboat.http.signatures import PublicKeys, SignedCalls  # large, needed only with --control-keys
+def _signatures(keys: Path, audience: str) -> CallVerifier:
+    from mailboat.http.jwt_auth import JwtVerifier, PublicKeys  # large, needed only with --control-keys
 
-    return SignedCalls(PublicKeys(keys), audience)
+    return JwtVerifier(PublicKeys(keys), audience)

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from mailboat.cli.options import Outbox, outboxes, with_manifests
-from mailboat.cli.printing import counted
+from mailboat.cli.output import counted
 from mailboat.errors import ConfigError
 from mailboat.runtime.maintenance import RetentionClock, limits
 from mailboat.store.admin.overview import pending_migrations

@@ -26,8 +26,8 @@ from mailboat.cli.options import (
     secrets_option,
     unknown_subscription,
 )
-from mailboat.cli.printing import age, counted
-from mailboat.cli.statuslines import (
+from mailboat.cli.output import age, counted
+from mailboat.cli.status_rows import (
     StatusLine,
     details_text,
     enriched,
@@ -122,7 +122,7 @@ def status(
         raise click.UsageError("give either -f or --url" if urls else "give either --watch or --wait")
     consumed = {} if urls else _consumed(files)
     chosen = [] if urls else outboxes(files, secrets_dir, needs_relay=not consumed)
-    view = View(chosen, urls, consumed, name)
+    view = StatusQuery(chosen, urls, consumed, name)
     try:
         if wait:
             asyncio.run(_wait(view, interval, timeout, as_json))
@@ -144,7 +144,7 @@ def _consumed(files: Sequence[Path]) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class StatusQuery:
     """What is asked, and which subscription is shown (None: all)."""
 
     chosen: Sequence[Outbox]
@@ -177,7 +177,7 @@ class View:
         return [*overview_text(overview.lines, width), *overview.remarks]
 
 
-async def _show(view: View, every: float | None, as_json: bool) -> None:
+async def _show(view: StatusQuery, every: float | None, as_json: bool) -> None:
     console = Console()
     if console.is_terminal and not as_json and every is not None:
         with Live(console=console, screen=False, auto_refresh=False) as live:
@@ -195,7 +195,7 @@ async def _show(view: View, every: float | None, as_json: bool) -> None:
         await asyncio.sleep(every)
 
 
-async def _wait(view: View, every: float, timeout: float, as_json: bool) -> None:
+async def _wait(view: StatusQuery, every: float, timeout: float, as_json: bool) -> None:
     """Print the overview once all subscriptions are ready and caught up. Raise `MailboatError` after the timeout."""
     deadline = time.monotonic() + timeout
     while True:
@@ -211,7 +211,7 @@ async def _wait(view: View, every: float, timeout: float, as_json: bool) -> None
         await asyncio.sleep(min(every, max(0.0, deadline - time.monotonic())))
 
 
-def _print(view: View, overview: Overview, as_json: bool, indent: int | None) -> None:
+def _print(view: StatusQuery, overview: Overview, as_json: bool, indent: int | None) -> None:
     if as_json:
         click.echo(_json(overview, indent=indent))
         return

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from mailboat.http.consumer_surface import ConsumerSurface
+from mailboat.http.consumer_api import ConsumerHttpApi
 from mailboat.http.server import HttpServer, parse_address
 from mailboat_spec.consumer_report import ConsumerReport
 
@@ -26,7 +26,7 @@ async def run_with_status(
         await asyncio.sleep(0)  # the work begins before its status is served
         if listen is not None:
             server = HttpServer.bind(*parse_address(listen))
-            await server.start(ConsumerSurface(report))
+            await server.start(ConsumerHttpApi(report))
         await asyncio.shield(task)
     except BaseException:
         stop.set()

@@ -28,7 +28,7 @@ is in use. Raises ``LookupError`` for a subscription that this relay does not se
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class AssignmentResult:
     """Result of an assignment: subscriptions by outcome."""
 
     accepted: list[str] = field(default_factory=list)
@@ -57,9 +57,9 @@ def parse(content: bytes, source: str) -> AssignmentRequest:
         raise ConfigError("\n".join([*problems, f"An assignment looks like {example}."])) from error
 
 
-async def follow(assignment: AssignmentRequest, assign: Assign) -> Outcome:
+async def apply_assignment(assignment: AssignmentRequest, assign: Assign) -> AssignmentResult:
     """Apply the assignment of every subscription. A refused one does not affect the others."""
-    outcome = Outcome()
+    outcome = AssignmentResult()
     for name, owners in assignment.subscriptions.items():
         try:
             accepted = await assign(name, assignment.generation, dict(owners))

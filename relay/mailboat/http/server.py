@@ -23,10 +23,10 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from mailboat.errors import ConfigError, DatabaseUnavailable, MailboatError
-from mailboat.http.assignment import LARGEST, Assign, follow, parse
-from mailboat.http.callers import Callers
+from mailboat.http.assignment import LARGEST, Assign, apply_assignment, parse
+from mailboat.http.auth import CallerAuth
 from mailboat.http.metrics import Metrics
-from mailboat.http.page import SECURITY_HEADERS, page
+from mailboat.http.status_page import SECURITY_HEADERS, render_page
 from mailboat.runtime.config_source import OlderConfig
 from mailboat.runtime.relay_status import RelayState, RelayStatus, as_json
 from mailboat_spec.listener import listen
@@ -48,7 +48,7 @@ _LINGER = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class StatusExtras:
     """Content of ``/status`` besides the relays."""
 
     config: ConfigReport = field(default_factory=ConfigReport)
@@ -56,23 +56,23 @@ class Told:
     """Version in use, by secret."""
 
 
-class Surface:
+class HttpApi:
     """The endpoints, without a socket."""
 
     def __init__(
         self,
         statuses: Callable[[], Sequence[RelayStatus]],
         assign: Assign,
-        callers: Callers | None = None,
+        callers: CallerAuth | None = None,
         *,
         stopping: Callable[[], bool] = lambda: False,
-        told: Callable[[], Told] = Told,
+        told: Callable[[], StatusExtras] = StatusExtras,
         configure: Configure | None = None,
     ) -> None:
         """``configure`` applies a pushed configuration. If it is None, calls can't change the configuration."""
         self._statuses = statuses
         self._assign = assign
-        self._callers = callers or Callers()
+        self._callers = callers or CallerAuth()
         self._stopping = stopping
         self._told = told
         self._configure = configure
@@ -90,7 +90,7 @@ class Surface:
         return application
 
     async def _page(self, _: web.Request) -> web.Response:
-        text = page(self._statuses(), self._told().config.error)
+        text = render_page(self._statuses(), self._told().config.error)
         return web.Response(text=text, content_type="text/html", charset="utf-8", headers=SECURITY_HEADERS)
 
     async def _livez(self, _: web.Request) -> web.Response:
@@ -122,7 +122,7 @@ class Surface:
         body = await self._callers.body_of(request)
         try:
             assignment = parse(body, "the request's body")
-            outcome = await follow(assignment, self._assign)
+            outcome = await apply_assignment(assignment, self._assign)
         except ConfigError as error:
             return _text(str(error), 400)
         except DatabaseUnavailable as error:
@@ -155,7 +155,7 @@ def _text(text: str, status: int = 200) -> web.Response:
     return web.Response(text=text + "\n", status=status)
 
 
-class Answers(Protocol):
+class Endpoints(Protocol):
     """Endpoints to serve: those of a relay or of a consumer."""
 
     def application(self) -> web.Application: ...
@@ -192,7 +192,7 @@ class HttpServer:
             host = self._host or socket.gethostname()
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
-    async def start(self, surface: Answers) -> None:
+    async def start(self, surface: Endpoints) -> None:
         # No access log: probes and scrapes arrive every few seconds.
         self._runner = web.AppRunner(
             surface.application(),

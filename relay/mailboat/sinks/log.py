@@ -22,9 +22,9 @@ from typing import Any, Final, Self
 
 from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable, Undecided
 from mailboat.model import Message
-from mailboat.sinks.key_stops import CallHold, KeyStops
+from mailboat.sinks.daemon_thread import in_a_thread
+from mailboat.sinks.key_fence import FenceTicket, KeyFence
 from mailboat.sinks.protocol import ALL_DELIVERED, Failures, SinkContext, Traits
-from mailboat.sinks.threads import in_a_thread
 
 _STDOUT: Final = 1
 _PIPE_PIECE: Final = select.PIPE_BUF  # a pipe that is ready accepts this much without blocking
@@ -43,7 +43,7 @@ class LogSink:
         self._descriptor: int | None = descriptor if path is None else None
         self._torn = False
         self._turn = asyncio.Lock()
-        self._stops = KeyStops()
+        self._stops = KeyFence()
         self._closed = False
 
     @classmethod
@@ -67,7 +67,7 @@ class LogSink:
     def publish(self, batch: Sequence[Message]) -> Coroutine[Any, Any, Failures]:
         return self._publish(batch, self._stops.call())
 
-    async def _publish(self, batch: Sequence[Message], hold: CallHold) -> Failures:
+    async def _publish(self, batch: Sequence[Message], hold: FenceTicket) -> Failures:
         deadline = time.monotonic() + self._delivery_timeout
         with hold:
             written = 0

@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 
 from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable, Undecided
 from mailboat.model import Message
-from mailboat.sinks.key_stops import CallHold, KeyStops
+from mailboat.sinks.key_fence import FenceTicket, KeyFence
 from mailboat.sinks.protocol import ALL_DELIVERED, Failures, SinkContext, Traits
 
 DEFAULT_TRAITS: Final = Traits(header_prefix="ce_", stops_behind_failure=True)
@@ -37,7 +37,7 @@ class MemorySink:
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._turn = asyncio.Lock()
-        self._stops = KeyStops()
+        self._stops = KeyFence()
         self._closed = False
 
     @classmethod
@@ -88,7 +88,7 @@ class MemorySink:
     def publish(self, batch: Sequence[Message]) -> Coroutine[Any, Any, Failures]:
         return self._publish(batch, self._stops.call())
 
-    async def _publish(self, batch: Sequence[Message], hold: CallHold) -> Failures:
+    async def _publish(self, batch: Sequence[Message], hold: FenceTicket) -> Failures:
         self.publishes += 1
         with hold:
             try:
@@ -105,7 +105,7 @@ class MemorySink:
         self._closed = True
         self._flowing.set()
 
-    def _take(self, batch: Sequence[Message], hold: CallHold) -> Failures:
+    def _take(self, batch: Sequence[Message], hold: FenceTicket) -> Failures:
         hold.begin()
         if self._closed:
             return self._all(batch, hold, SinkUnavailable("the sink is closed"))
@@ -126,7 +126,7 @@ class MemorySink:
             hold.stop(message.key)
         return failures or ALL_DELIVERED
 
-    def _all(self, batch: Sequence[Message], hold: CallHold, error: DeliveryError) -> Failures:
+    def _all(self, batch: Sequence[Message], hold: FenceTicket, error: DeliveryError) -> Failures:
         for message in batch:
             hold.stop(message.key)
         return dict.fromkeys(range(len(batch)), error)

@@ -13,7 +13,7 @@ from typing import Any, Final
 from mailboat.consumer.broker.engine import BrokerEngine
 from mailboat.consumer.broker.letter_reader import KafkaLetters
 from mailboat.errors import SinkUnavailable
-from mailboat.sinks.threads import in_a_thread
+from mailboat.sinks.daemon_thread import in_a_thread
 
 _EVERY: Final = 15.0
 _LOOK_EVERY: Final = 1.0

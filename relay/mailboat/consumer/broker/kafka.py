@@ -39,8 +39,8 @@ from mailboat.consumer.broker.protocol import (
     SourceState,
     ignore_point,
 )
-from mailboat.sinks.kafka.errors import Report, more_telling
-from mailboat.sinks.threads import in_a_thread
+from mailboat.sinks.daemon_thread import in_a_thread
+from mailboat.sinks.kafka.kafka_errors import Report, more_telling
 
 log = logging.getLogger(__name__)
 

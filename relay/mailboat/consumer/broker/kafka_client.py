@@ -13,8 +13,8 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
 from mailboat.errors import ConfigError
-from mailboat.sinks.kafka.errors import NETWORK, Report
-from mailboat.sinks.kafka.settings import client_settings, objection
+from mailboat.sinks.kafka.kafka_errors import NETWORK, Report
+from mailboat.sinks.kafka.librdkafka_settings import client_settings, objection
 from mailboat.sinks.protocol import SinkContext
 from mailboat_spec.resources.kafka_settings import SOURCE_ALLOWED
 

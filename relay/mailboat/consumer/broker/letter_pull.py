@@ -24,8 +24,8 @@ from google.pubsub_v1.types import (
 
 from mailboat.consumer.broker.protocol import Original
 from mailboat.errors import SinkUnavailable
-from mailboat.sinks.pubsub.connection import Destination, open_channel
-from mailboat.sinks.pubsub.errors import unavailable
+from mailboat.sinks.pubsub.channel import PubSubEndpoint, open_channel
+from mailboat.sinks.pubsub.pubsub_errors import unavailable
 
 _TIMEOUT: Final = 30.0
 _PULL: Final = 5.0
@@ -39,7 +39,7 @@ _Get, _Subscription = GetSubscriptionRequest.pb(), Subscription.pb()
 class PubSubLetters:
     """All messages that the subscription of a dead-letter topic delivers. See ``replay.Letters``."""
 
-    def __init__(self, destination: Destination, project: str, topic: str) -> None:
+    def __init__(self, destination: PubSubEndpoint, project: str, topic: str) -> None:
         self._destination = destination
         self._topic = topic
         self._subscription = f"projects/{project}/subscriptions/{topic}"

@@ -19,9 +19,9 @@ from confluent_kafka import TopicPartition as Place
 
 from mailboat.consumer.broker.protocol import Original
 from mailboat.errors import SinkUnavailable
-from mailboat.sinks.kafka.errors import Report, unavailable
+from mailboat.sinks.daemon_thread import in_a_thread
+from mailboat.sinks.kafka.kafka_errors import Report, unavailable
 from mailboat.sinks.kafka.topic import describe_topics
-from mailboat.sinks.threads import in_a_thread
 
 _TIMEOUT: Final = 30.0
 _POLL: Final = 0.1

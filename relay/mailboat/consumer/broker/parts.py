@@ -100,13 +100,13 @@ def _pubsub(
     try:
         from mailboat.consumer.broker.pubsub import PubSubSettings
         from mailboat.consumer.broker.pubsub import PubSubSource as Client
-        from mailboat.sinks.pubsub.connection import Destination
+        from mailboat.sinks.pubsub.channel import PubSubEndpoint
     except ModuleNotFoundError as error:
         raise _not_installed("pubsub", error) from error
     reference = chosen.credentials_secret_ref
     key_file = None if reference is None else secrets[reference.key]
     where = f"{full_name(resource)}: spec.source.pubsub"
-    destination = Destination.choose(chosen.endpoint, os.environ.get("PUBSUB_EMULATOR_HOST"), key_file, where)
+    destination = PubSubEndpoint.choose(chosen.endpoint, os.environ.get("PUBSUB_EMULATOR_HOST"), key_file, where)
     settings = PubSubSettings(project=chosen.project, subscription=chosen.subscription, destination=destination)
     return Client(settings, decode, passing)
 

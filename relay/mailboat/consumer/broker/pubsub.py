@@ -37,7 +37,7 @@ from mailboat.consumer.broker.protocol import (
 )
 from mailboat.consumer.broker.pubsub_keys import Bounds, Held, HeldKey, HeldMessages, Interruption, Verdict
 from mailboat.consumer.broker.pubsub_stream import Delivery, PullStream, ServiceUnavailable
-from mailboat.sinks.pubsub.connection import Destination
+from mailboat.sinks.pubsub.channel import PubSubEndpoint
 
 Decode = Callable[[Original], Record]
 
@@ -53,7 +53,7 @@ class PubSubSettings:
 
     project: str
     subscription: str
-    destination: Destination
+    destination: PubSubEndpoint
     bounds: Bounds = field(default_factory=Bounds)
     lease: int = 30
     """Seconds. Messages of a consumer that died are redelivered after this time. The service accepts 10 to 600."""

@@ -40,8 +40,8 @@ from google.rpc import error_details_pb2, status_pb2
 
 from mailboat.consumer.broker.pubsub_keys import Bounds
 from mailboat.errors import ConfigError, MailboatError, SinkUnavailable
-from mailboat.sinks.pubsub.connection import Destination, open_channel
-from mailboat.sinks.threads import in_a_thread
+from mailboat.sinks.daemon_thread import in_a_thread
+from mailboat.sinks.pubsub.channel import PubSubEndpoint, open_channel
 
 _LOGGER: Final = logging.getLogger(__name__)
 _CALL_TIMEOUT: Final = 10.0
@@ -87,7 +87,7 @@ class PullStream:
 
     def __init__(
         self,
-        destination: Destination,
+        destination: PubSubEndpoint,
         subscription: str,
         bounds: Bounds,
         lease: int,

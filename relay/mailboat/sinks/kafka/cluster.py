@@ -19,11 +19,11 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from mailboat.errors import SinkUnavailable
-from mailboat.sinks.kafka.lane import Lane
-from mailboat.sinks.kafka.session import Session
-from mailboat.sinks.kafka.settings import Settings, producer_settings
+from mailboat.sinks.daemon_thread import in_a_thread
+from mailboat.sinks.kafka.librdkafka_settings import Settings, producer_settings
+from mailboat.sinks.kafka.producer import ProducerEpoch
+from mailboat.sinks.kafka.producer_share import ProducerShare
 from mailboat.sinks.kafka.topic import TopicFacts, describe_topics
-from mailboat.sinks.threads import in_a_thread
 
 Fingerprint = frozenset[tuple[str, Any]]
 _clusters: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[Fingerprint, Cluster]] = WeakKeyDictionary()
@@ -102,9 +102,9 @@ class SharedProducer:
     def __init__(self, settings: Settings, logger: logging.Logger) -> None:
         self._settings = settings
         self._logger = logger
-        self._session: Session | None = None
+        self._session: ProducerEpoch | None = None
 
-    def join(self, topic: str, *, apart: bool) -> Lane:
+    def join(self, topic: str, *, apart: bool) -> ProducerShare:
         """Return a lane in the current session or in a new one. Raises ``NOT_ACCEPTED``."""
         if apart:
             return self._new_session().lane(topic)
@@ -116,11 +116,11 @@ class SharedProducer:
             before.supersede()
         return session.lane(topic)
 
-    def suits(self, lane: Lane, *, apart: bool) -> bool:
+    def suits(self, lane: ProducerShare, *, apart: bool) -> bool:
         """Return whether a sink can keep using its lane."""
         session = lane.session
         ours = session.settings is self._settings
         return ours and session.takes_calls and apart == (session is not self._session)
 
-    def _new_session(self) -> Session:
-        return Session(self._settings, logger=self._logger)
+    def _new_session(self) -> ProducerEpoch:
+        return ProducerEpoch(self._settings, logger=self._logger)

@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from mailboat.errors import SinkUnavailable
-from mailboat.sinks.kafka.errors import Report, missing_topic, more_telling, no_answer, unavailable
+from mailboat.sinks.kafka.kafka_errors import Report, missing_topic, more_telling, no_answer, unavailable
 
 NOT_ACCEPTED: Final = (KafkaException, ValueError, TypeError)
 """Errors of a client constructor whose settings are unusable, for example because a referenced file was deleted."""

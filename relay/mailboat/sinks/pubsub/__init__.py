@@ -2,11 +2,11 @@
 ``google`` and ``grpc``.
 
 ``limits``      Google's limits for a message and a request
-``connection``  endpoint, credentials, and the two gRPC calls
-``errors``      mapping of gRPC status codes to delivery errors
-``sink``        the sink: one request in flight per key
+``channel``  endpoint, credentials, and the two gRPC calls
+``pubsub_errors``      mapping of gRPC status codes to delivery errors
+``pubsub_sink``        the sink: one request in flight per key
 """
 
-from mailboat.sinks.pubsub.sink import PubSubSink
+from mailboat.sinks.pubsub.pubsub_sink import PubSubSink
 
 __all__ = ["PubSubSink"]

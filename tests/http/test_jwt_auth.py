@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_pri
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from mailboat.errors import ConfigError
-from mailboat.http.callers import Callers
-from mailboat.http.signatures import PublicKeys, SignedCalls, parse_keys
+from mailboat.http.auth import CallerAuth
+from mailboat.http.jwt_auth import JwtVerifier, PublicKeys, parse_keys
 from support.cli import Operator
 from support.http_api import Relays, serving
 
@@ -43,7 +43,7 @@ def keys(tmp_path: Path, operator: Operator) -> Path:
 @pytest.fixture
 async def client(relays: Relays, keys: Path) -> AsyncIterator[aiohttp.ClientSession]:
     relays.generations = {"shop/orders": 0}
-    async for session in serving(relays, Callers(None, SignedCalls(PublicKeys(keys), AUDIENCE))):
+    async for session in serving(relays, CallerAuth(None, JwtVerifier(PublicKeys(keys), AUDIENCE))):
         yield session
 
 
@@ -172,7 +172,7 @@ def test_only_ed25519_keys_are_keys():
 
 async def test_a_token_of_the_other_kind_is_good_too_where_both_are_taken(relays, keys, token_file, operator):
     relays.generations = {"shop/orders": 0}
-    async for client in serving(relays, Callers(token_file, SignedCalls(PublicKeys(keys), AUDIENCE))):
+    async for client in serving(relays, CallerAuth(token_file, JwtVerifier(PublicKeys(keys), AUDIENCE))):
         assert (await put(client, "correct-horse"))[0] == 200
         assert (await put(client, signed_later(operator), LATER))[0] == 200
         assert (await put(client, "wrong"))[0] == 401

@@ -16,23 +16,23 @@ from typing import Self
 from weakref import WeakSet
 
 
-class KeyStops:
+class KeyFence:
     """Stopped keys of one sink. Used from its event loop only."""
 
     def __init__(self) -> None:
         self._holds: dict[str, int] = {}
-        self._waiting: WeakSet[CallHold] = WeakSet()
+        self._waiting: WeakSet[FenceTicket] = WeakSet()
 
-    def call(self) -> CallHold:
+    def call(self) -> FenceTicket:
         """Return the hold of one call. Create it when ``publish`` is called, not when its coroutine first runs, and
         enter it around the whole call."""
-        return CallHold(self._holds, self._waiting)
+        return FenceTicket(self._holds, self._waiting)
 
 
-class CallHold:
+class FenceTicket:
     """Keys that one call must not send, and keys that it blocks for other calls until it has returned."""
 
-    def __init__(self, holds: dict[str, int], waiting: WeakSet[CallHold]) -> None:
+    def __init__(self, holds: dict[str, int], waiting: WeakSet[FenceTicket]) -> None:
         self._holds = holds
         self._waiting = waiting
         self._returned = False

@@ -18,8 +18,8 @@ from typing import Any, Self
 from mailboat.cli.options import outboxes_of
 from mailboat.errors import DatabaseUnavailable
 from mailboat.http.assignment import Assign
-from mailboat.http.callers import Callers
-from mailboat.http.server import HttpServer, Surface, Told
+from mailboat.http.auth import CallerAuth
+from mailboat.http.server import HttpApi, HttpServer, StatusExtras
 from mailboat.runtime.config_source import ConfigSource, Configuration
 from mailboat.runtime.file_watch import fingerprint, secret_versions, watch
 from mailboat.runtime.manifest_warnings import subscription_warnings
@@ -42,7 +42,7 @@ class RunOptions:
     secrets: Secrets
     relay_id: str
     listen: tuple[str, int]
-    callers: Callers
+    callers: CallerAuth
     advertised: str = ""
 
 
@@ -108,12 +108,14 @@ class Process:
     async def serving(self, followed: ConfigSource | None) -> AsyncIterator[None]:
         """Run the HTTP server and the watchers for the duration of the block."""
         options = self.options
-        surface = Surface(
+        surface = HttpApi(
             lambda: [each.status() for each in self.relays],
             assign_to(self.relays),
             options.callers,
             stopping=self.stop.is_set,
-            told=lambda: Told(followed.report if followed is not None else ConfigReport(), self.secret_versions),
+            told=lambda: StatusExtras(
+                followed.report if followed is not None else ConfigReport(), self.secret_versions
+            ),
             configure=followed.push if followed is not None else None,
         )
         tasks: list[asyncio.Task[None]] = []

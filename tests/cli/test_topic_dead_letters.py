@@ -30,7 +30,7 @@ from mailboat.consumer.broker.protocol import DeadLetter, Original
 from mailboat.consumer.broker.replay import LetterFilter
 from mailboat.sinks.kafka import KafkaSink
 from mailboat.sinks.pubsub import PubSubSink
-from mailboat.sinks.pubsub.connection import Destination
+from mailboat.sinks.pubsub.channel import PubSubEndpoint
 from mailboat_harbor.kafka import KafkaServer
 from mailboat_harbor.pubsub import PubSubServer
 from mailboat_harbor.redis_server import RedisServer
@@ -304,7 +304,7 @@ def test_the_same_on_pubsub(pubsub: PubSubServer, unique_name: Callable[[str], s
         assert f"subscriptions/{dead_topic} does not exist" in run("list")
         place = f"projects/acme/subscriptions/{dead_topic}"
         subscriber.create_subscription(name=place, topic=f"projects/acme/topics/{dead_topic}")
-        asyncio.run(write(PubSubSink("acme", dead_topic, Destination(pubsub.host, plain=True), delivery_timeout=60)))
+        asyncio.run(write(PubSubSink("acme", dead_topic, PubSubEndpoint(pubsub.host, plain=True), delivery_timeout=60)))
 
         assert len(run("list").splitlines()) == 4
         assert "no such account" in run("show", str(letters[1].record.event.id))

@@ -17,11 +17,11 @@ import grpc
 
 from mailboat.errors import ConfigError, DeliveryError, EventRefused, SinkUnavailable, Undecided
 from mailboat.model import Message
-from mailboat.sinks.key_stops import CallHold, KeyStops
+from mailboat.sinks.key_fence import FenceTicket, KeyFence
 from mailboat.sinks.protocol import ALL_DELIVERED, Failures, SinkContext, Traits
-from mailboat.sinks.pubsub.connection import Connection, Destination
-from mailboat.sinks.pubsub.errors import REFUSING, refused, unavailable
+from mailboat.sinks.pubsub.channel import PublisherChannel, PubSubEndpoint
 from mailboat.sinks.pubsub.limits import refusal, requests
+from mailboat.sinks.pubsub.pubsub_errors import REFUSING, refused, unavailable
 
 _OPEN_TIMEOUT: Final = 10.0
 _REQUESTS_ON_THE_WAY: Final = 64
@@ -32,18 +32,18 @@ class PubSubSink:
 
     traits = Traits(header_prefix="ce-", stops_behind_failure=True)
 
-    def __init__(self, project: str, topic: str, destination: Destination, *, delivery_timeout: float) -> None:
+    def __init__(self, project: str, topic: str, destination: PubSubEndpoint, *, delivery_timeout: float) -> None:
         self._project = project
         self._topic = self._path(topic)
         self._destination = destination
         self._delivery_timeout = delivery_timeout
-        self._connection: Connection | None = None
+        self._connection: PublisherChannel | None = None
         self._suspect = False
         self._calls: set[_Call] = set()
         self._tails: dict[str, asyncio.Future[bool]] = {}
         """By key, whether the most recently queued call's requests arrived."""
         self._free = asyncio.Semaphore(_REQUESTS_ON_THE_WAY)
-        self._stops = KeyStops()
+        self._stops = KeyFence()
         self._closed = False
 
     @classmethod
@@ -58,13 +58,13 @@ class PubSubSink:
                     "spec.sink.pubsub.credentialsSecretRef names"
                 )
         emulator = os.environ.get("PUBSUB_EMULATOR_HOST")
-        destination = Destination.choose(config.endpoint, emulator, key_file, context.subscription)
+        destination = PubSubEndpoint.choose(config.endpoint, emulator, key_file, context.subscription)
         return cls(config.project, config.topic, destination, delivery_timeout=context.delivery_timeout)
 
     async def open(self) -> None:
         self._closed = False
         if self._connection is None:
-            self._connection = await Connection.open(self._destination, self._topic)
+            self._connection = await PublisherChannel.open(self._destination, self._topic)
         await self._look_up(self._connection, self._topic)
 
     async def check_topic(self, topic: str) -> None:
@@ -73,7 +73,7 @@ class PubSubSink:
             raise SinkUnavailable("the sink is not open")
         await self._look_up(self._connection, self._path(topic))
 
-    async def _look_up(self, connection: Connection, topic: str) -> None:
+    async def _look_up(self, connection: PublisherChannel, topic: str) -> None:
         timeout = min(_OPEN_TIMEOUT, self._delivery_timeout)
         try:
             await connection.look_up_topic(topic, timeout=timeout)
@@ -89,7 +89,7 @@ class PubSubSink:
     def publish(self, batch: Sequence[Message]) -> Coroutine[Any, Any, Failures]:
         return self._publish(batch, self._stops.call())
 
-    async def _publish(self, batch: Sequence[Message], hold: CallHold) -> Failures:
+    async def _publish(self, batch: Sequence[Message], hold: FenceTicket) -> Failures:
         deadline = asyncio.get_running_loop().time() + self._delivery_timeout
         with hold:
             hold.begin()
@@ -184,7 +184,7 @@ class PubSubSink:
         if self._suspect and self._calls == {call}:
             self._suspect = False
             try:
-                fresh = await Connection.open(self._destination, self._topic)
+                fresh = await PublisherChannel.open(self._destination, self._topic)
             except SinkUnavailable:
                 self._suspect = True  # no credentials at the moment: keep the old connection
                 return
@@ -206,7 +206,7 @@ class _Turn(NamedTuple):
 class _Call:
     """One ``publish`` call: its batch, split by key for concurrent requests, and its failures."""
 
-    def __init__(self, batch: Sequence[Message], hold: CallHold, deadline: float) -> None:
+    def __init__(self, batch: Sequence[Message], hold: FenceTicket, deadline: float) -> None:
         self.batch = batch
         self.deadline = deadline
         self.failures: dict[int, DeliveryError] = {}

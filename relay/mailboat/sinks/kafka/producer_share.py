@@ -14,18 +14,18 @@ from confluent_kafka import KafkaError, KafkaException
 
 from mailboat.errors import DeliveryError, EventRefused, Undecided
 from mailboat.model import Message
-from mailboat.sinks.kafka.errors import Report, refused
-from mailboat.sinks.kafka.warmth import Warmth
-from mailboat.sinks.key_stops import CallHold
+from mailboat.sinks.kafka.kafka_errors import Report, refused
+from mailboat.sinks.kafka.proven_partitions import ProvenPartitions
+from mailboat.sinks.key_fence import FenceTicket
 
 if TYPE_CHECKING:
-    from mailboat.sinks.kafka.session import Session
+    from mailboat.sinks.kafka.producer import ProducerEpoch
 
 _SLICE: Final = 1_000  # messages handed over before control returns to the event loop
 _FULL_QUEUE_PAUSE: Final = 0.005
 
 
-class Call:
+class PublishCall:
     """One ``publish`` call in a session."""
 
     __slots__ = (
@@ -43,7 +43,7 @@ class Call:
         "unsent",
     )
 
-    def __init__(self, lane: Lane, batch: Sequence[Message], hold: CallHold, began: float) -> None:
+    def __init__(self, lane: ProducerShare, batch: Sequence[Message], hold: FenceTicket, began: float) -> None:
         self.lane = lane
         self.batch = batch
         self.hold = hold
@@ -72,7 +72,7 @@ class Call:
     def report_first(self, key: str, index: int, error: KafkaError | None, message: Any) -> None:
         """Record a delivery report of the first message of a key on a topic with cold partitions."""
         if error is None:
-            self.lane.warmth.accepted(key, message.partition())
+            self.lane.proven_partitions.accepted(key, message.partition())
             self.lane.session.stir()
         self.report(index, error, message)
 
@@ -81,15 +81,15 @@ class Call:
         return self.answered == self.expected
 
 
-class Lane:
+class ProducerShare:
     """One sink's part of a session. Hands over calls one after the other."""
 
-    def __init__(self, session: Session, topic: str, warmth: Warmth) -> None:
+    def __init__(self, session: ProducerEpoch, topic: str, proven_partitions: ProvenPartitions) -> None:
         self.session = session
-        self.warmth = warmth
+        self.proven_partitions = proven_partitions
         self.at_fault = False
         """True if a failure on this lane, not of the connection, ended the session."""
-        self.calls: set[Call] = set()
+        self.calls: set[PublishCall] = set()
         self.bytes = 0
         """Payload bytes of the calls in flight."""
         self.answered_at = 0.0
@@ -100,13 +100,13 @@ class Lane:
         """Why librdkafka did not accept a message of this lane, if the message is not the cause."""
         self._topic = topic
 
-    def begin(self, batch: Sequence[Message], hold: CallHold) -> Call:
-        call = Call(self, batch, hold, asyncio.get_running_loop().time())
+    def begin(self, batch: Sequence[Message], hold: FenceTicket) -> PublishCall:
+        call = PublishCall(self, batch, hold, asyncio.get_running_loop().time())
         self.calls.add(call)
         self.session.calls.add(call)
         return call
 
-    async def hand_over(self, call: Call, *, alone: bool = False) -> None:
+    async def hand_over(self, call: PublishCall, *, alone: bool = False) -> None:
         """Hand over the call's messages in order. Calls must not overlap. Returns early if the session stops."""
         blocked = set() if alone else call.hold.blocked
         session = self.session
@@ -133,13 +133,13 @@ class Lane:
         own = sum(call.handed - call.answered for call in self.calls)
         return own == 0 or (own < max_messages - messages and self.bytes < max_size - size)
 
-    def _produce(self, call: Call, end: int, blocked: set[str | None]) -> None:
+    def _produce(self, call: PublishCall, end: int, blocked: set[str | None]) -> None:
         """Produce messages up to ``end``, or until a full queue, a key's pending first message or an error stops it."""
-        session, warmth = self.session, self.warmth
+        session, proven_partitions = self.session, self.proven_partitions
         if session.failed:
             return
         produce, batch, topic, report = session.producer.produce, call.batch, self._topic, call.report
-        cold, skipped, size = warmth.cold, 0, 0
+        cold, skipped, size = proven_partitions.cold, 0, 0
         for index in range(call.unsent, end):
             _, key, value, headers, _ = batch[index]
             if blocked and key in blocked:
@@ -150,11 +150,11 @@ class Lane:
             on_delivery: Callable[..., None] = partial(report, index)
             first: str | None = None
             if cold and key is not None:
-                if key in warmth.first:
+                if key in proven_partitions.first:
                     break
-                if key not in warmth.proven:
+                if key not in proven_partitions.proven:
                     first = key
-                    warmth.first.add(first)
+                    proven_partitions.first.add(first)
                     on_delivery = partial(call.report_first, first, index)
             try:
                 # Positional, since keyword arguments cost 1 µs: partition (any), callback, its alias, timestamp (now).
@@ -185,11 +185,11 @@ class Lane:
 
     def _forget_first(self, key: str | None) -> None:
         if key is not None:
-            self.warmth.first.discard(key)
+            self.proven_partitions.first.discard(key)
 
     async def _room(self) -> None:
         """Wait until a key's first message was acknowledged, or the queue may have room."""
-        if self.warmth.first and not self.session.stopped:
+        if self.proven_partitions.first and not self.session.stopped:
             await self.session.stirred()
         else:
             await asyncio.sleep(_FULL_QUEUE_PAUSE)
@@ -204,7 +204,7 @@ class Lane:
         while self.calls:
             await self.session.stirred()
 
-    def withdraw(self, call: Call, reason: DeliveryError) -> bool:
+    def withdraw(self, call: PublishCall, reason: DeliveryError) -> bool:
         """Finish a call that was not handed over completely. Returns False if any of its messages is in flight."""
         if self.session.stopped or call.errors or not call.answered_for:
             return False
@@ -214,7 +214,7 @@ class Lane:
         self.session.finish(call)
         return True
 
-    def time_out(self, call: Call, reason: DeliveryError) -> None:
+    def time_out(self, call: PublishCall, reason: DeliveryError) -> None:
         """End the session after a call timed out. If other lanes succeeded since it began, this lane is at fault."""
         if self.session.answered_others(self, since=call.began):
             self.at_fault = True

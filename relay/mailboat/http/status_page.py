@@ -37,7 +37,7 @@ _COLUMNS = ("Subscription", "Ready", "Sink", "Owned", "Lag", "Oldest", "Parked",
 _NUMBERS = frozenset({"Owned", "Lag", "Oldest", "Parked", "Dead", "Rate"})
 
 
-def page(relays: Sequence[RelayStatus], trouble: str | None) -> str:
+def render_page(relays: Sequence[RelayStatus], trouble: str | None) -> str:
     """Return the page. ``trouble`` is the error of the configuration, if there is one."""
     parts = [_relay(relay) for relay in relays[:_MOST_ROWS]]
     if not parts:

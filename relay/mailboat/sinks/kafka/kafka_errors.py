@@ -143,7 +143,7 @@ def is_about_a_topic(reports: Iterable[Report]) -> bool:
     return any(report.code not in COLLATERAL and report.code not in _CONNECTION for report in reports)
 
 
-class Verdicts:
+class EpochResults:
     """Results for the messages of a failed session, computed once all its delivery reports have arrived."""
 
     def __init__(self, reports: Sequence[Report], fatal: Report | None, bootstrap: str) -> None:

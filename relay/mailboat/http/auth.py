@@ -29,7 +29,7 @@ class Unsigned(Exception):
     """The call has no valid signature for this relay. The message gives the reason and never contains the token."""
 
 
-class Signatures(Protocol):
+class CallVerifier(Protocol):
     """Verifies that a call was signed by the operator for this relay."""
 
     def check(self, token: str, method: str, path: str) -> str:
@@ -37,11 +37,11 @@ class Signatures(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Callers:
+class CallerAuth:
     """Accepted credentials of control calls."""
 
     token_file: Path | None = None
-    signed: Signatures | None = None
+    signed: CallVerifier | None = None
 
     async def body_of(self, request: web.Request) -> bytes:
         """Return the body of an authenticated call. For others, raise the HTTP error, if possible before reading."""

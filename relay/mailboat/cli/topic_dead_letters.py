@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mailboat.cli.printing import columns, counted, json_line, moment, payload_text, shortened
-from mailboat.cli.selecting import Selection
+from mailboat.cli.event_filter import Selection
+from mailboat.cli.output import columns, counted, json_line, moment, payload_text, shortened
 from mailboat.errors import ConfigError, DeliveryError, SinkUnavailable
 from mailboat.runtime.manifest_files import load
 from mailboat.runtime.secrets import find_secrets
@@ -209,10 +209,10 @@ async def _on_kafka(
 async def _on_pubsub(topic: str, service: PubSubService) -> AsyncIterator[tuple[Letters, Sink]]:
     from mailboat.consumer.broker.letter_pull import PubSubLetters
     from mailboat.sinks.pubsub import PubSubSink
-    from mailboat.sinks.pubsub.connection import Destination
+    from mailboat.sinks.pubsub.channel import PubSubEndpoint
 
     emulator = os.environ.get("PUBSUB_EMULATOR_HOST")
-    destination = Destination.choose(service.endpoint, emulator, service.key_file, "spec.source.pubsub")
+    destination = PubSubEndpoint.choose(service.endpoint, emulator, service.key_file, "spec.source.pubsub")
     letters = PubSubLetters(destination, service.project, topic)
     try:
         await letters.open()

@@ -32,7 +32,7 @@ _COUNTERS: Final = (
 )
 
 
-class ConsumerSurface:
+class ConsumerHttpApi:
     """The endpoints, without a socket."""
 
     def __init__(self, status: Callable[[], ConsumerReport]) -> None:

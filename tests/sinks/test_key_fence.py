@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from mailboat.sinks.key_stops import KeyStops
+from mailboat.sinks.key_fence import KeyFence
 
 
 def test_a_call_that_begins_while_a_key_is_stopped_is_blocked_and_later_ones_are_not() -> None:
-    stops = KeyStops()
+    stops = KeyFence()
     with stops.call() as first:
         first.begin()
         first.stop("k")
@@ -19,7 +19,7 @@ def test_a_call_that_begins_while_a_key_is_stopped_is_blocked_and_later_ones_are
 
 
 def test_a_call_made_before_the_failed_one_returned_is_blocked_even_if_it_begins_after() -> None:
-    stops = KeyStops()
+    stops = KeyFence()
     first = stops.call()
     with first:
         first.begin()
@@ -31,7 +31,7 @@ def test_a_call_made_before_the_failed_one_returned_is_blocked_even_if_it_begins
 
 
 def test_a_blocked_call_blocks_those_behind_it() -> None:
-    stops = KeyStops()
+    stops = KeyFence()
     second = stops.call()
     with second:
         with stops.call() as first:
@@ -45,7 +45,7 @@ def test_a_blocked_call_blocks_those_behind_it() -> None:
 
 
 def test_a_block_lasts_for_the_whole_call() -> None:
-    stops = KeyStops()
+    stops = KeyFence()
     first, second = stops.call(), stops.call()
     with second:
         with first:
@@ -56,7 +56,7 @@ def test_a_block_lasts_for_the_whole_call() -> None:
 
 
 def test_a_message_without_a_key_stops_nobody() -> None:
-    stops = KeyStops()
+    stops = KeyFence()
     with stops.call() as first:
         first.begin()
         first.stop(None)
@@ -66,7 +66,7 @@ def test_a_message_without_a_key_stops_nobody() -> None:
 
 
 def test_answers_that_come_after_a_call_has_returned_stop_nothing() -> None:
-    stops = KeyStops()
+    stops = KeyFence()
     with stops.call() as cancelled:
         cancelled.begin()
     cancelled.stop("k")
@@ -76,7 +76,7 @@ def test_answers_that_come_after_a_call_has_returned_stop_nothing() -> None:
 
 
 def test_a_call_that_was_made_and_never_awaited_is_forgotten() -> None:
-    stops = KeyStops()
+    stops = KeyFence()
     stops.call()
     with stops.call() as first:
         first.begin()

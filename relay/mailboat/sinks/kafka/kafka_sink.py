@@ -20,15 +20,15 @@ from typing import Any, Final, Self
 
 from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable, Undecided
 from mailboat.model import Message
+from mailboat.sinks.daemon_thread import in_a_thread
 from mailboat.sinks.kafka.cluster import Cluster, SharedProducer, cluster_of
-from mailboat.sinks.kafka.errors import RefusedTogether, no_answer
-from mailboat.sinks.kafka.lane import Call, Lane
-from mailboat.sinks.kafka.session import Session
-from mailboat.sinks.kafka.settings import check_settings, client_settings, objection
+from mailboat.sinks.kafka.kafka_errors import RefusedTogether, no_answer
+from mailboat.sinks.kafka.librdkafka_settings import check_settings, client_settings, objection
+from mailboat.sinks.kafka.producer import ProducerEpoch
+from mailboat.sinks.kafka.producer_share import ProducerShare, PublishCall
 from mailboat.sinks.kafka.topic import NOT_ACCEPTED, TopicFacts
-from mailboat.sinks.key_stops import CallHold, KeyStops
+from mailboat.sinks.key_fence import FenceTicket, KeyFence
 from mailboat.sinks.protocol import ALL_DELIVERED, Failures, SinkContext, Traits
-from mailboat.sinks.threads import in_a_thread
 
 _OPEN_TIMEOUT: Final = 10.0
 _REFRESH: Final = 300.0
@@ -94,12 +94,12 @@ class KafkaSink:
         self._refreshing: asyncio.Task[None] | None = None
         self._cluster: Cluster | None = None
         self._producer: SharedProducer | None = None
-        self._lane: Lane | None = None
+        self._lane: ProducerShare | None = None
         self._apart: asyncio.TimerHandle | None = None
         """Timer that is set while this sink shares no session."""
-        self._retired: set[Session] = set()
+        self._retired: set[ProducerEpoch] = set()
         self._turn = asyncio.Lock()
-        self._stops = KeyStops()
+        self._stops = KeyFence()
         self._closed = False
 
     @classmethod
@@ -180,7 +180,7 @@ class KafkaSink:
             )
         return self._others[topic]
 
-    async def _publish(self, batch: Sequence[Message], hold: CallHold) -> Failures:
+    async def _publish(self, batch: Sequence[Message], hold: FenceTicket) -> Failures:
         if not batch:
             return ALL_DELIVERED
         deadline = asyncio.get_running_loop().time() + self._delivery_timeout
@@ -214,9 +214,9 @@ class KafkaSink:
             await in_a_thread(partial(gone.join, _JOIN_TIMEOUT), "kafka-join")
 
     async def _deliver(
-        self, batch: Sequence[Message], hold: CallHold, deadline: float, *, alone: bool = False
+        self, batch: Sequence[Message], hold: FenceTicket, deadline: float, *, alone: bool = False
     ) -> Failures:
-        call: Call | None = None
+        call: PublishCall | None = None
         try:
             async with asyncio.timeout_at(deadline):
                 async with self._turn:
@@ -247,7 +247,7 @@ class KafkaSink:
             return self._none_of(batch, hold, error)
         return call.failures or ALL_DELIVERED
 
-    async def _ready_lane(self, *, alone: bool = False) -> Lane:
+    async def _ready_lane(self, *, alone: bool = False) -> ProducerShare:
         """Return the current lane, or a new one after the last one has drained. ``alone``: wait for an empty lane."""
         if self._closed:
             raise SinkUnavailable("the sink is closed")
@@ -276,13 +276,13 @@ class KafkaSink:
                 lane = self._lane = self._producer.join(self._topic, apart=self._apart is not None)
             except NOT_ACCEPTED as error:
                 raise self._not_accepted(error) from None
-        lane.warmth.widen(self._facts.partitions)
+        lane.proven_partitions.widen(self._facts.partitions)
         return lane
 
-    def _suits(self, lane: Lane) -> bool:
+    def _suits(self, lane: ProducerShare) -> bool:
         return self._producer is not None and self._producer.suits(lane, apart=self._apart is not None)
 
-    def _leave(self, lane: Lane) -> None:
+    def _leave(self, lane: ProducerShare) -> None:
         """Leave a lane without calls in flight."""
         self._lane = None
         lane.leave()
@@ -344,10 +344,10 @@ class KafkaSink:
         self._facts = facts.since(self._facts)
         self._producer = self._brokers().producer(self._facts.max_message_bytes, self._delivery_timeout)
 
-    def _no_answer(self, lane: Lane | None) -> SinkUnavailable:
+    def _no_answer(self, lane: ProducerShare | None) -> SinkUnavailable:
         return no_answer(self._bootstrap, self._delivery_timeout, None if lane is None else lane.session.complaint)
 
-    def _none_of(self, batch: Sequence[Message], hold: CallHold, error: DeliveryError) -> Failures:
+    def _none_of(self, batch: Sequence[Message], hold: FenceTicket, error: DeliveryError) -> Failures:
         for message in batch:
             hold.stop(message.key)
         return dict.fromkeys(range(len(batch)), error)

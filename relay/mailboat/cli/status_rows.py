@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mailboat.cli.printing import age, columns, counted, shortened
+from mailboat.cli.output import age, columns, counted, shortened
 from mailboat.store.admin.overview import KnownSubscription, Waiting
 from mailboat.terminal_escapes import safe
 from mailboat_spec import EventSubscription, full_name

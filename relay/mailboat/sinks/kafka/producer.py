@@ -6,7 +6,7 @@ gets its results, and the next message goes to a new session.
 
 *Sharing.* Each sink that uses a session has a lane in it. librdkafka can only purge its whole queue. If one lane fails,
 calls of the other lanes return ``SinkUnavailable``, which costs no attempt, and are sent again in the next session.
-``Lane.at_fault`` marks the lane that caused the end; its sink then uses a separate session (see ``cluster``).
+``ProducerShare.at_fault`` marks the lane that caused the end; its sink then uses a separate session (see ``cluster``).
 
 *Polling.* librdkafka passes its reports to the caller of ``poll``, one callback per message, and each callback acquires
 the GIL separately. A polling thread would compete with the event loop for the GIL twenty thousand times a second. So
@@ -25,9 +25,9 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from mailboat.errors import DeliveryError, SinkUnavailable, Undecided
-from mailboat.sinks.kafka.errors import Report, Verdicts, is_about_a_topic, more_telling
-from mailboat.sinks.kafka.lane import Call, Lane
-from mailboat.sinks.kafka.warmth import Warmth
+from mailboat.sinks.kafka.kafka_errors import EpochResults, Report, is_about_a_topic, more_telling
+from mailboat.sinks.kafka.producer_share import ProducerShare, PublishCall
+from mailboat.sinks.kafka.proven_partitions import ProvenPartitions
 
 _QUICK: Final = 0.0005  # seconds between polls while reports are due; the loop rounds it up to its next millisecond
 _SLOW: Final = 0.2  # seconds between polls while none are due: the client may still report connection errors
@@ -37,7 +37,7 @@ _MAX_AGE: Final = 6 * 3600.0
 """Brokers expire a producer that was idle for a day, and with it the sequence numbers that order depends on."""
 
 
-class Session:
+class ProducerEpoch:
     """Accepts calls until the first failure. Then it is ``stopped``, and ``drained`` once every call has a result."""
 
     def __init__(self, settings: Mapping[str, Any], *, logger: logging.Logger) -> None:
@@ -55,9 +55,9 @@ class Session:
         self._bootstrap: str = settings["bootstrap.servers"]
         self._max_messages = int(settings["queue.buffering.max.messages"]) or _UNLIMITED
         self._max_bytes = int(settings["queue.buffering.max.kbytes"]) * 1024
-        self.calls: set[Call] = set()
-        self._lanes: set[Lane] = set()
-        self._topics: dict[str, Warmth] = {}
+        self.calls: set[PublishCall] = set()
+        self._lanes: set[ProducerShare] = set()
+        self._topics: dict[str, ProvenPartitions] = {}
         self._fatal: Report | None = None
         self.reason: DeliveryError | None = None
         """Result for messages of any lane that no report explains."""
@@ -69,13 +69,13 @@ class Session:
         self._heard_at = self._started_at
         self._timer = self._loop.call_later(_SLOW, self._listen)
 
-    def lane(self, topic: str) -> Lane:
+    def lane(self, topic: str) -> ProducerShare:
         """Return a new lane of this session."""
-        lane = Lane(self, topic, self._topics.setdefault(topic, Warmth()))
+        lane = ProducerShare(self, topic, self._topics.setdefault(topic, ProvenPartitions()))
         self._lanes.add(lane)
         return lane
 
-    def leave(self, lane: Lane) -> None:
+    def leave(self, lane: ProducerShare) -> None:
         """Remove a lane. If it was the last one, retire the producer."""
         self._lanes.discard(lane)
         if not self._lanes and not self.stopped:
@@ -85,7 +85,7 @@ class Session:
     def takes_calls(self) -> bool:
         return not self.stopped and self._loop.time() - self._started_at < _MAX_AGE
 
-    def answered_others(self, lane: Lane, *, since: float) -> bool:
+    def answered_others(self, lane: ProducerShare, *, since: float) -> bool:
         return any(other.answered_at > since for other in self._lanes if other is not lane)
 
     @property
@@ -93,7 +93,7 @@ class Session:
         """Messages and bytes in flight, each followed by its limit."""
         return len(self.producer), self._max_messages, self.bytes, self._max_bytes
 
-    def settle(self, call: Call) -> None:
+    def settle(self, call: PublishCall) -> None:
         """Handle a call whose reports have all arrived. Success is returned at once, failures after all reports."""
         if call not in self.calls:
             return
@@ -104,7 +104,7 @@ class Session:
         if self.stopped:
             self._drain()
 
-    def finish(self, call: Call) -> None:
+    def finish(self, call: PublishCall) -> None:
         """Return a call's result without ending the session."""
         lane = call.lane
         lane.calls.discard(call)
@@ -137,7 +137,9 @@ class Session:
     def _drain(self) -> None:
         if self.drained.is_set() or not all(call.answered_for for call in self.calls):
             return
-        verdicts = Verdicts([report for lane in self._lanes for report in lane.reports()], self._fatal, self._bootstrap)
+        verdicts = EpochResults(
+            [report for lane in self._lanes for report in lane.reports()], self._fatal, self._bootstrap
+        )
         for lane in self._lanes:
             lane.at_fault = lane.at_fault or is_about_a_topic(lane.reports())
         otherwise = self.reason or self._otherwise(verdicts)
@@ -156,7 +158,7 @@ class Session:
         self.drained.set()
         self.retire()
 
-    def _otherwise(self, verdicts: Verdicts) -> DeliveryError:
+    def _otherwise(self, verdicts: EpochResults) -> DeliveryError:
         """Return the result for lanes without an error report and without a reason from their sink."""
         if verdicts.common or any(lane.at_fault or lane.reason for lane in self._lanes):
             return SinkUnavailable(
@@ -225,7 +227,7 @@ class Session:
             self.failed = True
             self._soon(self.stop)
 
-    def report_answered(self, call: Call) -> None:
+    def report_answered(self, call: PublishCall) -> None:
         self._soon(self.settle, call)
 
     def _end(self, fatal: Report) -> None:

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from mailboat.errors import ConfigError
-from mailboat.http.callers import Unsigned
+from mailboat.http.auth import Unsigned
 from mailboat.runtime.file_watch import version_of
 
 ISSUER: Final = "mailboat-operator"
@@ -68,7 +68,7 @@ def parse_keys(text: bytes, source: str) -> tuple[Ed25519PublicKey, ...]:
     return tuple(keys)
 
 
-class SignedCalls:
+class JwtVerifier:
     """Verifies that a call was signed by the operator for this relay."""
 
     def __init__(self, keys: PublicKeys, audience: str) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 _MAX_PROVEN: Final = 100_000
 
 
-class Warmth:
+class ProvenPartitions:
     """State of one topic of one producer. ``cold``, ``first`` and ``proven`` are read directly, once per message."""
 
     def __init__(self) -> None:

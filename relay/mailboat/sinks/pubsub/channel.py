@@ -22,7 +22,7 @@ from google.pubsub_v1.types import GetTopicRequest, PublishRequest, PublishRespo
 
 from mailboat.errors import ConfigError, SinkUnavailable
 from mailboat.model import Message
-from mailboat.sinks.threads import in_a_thread
+from mailboat.sinks.daemon_thread import in_a_thread
 
 _GLOBAL_HOST: Final = "pubsub.googleapis.com:443"
 _SCOPES: Final = ("https://www.googleapis.com/auth/pubsub",)
@@ -42,7 +42,7 @@ _Topic: Final = Topic.pb()
 
 
 @dataclass(frozen=True, slots=True)
-class Destination:
+class PubSubEndpoint:
     """A host and its security. Any host other than Google's, without a key, is an emulator: no TLS, no credentials."""
 
     host: str
@@ -66,7 +66,7 @@ class Destination:
         return cls(host, plain, content)
 
 
-class Connection:
+class PublisherChannel:
     """A gRPC channel for one topic. Belongs to the event loop on which it was created."""
 
     def __init__(self, channel: grpc.aio.Channel, topic: str) -> None:
@@ -85,7 +85,7 @@ class Connection:
         )
 
     @classmethod
-    async def open(cls, destination: Destination, topic: str) -> Self:
+    async def open(cls, destination: PubSubEndpoint, topic: str) -> Self:
         """Create the channel; it connects later. Raises ``SinkUnavailable`` if there are no credentials."""
         return cls(await open_channel(destination, "spec.sink.pubsub"), topic)
 
@@ -109,7 +109,7 @@ class Connection:
         await self._channel.close()
 
 
-async def open_channel(destination: Destination, field: str) -> grpc.aio.Channel:
+async def open_channel(destination: PubSubEndpoint, field: str) -> grpc.aio.Channel:
     """Create a channel; it connects later. Raises ``SinkUnavailable`` if there are no credentials.
 
     ``field`` is the part of the manifest that holds ``credentialsSecretRef``.

@@ -11,9 +11,9 @@ import pytest
 from confluent_kafka import KafkaError
 
 from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable, Undecided
-from mailboat.sinks.kafka.lane import Call, Lane
-from mailboat.sinks.kafka.session import Session
-from mailboat.sinks.key_stops import KeyStops
+from mailboat.sinks.kafka.producer import ProducerEpoch
+from mailboat.sinks.kafka.producer_share import ProducerShare, PublishCall
+from mailboat.sinks.key_fence import KeyFence
 from support.sink_backends import message
 from support.wait import await_until
 
@@ -61,35 +61,35 @@ class ToldClient:
 
 
 @pytest.fixture
-async def session(monkeypatch: pytest.MonkeyPatch) -> Session:
-    monkeypatch.setattr("mailboat.sinks.kafka.session.Producer", ToldClient)
+async def session(monkeypatch: pytest.MonkeyPatch) -> ProducerEpoch:
+    monkeypatch.setattr("mailboat.sinks.kafka.producer.Producer", ToldClient)
     settings = {
         "bootstrap.servers": "k:1",
         "queue.buffering.max.messages": str(LIMIT),
         "queue.buffering.max.kbytes": "1024",
     }
-    return Session(settings, logger=logging.getLogger("test"))
+    return ProducerEpoch(settings, logger=logging.getLogger("test"))
 
 
-def begun(lane: Lane, *numbers: int) -> Call:
-    hold = KeyStops().call()
+def begun(lane: ProducerShare, *numbers: int) -> PublishCall:
+    hold = KeyFence().call()
     hold.begin()
     return lane.begin([message(number, f"key-{number}") for number in numbers], hold)
 
 
-async def handed_over(lane: Lane, *numbers: int) -> Call:
+async def handed_over(lane: ProducerShare, *numbers: int) -> PublishCall:
     call = begun(lane, *numbers)
     await lane.hand_over(call)
     return call
 
 
-async def answer(call: Call) -> dict[int, DeliveryError]:
+async def answer(call: PublishCall) -> dict[int, DeliveryError]:
     async with asyncio.timeout(10):
         await call.done.wait()
     return call.failures
 
 
-async def test_a_lane_that_waits_to_be_idle_notices_the_end_of_the_session(session: Session) -> None:
+async def test_a_lane_that_waits_to_be_idle_notices_the_end_of_the_session(session: ProducerEpoch) -> None:
     """The session is stopped by a failure first, and the reports of what was purged come a moment later."""
     lane = session.lane("orders")
     refused, purged = [await handed_over(lane, number) for number in range(2)]
@@ -115,7 +115,7 @@ async def test_a_lane_that_waits_to_be_idle_notices_the_end_of_the_session(sessi
     ],
 )
 async def test_a_failure_on_one_topic_costs_its_neighbours_no_attempt(
-    session: Session, code: int, told: type[DeliveryError], at_fault: bool
+    session: ProducerEpoch, code: int, told: type[DeliveryError], at_fault: bool
 ) -> None:
     orders, bills = session.lane("orders"), session.lane("bills")
     failed, delivered, purged = [await handed_over(lane, 1) for lane in (orders, bills, bills)]
@@ -133,7 +133,7 @@ async def test_a_failure_on_one_topic_costs_its_neighbours_no_attempt(
 
 
 async def test_where_no_report_names_a_cause_every_lane_goes_on_apart_and_one_message_at_a_time(
-    session: Session,
+    session: ProducerEpoch,
 ) -> None:
     lanes = [session.lane(topic) for topic in ("orders", "bills", "idle")]
     calls = [await handed_over(lane, 1, 2) for lane in lanes[:2]]
@@ -145,7 +145,9 @@ async def test_where_no_report_names_a_cause_every_lane_goes_on_apart_and_one_me
 
 
 @pytest.mark.parametrize("others_got_answers", [True, False])
-async def test_silence_is_a_topics_fault_if_others_got_answers(session: Session, others_got_answers: bool) -> None:
+async def test_silence_is_a_topics_fault_if_others_got_answers(
+    session: ProducerEpoch, others_got_answers: bool
+) -> None:
     orders, bills = session.lane("orders"), session.lane("bills")
     answered = await handed_over(bills, 0)
     if others_got_answers:
@@ -166,9 +168,9 @@ async def test_silence_is_a_topics_fault_if_others_got_answers(session: Session,
 
 
 async def test_a_slow_topic_leaves_room_in_the_queue_for_others(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    session: ProducerEpoch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mailboat.sinks.kafka.lane._SLICE", 1)
+    monkeypatch.setattr("mailboat.sinks.kafka.producer_share._SLICE", 1)
     orders, bills = session.lane("orders"), session.lane("bills")
     many = begun(orders, *range(20))
     handing = asyncio.create_task(orders.hand_over(many))
@@ -186,7 +188,7 @@ async def test_a_slow_topic_leaves_room_in_the_queue_for_others(
     assert (many.failures, few.failures) == ({}, {})
 
 
-async def test_a_call_of_which_nothing_is_on_the_way_ends_no_session(session: Session) -> None:
+async def test_a_call_of_which_nothing_is_on_the_way_ends_no_session(session: ProducerEpoch) -> None:
     orders, bills = session.lane("orders"), session.lane("bills")
     waits, sent = begun(orders, 1), await handed_over(bills, 2)
     waits.expected = 0  # handing over was cut short before its first message
