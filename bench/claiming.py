@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import redis.asyncio
 
-from mailboat.consumer.broker.protocol import Claim, Claimed
+from mailboat.consumer.broker.interfaces import Claim, Claimed
 from mailboat.consumer.claims.redis_store import RedisClaims
 from mailboat_harbor.redis_server import RedisServer, start_valkey
 

@@ -14,8 +14,8 @@ from mailboat import Event
 from mailboat.consumer.broker.decode import decode
 from mailboat.consumer.broker.engine import BrokerEngine, EngineSettings
 from mailboat.consumer.broker.execution import PlainExecution
-from mailboat.consumer.broker.kafka import KafkaSource
 from mailboat.consumer.broker.kafka_client import consumer_settings
+from mailboat.consumer.broker.kafka_source import KafkaSource
 from mailboat.consumer.claims.redis_store import RedisClaims
 from mailboat.consumer.dispatch import Dispatcher
 from mailboat.consumer.handlers import handler

@@ -13,11 +13,11 @@ import pytest_asyncio
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
-from mailboat.consumer.broker.protocol import Answer, Busy, Claim, Claimed, ClaimsUnavailable, Failure, Finished
+from mailboat.consumer.broker.interfaces import Answer, Busy, Claim, Claimed, ClaimsUnavailable, FailedAttempt, Finished
 from mailboat.consumer.claims.inbox import InboxClaims, InboxExecution
 from mailboat.consumer.dispatch import Dispatcher, NotHandled
 from mailboat.consumer.handlers import handler
-from mailboat.consumer.received import Event
+from mailboat.consumer.received_event import Event
 from mailboat.consumer.transactions import Psycopg, PsycopgAsync, SqlAlchemy, SqlAlchemyAsync, Wanted
 from mailboat.errors import ConfigError
 from mailboat_harbor.postgres import Database, PostgresServer
@@ -75,16 +75,16 @@ async def test_attempts_and_due_times_are_shared_and_survive_a_restart(inbox: In
     assert isinstance(await claimed(two), Busy)
     await one.release([E1])
     assert await claimed(two) == Claimed(1)
-    await two.fail([Failure(E1, 60)])
+    await two.fail([FailedAttempt(E1, 60)])
     parked = await claimed(one)
     assert isinstance(parked, Busy)
     assert 30 < parked.seconds <= 60
     first, second = await one.claim([Claim(E2), Claim(E1)])
     assert first == Claimed(1)
     assert isinstance(second, Busy)
-    await one.fail([Failure(E2, 0)])
+    await one.fail([FailedAttempt(E2, 0)])
     assert await claimed(two, E2) == Claimed(2)
-    await two.fail([Failure(E2, 0, counted=False)])
+    await two.fail([FailedAttempt(E2, 0, counted=False)])
     assert await claimed(one, E2) == Claimed(2)
     await one.dead([E2])
     assert await claimed(two, E2) == Finished(dead=True)
@@ -95,7 +95,7 @@ async def test_an_event_that_kills_its_process_is_found(inbox: InboxFactory, inb
     dying = await inbox(instance="dying", life="1", lease=600)
     lethal, harmless = E1, E2
     assert await dying.claim([Claim(lethal), Claim(harmless)]) == [Claimed(1), Claimed(1)]
-    await dying.fail([Failure(harmless, 0)])
+    await dying.fail([FailedAttempt(harmless, 0)])
     other = await inbox(instance="other", lease=600)
     assert isinstance(await claimed(other, lethal), Busy)
     reborn = await inbox(instance="dying", life="2")  # its container was restarted: no need to wait for the lease
@@ -136,7 +136,7 @@ async def test_a_role_needs_the_grant_and_nothing_else(inbox: InboxFactory, inbo
         inbox_database.execute(f"select mailboat.grant_consumer('{NAME}', '{role}')")
         store = await inbox(url=url, lease=0.3, prune_every=0)
         assert await claimed(store) == Claimed(1)
-        await store.fail([Failure(E1, 0)])
+        await store.fail([FailedAttempt(E1, 0)])
         assert await claimed(store) == Claimed(2)
         await store.done([E1])
         await store.close()

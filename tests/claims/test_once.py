@@ -15,7 +15,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from mailboat import ClaimHeld, Once
-from mailboat.consumer.broker.protocol import ClaimsUnavailable
+from mailboat.consumer.broker.interfaces import ClaimsUnavailable
 from mailboat_harbor.redis_server import RedisServer
 from support.wait import await_until
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import redis.asyncio
 
-from mailboat.consumer.broker.protocol import Busy, Claim, Claimed, ClaimsUnavailable, Failure, Finished
+from mailboat.consumer.broker.interfaces import Busy, Claim, Claimed, ClaimsUnavailable, FailedAttempt, Finished
 from mailboat.consumer.claims.redis_health import EVICTS_KEYS, MEMORY_LOST, NOT_REPLICATED
 from mailboat.consumer.claims.redis_store import RedisClaims
 from mailboat_harbor.ports import free_port
@@ -49,7 +49,7 @@ async def test_a_lost_reply_makes_bare_setnx_skip_the_event_and_ours_handle_it(
     proxy.lose_reply()
     assert await store.claim(E1) == [Claimed(1)]
     proxy.lose_reply()
-    assert await store.fail([Failure("e1", 0)]) == [True]
+    assert await store.fail([FailedAttempt("e1", 0)]) == [True]
     assert await store.claim(E1) == [Claimed(2)]
     proxy.lose_reply()
     assert await store.done(["e1"]) == [True]
@@ -210,7 +210,7 @@ async def test_a_user_with_the_documented_rights(each_redis: RedisServer, store_
     store = await store_at(url, lease=0.3, check_every=0)
     assert await store.claim(E1) == [Claimed(1)]
     await await_until(lambda: store._facts is not None)
-    assert await store.fail([Failure("e1", 0, counted=False)]) == [True]
+    assert await store.fail([FailedAttempt("e1", 0, counted=False)]) == [True]
     assert await store.claim(E1) == [Claimed(1)]
     assert await store.done(["e1"]) == [True]
     client.execute_command("ACL", "SETUSER", "claims", "-evalsha")
@@ -250,7 +250,7 @@ async def test_a_cluster(own_servers: ExitStack, store_at: StoreFactory, tmp_pat
     claims = [Claim(event_id) for event_id in ids]
     assert await store.claim(claims) == [Claimed(1)] * 60
     assert min(node.client().dbsize() for node in nodes) > 5
-    assert await store.fail([Failure(event_id, 0) for event_id in ids]) == [True] * 60
+    assert await store.fail([FailedAttempt(event_id, 0) for event_id in ids]) == [True] * 60
     assert await store.claim(claims) == [Claimed(2)] * 60
     for node in nodes:
         node.client().script_flush()
@@ -291,7 +291,7 @@ async def test_sentinel_leads_to_the_new_primary(
 
 
 def test_the_store_has_the_claim_stores_methods() -> None:
-    from mailboat.consumer.broker.protocol import ClaimStore
+    from mailboat.consumer.broker.interfaces import ClaimStore
 
     store: ClaimStore = RedisClaims("redis://127.0.0.1", consumer="billing")
     assert store

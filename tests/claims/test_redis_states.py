@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mailboat.consumer.broker.protocol import Answer, Busy, Claim, Claimed, Failure, Finished
+from mailboat.consumer.broker.interfaces import Answer, Busy, Claim, Claimed, FailedAttempt, Finished
 from mailboat.consumer.claims.redis_store import RedisClaims
 from mailboat_harbor.redis_server import RedisServer
 
@@ -74,7 +74,7 @@ async def test_a_key_of_another_type_counts_as_done(store: RedisClaims, redis: A
     redis.hset(key, "state", "done")
     assert await store.claim([Claim("e1")]) == [Finished()]
     assert await store.done(["e1"]) == [False]
-    assert await store.fail([Failure("e1", 0)]) == [False]
+    assert await store.fail([FailedAttempt("e1", 0)]) == [False]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ async def test_a_result(
         assert await store.dead(["e1"]) == [ours]
     else:
         forever = float("inf")  # an event without attempts left, and without a dead-letter topic
-        assert await store.fail([Failure("e1", forever, counted=action == "fail")]) == [ours]
+        assert await store.fail([FailedAttempt("e1", forever, counted=action == "fail")]) == [ours]
     assert without_time(redis.get(key)) == after
 
 
@@ -149,7 +149,7 @@ async def test_many_events_in_one_call_keep_their_order(store: RedisClaims, redi
     ids = [f"e1{number}" for number in range(1200)]
     answers = await store.claim([Claim(event_id, replay=event_id == "e11100") for event_id in ids])
     assert [number for number, answer in enumerate(answers) if answer != Claimed(1)] == [700]
-    assert await store.fail([Failure(event_id, int(event_id[2:])) for event_id in ids[:600]]) == [True] * 600
+    assert await store.fail([FailedAttempt(event_id, int(event_id[2:])) for event_id in ids[:600]]) == [True] * 600
     assert set(await store.done(ids[600:])) == {True, False}
     seconds, _ = redis.time()
     due = int((redis.get(f"{key}500") or "").split("|")[2]) / 1000

@@ -23,10 +23,10 @@ from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcTransp
 
 import mailboat
 from mailboat.cli.main import main
-from mailboat.consumer.broker.dead_letters import DeadLetterFormat, DeadLetterTopic
+from mailboat.consumer.broker.dead_letter_writer import DeadLetterFormat, DeadLetterTopic
 from mailboat.consumer.broker.decode import decode
-from mailboat.consumer.broker.letter_reader import KafkaLetters
-from mailboat.consumer.broker.protocol import DeadLetter, Original
+from mailboat.consumer.broker.interfaces import DeadRecord, Original
+from mailboat.consumer.broker.kafka_dead_letters import KafkaLetters
 from mailboat.consumer.broker.replay import LetterFilter
 from mailboat.sinks.kafka import KafkaSink
 from mailboat.sinks.pubsub import PubSubSink
@@ -63,7 +63,7 @@ class Consumer:
         assert result.exit_code == 0, result.output
         return result.stdout
 
-    def bury(self, *letters: DeadLetter, format: DeadLetterFormat = DeadLetterFormat.ENVELOPE) -> None:
+    def bury(self, *letters: DeadRecord, format: DeadLetterFormat = DeadLetterFormat.ENVELOPE) -> None:
         async def write() -> None:
             topic = f"{self.topic}.billing.dead"
             letters_ = DeadLetterTopic(KafkaSink(topic, dict(self.client), delivery_timeout=60), topic, format=format)
@@ -83,7 +83,7 @@ class Consumer:
         with KafkaLetters(self.client, f"{self.topic}.billing.dead", LetterFilter().group("shop.billing")) as letters:
             return letters.waiting()
 
-    def letter(self, number: int, **changes: object) -> DeadLetter:
+    def letter(self, number: int, **changes: object) -> DeadRecord:
         headers = (("ce_id", f"{number}".encode()), ("ce_type", b"order.placed"), ("n", b"\xff"), ("n", b""))
         key = f"o-{number % 3}".encode()
         original = replace(KAFKA, topic=self.topic, key=key, offset=number, value=b'{"total": 1.50}', headers=headers)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from mailboat.consumer.broker.dead_letters import DeadLetterFormat, DeadLetterTopic
+from mailboat.consumer.broker.dead_letter_writer import DeadLetterFormat, DeadLetterTopic
 from mailboat.consumer.broker.envelope import restored
-from mailboat.consumer.broker.letter_reader import KafkaLetters
-from mailboat.consumer.broker.protocol import DeadLetter, DeadLettersUnavailable, Original
+from mailboat.consumer.broker.interfaces import DeadLettersUnavailable, DeadRecord, Original
+from mailboat.consumer.broker.kafka_dead_letters import KafkaLetters
 from mailboat_harbor.kafka import KafkaServer, start_kfake
 from mailboat_harbor.pubsub import PubSubServer
 from support.broker_messages import KAFKA, PUBSUB, dead
@@ -123,7 +123,7 @@ async def test_while_the_broker_is_away_a_write_fails_and_the_next_one_succeeds(
         kafka.server.stop()
 
 
-async def _written(topic: DeadLetterTopic, letter: DeadLetter) -> bool:
+async def _written(topic: DeadLetterTopic, letter: DeadRecord) -> bool:
     with suppress(DeadLettersUnavailable):
         await topic.write(letter)
         return True

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mailboat.consumer.broker.dead_letters import DeadLetterFormat, forms
+from mailboat.consumer.broker.dead_letter_writer import DeadLetterFormat, forms
 from mailboat.consumer.broker.decode import LONGEST_ATTRIBUTE, decode
 from mailboat.consumer.broker.envelope import CONTENT_TYPE, envelope, restored
-from mailboat.consumer.broker.protocol import Original
+from mailboat.consumer.broker.interfaces import Original
 from mailboat.model import OutboxEvent as Row
 from mailboat_spec import Format
 from support.broker_messages import AT, KAFKA, PUBSUB, TRACEBACK, dead, message_of

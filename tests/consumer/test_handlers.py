@@ -21,10 +21,10 @@ from sqlalchemy.orm import Session
 
 from mailboat.consumer import Event
 from mailboat.consumer.dispatch import Dispatcher
+from mailboat.consumer.handler_outcomes import LONGEST_ERROR, CannotDecode, bounded_traceback
+from mailboat.consumer.handler_spans import handling
 from mailboat.consumer.handlers import handler
-from mailboat.consumer.outcomes import LONGEST_ERROR, CannotDecode, bounded_traceback
 from mailboat.consumer.payloads import decoder
-from mailboat.consumer.tracing import handling
 from mailboat.errors import ConfigError
 
 

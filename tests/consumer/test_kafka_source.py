@@ -11,8 +11,8 @@ import pytest
 
 from mailboat.consumer import Event
 from mailboat.consumer.broker.decode import decode
-from mailboat.consumer.broker.kafka import KafkaSource
 from mailboat.consumer.broker.kafka_client import consumer_settings
+from mailboat.consumer.broker.kafka_source import KafkaSource
 from mailboat.consumer.handlers import handler
 from mailboat.errors import ConfigError
 from mailboat_harbor.kafka import KafkaServer, start_kfake

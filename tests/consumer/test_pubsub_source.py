@@ -20,9 +20,9 @@ from google.cloud import pubsub_v1
 from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcTransport
 
 from mailboat.consumer.broker.decode import decode
-from mailboat.consumer.broker.protocol import Record
-from mailboat.consumer.broker.pubsub import PubSubSettings, PubSubSource
+from mailboat.consumer.broker.interfaces import Record
 from mailboat.consumer.broker.pubsub_keys import Bounds, Held, HeldMessages, Verdict
+from mailboat.consumer.broker.pubsub_source import PubSubSettings, PubSubSource
 from mailboat.errors import ConfigError
 from mailboat.sinks.pubsub.channel import PubSubEndpoint
 from mailboat_harbor.proxy import Proxy

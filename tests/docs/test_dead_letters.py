@@ -9,10 +9,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import cast
 
-from mailboat.consumer.broker.dead_letters import DeadLetterFormat, forms
+from mailboat.consumer.broker.dead_letter_writer import DeadLetterFormat, forms
 from mailboat.consumer.broker.envelope import CONTENT_TYPE, envelope
 from mailboat.consumer.broker.replay import Letter, replay_message
-from mailboat.consumer.outcomes import Refusal
+from mailboat.consumer.handler_outcomes import Refusal
 from support.broker_messages import KAFKA, dead
 from support.markdown import blocks
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mailboat.consumer.broker.protocol import BrokerPoint
+from mailboat.consumer.broker.interfaces import BrokerPoint
 from mailboat_harbor.proxy import Proxy
 from mailboat_harbor.redis_server import RedisServer
 from support.consumer_processes import ended

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from mailboat.consumer.broker.protocol import Answer, Busy, Claim, Finished
+from mailboat.consumer.broker.interfaces import Answer, Busy, Claim, Finished
 from mailboat_harbor.kafka import KafkaServer, start_kfake
 from mailboat_harbor.redis_server import RedisServer, start_sentinel, start_valkey
 from support.broker_consumer_main import SLOW, memory_of

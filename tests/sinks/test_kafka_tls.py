@@ -15,9 +15,9 @@ import yaml
 from confluent_kafka.admin import AdminClient
 
 from mailboat.consumer.broker.decode import decode
-from mailboat.consumer.broker.kafka import KafkaSource
 from mailboat.consumer.broker.kafka_client import consumer_settings
-from mailboat.consumer.received import Event
+from mailboat.consumer.broker.kafka_source import KafkaSource
+from mailboat.consumer.received_event import Event
 from mailboat.errors import SinkUnavailable
 from mailboat.sinks.kafka import KafkaSink
 from mailboat_harbor.kafka import KafkaServer, SecureListener, start_apache_kafka

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import redis.asyncio
 
-from mailboat.consumer.broker.protocol import Answer, Claim, Claimed, Failure, Finished
+from mailboat.consumer.broker.interfaces import Answer, Claim, Claimed, FailedAttempt, Finished
 
 
 class BareClaims:
@@ -37,7 +37,7 @@ class BareClaims:
     async def dead(self, event_ids: Sequence[str]) -> list[bool]:
         return [True] * len(event_ids)
 
-    async def fail(self, failures: Sequence[Failure]) -> list[bool]:
+    async def fail(self, failures: Sequence[FailedAttempt]) -> list[bool]:
         await self.release([each.event_id for each in failures])
         return [True] * len(failures)
 

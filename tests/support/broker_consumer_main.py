@@ -33,9 +33,9 @@ from mailboat.consumer import Refuse
 from mailboat.consumer.broker.decode import decode
 from mailboat.consumer.broker.engine import BrokerEngine, EngineSettings
 from mailboat.consumer.broker.execution import PlainExecution
-from mailboat.consumer.broker.kafka import KafkaSource
+from mailboat.consumer.broker.interfaces import ClaimStore, DeadRecord, Execution, Original, Record
 from mailboat.consumer.broker.kafka_client import consumer_settings
-from mailboat.consumer.broker.protocol import ClaimStore, DeadLetter, Execution, Original, Record
+from mailboat.consumer.broker.kafka_source import KafkaSource
 from mailboat.consumer.claims.inbox import InboxClaims, InboxExecution
 from mailboat.consumer.claims.redis_store import RedisClaims
 from mailboat.consumer.dispatch import Dispatcher
@@ -60,7 +60,7 @@ class DeadLetterFile:
 
     async def close(self) -> None: ...
 
-    async def write(self, letter: DeadLetter) -> None:
+    async def write(self, letter: DeadRecord) -> None:
         event = letter.record.event
         self._lines.add(reason=letter.refusal.reason, attempt=letter.attempts, **event.json())
 

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 from mailboat.cloudevents import MessageEncoder
 from mailboat.consumer.broker.decode import decode
-from mailboat.consumer.broker.protocol import DeadLetter, Original
-from mailboat.consumer.outcomes import Refusal
+from mailboat.consumer.broker.interfaces import DeadRecord, Original
+from mailboat.consumer.handler_outcomes import Refusal
 from mailboat.model import OutboxEvent as Row
 
 AT = datetime(2026, 11, 16, 3, 44, tzinfo=UTC)
@@ -29,9 +29,9 @@ def message_of(row: Row, format: str, place: Original) -> Original:
     return replace(place, key=None if written.key is None else written.key.encode(), value=value, headers=headers)
 
 
-def dead(original: Original, refusal: Refusal = FAILED) -> DeadLetter:
+def dead(original: Original, refusal: Refusal = FAILED) -> DeadRecord:
     """Return the dead letter of a message that was tried four times."""
-    return DeadLetter(
+    return DeadRecord(
         record=decode(original), refusal=refusal, attempts=4, first_failed=AT, failed_at=AT.replace(minute=45),
         consumer="shop/billing", group="shop.billing",
     )  # fmt: skip

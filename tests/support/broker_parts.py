@@ -13,15 +13,15 @@ from uuid import uuid4
 
 from mailboat.consumer.broker.engine import BrokerEngine, EngineSettings
 from mailboat.consumer.broker.execution import PlainExecution
-from mailboat.consumer.broker.protocol import (
+from mailboat.consumer.broker.interfaces import (
     Answer,
     Busy,
     Claim,
     Claimed,
     ClaimsUnavailable,
-    DeadLetter,
     DeadLettersUnavailable,
-    Failure,
+    DeadRecord,
+    FailedAttempt,
     Finished,
     Original,
     Receiver,
@@ -30,7 +30,7 @@ from mailboat.consumer.broker.protocol import (
 )
 from mailboat.consumer.dispatch import Dispatcher
 from mailboat.consumer.handlers import handler
-from mailboat.consumer.received import Event
+from mailboat.consumer.received_event import Event
 from mailboat.delivery.backoff import Backoff
 
 NAME = "shop/billing"
@@ -126,7 +126,7 @@ class FakeClaims:
     async def dead(self, event_ids: Sequence[str]) -> list[bool]:
         return await self._set("dead", event_ids)
 
-    async def fail(self, failures: Sequence[Failure]) -> list[bool]:
+    async def fail(self, failures: Sequence[FailedAttempt]) -> list[bool]:
         kept = await self._set("failed", [each.event_id for each in failures])
         for each in failures:
             if not each.counted:
@@ -142,14 +142,14 @@ class FakeDeadLetters:
     """A dead-letter topic in memory. ``away`` makes it unavailable."""
 
     def __init__(self) -> None:
-        self.letters: list[DeadLetter] = []
+        self.letters: list[DeadRecord] = []
         self.away = False
 
     async def open(self) -> None: ...
 
     async def close(self) -> None: ...
 
-    async def write(self, letter: DeadLetter) -> None:
+    async def write(self, letter: DeadRecord) -> None:
         await asyncio.sleep(0)
         if self.away:
             raise DeadLettersUnavailable("the test took it away")

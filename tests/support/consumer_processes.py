@@ -9,15 +9,15 @@ import os
 import signal
 from typing import Any
 
-from mailboat.consumer.broker.protocol import BrokerPoint
+from mailboat.consumer.broker.interfaces import BrokerPoint
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     [
         "mailboat.consumer.broker.decode",
         "mailboat.consumer.broker.engine",
-        "mailboat.consumer.broker.kafka",
-        "mailboat.consumer.broker.pubsub",
+        "mailboat.consumer.broker.kafka_source",
+        "mailboat.consumer.broker.pubsub_source",
         "mailboat.consumer.claims.inbox",
         "mailboat.consumer.claims.redis_store",
         "psycopg",

@@ -15,12 +15,12 @@ from typing import Any
 from mailboat.consumer.broker.decode import decode
 from mailboat.consumer.broker.engine import BrokerEngine, EngineSettings
 from mailboat.consumer.broker.execution import PlainExecution
-from mailboat.consumer.broker.pubsub import PubSubSettings, PubSubSource
 from mailboat.consumer.broker.pubsub_keys import Bounds
+from mailboat.consumer.broker.pubsub_source import PubSubSettings, PubSubSource
 from mailboat.consumer.claims.redis_store import RedisClaims
 from mailboat.consumer.dispatch import Dispatcher
 from mailboat.consumer.handlers import handler
-from mailboat.consumer.received import Event
+from mailboat.consumer.received_event import Event
 from mailboat.delivery.backoff import Backoff
 from mailboat.sinks.pubsub.channel import PubSubEndpoint
 from support.consumer_processes import Death, log_to

@@ -190,7 +190,7 @@ async def _opened(
 async def _on_kafka(
     topic: str, broker: KafkaBroker, wanted: LetterFilter, everything: bool
 ) -> AsyncIterator[tuple[Letters, Sink]]:
-    from mailboat.consumer.broker.letter_reader import KafkaLetters, KafkaPages
+    from mailboat.consumer.broker.kafka_dead_letters import KafkaLetters, KafkaPages
     from mailboat.consumer.broker.replay import LetterFilter
     from mailboat.sinks.kafka import KafkaSink
 
@@ -207,7 +207,7 @@ async def _on_kafka(
 
 @asynccontextmanager
 async def _on_pubsub(topic: str, service: PubSubService) -> AsyncIterator[tuple[Letters, Sink]]:
-    from mailboat.consumer.broker.letter_pull import PubSubLetters
+    from mailboat.consumer.broker.pubsub_dead_letters import PubSubLetters
     from mailboat.sinks.pubsub import PubSubSink
     from mailboat.sinks.pubsub.channel import PubSubEndpoint
 

@@ -12,8 +12,8 @@ Layers, from the top:
 
 | module | holds |
 |---|---|
-| ``kit`` | ``Consumer``: registration, configuration, life cycle |
-| ``settings``, ``arguments`` | configuration from manifests or from arguments |
+| ``consumer`` | ``Consumer``: registration, configuration, life cycle |
+| ``consumer_settings``, ``arguments`` | configuration from manifests or from arguments |
 | ``pull_runner`` | life of a consumer on an outbox |
 | ``broker`` | consumers behind Kafka and Pub/Sub: runner, engine, sources |
 | ``claims`` | stores of handled events |
@@ -21,7 +21,7 @@ Layers, from the top:
 | ``transactions`` | one worker's connection: psycopg and SQLAlchemy, synchronous and asynchronous |
 | ``dispatch`` | which handlers run for a batch, with which arguments; independent of the source |
 | ``handlers``, ``payloads`` | a registered function, and where its arguments come from |
-| ``outcomes``, ``received`` | exceptions that a handler may raise, and the event that it receives |
+| ``handler_outcomes``, ``received_event`` | exceptions that a handler may raise, and the event that it receives |
 
 States of a worker of the pull engine: *idle* (waits for a notification or the next poll) → *pulled* (a transaction is
 open, its partition is locked) → *handling* → *committed*; or → *rolled back* → *refused* (in a separate transaction). A
@@ -29,8 +29,8 @@ source for brokers replaces ``pull_source`` and ``transactions`` and uses the ot
 """
 
 from mailboat.consumer.arguments import Inbox, Kafka, PubSub, Redis
-from mailboat.consumer.kit import Consumer
-from mailboat.consumer.outcomes import Ignore, Refuse, RetryLater
-from mailboat.consumer.received import Event
+from mailboat.consumer.consumer import Consumer
+from mailboat.consumer.handler_outcomes import Ignore, Refuse, RetryLater
+from mailboat.consumer.received_event import Event
 
 __all__ = ["Consumer", "Event", "Ignore", "Inbox", "Kafka", "PubSub", "Redis", "Refuse", "RetryLater"]

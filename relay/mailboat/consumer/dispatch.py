@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Protocol
 
+from mailboat.consumer.handler_outcomes import HasNoHandler, Ignore, Refusal, refusal_for
+from mailboat.consumer.handler_spans import handling, is_traced
 from mailboat.consumer.handlers import Handler, TransactionKind
-from mailboat.consumer.outcomes import HasNoHandler, Ignore, Refusal, refusal_for
-from mailboat.consumer.received import Event
-from mailboat.consumer.tracing import handling, is_traced
+from mailboat.consumer.received_event import Event
 from mailboat.errors import ConfigError
 from mailboat_spec import NoHandler
 

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from mailboat.consumer.payloads import Decode, decoder
-from mailboat.consumer.received import Event
+from mailboat.consumer.received_event import Event
 from mailboat.errors import ConfigError
 from mailboat_spec import Pattern
 

@@ -9,8 +9,8 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 
-from mailboat.consumer.outcomes import CannotDecode
-from mailboat.consumer.received import Event
+from mailboat.consumer.handler_outcomes import CannotDecode
+from mailboat.consumer.received_event import Event
 
 Decode = Callable[[Event], Any]
 

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 
+from mailboat.consumer.consumer_settings import ConsumerSettings
 from mailboat.consumer.dispatch import Dispatcher
+from mailboat.consumer.monitor import ConsumerLag, Monitor
 from mailboat.consumer.points import Passing, ignore_point
 from mailboat.consumer.pull_source import RECONNECT, Pace, PullSource, WakeUp
 from mailboat.consumer.session_factory import SessionFactory, libpq_url
-from mailboat.consumer.settings import ConsumerSettings
-from mailboat.consumer.status import run_with_status
+from mailboat.consumer.status_server import run_with_status
 from mailboat.consumer.transactions import Wanted, told
-from mailboat.consumer.watch import Lag, Watch
 from mailboat.errors import ConfigError, DatabaseUnavailable
 from mailboat.runtime.shutdown import unless_stopped
 from mailboat_spec import NoHandler
@@ -57,7 +57,7 @@ class PullRunner:
         self._stop = asyncio.Event()
         self._wake = WakeUp()
         self._source: PullSource | None = None
-        self._watch: Watch | None = None
+        self._watch: Monitor | None = None
         self._trouble: str | None = None
         """Why the database is not reached at the start."""
 
@@ -84,7 +84,7 @@ class PullRunner:
             wake=self._wake,
             passing=self._passing,
         )
-        self._watch = Watch(
+        self._watch = Monitor(
             libpq_url(settings.url), settings.subscription, self.instance, self._wake, outbox=settings.outbox
         )
         beside = [asyncio.create_task(_maintenance(settings, known).run()), asyncio.create_task(self._watch.run())]
@@ -99,7 +99,7 @@ class PullRunner:
 
     def report(self) -> ConsumerReport:
         """Return the status from values in memory."""
-        lag = Lag() if self._watch is None else self._watch.lag
+        lag = ConsumerLag() if self._watch is None else self._watch.lag
         connected = 0 if self._source is None else self._source.connected
         trouble = self._trouble if self._source is None else self._source.trouble
         counts = self.dispatcher.counts

@@ -15,12 +15,12 @@ from typing import Final
 from uuid import UUID
 
 from mailboat.consumer.dispatch import Dispatcher, NotHandled
-from mailboat.consumer.outcomes import GIVEN_BACK, refusal_for
+from mailboat.consumer.handler_outcomes import GIVEN_BACK, refusal_for
 from mailboat.consumer.points import ConsumerPoint as ConsumerPoint
 from mailboat.consumer.points import Passing as Passing
 from mailboat.consumer.points import ignore_point
-from mailboat.consumer.received import Event
-from mailboat.consumer.transactions import Session, is_transient, sqlstate, told
+from mailboat.consumer.received_event import Event
+from mailboat.consumer.transactions import WorkerSession, is_transient, sqlstate, told
 from mailboat.delivery.backoff import Backoff
 from mailboat.errors import ConfigError
 
@@ -62,7 +62,7 @@ class PullSource:
     def __init__(
         self,
         dispatcher: Dispatcher,
-        open_session: Callable[[], Awaitable[Session]],
+        open_session: Callable[[], Awaitable[WorkerSession]],
         *,
         workers: int,
         pace: Pace | None = None,
@@ -106,7 +106,7 @@ class PullSource:
     async def _work(self, stop: asyncio.Event) -> None:
         failures, empty = 0, 0
         unfinished: list[UUID] = []
-        session: Session | None = None
+        session: WorkerSession | None = None
         try:
             while not stop.is_set():
                 try:
@@ -142,7 +142,7 @@ class PullSource:
                 self.connected -= 1
                 await _quietly(session.close())
 
-    async def _turn(self, session: Session, unfinished: list[UUID]) -> bool:
+    async def _turn(self, session: WorkerSession, unfinished: list[UUID]) -> bool:
         """Run one transaction and return False if it had no events. ``unfinished``: events that a lost connection left
         undecided."""
         try:
@@ -176,7 +176,7 @@ class PullSource:
         return True
 
     async def _refuse(
-        self, session: Session, batch: list[Event], failure: NotHandled, error: Exception | None = None
+        self, session: WorkerSession, batch: list[Event], failure: NotHandled, error: Exception | None = None
     ) -> None:
         """Roll back the batch and refuse the failed event.
 

@@ -14,9 +14,9 @@ from typing import Any, Final, Protocol, Self
 from uuid import UUID
 
 from mailboat.consumer.dispatch import Scope
+from mailboat.consumer.handler_outcomes import Refusal
 from mailboat.consumer.handlers import TransactionKind
-from mailboat.consumer.outcomes import Refusal
-from mailboat.consumer.received import Event
+from mailboat.consumer.received_event import Event
 from mailboat_spec.redaction import primary_message
 
 _COLUMNS: Final = (
@@ -33,7 +33,7 @@ _REFUSE: Final = (
 _ONCE: Final = "select mailboat.once(cast(:p1 as text), cast(:p2 as uuid))"
 
 
-class Session(Scope, Protocol):
+class WorkerSession(Scope, Protocol):
     """Interface of a worker's connection in the pull engine."""
 
     async def pull(self) -> list[Event]:

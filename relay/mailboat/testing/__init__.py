@@ -8,7 +8,7 @@ place_order(connection)
 assert_emitted(connection, "order.placed", key="o-1")
 """
 
-from mailboat.testing.bench import Bench, DeadEvent, RecordingTransaction, bench
-from mailboat.testing.emitted import EmittedEvent, assert_emitted, emitted
+from mailboat.testing.consumer_bench import Bench, DeadEvent, RecordingTransaction, bench
+from mailboat.testing.emitted_events import EmittedEvent, assert_emitted, emitted
 
 __all__ = ["Bench", "DeadEvent", "EmittedEvent", "RecordingTransaction", "assert_emitted", "bench", "emitted"]

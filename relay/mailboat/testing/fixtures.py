@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mailboat.testing.bench import bench as make_bench
-from mailboat.testing.emitted import assert_emitted
+from mailboat.testing.consumer_bench import bench as make_bench
+from mailboat.testing.emitted_events import assert_emitted
 
 
 @pytest.fixture

@@ -6,17 +6,17 @@ is handled once.
 
 | module | holds |
 |---|---|
-| ``protocol`` | the types between engine, source, claim store and dead letters |
+| ``interfaces`` | the types between engine, source, claim store and dead letters |
 | ``engine``, ``engine_state`` | start and end of the tasks, drains; settings and state |
 | ``lanes``, ``in_flight`` | which event may start next; where each event is |
 | ``claimer``, ``lifecycle``, ``work`` | claims just in time; what follows from a result; one event on its way |
 | ``workers``, ``execution``, ``watchdog`` | tasks and threads that run handlers; handlers that block the event loop |
-| ``marks``, ``burial``, ``availability`` | results on their way to the claim store and the dead-letter topic; outages |
-| ``kafka``, ``pubsub`` | the sources |
+| ``claim_results``, ``dead_letter_queue``, ``availability`` | results for the claim store and dead letters; outages |
+| ``kafka_source``, ``pubsub_source`` | the sources |
 | ``kafka_client``, ``kafka_offsets`` | settings and errors of the Kafka client; which offset may be committed |
 | ``pubsub_keys``, ``pubsub_stream`` | order of a key's messages; the gRPC calls |
 | ``decode`` | a broker's message as an event |
-| ``dead_letters`` | an event that can't be handled as a message on the dead-letter topic |
+| ``dead_letter_writer`` | an event that can't be handled as a message on the dead-letter topic |
 
 Claim stores are in ``mailboat.consumer.claims``: Redis and the Postgres inbox.
 

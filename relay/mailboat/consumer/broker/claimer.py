@@ -17,8 +17,7 @@ from typing import Final
 
 from mailboat.consumer.broker.engine_state import EngineSettings
 from mailboat.consumer.broker.in_flight import InFlight
-from mailboat.consumer.broker.lifecycle import EventLifecycle
-from mailboat.consumer.broker.protocol import (
+from mailboat.consumer.broker.interfaces import (
     CONSUMER_DIED,
     Answer,
     Claim,
@@ -28,6 +27,7 @@ from mailboat.consumer.broker.protocol import (
     Finished,
     Source,
 )
+from mailboat.consumer.broker.lifecycle import EventLifecycle
 from mailboat.consumer.broker.work import FAILED, Work
 from mailboat.consumer.broker.workers import Workers
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from mailboat.consumer.broker.engine import BrokerEngine
-from mailboat.consumer.broker.letter_reader import KafkaLetters
+from mailboat.consumer.broker.kafka_dead_letters import KafkaLetters
 from mailboat.errors import SinkUnavailable
 from mailboat.sinks.daemon_thread import in_a_thread
 

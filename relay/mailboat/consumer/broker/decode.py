@@ -21,9 +21,9 @@ from typing import Any, Final
 from uuid import NAMESPACE_URL, UUID, SafeUUID, uuid5
 
 from mailboat.consumer.broker.envelope import NotADeadLetter, is_dead_letter, restored
-from mailboat.consumer.broker.protocol import Original, Record
-from mailboat.consumer.broker.structured import attributes_and_data
-from mailboat.consumer.received import Event, EventDraft
+from mailboat.consumer.broker.interfaces import Original, Record
+from mailboat.consumer.broker.json_members import attributes_and_data
+from mailboat.consumer.received_event import Event, EventDraft
 
 LONGEST_ATTRIBUTE: Final = 4096
 """Maximum bytes of an id or a type. They are used in keys, metrics and logs."""

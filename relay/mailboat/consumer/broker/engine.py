@@ -31,8 +31,7 @@ from mailboat.consumer.broker.availability import Availability
 from mailboat.consumer.broker.claimer import Claimer
 from mailboat.consumer.broker.engine_state import EngineSettings, EngineState, ParkedLane
 from mailboat.consumer.broker.in_flight import InFlight
-from mailboat.consumer.broker.lifecycle import EventLifecycle
-from mailboat.consumer.broker.protocol import (
+from mailboat.consumer.broker.interfaces import (
     BrokerPoint,
     ClaimStore,
     ClaimsUnavailable,
@@ -44,6 +43,7 @@ from mailboat.consumer.broker.protocol import (
     Source,
     ignore_point,
 )
+from mailboat.consumer.broker.lifecycle import EventLifecycle
 from mailboat.consumer.broker.watchdog import Watchdog
 from mailboat.consumer.broker.work import FOREVER, REVOKED, Work
 from mailboat.consumer.broker.workers import IdleWorkers, Workers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from mailboat.consumer.broker.protocol import SourceState
+from mailboat.consumer.broker.interfaces import SourceState
 from mailboat.consumer.dispatch import Counts
 from mailboat.delivery.backoff import Backoff
 

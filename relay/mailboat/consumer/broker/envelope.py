@@ -16,9 +16,9 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from mailboat.cloudevents import bounded_error, holds_json, is_json
-from mailboat.consumer.broker.protocol import DeadLetter, Original
-from mailboat.consumer.broker.structured import members
-from mailboat.consumer.outcomes import LONGEST_ERROR
+from mailboat.consumer.broker.interfaces import DeadRecord, Original
+from mailboat.consumer.broker.json_members import members
+from mailboat.consumer.handler_outcomes import LONGEST_ERROR
 
 Headers = tuple[tuple[str, bytes], ...]
 
@@ -44,7 +44,7 @@ class NotADeadLetter(ValueError):
 # -- writing ---------------------------------------------------------------------------------------------------------
 
 
-def envelope(letter: DeadLetter) -> bytes:
+def envelope(letter: DeadRecord) -> bytes:
     """Return the JSON document."""
     original = letter.record.original
     event, structured = _event(letter)
@@ -69,7 +69,7 @@ def envelope(letter: DeadLetter) -> bytes:
     return b'{"originalEvent":' + event + b"," + _json(rest)[1:]
 
 
-def _event(letter: DeadLetter) -> tuple[bytes, bool]:
+def _event(letter: DeadRecord) -> tuple[bytes, bool]:
     """Return the event as a CloudEvents document, and whether that is the original value."""
     event, value = letter.record.event, letter.record.original.value
     is_document = value is not None and value[:1] == b"{" and value != event.payload
@@ -102,7 +102,7 @@ def _is_one_value(value: bytes) -> bool:
     return holds_json(value) and holds_json(_MARGIN[0] + value + _MARGIN[1])
 
 
-def cause_headers(letter: DeadLetter, *, spring: bool, error: bool = True) -> Headers:
+def cause_headers(letter: DeadRecord, *, spring: bool, error: bool = True) -> Headers:
     """Return the headers that say why, where and when. ``error``: with the text and the stack trace of the error."""
     original, refusal = letter.record.original, letter.refusal
     lines = refusal.error.strip().splitlines() or [""]
@@ -120,7 +120,7 @@ def cause_headers(letter: DeadLetter, *, spring: bool, error: bool = True) -> He
     return (*own, *_spring_headers(letter, lines, error=error)) if spring else tuple(own)
 
 
-def _spring_headers(letter: DeadLetter, lines: list[str], *, error: bool) -> Headers:
+def _spring_headers(letter: DeadRecord, lines: list[str], *, error: bool) -> Headers:
     """Return the headers of Spring Kafka's DeadLetterPublishingRecoverer, which other tools read too. Numbers are
     big-endian integers, as Java writes them."""
     original = letter.record.original

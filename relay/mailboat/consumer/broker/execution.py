@@ -10,9 +10,9 @@ from collections.abc import Callable, Coroutine, Generator
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from mailboat.consumer.broker.protocol import Dispatch
+from mailboat.consumer.broker.interfaces import Dispatch
 from mailboat.consumer.handlers import TransactionKind
-from mailboat.consumer.received import Event
+from mailboat.consumer.received_event import Event
 from mailboat.errors import ConfigError
 
 

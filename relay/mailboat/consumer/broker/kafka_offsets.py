@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from mailboat.consumer.broker.protocol import PartitionState
+from mailboat.consumer.broker.interfaces import PartitionState
 
 
 class Entry:

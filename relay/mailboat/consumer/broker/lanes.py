@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from itertools import count
 
-from mailboat.consumer.broker.protocol import Record
+from mailboat.consumer.broker.interfaces import Record
 from mailboat.consumer.broker.work import Key, Work
 
 

@@ -21,23 +21,23 @@ from random import Random
 from typing import Any, Final
 
 from mailboat.consumer.broker.availability import Availability
-from mailboat.consumer.broker.burial import Burial
+from mailboat.consumer.broker.claim_results import ClaimResults
+from mailboat.consumer.broker.dead_letter_queue import DeadLetterQueue
 from mailboat.consumer.broker.engine_state import EngineCounts, EngineSettings
 from mailboat.consumer.broker.in_flight import InFlight
-from mailboat.consumer.broker.marks import Marks
-from mailboat.consumer.broker.protocol import (
+from mailboat.consumer.broker.interfaces import (
     CONSUMER_DIED,
     BrokerPoint,
     ClaimStore,
     ClaimsUnavailable,
-    DeadLetter,
     DeadLetters,
+    DeadRecord,
     PassingPoint,
     Source,
 )
 from mailboat.consumer.broker.work import DEAD, DONE, FAILED, FOREVER, RELEASED, REVOKED, Mark, Work
 from mailboat.consumer.dispatch import Counts
-from mailboat.consumer.outcomes import GIVEN_BACK, Refusal
+from mailboat.consumer.handler_outcomes import GIVEN_BACK, Refusal
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +72,8 @@ class EventLifecycle:
         self.claims_away = Availability("Claim store", log, settings.consumer, random)
         self.dead_letters_away = Availability("Dead-letter topic", log, settings.consumer, random)
         wait = not settings.handle_unclaimed
-        self._marks = None if claims is None else Marks(claims, self.claims_away, self, wait=wait)
-        self._burial = None if dead_letters is None else Burial(dead_letters, self.dead_letters_away, self)
+        self._marks = None if claims is None else ClaimResults(claims, self.claims_away, self, wait=wait)
+        self._burial = None if dead_letters is None else DeadLetterQueue(dead_letters, self.dead_letters_away, self)
         self._dead_in_a_row = 0
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
@@ -175,7 +175,7 @@ class EventLifecycle:
         self._in_flight.burying.add(work)
         self._burial.add(
             work,
-            DeadLetter(
+            DeadRecord(
                 record=work.record,
                 refusal=refusal,
                 attempts=work.attempt,

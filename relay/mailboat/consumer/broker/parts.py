@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mailboat.consumer.broker.dead_letters import DeadLetterTopic
+from mailboat.consumer.broker.dead_letter_writer import DeadLetterTopic
 from mailboat.consumer.broker.decode import decode
 from mailboat.consumer.broker.engine import EngineSettings
 from mailboat.consumer.broker.envelope import replay_group
 from mailboat.consumer.broker.execution import PlainExecution
-from mailboat.consumer.broker.filtering import FilteredSource
-from mailboat.consumer.broker.protocol import Execution, PassingPoint, Source
+from mailboat.consumer.broker.filtered_source import FilteredSource
+from mailboat.consumer.broker.interfaces import Execution, PassingPoint, Source
 from mailboat.consumer.claims.inbox import InboxClaims, InboxExecution
 from mailboat.consumer.claims.redis_health import Problem
 from mailboat.consumer.claims.redis_store import RedisClaims
@@ -78,8 +78,8 @@ def _kafka(
     resource: EventSubscription, chosen: KafkaSource, secrets: Mapping[str, str], passing: PassingPoint
 ) -> Source:
     try:
-        from mailboat.consumer.broker.kafka import KafkaSource as Client
         from mailboat.consumer.broker.kafka_client import consumer_settings
+        from mailboat.consumer.broker.kafka_source import KafkaSource as Client
     except ModuleNotFoundError as error:
         raise _not_installed("kafka", error) from error
     settings = consumer_settings(
@@ -98,8 +98,8 @@ def _pubsub(
     resource: EventSubscription, chosen: PubSubSource, secrets: Mapping[str, str], passing: PassingPoint
 ) -> Source:
     try:
-        from mailboat.consumer.broker.pubsub import PubSubSettings
-        from mailboat.consumer.broker.pubsub import PubSubSource as Client
+        from mailboat.consumer.broker.pubsub_source import PubSubSettings
+        from mailboat.consumer.broker.pubsub_source import PubSubSource as Client
         from mailboat.sinks.pubsub.channel import PubSubEndpoint
     except ModuleNotFoundError as error:
         raise _not_installed("pubsub", error) from error

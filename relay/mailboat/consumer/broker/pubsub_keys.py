@@ -25,7 +25,7 @@ from datetime import datetime
 from enum import Enum
 from typing import Any, Final
 
-from mailboat.consumer.broker.protocol import Record
+from mailboat.consumer.broker.interfaces import Record
 
 _MAX_INTERRUPTIONS: Final = 10_000
 _LONGEST_PAUSE: Final = 1.0

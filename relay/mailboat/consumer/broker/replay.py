@@ -16,8 +16,8 @@ from typing import Final, Protocol
 
 from mailboat.consumer.broker.decode import decode
 from mailboat.consumer.broker.envelope import NotADeadLetter, Restored, replay_group, restored
-from mailboat.consumer.broker.protocol import Original
-from mailboat.consumer.received import Event
+from mailboat.consumer.broker.interfaces import Original
+from mailboat.consumer.received_event import Event
 from mailboat.model import Message, verbatim
 from mailboat.sinks.protocol import Sink
 from mailboat.store.admin.selection import Match
@@ -122,7 +122,7 @@ def replay_message(letter: Letter, consumer: str) -> Message:
 
 
 @dataclass(slots=True)
-class Progress:
+class ReplayProgress:
     """What a replay did so far."""
 
     replayed: int = 0
@@ -168,7 +168,7 @@ class Replay:
         self._limit = limit
         self._dry_run = dry_run
         self._again = again
-        self.progress = Progress()
+        self.progress = ReplayProgress()
 
     async def run(self) -> AsyncIterator[Letter]:
         """Publish dead letters in their order. Raises DeliveryError at the first one that is not accepted."""

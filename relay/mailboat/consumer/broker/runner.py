@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from mailboat.consumer.broker.engine import BrokerEngine, EngineState
+from mailboat.consumer.broker.interfaces import PassingPoint, SourceState, ignore_point
 from mailboat.consumer.broker.parts import (
     Memory,
     build_dead_letters,
@@ -22,10 +23,9 @@ from mailboat.consumer.broker.parts import (
     build_waiting_letters,
     engine_settings,
 )
-from mailboat.consumer.broker.protocol import PassingPoint, SourceState, ignore_point
+from mailboat.consumer.consumer_settings import BrokerSettings
 from mailboat.consumer.dispatch import Dispatcher
-from mailboat.consumer.settings import BrokerSettings
-from mailboat.consumer.status import run_with_status
+from mailboat.consumer.status_server import run_with_status
 from mailboat.errors import ConfigError
 from mailboat.runtime.file_watch import watch
 from mailboat_spec import EventSubscription, State, full_name

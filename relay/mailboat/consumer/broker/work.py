@@ -6,8 +6,8 @@ from datetime import datetime
 from enum import Enum
 from typing import Any, Final, Protocol
 
-from mailboat.consumer.broker.protocol import Record
-from mailboat.consumer.outcomes import Refusal
+from mailboat.consumer.broker.interfaces import Record
+from mailboat.consumer.handler_outcomes import Refusal
 
 Key = tuple[int, str]
 """Partition and key of a lane."""

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from mailboat.consumer.broker.execution import Isolated, StillRunning
-from mailboat.consumer.broker.protocol import TIMED_OUT, ClaimsUnavailable, Execution
+from mailboat.consumer.broker.interfaces import TIMED_OUT, ClaimsUnavailable, Execution
 from mailboat.consumer.broker.work import FOREVER, REVOKED, Lifecycle, Work
 from mailboat.consumer.dispatch import Dispatcher, NotHandled
-from mailboat.consumer.outcomes import GIVEN_BACK, Refusal, refusal_for
-from mailboat.consumer.received import Event
+from mailboat.consumer.handler_outcomes import GIVEN_BACK, Refusal, refusal_for
+from mailboat.consumer.received_event import Event
 
 log = logging.getLogger(__name__)
 

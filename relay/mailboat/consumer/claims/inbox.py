@@ -17,20 +17,20 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
-from mailboat.consumer.broker.protocol import (
+from mailboat.consumer.broker.interfaces import (
     Answer,
     Busy,
     Claim,
     Claimed,
     ClaimsUnavailable,
     Dispatch,
-    Failure,
+    FailedAttempt,
     Finished,
 )
 from mailboat.consumer.claims.owner import DEFAULT_LEASE, DEFAULT_TTL, owner_of
 from mailboat.consumer.claims.renewal import Renewal
 from mailboat.consumer.dispatch import NotHandled
-from mailboat.consumer.received import Event
+from mailboat.consumer.received_event import Event
 from mailboat.consumer.transactions import InboxSession, is_transient, sqlstate, told
 from mailboat.errors import ConfigError
 
@@ -125,18 +125,18 @@ class InboxClaims:
         self._drop(event_ids)
         return [True] * len(event_ids)
 
-    async def fail(self, failures: Sequence[Failure]) -> list[bool]:
+    async def fail(self, failures: Sequence[FailedAttempt]) -> list[bool]:
         await self._fail(failures)
         return [True] * len(failures)
 
     async def dead(self, event_ids: Sequence[str]) -> list[bool]:
-        await self._fail([Failure(event_id, 0.0) for event_id in event_ids], dead=True)
+        await self._fail([FailedAttempt(event_id, 0.0) for event_id in event_ids], dead=True)
         return [True] * len(event_ids)
 
     async def release(self, event_ids: Sequence[str]) -> None:
-        await self._fail([Failure(event_id, 0.0, counted=False) for event_id in event_ids])
+        await self._fail([FailedAttempt(event_id, 0.0, counted=False) for event_id in event_ids])
 
-    async def _fail(self, failures: Sequence[Failure], *, dead: bool = False) -> None:
+    async def _fail(self, failures: Sequence[FailedAttempt], *, dead: bool = False) -> None:
         if not failures:
             return
         ids = [failure.event_id for failure in failures]

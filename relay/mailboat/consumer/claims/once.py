@@ -23,7 +23,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from mailboat.consumer.broker.protocol import Busy, Claimed
+from mailboat.consumer.broker.interfaces import Busy, Claimed
 from mailboat.consumer.claims.owner import DEFAULT_LEASE, DEFAULT_TTL, owner_of
 from mailboat.errors import MailboatError
 
@@ -142,9 +142,9 @@ class OnceClaim:
     # -- both --------------------------------------------------------------------------------------------------------
 
     def _call(self, name: str, *arguments: str | int) -> Any:
-        from mailboat.consumer.claims.scripts import Call
+        from mailboat.consumer.claims.scripts import ScriptCall
 
-        return Call(name, [self._once._prefix + self.event_id], self._owner, arguments)
+        return ScriptCall(name, [self._once._prefix + self.event_id], self._owner, arguments)
 
     def _claim_call(self) -> Any:
         return self._call("claim", round(self._once._lease * 1000), self._once._ttl)

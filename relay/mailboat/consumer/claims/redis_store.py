@@ -24,12 +24,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from mailboat.consumer.broker.protocol import Answer, Busy, Claim, Claimed, ClaimsUnavailable, Failure, Finished
+from mailboat.consumer.broker.interfaces import Answer, Busy, Claim, Claimed, ClaimsUnavailable, FailedAttempt, Finished
 from mailboat.consumer.claims.owner import DEFAULT_LEASE, DEFAULT_TTL, owner_of
 from mailboat.consumer.claims.redis_connections import RedisConnections, check_certificates, clients_of, parse_address
 from mailboat.consumer.claims.redis_health import Facts, Marker, Problem, forecast, problems, read_facts
 from mailboat.consumer.claims.renewal import Renewal
-from mailboat.consumer.claims.scripts import ERRORS, Answers, Call, Replication, arun, run, unavailable
+from mailboat.consumer.claims.scripts import ERRORS, Replication, ScriptCall, ScriptReplies, arun, run, unavailable
 from mailboat.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ class RedisClaims:
     async def dead(self, event_ids: Sequence[str]) -> list[bool]:
         return await self._settle(event_ids, self._call("finish", event_ids, (self._ttl, "x")))
 
-    async def fail(self, failures: Sequence[Failure]) -> list[bool]:
+    async def fail(self, failures: Sequence[FailedAttempt]) -> list[bool]:
         event_ids = [failure.event_id for failure in failures]
         each = [
             (round(min(max(failure.retry_in, 0.0), self._ttl) * 1000), "1" if failure.counted else "0")
@@ -145,9 +145,9 @@ class RedisClaims:
         return await self._settle(event_ids, self._call("fail", event_ids, (self._ttl,), each))
 
     async def release(self, event_ids: Sequence[str]) -> None:
-        await self.fail([Failure(event_id, 0.0, counted=False) for event_id in event_ids])
+        await self.fail([FailedAttempt(event_id, 0.0, counted=False) for event_id in event_ids])
 
-    async def _settle(self, event_ids: Sequence[str], call: Call) -> list[bool]:
+    async def _settle(self, event_ids: Sequence[str], call: ScriptCall) -> list[bool]:
         """Write results. If that fails, the caller may repeat it: the scripts recognise results of the first call."""
         self._renewal.drop(event_ids)
         repeated = bool(self._unsettled) and any(event_id in self._unsettled for event_id in event_ids)
@@ -169,13 +169,15 @@ class RedisClaims:
         event_ids: Sequence[str],
         common: tuple[str | int, ...],
         each: Sequence[tuple[str | int, ...]] = (),
-    ) -> Call:
+    ) -> ScriptCall:
         # Bytes: redis-py passes them on, and looks for the type of everything else.
-        return Call(name, [(self._prefix + event_id).encode() for event_id in event_ids], self.owner, common, each)
+        return ScriptCall(
+            name, [(self._prefix + event_id).encode() for event_id in event_ids], self.owner, common, each
+        )
 
-    async def _run(self, call: Call) -> Answers:
+    async def _run(self, call: ScriptCall) -> ScriptReplies:
         if not call.keys:
-            return Answers()
+            return ScriptReplies()
         try:
             answers = await arun(self._client, call, cluster=self._cluster, replication=self._replication)
         except ERRORS as error:
@@ -240,7 +242,7 @@ class RedisClaims:
             self._thread_client = self._connections.synchronous()
         return self._thread_client
 
-    def _run_in_thread(self, call: Call) -> Answers:
+    def _run_in_thread(self, call: ScriptCall) -> ScriptReplies:
         try:
             return run(self._synchronous(), call, cluster=self._cluster)
         except ERRORS as error:

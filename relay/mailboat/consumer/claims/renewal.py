@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from mailboat.consumer.broker.protocol import ClaimsUnavailable
+from mailboat.consumer.broker.interfaces import ClaimsUnavailable
 
 log = logging.getLogger(__name__)
 

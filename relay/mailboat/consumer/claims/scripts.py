@@ -28,7 +28,7 @@ from redis.exceptions import (
     TimeoutError,
 )
 
-from mailboat.consumer.broker.protocol import ClaimsUnavailable
+from mailboat.consumer.broker.interfaces import ClaimsUnavailable
 
 MOST_KEYS: Final = 500
 """Keys per call. A script blocks the server while it runs: 500 keys take about a millisecond."""
@@ -46,7 +46,7 @@ def script(name: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ScriptCall:
     """One call of a script: arguments for all keys, then arguments for each key."""
 
     name: str
@@ -80,13 +80,15 @@ class Replication:
 NO_REPLICATION: Final = Replication()
 
 
-class Answers(list[str]):
+class ScriptReplies(list[str]):
     """Answers for all keys of a call. ``replicated`` is False if too few replicas have the writes."""
 
     replicated = True
 
 
-def run(client: Any, call: Call, *, cluster: bool = False, replication: Replication = NO_REPLICATION) -> Answers:
+def run(
+    client: Any, call: ScriptCall, *, cluster: bool = False, replication: Replication = NO_REPLICATION
+) -> ScriptReplies:
     """Make a call with a synchronous client."""
     for _ in range(_ROUNDS):
         try:
@@ -108,7 +110,9 @@ def run(client: Any, call: Call, *, cluster: bool = False, replication: Replicat
     raise ConnectionError("the server forgets scripts as soon as they are loaded")
 
 
-async def arun(client: Any, call: Call, *, cluster: bool = False, replication: Replication = NO_REPLICATION) -> Answers:
+async def arun(
+    client: Any, call: ScriptCall, *, cluster: bool = False, replication: Replication = NO_REPLICATION
+) -> ScriptReplies:
     """Make a call with an asynchronous client."""
     for _ in range(_ROUNDS):
         try:
@@ -134,19 +138,19 @@ def _kind(cluster: bool) -> dict[str, bool]:
     return {} if cluster else {"transaction": False}
 
 
-def _commands(call: Call, cluster: bool, replication: Replication) -> list[list[str | bytes | int]]:
+def _commands(call: ScriptCall, cluster: bool, replication: Replication) -> list[list[str | bytes | int]]:
     commands = call.commands(1 if cluster else MOST_KEYS)
     if replication.replicas:
         commands.append(["WAIT", replication.replicas, int(replication.within * 1000)])
     return commands
 
 
-def _answers(results: list[Any], replication: Replication) -> Answers:
+def _answers(results: list[Any], replication: Replication) -> ScriptReplies:
     for result in results:
         if isinstance(result, Exception):
             raise result
     replicated = not replication.replicas or results.pop() >= replication.replicas
-    answers = Answers()
+    answers = ScriptReplies()
     for result in results:  # one string per call: redis-py parses it much faster than a list
         answers += (result.decode() if isinstance(result, bytes) else result).split(",")
     answers.replicated = replicated

@@ -21,7 +21,7 @@ _TEND_EVERY: Final = 3600.0
 
 
 @dataclass(slots=True)
-class Lag:
+class ConsumerLag:
     """Lag from the last query."""
 
     pending: int = 0
@@ -31,7 +31,7 @@ class Lag:
     dead: int = 0
 
 
-class Watch:
+class Monitor:
     """Reconnects until cancelled. Without this connection the workers continue by polling."""
 
     def __init__(
@@ -49,7 +49,7 @@ class Watch:
         self._instance = instance
         self._wake = wake
         self._beat_every = beat_every
-        self.lag = Lag()
+        self.lag = ConsumerLag()
         self.error: str | None = None
 
     async def run(self) -> None:
@@ -92,7 +92,7 @@ class Watch:
                 )
                 row = await cursor.fetchone()
                 if row is not None:
-                    self.lag = Lag(*row)
+                    self.lag = ConsumerLag(*row)
                 self.error = None
                 self._wake.ring()
                 heard = False

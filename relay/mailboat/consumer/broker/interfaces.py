@@ -8,11 +8,11 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple, Protocol
 
 from mailboat.consumer.dispatch import Scope
-from mailboat.consumer.outcomes import Refusal
+from mailboat.consumer.handler_outcomes import Refusal
 from mailboat.consumer.points import BrokerPoint as BrokerPoint
 from mailboat.consumer.points import PassingPoint as PassingPoint
 from mailboat.consumer.points import ignore_point as ignore_point
-from mailboat.consumer.received import Event
+from mailboat.consumer.received_event import Event
 from mailboat.errors import MailboatError
 
 
@@ -165,7 +165,7 @@ class Claim(NamedTuple):  # a tuple, since one is made for every event
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailedAttempt:
     """A failed attempt. The event may be claimed again after ``retry_in`` seconds."""
 
     event_id: str
@@ -187,7 +187,7 @@ class ClaimStore(Protocol):
     async def done(self, event_ids: Sequence[str]) -> list[bool]:
         """Mark as done. False: the claim was lost to another consumer in the meantime (an overlap)."""
 
-    async def fail(self, failures: Sequence[Failure]) -> list[bool]: ...
+    async def fail(self, failures: Sequence[FailedAttempt]) -> list[bool]: ...
 
     async def dead(self, event_ids: Sequence[str]) -> list[bool]:
         """Mark as dead, after the dead letter is stored."""
@@ -215,7 +215,7 @@ class Execution(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetter:
+class DeadRecord:
     """A record that will not be handled, and why."""
 
     record: Record
@@ -235,7 +235,7 @@ class DeadLetters(Protocol):
 
     async def open(self) -> None: ...
 
-    async def write(self, letter: DeadLetter) -> None:
+    async def write(self, letter: DeadRecord) -> None:
         """Return when the broker has acknowledged the dead letter. Raises DeadLettersUnavailable otherwise: the event
         stays parked, and nothing is committed past it."""
 

@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
-from mailboat.consumer.broker.protocol import (
+from mailboat.consumer.broker.interfaces import (
     BrokerPoint,
     Original,
     PartitionState,

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from mailboat import Consumer, Event, Inbox, Kafka, PubSub, Redis, Refuse
 from mailboat.consumer.broker.envelope import restored
-from mailboat.consumer.broker.letter_reader import KafkaLetters
+from mailboat.consumer.broker.kafka_dead_letters import KafkaLetters
 from mailboat.errors import ConfigError
 from mailboat.model import Message
 from mailboat_harbor.kafka import KafkaServer

@@ -22,7 +22,7 @@ from google.pubsub_v1.types import (
     Subscription,
 )
 
-from mailboat.consumer.broker.protocol import Original
+from mailboat.consumer.broker.interfaces import Original
 from mailboat.errors import SinkUnavailable
 from mailboat.sinks.pubsub.channel import PubSubEndpoint, open_channel
 from mailboat.sinks.pubsub.pubsub_errors import unavailable

@@ -24,7 +24,7 @@ from mailboat.consumer.broker.envelope import (
     envelope,
     with_content_type,
 )
-from mailboat.consumer.broker.protocol import DeadLetter, DeadLettersUnavailable
+from mailboat.consumer.broker.interfaces import DeadLettersUnavailable, DeadRecord
 from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable, Undecided
 from mailboat.model import Message, verbatim
 from mailboat.sinks.protocol import Sink
@@ -58,7 +58,7 @@ class Form(NamedTuple):
     headers: Headers
 
 
-def forms(letter: DeadLetter, format: DeadLetterFormat, *, spring: bool) -> Iterator[Form]:
+def forms(letter: DeadRecord, format: DeadLetterFormat, *, spring: bool) -> Iterator[Form]:
     """Yield the forms of a dead letter, the complete one first."""
     original = letter.record.original
     cause = cause_headers(letter, spring=spring)
@@ -98,7 +98,7 @@ class DeadLetterTopic:
                 raise self._unavailable(error) from error
             self._opened = True
 
-    async def write(self, letter: DeadLetter) -> None:
+    async def write(self, letter: DeadRecord) -> None:
         await self.open()
         refusal: EventRefused | None = None
         for form in forms(letter, self._format, spring=self._kafka):
@@ -129,7 +129,7 @@ class DeadLetterTopic:
             undecided, error = error, None  # it was behind a failed message
         raise self._unavailable(error or undecided)
 
-    def _message(self, letter: DeadLetter, form: Form) -> Message:
+    def _message(self, letter: DeadRecord, form: Form) -> Message:
         key, event_id = letter.record.original.key, str(letter.record.event.id)
         if self._kafka:
             return verbatim(event_id, key, form.value, form.headers)
@@ -142,7 +142,7 @@ class DeadLetterTopic:
             text = text.replace(theirs, ours)
         return DeadLettersUnavailable(f"dead-letter topic {self._topic}: {text}")
 
-    def _log_truncated(self, letter: DeadLetter, truncated: str) -> None:
+    def _log_truncated(self, letter: DeadRecord, truncated: str) -> None:
         log.warning(
             "Dead letter truncated",
             extra={

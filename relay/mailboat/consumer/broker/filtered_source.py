@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mailboat.consumer.broker.protocol import Receiver, Record, Source, SourceState
+from mailboat.consumer.broker.interfaces import Receiver, Record, Source, SourceState
 from mailboat_spec import Filter
 
 

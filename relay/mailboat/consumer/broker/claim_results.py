@@ -11,11 +11,11 @@ import asyncio
 from collections.abc import Sequence
 
 from mailboat.consumer.broker.availability import Availability
-from mailboat.consumer.broker.protocol import ClaimStore, ClaimsUnavailable, Failure
+from mailboat.consumer.broker.interfaces import ClaimStore, ClaimsUnavailable, FailedAttempt
 from mailboat.consumer.broker.work import FAILED, Lifecycle, Mark, Work
 
 
-class Marks:
+class ClaimResults:
     """Writes results in batches. ``run`` is one task of the engine."""
 
     def __init__(self, claims: ClaimStore, availability: Availability, lifecycle: Lifecycle, *, wait: bool) -> None:
@@ -24,7 +24,7 @@ class Marks:
         self._lifecycle = lifecycle
         self._wait = wait
         self._pending: dict[Mark, list[Work]] = {mark: [] for mark in Mark}
-        self._failures: dict[Work, Failure] = {}
+        self._failures: dict[Work, FailedAttempt] = {}
         """Those of pending FAILED."""
         self._wake = asyncio.Event()
 
@@ -32,7 +32,7 @@ class Marks:
         """Queue a result. ``Lifecycle.marked`` is called after it is stored."""
         self._pending[mark].append(work)
         if mark is FAILED:
-            self._failures[work] = Failure(work.id, retry_in, counted)
+            self._failures[work] = FailedAttempt(work.id, retry_in, counted)
         self._wake.set()
 
     async def run(self) -> None:

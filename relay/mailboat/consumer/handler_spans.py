@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, Final
 
-from mailboat.consumer.received import Event
+from mailboat.consumer.received_event import Event
 
 _NOTHING: Final[AbstractContextManager[Any]] = nullcontext()
 _LOOK_EVERY: Final = 1.0

@@ -12,24 +12,24 @@ from itertools import islice
 from typing import Final
 
 from mailboat.consumer.broker.availability import Availability
-from mailboat.consumer.broker.protocol import DeadLetter, DeadLetters, DeadLettersUnavailable
+from mailboat.consumer.broker.interfaces import DeadLetters, DeadLettersUnavailable, DeadRecord
 from mailboat.consumer.broker.work import Lifecycle, Work
 
 _AT_ONCE: Final = 100
 """Dead letters written concurrently."""
 
 
-class Burial:
+class DeadLetterQueue:
     """Writes dead letters. ``run`` is one task of the engine."""
 
     def __init__(self, dead_letters: DeadLetters, availability: Availability, lifecycle: Lifecycle) -> None:
         self._dead_letters = dead_letters
         self._availability = availability
         self._lifecycle = lifecycle
-        self._waiting: deque[tuple[Work, DeadLetter]] = deque()
+        self._waiting: deque[tuple[Work, DeadRecord]] = deque()
         self._wake = asyncio.Event()
 
-    def add(self, work: Work, letter: DeadLetter) -> None:
+    def add(self, work: Work, letter: DeadRecord) -> None:
         """Queue a dead letter. ``Lifecycle.buried`` is called after it is acknowledged."""
         self._waiting.append((work, letter))
         self._wake.set()
@@ -57,7 +57,7 @@ class Burial:
                 else:
                     self._availability.succeeded()
 
-    async def _write(self, work: Work, letter: DeadLetter) -> DeadLettersUnavailable | None:
+    async def _write(self, work: Work, letter: DeadRecord) -> DeadLettersUnavailable | None:
         try:
             await self._dead_letters.write(letter)
         except DeadLettersUnavailable as error:

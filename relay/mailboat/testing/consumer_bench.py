@@ -19,12 +19,12 @@ from uuid import UUID, uuid4
 from mailboat.cloudevents import is_json
 from mailboat.consumer import Consumer, Event
 from mailboat.consumer.dispatch import Dispatcher
+from mailboat.consumer.handler_outcomes import Refusal
 from mailboat.consumer.handlers import TransactionKind
-from mailboat.consumer.outcomes import Refusal
 from mailboat.consumer.pull_source import ConsumerPoint, Pace, PullSource
 from mailboat.emitter.drivers import Handle
 from mailboat.emitter.validation import NewEvent, OutboxRow, checked
-from mailboat.testing.emitted import EmittedEvent, of_row
+from mailboat.testing.emitted_events import EmittedEvent, of_row
 
 _COLUMNS: Final = len(OutboxRow._fields)
 _DEAD_LETTER: Final = "mailboat.dead-letter"

@@ -12,11 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from mailboat.consumer.arguments import Inbox, Kafka, PubSub, Redis
-from mailboat.consumer.dispatch import Dispatcher
-from mailboat.consumer.handlers import handler
-from mailboat.consumer.points import Passing, ignore_point
-from mailboat.consumer.pull_source import Pace
-from mailboat.consumer.settings import (
+from mailboat.consumer.consumer_settings import (
     BrokerSettings,
     ConsumerSettings,
     Paths,
@@ -24,6 +20,10 @@ from mailboat.consumer.settings import (
     from_manifests,
     from_source,
 )
+from mailboat.consumer.dispatch import Dispatcher
+from mailboat.consumer.handlers import handler
+from mailboat.consumer.points import Passing, ignore_point
+from mailboat.consumer.pull_source import Pace
 from mailboat.errors import ConfigError
 from mailboat.runtime.gc_settings import configure_gc
 from mailboat.runtime.shutdown import exit_on_signals, stop_on_signals

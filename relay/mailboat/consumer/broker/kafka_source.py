@@ -27,9 +27,7 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from mailboat.consumer.broker.availability import Availability
-from mailboat.consumer.broker.kafka_client import client_log, describe, is_about_access
-from mailboat.consumer.broker.kafka_offsets import Entry, Partition
-from mailboat.consumer.broker.protocol import (
+from mailboat.consumer.broker.interfaces import (
     BrokerPoint,
     Decode,
     Original,
@@ -39,6 +37,8 @@ from mailboat.consumer.broker.protocol import (
     SourceState,
     ignore_point,
 )
+from mailboat.consumer.broker.kafka_client import client_log, describe, is_about_access
+from mailboat.consumer.broker.kafka_offsets import Entry, Partition
 from mailboat.sinks.daemon_thread import in_a_thread
 from mailboat.sinks.kafka.kafka_errors import Report, more_telling
 

@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 from confluent_kafka import OFFSET_BEGINNING, TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as Place
 
-from mailboat.consumer.broker.protocol import Original
+from mailboat.consumer.broker.interfaces import Original
 from mailboat.errors import SinkUnavailable
 from mailboat.sinks.daemon_thread import in_a_thread
 from mailboat.sinks.kafka.kafka_errors import Report, unavailable
