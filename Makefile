@@ -7,7 +7,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.set-up
 
-DISTRIBUTIONS := crds relay operator harbor
+DISTRIBUTIONS := crds relay operator harbor demo
 CODE          := .ci/stages.py $(DISTRIBUTIONS) tests e2e $(wildcard bench examples)
 COMPILE       := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
                  --no-emit-index-url
@@ -36,10 +36,10 @@ $(STAMP): locks/dev.txt $(DISTRIBUTIONS:%=%/pyproject.toml)
 	@touch $@
 
 demo: $(STAMP) ## Watch events flow from Postgres to Kafka, a relay die, and nothing get lost
-	@$(BIN)/python -m mailboat.demo
+	@$(BIN)/python -m mailboat_demo
 
 playground: $(STAMP) ## Run Postgres, Kafka, Redis, a relay, a producer and a consumer until Ctrl-C; prints the addresses
-	@$(BIN)/python -m mailboat.demo.playground
+	@$(BIN)/python -m mailboat_demo.playground
 
 parts: $(STAMP) ## Fetch and build the real servers that the tests run against (as root: with apt-get, too)
 	@.ci/packages test || echo "Not all packages of the system could be installed; tests that need the others are skipped."

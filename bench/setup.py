@@ -19,8 +19,8 @@ import psycopg
 import yaml
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from mailboat.demo.relays import RelayProcess
 from mailboat.store.schema.migrate import migrate
+from mailboat_demo.relays import RelayProcess
 from mailboat_harbor.kafka import KafkaServer, start_apache_kafka, start_kfake
 from mailboat_harbor.missing import ServerFailed
 from mailboat_harbor.postgres import PostgresServer, find_postgres

@@ -66,7 +66,10 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "relay": Recipe(_ROOT / "Dockerfile.relay", _sources("locks/build.txt", "locks/relay.txt", "crds", "relay")),
     "shop": Recipe(
-        _ROOT / "e2e" / "shop" / "Dockerfile", {".": _source("e2e/shop")}, base="relay", base_argument="RELAY_IMAGE"
+        _ROOT / "e2e" / "shop" / "Dockerfile",
+        {"shop": _source("e2e/shop"), "mailboat_demo": _source("demo/mailboat_demo")},
+        base="relay",
+        base_argument="RELAY_IMAGE",
     ),
     "postgres": Recipe(
         _HERE / "postgres" / "Dockerfile",

@@ -11,8 +11,8 @@ import sys
 import click
 import psycopg
 
-from mailboat.demo.orders import book, change, lay_out
-from mailboat.demo.proof import prove
+from mailboat_demo.orders import book, change, lay_out
+from mailboat_demo.verification import verify_delivery
 from shop.numbering import numbering
 from shop.receiving import arrived_at_kafka, from_kafka, from_pubsub, stamped
 from shop.topics import create_kafka_topic, create_pubsub_topic, resize_kafka_topic
@@ -118,7 +118,7 @@ def audit(kafka: str | None, topic: str) -> None:
     """Compare what was committed with what has arrived by now."""
     received = from_pubsub(*topic.split("/", 1)) if kafka is None else from_kafka(kafka, topic)
     messages = [stamped(message) for message in received]
-    proof = prove(book(_url()), [message.arrival for message in messages])
+    proof = verify_delivery(book(_url()), [message.arrival for message in messages])
     click.echo(json.dumps({**dataclasses.asdict(proof), **dataclasses.asdict(numbering(messages))}))
 
 

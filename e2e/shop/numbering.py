@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mailboat.demo.proof import Arrival
+from mailboat_demo.verification import Arrival
 
 
 class Stamped(NamedTuple):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from confluent_kafka import Consumer, TopicPartition
 
-from mailboat.demo.proof import Arrival
+from mailboat_demo.verification import Arrival
 from shop.numbering import Stamped
 from shop.topics import AUDIT
 

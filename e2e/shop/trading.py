@@ -1,7 +1,7 @@
 """Trades: every order that changes is written with its event, in one transaction, on several connections at once.
 
 The database may go away at any moment. A commit whose answer was lost needs no thought: the book of what was committed
-lies in the same database and was written by the same transaction (``mailboat.demo.orders``). Whatever else goes wrong,
+lies in the same database and was written by the same transaction (``mailboat_demo.orders``). Whatever else goes wrong,
 or takes long, is something that Mailboat must not do to a shop (G10): it is written down.
 """
 
@@ -14,7 +14,7 @@ from random import Random
 
 import psycopg
 
-from mailboat.demo.orders import ChangedMind, change
+from mailboat_demo.orders import ChangedMind, change
 
 APPLICATION = "shop"
 """How Postgres knows the writers."""

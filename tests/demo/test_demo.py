@@ -19,7 +19,7 @@ from support.wait import wait_until
 PROOF = re.compile(r"^PROOF: (\d+) written, (\d+) received, 0 lost, 0 out of order, 0 uncommitted", re.MULTILINE)
 
 
-DEMO = [sys.executable, "-m", "mailboat.demo", "--short"]
+DEMO = [sys.executable, "-m", "mailboat_demo", "--short"]
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ def test_events_flow_and_ctrl_c_removes_everything(
     output = tmp_path / "output"
     with output.open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "mailboat.demo.playground"],
+            [sys.executable, "-m", "mailboat_demo.playground"],
             env={**os.environ, "TMPDIR": str(folder)},
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -1,4 +1,4 @@
-"""``python -m mailboat.demo``: the demo as a program. Exit code 0 only if the proof holds."""
+"""``python -m mailboat_demo``: the demo as a program. Exit code 0 only if the proof holds."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from types import FrameType
 
 from rich.console import Console
 
-from mailboat.demo.scene import set_up
-from mailboat.demo.screen import LiveScreen, PlainScreen, Screen
-from mailboat.demo.story import SHORT, DemoFailed, Length, Story
+from mailboat_demo.scenario import SHORT, DemoFailed, Length, Scenario
+from mailboat_demo.screen import LiveScreen, PlainScreen, Screen
+from mailboat_demo.servers import start_servers
 from mailboat_harbor.missing import PartMissing, ServerFailed
 
 
@@ -25,8 +25,8 @@ def main() -> int:
     try:
         with ExitStack() as stack:
             stack.enter_context(screen)
-            scene = set_up(stack, options.broker, screen.say)
-            proof = Story(scene, screen, SHORT if options.short else Length(), stack).play()
+            scene = start_servers(stack, options.broker, screen.say)
+            proof = Scenario(scene, screen, SHORT if options.short else Length(), stack).play()
     except KeyboardInterrupt:
         print("Interrupted; everything was stopped and removed.", file=sys.stderr)
         return 130
@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="mailboat.demo", description="Watch events flow, a relay die, nothing lost.")
+    parser = argparse.ArgumentParser(prog="mailboat_demo", description="Watch events flow, a relay die, nothing lost.")
     parser.add_argument("--short", action="store_true", help="as short as it can be")
     parser.add_argument("--plain", action="store_true", help="plain lines, also on a terminal")
     parser.add_argument(

@@ -8,12 +8,12 @@ from typing import Final, cast
 
 from confluent_kafka import Consumer, Message
 
-from mailboat.demo.proof import Arrival
+from mailboat_demo.verification import Arrival
 
 _POLL: Final = 0.1
 
 
-class Inbox:
+class ReceivedMessages:
     """All messages that arrived."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:

@@ -10,13 +10,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
 
-from mailboat.demo.application import LARGE_ORDER, LARGE_TYPE, SLOW_ORDER, Shop
-from mailboat.demo.consumer import Inbox
-from mailboat.demo.effects import EffectsProcess
-from mailboat.demo.proof import Proof, prove
-from mailboat.demo.relays import MAILBOAT, Glance, RelayProcess
-from mailboat.demo.scene import LARGE_LIMIT, PARTITIONS, TOPIC, Scene
-from mailboat.demo.screen import Screen, Seen, View
+from mailboat_demo.application import LARGE_ORDER, LARGE_TYPE, SLOW_ORDER, Shop
+from mailboat_demo.consumer import ReceivedMessages
+from mailboat_demo.effects import EffectsProcess
+from mailboat_demo.relays import MAILBOAT, RelayGlance, RelayProcess
+from mailboat_demo.screen import Screen, ScreenView, Seen
+from mailboat_demo.servers import LARGE_LIMIT, PARTITIONS, TOPIC, DemoServers
+from mailboat_demo.verification import Verification, verify_delivery
 
 _PATIENCE: Final = 120.0
 _POLL: Final = 0.02
@@ -39,23 +39,23 @@ class Length:
 SHORT: Final = Length(scene_seconds=0.5, writers=4, per_second=200.0)
 
 
-class Story:
+class Scenario:
     """The processes of the demo and its steps."""
 
-    def __init__(self, scene: Scene, screen: Screen, length: Length, stack: ExitStack) -> None:
+    def __init__(self, scene: DemoServers, screen: Screen, length: Length, stack: ExitStack) -> None:
         self._scene = scene
         self._screen = screen
         self._length = length
         self._stack = stack
         self._relays: list[RelayProcess] = []
         self._shop = Shop(scene.database_url, writers=length.writers, per_second=length.per_second, seed=1)
-        self._inbox = Inbox(scene.bootstrap, TOPIC)
+        self._inbox = ReceivedMessages(scene.bootstrap, TOPIC)
         self._effects = EffectsProcess(scene.database_url, scene.folder)
         stack.callback(self._effects.close)
         stack.callback(self._inbox.close)
         stack.callback(self._shop.close)
 
-    def play(self) -> Proof:
+    def play(self) -> Verification:
         """Run all steps, from the first relay to the proof."""
         first, second = self._begin()
         self._flow()
@@ -116,7 +116,7 @@ class Story:
         self._screen.say("The dead letter came back to life: the consumer has it.")
         time.sleep(self._length.scene_seconds)
 
-    def _reckon(self) -> Proof:
+    def _reckon(self) -> Verification:
         self._shop.stop()
         self._screen.say(f"The application stops. The transaction on {SLOW_ORDER} commits at last.")
         book = self._shop.book()
@@ -132,7 +132,7 @@ class Story:
         )
         if effects != events or events != len(book):
             raise DemoFailed(f"{len(book)} events were committed, and had {effects} effects, of {events} of them")
-        return prove(book, self._inbox.arrivals)
+        return verify_delivery(book, self._inbox.arrivals)
 
     # -- processes and waiting ---------------------------------------------------------------------------------------
 
@@ -174,10 +174,10 @@ class Story:
         self._stack.callback(thread.join)
         self._stack.callback(over.set)
 
-    def _view(self) -> View:
+    def _view(self) -> ScreenView:
         relays = tuple(Seen(relay.name, relay.glance(), relay.running) for relay in self._relays)
         shop, inbox = self._shop, self._inbox
-        return View(shop.committed, shop.rolled_back, inbox.distinct, inbox.duplicates, relays)
+        return ScreenView(shop.committed, shop.rolled_back, inbox.distinct, inbox.duplicates, relays)
 
 
 def _owned(relay: RelayProcess) -> tuple[int, ...]:
@@ -192,6 +192,6 @@ def _owns_all(relay: RelayProcess) -> bool:
 
 def _shares(*relays: RelayProcess) -> bool:
     """Return whether each relay owns partitions, and all together own every partition."""
-    glances: list[Glance | None] = [relay.glance() for relay in relays]
+    glances: list[RelayGlance | None] = [relay.glance() for relay in relays]
     owned = [glance.owned for glance in glances if glance is not None]
     return len(owned) == len(relays) and all(owned) and sum(map(len, owned)) == PARTITIONS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mailboat.demo.proof import Arrival, Proof, Written, prove
+from mailboat_demo.verification import Arrival, Verification, Written, verify_delivery
 
 WRITTEN = {"a1": Written("a", 1), "a2": Written("a", 2), "b1": Written("b", 1)}
 
@@ -13,32 +13,32 @@ def arrival(event_id: str, *, replay: bool = False) -> Arrival:
 
 
 def test_all_events_in_order_are_a_proof():
-    proof = prove(WRITTEN, [arrival("b1"), arrival("a1"), arrival("a2")])
-    assert proof == Proof(written=3, received=3, duplicates=0, lost=0, out_of_order=0, uncommitted=0)
+    proof = verify_delivery(WRITTEN, [arrival("b1"), arrival("a1"), arrival("a2")])
+    assert proof == Verification(written=3, received=3, duplicates=0, lost=0, out_of_order=0, uncommitted=0)
     assert proof.holds
     assert str(proof) == "3 written, 3 received, 0 lost, 0 out of order, 0 uncommitted; duplicates: 0"
 
 
 def test_a_repeated_stretch_is_counted_as_duplicates_and_not_held_against_the_order():
-    proof = prove(WRITTEN, [arrival("a1"), arrival("a2"), arrival("a1"), arrival("a2"), arrival("b1")])
+    proof = verify_delivery(WRITTEN, [arrival("a1"), arrival("a2"), arrival("a1"), arrival("a2"), arrival("b1")])
     assert (proof.duplicates, proof.out_of_order, proof.holds) == (2, 0, True)
 
 
 def test_a_missing_event_is_lost():
-    proof = prove(WRITTEN, [arrival("a1"), arrival("b1")])
+    proof = verify_delivery(WRITTEN, [arrival("a1"), arrival("b1")])
     assert (proof.lost, proof.holds) == (1, False)
 
 
 def test_a_first_arrival_behind_a_later_version_is_out_of_order():
-    proof = prove(WRITTEN, [arrival("a2"), arrival("a1"), arrival("b1")])
+    proof = verify_delivery(WRITTEN, [arrival("a2"), arrival("a1"), arrival("b1")])
     assert (proof.out_of_order, proof.holds) == (1, False)
 
 
 def test_a_replay_may_come_late_because_it_says_so():
-    proof = prove(WRITTEN, [arrival("a2"), arrival("b1"), arrival("a1", replay=True)])
+    proof = verify_delivery(WRITTEN, [arrival("a2"), arrival("b1"), arrival("a1", replay=True)])
     assert (proof.out_of_order, proof.lost, proof.holds) == (0, 0, True)
 
 
 def test_an_event_that_was_never_committed_breaks_the_proof():
-    proof = prove(WRITTEN, [arrival("a1"), arrival("a2"), arrival("b1"), arrival("rolled-back")])
+    proof = verify_delivery(WRITTEN, [arrival("a1"), arrival("a2"), arrival("b1"), arrival("rolled-back")])
     assert (proof.uncommitted, proof.received, proof.holds) == (1, 3, False)

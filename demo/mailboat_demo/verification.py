@@ -26,7 +26,7 @@ class Arrival(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class Verification:
     """Counts of the comparison."""
 
     written: int
@@ -50,7 +50,7 @@ class Proof:
         )
 
 
-def prove(written: Mapping[str, Written], arrivals: Iterable[Arrival]) -> Proof:
+def verify_delivery(written: Mapping[str, Written], arrivals: Iterable[Arrival]) -> Verification:
     """Compare by event id. Order is checked among first arrivals of a key, without replays."""
     seen: set[str] = set()
     newest: dict[str, int] = {}
@@ -65,7 +65,7 @@ def prove(written: Mapping[str, Written], arrivals: Iterable[Arrival]) -> Proof:
         if arrival.version <= newest.get(arrival.key, 0):
             out_of_order += 1
         newest[arrival.key] = max(arrival.version, newest.get(arrival.key, 0))
-    return Proof(
+    return Verification(
         written=len(written),
         received=len(seen & written.keys()),
         duplicates=duplicates,

@@ -15,7 +15,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from mailboat.demo.relays import Glance
+from mailboat_demo.relays import RelayGlance
 
 _LINES_KEPT: Final = 14
 _FRAMES_PER_SECOND: Final = 8
@@ -27,7 +27,7 @@ class Seen:
     """Displayed state of one relay."""
 
     name: str
-    glance: Glance | None
+    glance: RelayGlance | None
     running: bool
 
     @property
@@ -38,7 +38,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ScreenView:
     """Displayed values at one moment."""
 
     committed: int
@@ -61,7 +61,7 @@ class Screen(Protocol):
 
     def say(self, line: str) -> None: ...
 
-    def show(self, view: View) -> None: ...
+    def show(self, view: ScreenView) -> None: ...
 
     def __enter__(self) -> Self: ...
 
@@ -81,7 +81,7 @@ class PlainScreen:
     def say(self, line: str) -> None:
         print(f"{self._clock() - self._began:6.1f} s  {line}", flush=True)
 
-    def show(self, view: View) -> None:
+    def show(self, view: ScreenView) -> None:
         if self._clock() - self._shown_at >= _PLAIN_EVERY:
             self._shown_at = self._clock()
             self.say(f"  {summary(view)}")
@@ -104,7 +104,7 @@ class LiveScreen:
         self._console = console
         self._lines: deque[Text] = deque(maxlen=_LINES_KEPT)
         self._all_lines: list[Text] = []
-        self._view: View | None = None
+        self._view: ScreenView | None = None
         self._live = Live(
             get_renderable=self._render, console=console, refresh_per_second=_FRAMES_PER_SECOND, transient=True
         )
@@ -116,7 +116,7 @@ class LiveScreen:
         self._lines.append(stamped)
         self._all_lines.append(stamped)
 
-    def show(self, view: View) -> None:
+    def show(self, view: ScreenView) -> None:
         self._view = view
 
     def __enter__(self) -> Self:
@@ -135,7 +135,7 @@ class LiveScreen:
         return Group(_flow(self._view), story) if self._view is not None else Group(story)
 
 
-def summary(view: View) -> str:
+def summary(view: ScreenView) -> str:
     """Format a view as one line."""
     relays = ", ".join(f"{relay.name}: {relay.state}" for relay in view.relays)
     return (
@@ -144,7 +144,7 @@ def summary(view: View) -> str:
     )
 
 
-def _flow(view: View) -> Table:
+def _flow(view: ScreenView) -> Table:
     table = Table.grid(expand=True, padding=(0, 2))
     table.add_column()
     table.add_column(ratio=1)

@@ -1,6 +1,6 @@
 """A consumer without a broker that is repeatedly killed in its handler, and the count of its effects.
 
-    python -m mailboat.demo.effects URL FILE
+    python -m mailboat_demo.effects URL FILE
 
 Its handler writes one row per event into ``shop.effects``, in the transaction of the pull. If the file exists at the
 start, the process kills itself at random between that row and the commit, which simulates a crash.
@@ -52,7 +52,7 @@ class EffectsProcess(Child):
         self._deadly = folder / "deadly"
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._keep_alive, name="demo-effects", daemon=True)
-        command = [sys.executable, "-m", "mailboat.demo.effects", url, str(self._deadly)]
+        command = [sys.executable, "-m", "mailboat_demo.effects", url, str(self._deadly)]
         super().__init__("effects", command, log=folder / "effects.log", ready=lambda: True)
 
     def begin(self) -> None:

@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(slots=True)
-class Scene:
+class DemoServers:
     """Environment of the demo: database, broker and manifest."""
 
     folder: Path
@@ -42,7 +42,7 @@ class Scene:
         self.manifest.write_text(yaml.safe_dump_all(documents, sort_keys=False))
 
 
-def set_up(stack: ExitStack, broker: str, say: Say) -> Scene:
+def start_servers(stack: ExitStack, broker: str, say: Say) -> DemoServers:
     """Start the servers. The stack stops them and removes the folder."""
     folder = Path(tempfile.mkdtemp(prefix="mailboat-demo-"))
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -52,7 +52,7 @@ def set_up(stack: ExitStack, broker: str, say: Say) -> Scene:
     stack.callback(postgres.stop, "immediate")
     bootstrap = _start_broker(stack, broker, say)
     postgres.create_database("shop")
-    scene = Scene(folder, postgres.url("shop"), bootstrap, folder / "mailboat.yaml")
+    scene = DemoServers(folder, postgres.url("shop"), bootstrap, folder / "mailboat.yaml")
     scene.limit_messages(SMALL_LIMIT)
     return scene
 

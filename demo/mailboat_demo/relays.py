@@ -19,7 +19,7 @@ _ANSWER_WITHIN: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Glance:
+class RelayGlance:
     """Current status of a relay."""
 
     partitions: int
@@ -41,7 +41,7 @@ class RelayProcess(Child):
         command = [*MAILBOAT, "run", "-f", str(manifest), "--relay-id", name, "--listen", f"127.0.0.1:{port}"]
         super().__init__(name, command, log=folder / f"{name}.log", ready=lambda: True)
 
-    def glance(self) -> Glance | None:
+    def glance(self) -> RelayGlance | None:
         """Return the status, or None if the relay does not respond: not ready yet, or dead."""
         if not self.running:
             return None
@@ -53,10 +53,10 @@ class RelayProcess(Child):
         return _glance(relay)
 
 
-def _glance(relay: dict[str, Any]) -> Glance:
+def _glance(relay: dict[str, Any]) -> RelayGlance:
     subscriptions = relay["subscriptions"]
     owned = sorted(each["partition"] for subscription in subscriptions for each in subscription["owned"])
-    return Glance(
+    return RelayGlance(
         partitions=sum(subscription["partitions"] for subscription in subscriptions),
         owned=tuple(owned),
         published=sum(subscription["published"] for subscription in subscriptions),

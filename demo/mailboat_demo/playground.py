@@ -1,6 +1,6 @@
 """``make playground``: Postgres, a Kafka-protocol broker, Redis, a relay, a producer and a consumer, until Ctrl-C.
 
-    python -m mailboat.demo.playground
+    python -m mailboat_demo.playground
 
 Unlike the demo, it tells no story: it stays up and prints the addresses, for people who try things out. All servers
 listen on the loopback interface. Everything is in one temporary folder, and all of it is removed at the end.
@@ -23,8 +23,8 @@ from typing import Any, Final
 
 import yaml
 
-from mailboat.demo import orders
-from mailboat.demo.relays import MAILBOAT
+from mailboat_demo import orders
+from mailboat_demo.relays import MAILBOAT
 from mailboat_harbor.kafka import start_kfake
 from mailboat_harbor.missing import PartMissing, ServerFailed
 from mailboat_harbor.ports import accepts_connections, free_port
@@ -143,7 +143,7 @@ def start(stack: ExitStack) -> tuple[Playground, list[Child]]:
     orders.await_outbox(playground.database, _START_TIMEOUT)
     orders.lay_out(playground.database, _ORDERS)
     consumer = _mailboat(
-        stack, playground, "consumer", consumer_port, "consume", "mailboat.demo.playground_consumer:view"
+        stack, playground, "consumer", consumer_port, "consume", "mailboat_demo.playground_consumer:view"
     )
     stop = threading.Event()
     producer = threading.Thread(

@@ -4,6 +4,6 @@ The demo runs a real Postgres, a real broker process, an application that writes
 consumer. Meanwhile a relay is killed and an event is refused. The result is computed from the application's own tables
 and the messages of the consumer, not from the status of a relay.
 
-`story.py` has the sequence of steps, `application.py`, `consumer.py` and `relays.py` the processes, `scene.py` the
-servers, `screen.py` the output, `proof.py` the comparison.
+`scenario.py` has the sequence of steps, `application.py`, `consumer.py` and `relays.py` the processes, `servers.py` the
+servers, `screen.py` the output, `verification.py` the comparison.
 """

@@ -12,9 +12,9 @@ from typing import Final
 
 import psycopg
 
-from mailboat.demo import orders
-from mailboat.demo.orders import ChangedMind
-from mailboat.demo.proof import Written
+from mailboat_demo import orders
+from mailboat_demo.orders import ChangedMind
+from mailboat_demo.verification import Written
 
 _ORDERS: Final = 60
 _CHANGES_ITS_MIND: Final = 0.1

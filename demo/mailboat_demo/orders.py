@@ -15,7 +15,7 @@ from typing import Final
 import psycopg
 
 import mailboat
-from mailboat.demo.proof import Written
+from mailboat_demo.verification import Written
 
 _SCHEMA: Final = """
 create schema if not exists shop;
