@@ -7,7 +7,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.set-up
 
-DISTRIBUTIONS := crds relay operator harbor demo
+DISTRIBUTIONS := crds relay operator devservers demo
 CODE          := .ci/stages.py $(DISTRIBUTIONS) tests e2e $(wildcard bench examples)
 COMPILE       := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
                  --no-emit-index-url
@@ -43,7 +43,7 @@ playground: $(STAMP) ## Run Postgres, Kafka, Redis, a relay, a producer and a co
 
 parts: $(STAMP) ## Fetch and build the real servers that the tests run against (as root: with apt-get, too)
 	@.ci/packages test || echo "Not all packages of the system could be installed; tests that need the others are skipped."
-	@$(BIN)/python -m mailboat_harbor
+	@$(BIN)/python -m mailboat_devservers
 
 # The gate leaves out the long tests; SCOPE=all runs them too.
 ifeq ($(SCOPE),all)
@@ -59,7 +59,7 @@ test: parts ## Run the tests against real servers; with SCOPE=all the long ones 
 	$(PYTEST) -n $(WORKERS) --maxprocesses 4 --dist worksteal -m "not api $(LONG)"
 
 parts-api: $(STAMP)
-	@$(BIN)/python -m mailboat_harbor api
+	@$(BIN)/python -m mailboat_devservers api
 
 test-api: parts-api ## Run the tests against a real Kubernetes API server; the first run builds it
 	$(PYTEST) -n 2 --dist worksteal -m "api $(LONG)"

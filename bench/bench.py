@@ -25,8 +25,8 @@ from measurement import Measured, in_own_process
 from pipe import bare_pipe, produce_alone, read_alone
 from setup import Stage, fill, stage
 
-from mailboat_harbor.missing import PartMissing, ServerFailed
-from mailboat_harbor.redis_server import start_valkey
+from mailboat_devservers.errors import PartMissing, ServerFailed
+from mailboat_devservers.redis_server import start_valkey
 
 MEBIBYTE = 1024 * 1024
 _PLAIN = 50

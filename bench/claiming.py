@@ -17,7 +17,7 @@ import redis.asyncio
 
 from mailboat.consumer.broker.interfaces import Claim, Claimed
 from mailboat.consumer.claims.redis_store import RedisClaims
-from mailboat_harbor.redis_server import RedisServer, start_valkey
+from mailboat_devservers.redis_server import RedisServer, start_valkey
 
 _ROUNDS = 5
 _BARE_SHARE = 5

@@ -12,10 +12,10 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from setup import PAYLOAD_BYTES, Stage
 
-from mailboat_harbor.cache import made_once
-from mailboat_harbor.maven import copy_with_dependencies
-from mailboat_harbor.missing import PartMissing
-from mailboat_harbor.processes import Child
+from mailboat_devservers.cache import made_once
+from mailboat_devservers.errors import PartMissing
+from mailboat_devservers.maven import copy_with_dependencies
+from mailboat_devservers.processes import Child
 
 NAME = "Debezium, embedded engine"
 _SOURCES = Path(__file__).with_name("debezium")

@@ -19,7 +19,7 @@ from rates import Case, Row, Traffic
 from setup import Stage, stage
 
 from bench import describe_machine
-from mailboat_harbor.missing import PartMissing, ServerFailed
+from mailboat_devservers.errors import PartMissing, ServerFailed
 
 _RATES = (0, 100, 500, 1_000, 3_000)
 _QUICK_RATES = (0, 40)

@@ -20,8 +20,8 @@ from latency import Latency
 from measurement import in_own_process
 from setup import Relay, Stage
 
-from mailboat_harbor.missing import ServerFailed
-from mailboat_harbor.processes import Child
+from mailboat_devservers.errors import ServerFailed
+from mailboat_devservers.processes import Child
 
 RATES = (0, 40, 100, 500, 1_000, 3_000)
 HEADING = (

@@ -1,7 +1,7 @@
 """What all measurements stand on: one Postgres, one broker, one outbox with a backlog, and the manifest of a relay.
 
-The servers are the ones that the tests use (`mailboat_harbor`), with the database's durability on: one that does not
-flush would flatter everybody.
+The servers are the ones that the tests use (`mailboat_devservers`), with the database's durability on: one that does
+not flush would flatter everybody.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from mailboat.store.schema.migrate import migrate
 from mailboat_demo.relays import RelayProcess
-from mailboat_harbor.kafka import KafkaServer, start_apache_kafka, start_kfake
-from mailboat_harbor.missing import ServerFailed
-from mailboat_harbor.postgres import PostgresServer, find_postgres
+from mailboat_devservers.errors import ServerFailed
+from mailboat_devservers.kafka import KafkaServer, start_apache_kafka, start_kfake
+from mailboat_devservers.postgres import PostgresServer, find_postgres
 
 OUTBOX = "mailboat.outbox"
 TOPIC_PARTITIONS = 4

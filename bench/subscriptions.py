@@ -16,7 +16,7 @@ import psycopg
 from setup import PAYLOAD_BYTES, Relay, Stage, stage
 
 import mailboat
-from mailboat_harbor.missing import PartMissing, ServerFailed
+from mailboat_devservers.errors import PartMissing, ServerFailed
 
 _COUNTS = (1, 10, 100)
 _EVENTS = 500

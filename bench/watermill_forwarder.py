@@ -8,8 +8,8 @@ import psycopg
 from psycopg import sql
 from setup import PAYLOAD_BYTES, Stage
 
-from mailboat_harbor.golang import built_program
-from mailboat_harbor.processes import Child
+from mailboat_devservers.golang import built_program
+from mailboat_devservers.processes import Child
 
 NAME = "watermill-sql"
 ID_HEADER = "_watermill_message_uuid"

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from functools import partial
 
 from earlier import earlier_version
-from mailboat_harbor.kubernetes_programs import kubernetes_program
-from mailboat_harbor.missing import PartMissing
+from mailboat_devservers.errors import PartMissing
+from mailboat_devservers.kubernetes_programs import kubernetes_program
 from provider import pick_provider
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
-from mailboat_harbor.cache import made_once
+from mailboat_devservers.cache import made_once
 from readme import ROOT
 
 _FIRST_MIGRATION = "relay/mailboat/store/schema/migrations/0001_schema.sql"

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from cluster import Cluster
-from mailboat_harbor.missing import ServerFailed
+from mailboat_devservers.errors import ServerFailed
 
 _KINDS = (
     "namespaces,nodes,pods,deployments,replicasets,statefulsets,jobs,services,endpointslices,configmaps,leases,"

@@ -6,7 +6,7 @@ import os
 import subprocess
 from collections.abc import Mapping
 
-from mailboat_harbor.missing import ServerFailed
+from mailboat_devservers.errors import ServerFailed
 
 _LAST_LINES = 30
 

@@ -16,7 +16,7 @@ from string import Template
 from typing import Any
 
 from cluster import Cluster
-from mailboat_harbor.kubernetes_commands import Answer
+from mailboat_devservers.kubernetes_commands import Answer
 from support.wait import wait_until
 
 MANIFESTS = Path(__file__).with_name("manifests")

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from cluster import Cluster
 from installed import Installed
-from mailboat_harbor.missing import ServerFailed
+from mailboat_devservers.errors import ServerFailed
 from stage import Stage, restarts, running_container
 from support.wait import wait_until
 

@@ -20,13 +20,13 @@ import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, settings
 
-from mailboat_harbor.kafka import KafkaServer
-from mailboat_harbor.missing import PartMissing
-from mailboat_harbor.postgres import Database, PostgresServer
-from mailboat_harbor.postgres_binaries import NEWEST, OLDEST
-from mailboat_harbor.proxy import Proxy
-from mailboat_harbor.pubsub import PubSubServer
-from mailboat_harbor.redis_server import RedisServer
+from mailboat_devservers.errors import PartMissing
+from mailboat_devservers.kafka import KafkaServer
+from mailboat_devservers.postgres import Database, PostgresServer
+from mailboat_devservers.postgres_binaries import NEWEST, OLDEST
+from mailboat_devservers.proxy import Proxy
+from mailboat_devservers.pubsub import PubSubServer
+from mailboat_devservers.redis_server import RedisServer
 from support.shared_servers import SOCKET, Servers, SharedServers, SharedServersOfController
 from support.wait import until_midnight_is_over, wait_until
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from mailboat_demo.scenario import SHORT, DemoFailed, Length, Scenario
 from mailboat_demo.screen import LiveScreen, PlainScreen, Screen
 from mailboat_demo.servers import start_servers
-from mailboat_harbor.missing import PartMissing, ServerFailed
+from mailboat_devservers.errors import PartMissing, ServerFailed
 
 
 def main() -> int:

@@ -20,7 +20,7 @@ from typing import Any, Final
 import psycopg
 
 from mailboat import Consumer, Event
-from mailboat_harbor.processes import Child
+from mailboat_devservers.processes import Child
 
 _TABLE: Final = "create table if not exists shop.effects (event_id uuid not null, consumer integer not null)"
 _DIES: Final = 0.02

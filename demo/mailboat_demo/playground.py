@@ -25,12 +25,12 @@ import yaml
 
 from mailboat_demo import orders
 from mailboat_demo.relays import MAILBOAT
-from mailboat_harbor.kafka import start_kfake
-from mailboat_harbor.missing import PartMissing, ServerFailed
-from mailboat_harbor.ports import accepts_connections, free_port
-from mailboat_harbor.postgres import PostgresServer, find_postgres
-from mailboat_harbor.processes import Child
-from mailboat_harbor.redis_server import start_valkey
+from mailboat_devservers.errors import PartMissing, ServerFailed
+from mailboat_devservers.kafka import start_kfake
+from mailboat_devservers.ports import accepts_connections, free_port
+from mailboat_devservers.postgres import PostgresServer, find_postgres
+from mailboat_devservers.processes import Child
+from mailboat_devservers.redis_server import start_valkey
 
 TOPICS: Final = ("orders", "orders.dead", "orders.orders-view.dead")
 _ORDERS: Final = tuple(f"order-{number}" for number in range(10))

@@ -11,8 +11,8 @@ from typing import Any, Final
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from mailboat_harbor.ports import free_port
-from mailboat_harbor.processes import Child
+from mailboat_devservers.ports import free_port
+from mailboat_devservers.processes import Child
 
 MAILBOAT: Final = (sys.executable, "-m", "mailboat.cli.main")
 _ANSWER_WITHIN: Final = 1.0

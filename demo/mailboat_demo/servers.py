@@ -13,9 +13,9 @@ from typing import Any, Final
 import yaml
 from confluent_kafka import Producer
 
-from mailboat_harbor.kafka import start_kfake
-from mailboat_harbor.missing import PartMissing
-from mailboat_harbor.postgres import PostgresServer, find_postgres
+from mailboat_devservers.errors import PartMissing
+from mailboat_devservers.kafka import start_kfake
+from mailboat_devservers.postgres import PostgresServer, find_postgres
 
 TOPIC: Final = "orders"
 PARTITIONS: Final = 8

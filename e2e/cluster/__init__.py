@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from mailboat_harbor.kubernetes_commands import CommandFailed, Commands
+from mailboat_devservers.kubernetes_commands import CommandFailed, Commands
 from support.wait import wait_until
 
 _NO_ANSWER = re.compile(

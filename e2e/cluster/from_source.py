@@ -17,10 +17,10 @@ from cluster import Cluster
 from cluster.folders import abandoned_folders, own_folder
 from cluster.network import Network, a_free_network
 from cluster.node_files import NODE_NAME, Plan, certificates, configuration, first_objects
-from mailboat_harbor.kubernetes_commands import Commands
-from mailboat_harbor.kubernetes_programs import kubernetes_program
-from mailboat_harbor.missing import PartMissing, ServerFailed
-from mailboat_harbor.processes import Child
+from mailboat_devservers.errors import PartMissing, ServerFailed
+from mailboat_devservers.kubernetes_commands import Commands
+from mailboat_devservers.kubernetes_programs import kubernetes_program
+from mailboat_devservers.processes import Child
 from programs import run
 from support.wait import wait_until
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from cluster import Cluster
 from cluster.folders import abandoned_folders, own_folder
-from mailboat_harbor.kubernetes_commands import Commands
-from mailboat_harbor.kubernetes_programs import kubernetes_program
+from mailboat_devservers.kubernetes_commands import Commands
+from mailboat_devservers.kubernetes_programs import kubernetes_program
 from programs import run
 from support.wait import wait_until
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.network import Network
-from mailboat_harbor.kubernetes_certificates import Authority, KeyPair, kubeconfig, new_signing_key
+from mailboat_devservers.kubernetes_certificates import Authority, KeyPair, kubeconfig, new_signing_key
 
 NODE_NAME = "node"
 _DOMAIN = "cluster.local"

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from container_images.engines import Engine, Image
-from mailboat_harbor.cache import cache_dir, made_once
-from mailboat_harbor.golang import built_program
-from mailboat_harbor.kafka_apache import kafka_jars
-from mailboat_harbor.kubernetes_programs import kubernetes_program
-from mailboat_harbor.postgres_binaries import find_postgres
+from mailboat_devservers.cache import cache_dir, made_once
+from mailboat_devservers.golang import built_program
+from mailboat_devservers.kafka_apache import kafka_jars
+from mailboat_devservers.kubernetes_programs import kubernetes_program
+from mailboat_devservers.postgres_binaries import find_postgres
 
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[1]

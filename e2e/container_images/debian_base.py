@@ -10,8 +10,8 @@ import hashlib
 import shutil
 from pathlib import Path
 
-from mailboat_harbor.cache import made_once
-from mailboat_harbor.missing import PartMissing, ServerFailed
+from mailboat_devservers.cache import made_once
+from mailboat_devservers.errors import PartMissing, ServerFailed
 from programs import run
 
 _SUITE = "bookworm"

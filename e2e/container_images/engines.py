@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from container_images.debian_base import debian_base
-from mailboat_harbor.cache import cache_dir
+from mailboat_devservers.cache import cache_dir
 from programs import run
 
 # An attestation makes an index of an image, which a node can't load from a file; and a builder of its user's own keeps

@@ -18,7 +18,7 @@ from cluster import Cluster
 from earlier import earlier_version, revisions
 from installed import CHART, DOCS, NAMESPACE, Installed
 from inventory import Object, inventory
-from mailboat_harbor.kubernetes_commands import Answer
+from mailboat_devservers.kubernetes_commands import Answer
 from provider import Provider
 from readme import ROOT
 from stage import STORY, Stage, staying, wrong_in

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from mailboat_harbor.kubernetes import ApiServer, start_api_server
+from mailboat_devservers.kubernetes import ApiServer, start_api_server
 from mailboat_operator.kube.client import Kube
 from support.crd_definitions import until_established, until_served
 from support.operator_under_test import Cluster

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import yaml
 
-from mailboat_harbor.golang import module_sources
-from mailboat_harbor.kubernetes import ApiServer, CommandFailed, start_api_server
+from mailboat_devservers.golang import module_sources
+from mailboat_devservers.kubernetes import ApiServer, CommandFailed, start_api_server
 from support.crd_definitions import until_established, until_served
 from support.helm_chart import CHART, NAMESPACE, RELEASE, ROOT, manifest, one, rendered, values_of, variants
 from support.wait import wait_until

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from mailboat_harbor.kubernetes import ApiServer
+from mailboat_devservers.kubernetes import ApiServer
 from mailboat_spec import SpecError, read_documents
 from support.admission import Admission, Cause, PlacedRule, admission, rules
 from support.bad_manifests import (

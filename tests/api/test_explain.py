@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mailboat_harbor.kubernetes import ApiServer
+from mailboat_devservers.kubernetes import ApiServer
 from support.wait import wait_until
 
 SINK = """\

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from mailboat_harbor.kubernetes import ApiServer
-from mailboat_harbor.proxy import Proxy
+from mailboat_devservers.kubernetes import ApiServer
+from mailboat_devservers.proxy import Proxy
 from mailboat_operator.kube.client import LEASE, Kube
 from mailboat_operator.leader_election import Election, LeadershipLost, Timing
 from support.operator_processes import RunningOperator

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from mailboat_harbor.kubernetes import ApiServer
+from mailboat_devservers.kubernetes import ApiServer
 from mailboat_spec import (
     Condition,
     ConditionStatus,

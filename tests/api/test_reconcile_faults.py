@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from api.conftest import with_our_kinds
-from mailboat_harbor.kubernetes import start_api_server
+from mailboat_devservers.kubernetes import start_api_server
 from mailboat_operator.controller import controller
 from mailboat_operator.kube.client import (
     CONFIG_MAP,

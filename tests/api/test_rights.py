@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mailboat_harbor.kubernetes import ApiServer, start_api_server
+from mailboat_devservers.kubernetes import ApiServer, start_api_server
 from mailboat_operator.resources.pod import CONTAINER
 from support.crd_definitions import until_established
 from support.helm_chart import CHART, NAMESPACE, RELEASE, Document, one, rendered, values_of

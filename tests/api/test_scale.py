@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from api.conftest import with_our_kinds
-from mailboat_harbor.kubernetes import ApiServer, start_api_server
+from mailboat_devservers.kubernetes import ApiServer, start_api_server
 from mailboat_operator.kube.client import RELAY, SUBSCRIPTION, Kube
 from support.operator_under_test import USER, Cluster, condition_of, holders, operating, quick
 from support.stub_relays import Outbox, RelayStandIn

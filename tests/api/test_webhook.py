@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mailboat_harbor.kubernetes import ApiServer
+from mailboat_devservers.kubernetes import ApiServer
 from support.operator_processes import IMAGE, RunningOperator, a_pod, a_relay, a_subscription, webhook_configuration
 from support.wait import wait_until
 

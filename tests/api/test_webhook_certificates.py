@@ -16,8 +16,8 @@ import pytest_asyncio
 from cryptography import x509
 from prometheus_client import CollectorRegistry
 
-from mailboat_harbor.kubernetes import ApiServer
-from mailboat_harbor.kubernetes_certificates import Authority
+from mailboat_devservers.kubernetes import ApiServer
+from mailboat_devservers.kubernetes_certificates import Authority
 from mailboat_operator.http_server import HttpServer
 from mailboat_operator.kube.client import MUTATING_WEBHOOK, POD, RELAY, Conflict, Kind, Kube, NotFound, Object
 from mailboat_operator.kube.client import SECRET as SECRET_KIND

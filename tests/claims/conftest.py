@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from mailboat.consumer.claims.redis_store import RedisClaims
-from mailboat_harbor.redis_server import RedisServer
+from mailboat_devservers.redis_server import RedisServer
 from support.claim_stores import StoreFactory
 
 

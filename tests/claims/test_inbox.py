@@ -20,7 +20,7 @@ from mailboat.consumer.handlers import handler
 from mailboat.consumer.received_event import Event
 from mailboat.consumer.transactions import Psycopg, PsycopgAsync, SqlAlchemy, SqlAlchemyAsync, Wanted
 from mailboat.errors import ConfigError
-from mailboat_harbor.postgres import Database, PostgresServer
+from mailboat_devservers.postgres import Database, PostgresServer
 from support.databases import logged_in, migrated_database
 from support.wait import await_until
 

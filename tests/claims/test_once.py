@@ -16,7 +16,7 @@ from redis.retry import Retry
 
 from mailboat import ClaimHeld, Once
 from mailboat.consumer.broker.interfaces import ClaimsUnavailable
-from mailboat_harbor.redis_server import RedisServer
+from mailboat_devservers.redis_server import RedisServer
 from support.wait import await_until
 
 

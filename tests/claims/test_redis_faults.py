@@ -13,9 +13,9 @@ import redis.asyncio
 from mailboat.consumer.broker.interfaces import Busy, Claim, Claimed, ClaimsUnavailable, FailedAttempt, Finished
 from mailboat.consumer.claims.redis_health import EVICTS_KEYS, MEMORY_LOST, NOT_REPLICATED
 from mailboat.consumer.claims.redis_store import RedisClaims
-from mailboat_harbor.ports import free_port
-from mailboat_harbor.proxy import Proxy
-from mailboat_harbor.redis_server import RedisServer, start_cluster, start_redis, start_sentinel, start_valkey
+from mailboat_devservers.ports import free_port
+from mailboat_devservers.proxy import Proxy
+from mailboat_devservers.redis_server import RedisServer, start_cluster, start_redis, start_sentinel, start_valkey
 from support.certificate_authority import Authority
 from support.claim_stores import StoreFactory
 from support.wait import await_until, wait_until

@@ -9,7 +9,7 @@ import pytest
 
 from mailboat.consumer.broker.interfaces import Answer, Busy, Claim, Claimed, FailedAttempt, Finished
 from mailboat.consumer.claims.redis_store import RedisClaims
-from mailboat_harbor.redis_server import RedisServer
+from mailboat_devservers.redis_server import RedisServer
 
 PAST, FUTURE = 1_000, 9_999_999_999_999
 TTL = 720 * 3600

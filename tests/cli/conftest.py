@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mailboat_harbor.postgres import Database, PostgresServer
+from mailboat_devservers.postgres import Database, PostgresServer
 from support.cli import Place, RunningRelay, relay_manifest, subscription_manifest
 from support.databases import migrated_database
 

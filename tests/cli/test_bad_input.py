@@ -15,7 +15,7 @@ from mailboat.errors import (
     MailboatError,
     SchemaMismatch,
 )
-from mailboat_harbor.ports import free_port
+from mailboat_devservers.ports import free_port
 from support.cli import Place, make_known, relay_manifest, subscription_manifest
 
 

@@ -18,7 +18,7 @@ from mailboat.cli.process import Process, RunOptions
 from mailboat.http.auth import CallerAuth
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.secrets import find_secrets
-from mailboat_harbor.proxy import Proxy
+from mailboat_devservers.proxy import Proxy
 from support.cli import Place, RunningRelay, relay_manifest, subscription_manifest
 from support.kubelet_volumes import Volume
 from support.wait import wait_until

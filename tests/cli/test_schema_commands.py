@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from mailboat_harbor.postgres import Database, find_postgres
-from mailboat_harbor.postgres_binaries import NEWEST
+from mailboat_devservers.postgres import Database, find_postgres
+from mailboat_devservers.postgres_binaries import NEWEST
 from support.cli import Place, relay_manifest, subscription_manifest
 
 

@@ -28,8 +28,8 @@ from mailboat.cli.status_rows import (
     overview_text,
 )
 from mailboat.runtime.relay_status import as_json
-from mailboat_harbor.ports import free_port
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.ports import free_port
+from mailboat_devservers.postgres import Database
 from mailboat_spec.consumer_report import ConsumerReport, SourceHealth
 from support.cli import Place, RunningRelay, make_known, relay_manifest, subscription_manifest
 from support.manifests import event_subscription

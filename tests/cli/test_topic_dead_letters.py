@@ -31,9 +31,9 @@ from mailboat.consumer.broker.replay import LetterFilter
 from mailboat.sinks.kafka import KafkaSink
 from mailboat.sinks.pubsub import PubSubSink
 from mailboat.sinks.pubsub.channel import PubSubEndpoint
-from mailboat_harbor.kafka import KafkaServer
-from mailboat_harbor.pubsub import PubSubServer
-from mailboat_harbor.redis_server import RedisServer
+from mailboat_devservers.kafka import KafkaServer
+from mailboat_devservers.pubsub import PubSubServer
+from mailboat_devservers.redis_server import RedisServer
 from support.broker_messages import KAFKA, PUBSUB, dead
 from support.manifests import event_subscription
 from support.sink_backends import SharedKafkaBackend

@@ -22,11 +22,11 @@ from mailboat.consumer.broker.envelope import restored
 from mailboat.consumer.broker.kafka_dead_letters import KafkaLetters
 from mailboat.errors import ConfigError
 from mailboat.model import Message
-from mailboat_harbor.kafka import KafkaServer
-from mailboat_harbor.ports import free_port
-from mailboat_harbor.postgres import Database, PostgresServer
-from mailboat_harbor.pubsub import PubSubServer
-from mailboat_harbor.redis_server import RedisServer
+from mailboat_devservers.kafka import KafkaServer
+from mailboat_devservers.ports import free_port
+from mailboat_devservers.postgres import Database, PostgresServer
+from mailboat_devservers.pubsub import PubSubServer
+from mailboat_devservers.redis_server import RedisServer
 from mailboat_spec.consumer_report import ConsumerReport, read_consumer_reports
 from support.databases import migrated_database
 from support.kafka_feed import committed

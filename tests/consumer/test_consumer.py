@@ -21,10 +21,10 @@ import mailboat
 from mailboat import Consumer, Event, Ignore, Refuse, RetryLater, emit
 from mailboat.consumer.pull_source import Pace
 from mailboat.errors import ConfigError
-from mailboat_harbor.pgbouncer import PgBouncer, start_pgbouncer
-from mailboat_harbor.ports import free_port
-from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
-from mailboat_harbor.postgres_binaries import NEWEST
+from mailboat_devservers.pgbouncer import PgBouncer, start_pgbouncer
+from mailboat_devservers.ports import free_port
+from mailboat_devservers.postgres import Database, PostgresServer, find_postgres
+from mailboat_devservers.postgres_binaries import NEWEST
 from support.databases import migrated_database
 from support.manifests import event_subscription, outbox_relay_on
 from support.wait import await_until

@@ -13,8 +13,8 @@ from mailboat.consumer.broker.dead_letter_writer import DeadLetterFormat, DeadLe
 from mailboat.consumer.broker.envelope import restored
 from mailboat.consumer.broker.interfaces import DeadLettersUnavailable, DeadRecord, Original
 from mailboat.consumer.broker.kafka_dead_letters import KafkaLetters
-from mailboat_harbor.kafka import KafkaServer, start_kfake
-from mailboat_harbor.pubsub import PubSubServer
+from mailboat_devservers.kafka import KafkaServer, start_kfake
+from mailboat_devservers.pubsub import PubSubServer
 from support.broker_messages import KAFKA, PUBSUB, dead
 from support.sink_backends import KafkaBackend, PubSubBackend, SharedKafkaBackend
 from support.wait import await_until

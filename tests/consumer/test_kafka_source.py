@@ -15,7 +15,7 @@ from mailboat.consumer.broker.kafka_client import consumer_settings
 from mailboat.consumer.broker.kafka_source import KafkaSource
 from mailboat.consumer.handlers import handler
 from mailboat.errors import ConfigError
-from mailboat_harbor.kafka import KafkaServer, start_kfake
+from mailboat_devservers.kafka import KafkaServer, start_kfake
 from support.broker_parts import NAME, Engine, running
 from support.kafka_feed import Feed, committed
 from support.wait import await_until

@@ -25,8 +25,8 @@ from mailboat.consumer.broker.pubsub_keys import Bounds, Held, HeldMessages, Ver
 from mailboat.consumer.broker.pubsub_source import PubSubSettings, PubSubSource
 from mailboat.errors import ConfigError
 from mailboat.sinks.pubsub.channel import PubSubEndpoint
-from mailboat_harbor.proxy import Proxy
-from mailboat_harbor.pubsub import PubSubServer
+from mailboat_devservers.proxy import Proxy
+from mailboat_devservers.pubsub import PubSubServer
 from support.ordered_pubsub import PATH, OrderedPubSub
 from support.sink_backends import PubSubBackend, message
 from support.wait import await_until, wait_until

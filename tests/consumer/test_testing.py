@@ -16,7 +16,7 @@ import mailboat
 from mailboat import Consumer, Event, Refuse, RetryLater, emit
 from mailboat.consumer.pull_source import ConsumerPoint
 from mailboat.testing import assert_emitted, bench, emitted
-from mailboat_harbor.postgres import Database, PostgresServer
+from mailboat_devservers.postgres import Database, PostgresServer
 from support.databases import migrated_database
 from support.wait import await_until
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mailboat_harbor.golang import built_program
+from mailboat_devservers.golang import built_program
 from support.terminal import CTRL_C, HIDE_CURSOR, SHOW_CURSOR, Terminal
 from support.wait import wait_until
 

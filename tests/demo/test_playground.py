@@ -14,7 +14,7 @@ from urllib.request import urlopen
 import psutil
 import pytest
 
-from mailboat_harbor.golang import built_program
+from mailboat_devservers.golang import built_program
 from support.wait import wait_until
 
 

@@ -17,10 +17,10 @@ from urllib.error import URLError
 
 import pytest
 
-from mailboat_harbor.kafka import KafkaServer
-from mailboat_harbor.ports import free_port
-from mailboat_harbor.postgres import Database, PostgresServer
-from mailboat_harbor.redis_server import RedisServer
+from mailboat_devservers.kafka import KafkaServer
+from mailboat_devservers.ports import free_port
+from mailboat_devservers.postgres import Database, PostgresServer
+from mailboat_devservers.redis_server import RedisServer
 from support.databases import migrated_database
 from support.wait import wait_until
 

@@ -11,8 +11,8 @@ import psycopg
 import pytest
 
 from mailboat import emit
-from mailboat_harbor.maven import copy_artifact
-from mailboat_harbor.postgres import Database, PostgresServer
+from mailboat_devservers.maven import copy_artifact
+from mailboat_devservers.postgres import Database, PostgresServer
 from support.databases import migrated_database
 from support.pulling import declare
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import yaml
 
 from mailboat import emit, migrate
-from mailboat_harbor.kafka import KafkaServer
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.kafka import KafkaServer
+from mailboat_devservers.postgres import Database
 from support.collectors import KafkaCollector
 from support.inprocess_relay import serving, status_of
 from support.manifests import outbox_relay_on

@@ -12,7 +12,7 @@ from psycopg import sql
 
 from mailboat.cli.main import main
 from mailboat.store.table import renamed
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.postgres import Database
 from mailboat_spec import Columns, ColumnsPreset
 from mailboat_spec.base import yaml_name
 from support.cli import RunningRelay

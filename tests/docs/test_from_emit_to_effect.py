@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from mailboat_harbor.postgres import Database, PostgresServer
+from mailboat_devservers.postgres import Database, PostgresServer
 from support.databases import migrated_database
 from support.wait import wait_until
 

@@ -14,7 +14,7 @@ from sqlalchemy import create_engine
 
 from mailboat.cli.main import main
 from mailboat.http.metrics import Metrics
-from mailboat_harbor.postgres import Database, PostgresServer
+from mailboat_devservers.postgres import Database, PostgresServer
 from support.databases import migrated_database
 from support.markdown import blocks
 from support.relay_statuses import relay

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mailboat.consumer.claims.redis_health import forecast
-from mailboat_harbor.redis_server import RedisServer
+from mailboat_devservers.redis_server import RedisServer
 from support.markdown import blocks, rows
 
 PAGE = (Path(__file__).parents[2] / "docs/idempotency.md").read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.postgres import Database
 from support.cli import Place, RunningRelay, relay_manifest, subscription_manifest
 from support.markdown import blocks
 from support.wait import wait_until

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 import mailboat
-from mailboat_harbor.postgres import Database, PostgresServer
+from mailboat_devservers.postgres import Database, PostgresServer
 from support.databases import migrated_database
 from support.markdown import blocks
 

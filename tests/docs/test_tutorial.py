@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.postgres import Database
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```sh\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mailboat_harbor.postgres import Database, PostgresServer
+from mailboat_devservers.postgres import Database, PostgresServer
 from support.databases import migrated_database
 
 

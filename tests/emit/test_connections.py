@@ -16,7 +16,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from mailboat import EmitRefused, NewEvent, emit, emit_many
 from mailboat.emitter.drivers import AsyncHandle, SyncHandle
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.postgres import Database
 
 Opener = Callable[[Database], AbstractContextManager[SyncHandle]]
 AsyncOpener = Callable[[Database], AbstractAsyncContextManager[AsyncHandle]]

@@ -14,7 +14,7 @@ from django.db.migrations.state import ProjectState
 
 from mailboat import EmitRefused, emit
 from mailboat.django import MigrateOutbox
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.postgres import Database
 
 
 @pytest.fixture(scope="module", autouse=True)

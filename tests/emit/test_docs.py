@@ -10,7 +10,7 @@ from psycopg import sql
 
 from mailboat import EmitRefused, NewEvent
 from mailboat.emitter.validation import checked
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.postgres import Database
 from support.markdown import blocks
 
 PAGE = (Path(__file__).parents[2] / "docs" / "emit.md").read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ from psycopg.types.json import Jsonb
 
 from mailboat import EmitRefused, NewEvent
 from mailboat.emitter.validation import checked
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.postgres import Database
 
 MIB = 1024 * 1024
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

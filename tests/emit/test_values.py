@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field
 
 from mailboat import EmitRefused, NewEvent, emit
 from mailboat.emitter.validation import checked
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.postgres import Database
 
 ID = uuid.UUID("1663410f-853a-4bbc-98c9-dba7da5bb6ea")
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from mailboat_harbor.kafka import KafkaServer
-from mailboat_harbor.postgres import Database, PostgresServer
-from mailboat_harbor.postgres_binaries import NEWEST, OLDEST
+from mailboat_devservers.kafka import KafkaServer
+from mailboat_devservers.postgres import Database, PostgresServer
+from mailboat_devservers.postgres_binaries import NEWEST, OLDEST
 from support import refusing_sink
 from support.databases import migrated_database
 from support.inprocess_relay import StagedSink, staged_sinks_installed

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from mailboat.consumer.broker.interfaces import BrokerPoint
-from mailboat_harbor.proxy import Proxy
-from mailboat_harbor.redis_server import RedisServer
+from mailboat_devservers.proxy import Proxy
+from mailboat_devservers.redis_server import RedisServer
 from support.consumer_processes import ended
 from support.kafka_consumers import HANDLERS, Consumers
 from support.markdown import rows

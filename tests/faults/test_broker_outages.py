@@ -19,8 +19,8 @@ import psutil
 import pytest
 
 from mailboat.consumer.broker.interfaces import Answer, Busy, Claim, Finished
-from mailboat_harbor.kafka import KafkaServer, start_kfake
-from mailboat_harbor.redis_server import RedisServer, start_sentinel, start_valkey
+from mailboat_devservers.kafka import KafkaServer, start_kfake
+from mailboat_devservers.redis_server import RedisServer, start_sentinel, start_valkey
 from support.broker_consumer_main import SLOW, memory_of
 from support.kafka_consumers import HANDLERS, PARTITIONS, Consumers
 from support.wait import await_until, wait_until

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mailboat.runtime.config_source import Configuration
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.postgres import Database
 from mailboat_spec import read_documents
 from support.inprocess_relay import STAGED, StagedSink, events, serving, status_of, write
 from support.ledger import check_delivery

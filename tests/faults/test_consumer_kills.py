@@ -21,7 +21,7 @@ from psycopg import sql
 
 from mailboat import emit
 from mailboat.consumer.pull_source import ConsumerPoint
-from mailboat_harbor.postgres import Database, PostgresServer
+from mailboat_devservers.postgres import Database, PostgresServer
 from support.consumer_main import EFFECTS, NAME
 from support.databases import migrated_database
 from support.ledger import Ledger, Written, payload

@@ -13,9 +13,9 @@ import pytest
 
 from conftest import TopicFactory
 from mailboat.runtime.session import Timings
-from mailboat_harbor.kafka import KafkaServer
-from mailboat_harbor.postgres import Database
-from mailboat_harbor.proxy import Proxy
+from mailboat_devservers.kafka import KafkaServer
+from mailboat_devservers.postgres import Database
+from mailboat_devservers.proxy import Proxy
 from support.collectors import KafkaCollector
 from support.ledger import check_delivery
 from support.manifests import Manifest, kafka_sink

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from mailboat import Consumer, Event, Kafka, Redis
-from mailboat_harbor.kafka import KafkaServer
-from mailboat_harbor.postgres import Database
-from mailboat_harbor.redis_server import RedisServer
+from mailboat_devservers.kafka import KafkaServer
+from mailboat_devservers.postgres import Database
+from mailboat_devservers.redis_server import RedisServer
 from support import admin_actions
 from support.kafka_feed import Feed
 from support.wait import await_until

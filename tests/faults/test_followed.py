@@ -19,9 +19,9 @@ from psycopg import sql
 
 from conftest import TopicFactory
 from mailboat.runtime.secrets import find_secrets
-from mailboat_harbor.kafka import KafkaServer
-from mailboat_harbor.ports import free_port
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.kafka import KafkaServer
+from mailboat_devservers.ports import free_port
+from mailboat_devservers.postgres import Database
 from support.cli import Operator, RunningRelay
 from support.collectors import KafkaCollector
 from support.inprocess_relay import STAGED, StagedSink, serving

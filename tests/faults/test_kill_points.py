@@ -19,8 +19,8 @@ from conftest import TopicFactory
 from mailboat import emit
 from mailboat.delivery.checkpoints import Checkpoint
 from mailboat.store.settings import ReadLimits
-from mailboat_harbor.kafka import KafkaServer
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.kafka import KafkaServer
+from mailboat_devservers.postgres import Database
 from support import refusing_sink
 from support.collectors import KafkaCollector
 from support.ledger import Ledger, Written, check_delivery, payload

@@ -15,7 +15,7 @@ import pytest
 from mailboat import emit
 from mailboat.delivery.parked_keys import RELAY_DIED
 from mailboat.delivery.partition_worker import CAUTIOUS_AFTER
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.postgres import Database
 from support import refusing_sink
 from support.ledger import Ledger, Written, check_delivery, payload
 from support.relay_processes import SWIFT, Fleet, RelayProcess, outbox_relay, subscription

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from conftest import TopicFactory
-from mailboat_harbor.kafka import KafkaServer
-from mailboat_harbor.postgres import PostgresServer
+from mailboat_devservers.kafka import KafkaServer
+from mailboat_devservers.postgres import PostgresServer
 from support.collectors import KafkaCollector
 from support.ledger import check_delivery, in_the_table
 from support.lost_tail import Row, assert_reused, cut_off, hold_the_log_writer, of, write

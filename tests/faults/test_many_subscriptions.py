@@ -11,7 +11,7 @@ import pytest
 
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.session import Timings
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.postgres import Database
 from support.inprocess_relay import STAGED, Load, StagedSink, events, serving, status_of, write
 from support.ledger import Written, check_delivery
 from support.manifests import Manifest

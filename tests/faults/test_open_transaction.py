@@ -11,8 +11,8 @@ import pytest
 
 from conftest import TopicFactory
 from mailboat import emit
-from mailboat_harbor.kafka import KafkaServer
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.kafka import KafkaServer
+from mailboat_devservers.postgres import Database
 from support.collectors import KafkaCollector
 from support.ledger import Ledger, Written, check_delivery, payload
 from support.manifests import kafka_sink

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from mailboat.runtime.relay import Relay
-from mailboat_harbor.kafka import KafkaServer, start_apache_kafka, start_kfake
-from mailboat_harbor.postgres import Database
-from mailboat_harbor.proxy import Proxy
-from mailboat_harbor.pubsub import PubSubServer
+from mailboat_devservers.kafka import KafkaServer, start_apache_kafka, start_kfake
+from mailboat_devservers.postgres import Database
+from mailboat_devservers.proxy import Proxy
+from mailboat_devservers.pubsub import PubSubServer
 from support.collectors import Collector, KafkaCollector, PubSubCollector
 from support.inprocess_relay import STAGED, Load, StagedSink, serving, status_of
 from support.ledger import Written, check_delivery

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from mailboat_harbor.pgbouncer import PgBouncer, start_pgbouncer
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.pgbouncer import PgBouncer, start_pgbouncer
+from mailboat_devservers.postgres import Database
 from support.inprocess_relay import STAGED, Load, StagedSink, serving, status_of
 from support.ledger import Written, check_delivery
 from support.relay_processes import SWIFT, Fleet, outbox_relay, owners, subscription

@@ -11,9 +11,9 @@ import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from mailboat_harbor.kafka import KafkaServer
-from mailboat_harbor.postgres import Database
-from mailboat_harbor.pubsub import PubSubServer
+from mailboat_devservers.kafka import KafkaServer
+from mailboat_devservers.postgres import Database
+from mailboat_devservers.pubsub import PubSubServer
 from support import admin_actions
 from support.collectors import Collector, KafkaCollector, PubSubCollector
 from support.inprocess_relay import STAGED, StagedSink, events, serving, write

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from mailboat.consumer.broker.interfaces import BrokerPoint
-from mailboat_harbor.redis_server import RedisServer
+from mailboat_devservers.redis_server import RedisServer
 from support.consumer_processes import FORKS, ended
 from support.ledger import payload
 from support.ordered_pubsub import OrderedPubSub

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from conftest import TopicFactory
-from mailboat_harbor.kafka import KafkaServer
-from mailboat_harbor.postgres import Database
-from mailboat_harbor.pubsub import PubSubServer
+from mailboat_devservers.kafka import KafkaServer
+from mailboat_devservers.postgres import Database
+from mailboat_devservers.pubsub import PubSubServer
 from support.collectors import Collector, KafkaCollector, PubSubCollector
 from support.lease_watch import Watch
 from support.ledger import check_delivery

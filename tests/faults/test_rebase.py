@@ -21,8 +21,8 @@ from mailboat.store.connection import PostgresConnection
 from mailboat.store.rebase import keep_history, rebase
 from mailboat.store.schema.migrate import migrate
 from mailboat.store.table import TableLayout
-from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
-from mailboat_harbor.postgres_binaries import NEWEST, find_upgradable
+from mailboat_devservers.postgres import Database, PostgresServer, find_postgres
+from mailboat_devservers.postgres_binaries import NEWEST, find_upgradable
 from support.inprocess_relay import OURS, STAGED, StagedSink, events, serving, status_of, write
 from support.ledger import Written, check_delivery
 from support.manifests import Manifest

@@ -14,7 +14,7 @@ import pytest
 from mailboat.delivery.rebalance import decide
 from mailboat.runtime.relay import Relay
 from mailboat.store.outbox_store import CursorKey, Membership, PartitionOwner, RelayPeer
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.postgres import Database
 from support import admin_actions
 from support.inprocess_relay import STAGED, Load, StagedSink, serving, status_of
 from support.ledger import Written, check_delivery

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from mailboat.runtime.relay import Relay
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.postgres import Database
 from support.inprocess_relay import STAGED, StagedSink, events, serving, status_of, write
 from support.ledger import Written, check_delivery
 from support.manifests import Manifest

@@ -27,8 +27,8 @@ from mailboat.store.schema.time_partitions import drop_expired
 from mailboat.store.settings import ReadLimits, RelayIdentity, StoreSettings
 from mailboat.store.subscription_rows import SubscriptionManifest
 from mailboat.store.table import TableLayout
-from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
-from mailboat_harbor.postgres_binaries import NEWEST, OLDEST
+from mailboat_devservers.postgres import Database, PostgresServer, find_postgres
+from mailboat_devservers.postgres_binaries import NEWEST, OLDEST
 from mailboat_spec import EventSubscription
 from support.relay_processes import subscription
 from support.store_relays import ticked

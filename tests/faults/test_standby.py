@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from conftest import TopicFactory
-from mailboat_harbor.kafka import KafkaServer
-from mailboat_harbor.pgbouncer import PgBouncer, start_pgbouncer
-from mailboat_harbor.postgres import PostgresServer
-from mailboat_harbor.proxy import Proxy
+from mailboat_devservers.kafka import KafkaServer
+from mailboat_devservers.pgbouncer import PgBouncer, start_pgbouncer
+from mailboat_devservers.postgres import PostgresServer
+from mailboat_devservers.proxy import Proxy
 from support.collectors import KafkaCollector
 from support.ledger import check_delivery, in_the_table
 from support.lost_tail import assert_reused, cut_off, of, write

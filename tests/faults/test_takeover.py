@@ -15,8 +15,8 @@ import psycopg
 import pytest
 
 from conftest import TopicFactory
-from mailboat_harbor.kafka import KafkaServer
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.kafka import KafkaServer
+from mailboat_devservers.postgres import Database
 from support.collectors import KafkaCollector
 from support.inprocess_relay import events, serving, status_of, write
 from support.ledger import check_delivery

@@ -17,7 +17,7 @@ from mailboat.runtime.relay_status import RelayState
 from mailboat.runtime.schema_gate import StopRequested, unless_stopped
 from mailboat.runtime.secrets import SecretSources
 from mailboat.store.settings import RelayIdentity
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.postgres import Database
 from mailboat_spec import read_documents
 from support.inprocess_relay import STAGED, StagedSink, events, serving, staged_sinks_installed, status_of, write
 from support.relay_processes import SWIFT, outbox_relay, subscription

@@ -21,8 +21,8 @@ import pytest
 
 from mailboat.store.schema.time_partitions import drop_expired
 from mailboat.store.table import TableLayout
-from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
-from mailboat_harbor.postgres_binaries import NEWEST
+from mailboat_devservers.postgres import Database, PostgresServer, find_postgres
+from mailboat_devservers.postgres_binaries import NEWEST
 from support.databases import migrated_database
 from support.inprocess_relay import STAGED, StagedSink, events, serving, status_of, write
 from support.ledger import Written, check_delivery, payload

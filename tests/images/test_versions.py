@@ -12,7 +12,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 PROJECTS = {
     folder: tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    for folder in ("crds", "relay", "operator", "harbor", "demo")
+    for folder in ("crds", "relay", "operator", "devservers", "demo")
 }
 VERSION: str = PROJECTS["crds"]["version"]
 

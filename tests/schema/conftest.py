@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from mailboat import emit
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.postgres import Database
 from support.databases import migrated_database
 from support.wait import wait_until
 

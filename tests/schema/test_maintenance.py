@@ -13,7 +13,7 @@ from psycopg import sql
 
 from mailboat.runtime.maintenance import Maintenance, RetentionClock
 from mailboat.store.table import TableLayout
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.postgres import Database
 from mailboat_spec import Pooler, Retention
 from support.wait import await_until
 

@@ -13,8 +13,8 @@ import mailboat.store.schema.migrate as migrate_module
 from mailboat.errors import DatabaseUnavailable, SchemaMismatch
 from mailboat.runtime.schema_gate import SchemaGate
 from mailboat.store.schema.migrate import Applied, Migration, MigrationReport, known_migrations, migrate, pending
-from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
-from mailboat_harbor.postgres_binaries import NEWEST
+from mailboat_devservers.postgres import Database, PostgresServer, find_postgres
+from mailboat_devservers.postgres_binaries import NEWEST
 from mailboat_spec import OutboxRelay
 from support.databases import logged_in
 from support.manifests import outbox_relay

@@ -17,8 +17,8 @@ from psycopg import sql
 from mailboat.store.connection import PostgresConnection
 from mailboat.store.schema.time_partitions import HardLimit, RetentionReport, TimePartition, beyond, drop_expired
 from mailboat.store.table import TableLayout
-from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
-from mailboat_harbor.postgres_binaries import NEWEST
+from mailboat_devservers.postgres import Database, PostgresServer, find_postgres
+from mailboat_devservers.postgres_binaries import NEWEST
 from support.databases import migrated_database
 from support.pulling import Puller, declare, emit
 from support.wait import await_until

@@ -14,8 +14,8 @@ from psycopg import sql
 from mailboat import emit
 from mailboat.store.postgres import PostgresStore
 from mailboat.store.settings import RelayIdentity, StoreSettings
-from mailboat_harbor.postgres import Database, PostgresServer, find_postgres
-from mailboat_harbor.postgres_binaries import NEWEST
+from mailboat_devservers.postgres import Database, PostgresServer, find_postgres
+from mailboat_devservers.postgres_binaries import NEWEST
 from mailboat_spec import Notify
 from support.databases import migrated_database
 from support.store_backends import joined

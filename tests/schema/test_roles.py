@@ -13,7 +13,7 @@ from mailboat.store.admin.overview import forget
 from mailboat.store.connection import PostgresConnection
 from mailboat.store.schema.verify import verify
 from mailboat.store.table import TableLayout
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.postgres import Database
 from support.databases import logged_in
 from support.renamed_table import make_renamed
 from support.store_backends import PostgresWorld, subscription

@@ -12,7 +12,7 @@ from psycopg import sql
 
 from mailboat.errors import SchemaMismatch
 from mailboat.store.schema.time_partitions import HardLimit, drop_expired, ensure_partitions
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.postgres import Database
 from support.renamed_table import RENAMED, make_renamed
 
 OUTBOX = "mailboat.outbox"

@@ -13,7 +13,7 @@ from psycopg import sql
 from mailboat.errors import SchemaMismatch
 from mailboat.store.schema.migrate import migrate
 from mailboat.store.schema.verify import Finding, verify, verify_or_refuse
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.postgres import Database
 from support.renamed_table import RENAMED, make_renamed
 
 OUTBOX = "mailboat.outbox"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mailboat.sinks.protocol import Sink
-from mailboat_harbor.kafka import KafkaServer, start_apache_kafka, start_kfake
-from mailboat_harbor.pubsub import PubSubServer
+from mailboat_devservers.kafka import KafkaServer, start_apache_kafka, start_kfake
+from mailboat_devservers.pubsub import PubSubServer
 from support.sink_backends import (
     Backend,
     KafkaBackend,

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mailboat_harbor.kafka import KafkaServer
-from mailboat_harbor.postgres import Database, PostgresServer
-from mailboat_harbor.pubsub import PubSubServer
+from mailboat_devservers.kafka import KafkaServer
+from mailboat_devservers.postgres import Database, PostgresServer
+from mailboat_devservers.pubsub import PubSubServer
 from support.collectors import PubSubCollector
 from support.databases import migrated_database
 from support.inprocess_relay import serving, status_of

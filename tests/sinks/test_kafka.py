@@ -20,7 +20,7 @@ from mailboat.sinks.kafka import KafkaSink
 from mailboat.sinks.kafka.kafka_errors import Report, more_telling, no_answer
 from mailboat.sinks.kafka.librdkafka_settings import producer_settings
 from mailboat.sinks.kafka.topic import TopicFacts, describe_topics
-from mailboat_harbor.kafka import KafkaServer
+from mailboat_devservers.kafka import KafkaServer
 from mailboat_spec.resources import kafka_settings
 from support.sink_backends import KafkaBackend, Opened, context, message, until_it_arrives
 from support.wait import await_until, wait_until

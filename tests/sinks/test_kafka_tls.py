@@ -20,9 +20,9 @@ from mailboat.consumer.broker.kafka_source import KafkaSource
 from mailboat.consumer.received_event import Event
 from mailboat.errors import SinkUnavailable
 from mailboat.sinks.kafka import KafkaSink
-from mailboat_harbor.kafka import KafkaServer, SecureListener, start_apache_kafka
-from mailboat_harbor.ports import free_port
-from mailboat_harbor.postgres import Database, PostgresServer
+from mailboat_devservers.kafka import KafkaServer, SecureListener, start_apache_kafka
+from mailboat_devservers.ports import free_port
+from mailboat_devservers.postgres import Database, PostgresServer
 from support.broker_parts import NAME, running
 from support.certificate_authority import Authority
 from support.cli import RunningRelay

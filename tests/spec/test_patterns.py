@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mailboat_harbor.postgres import PostgresServer
+from mailboat_devservers.postgres import PostgresServer
 from mailboat_spec import Pattern
 
 ALPHABET = st.sampled_from("ab*?.%_\\\n")

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from mailboat.store.table import TableLayout
-from mailboat_harbor.postgres import Database, PostgresServer
+from mailboat_devservers.postgres import Database, PostgresServer
 from support.databases import migrated_database
 from support.renamed_table import RENAMED, make_renamed
 from support.store_backends import MemoryWorld, PostgresWorld, World

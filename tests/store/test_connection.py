@@ -19,7 +19,7 @@ from mailboat.store.connection import Pipeline, PostgresConnection, refuse_other
 from mailboat.store.connection_thread import BlockingWork
 from mailboat.store.sql import statements
 from mailboat.store.window_reads import ReadThread
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.postgres import Database
 from support.wait import await_until
 
 

@@ -13,7 +13,7 @@ from mailboat.runtime.coverage_watch import CoverageWatch
 from mailboat.store.connection import PostgresConnection
 from mailboat.store.coverage import Coverage, coverage
 from mailboat.store.table import TableLayout
-from mailboat_harbor.postgres import Database, PostgresServer
+from mailboat_devservers.postgres import Database, PostgresServer
 from mailboat_spec import EventSubscription, Pooler
 from support.cli import make_known
 from support.databases import migrated_database

@@ -12,7 +12,7 @@ from mailboat.store.connection import PostgresConnection
 from mailboat.store.rebase import rebase
 from mailboat.store.subscription_rows import declare
 from mailboat.store.table import TableLayout
-from mailboat_harbor.postgres import Database, PostgresServer
+from mailboat_devservers.postgres import Database, PostgresServer
 from support.databases import migrated_database
 from support.memory_outbox.rows import slot_of
 from support.store_backends import PostgresWorld, subscription

@@ -10,7 +10,7 @@ import pytest
 
 from mailboat.store.schema.time_partitions import RetentionReport, drop_expired
 from mailboat.store.table import TableLayout
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.postgres import Database
 from support.databases import migrated_database
 from support.store_backends import PostgresWorld, subscription
 from support.store_relays import Relay

@@ -22,7 +22,7 @@ from mailboat.store.outbox_store import Dead, LastFailure, Park, Settlement
 from mailboat.store.schema.verify import Finding, verify
 from mailboat.store.settings import ReadLimits
 from mailboat.store.table import TableLayout
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.postgres import Database
 from mailboat_spec import Format
 from support.databases import migrated_database
 from support.store_backends import SETTINGS, PostgresWorld, subscription

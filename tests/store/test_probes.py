@@ -13,7 +13,7 @@ from psycopg import sql
 from mailboat.store.filter_predicates import Since, predicate
 from mailboat.store.sql import statements
 from mailboat.store.table import TableLayout
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.postgres import Database
 from mailboat_spec import Filter
 from support.databases import migrated_database
 from support.renamed_table import RENAMED, make_renamed

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from mailboat.errors import ConfigError
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.postgres import Database
 from support.databases import migrated_database
 from support.inprocess_relay import serving, status_of
 from support.pulling import NAME, Puller, declare, emit

@@ -14,8 +14,8 @@ from mailboat.errors import LeaseLost, SchemaMismatch
 from mailboat.store.connection import Pipeline, PostgresConnection
 from mailboat.store.leases import lock_key
 from mailboat.store.window_reads import ReadThread
-from mailboat_harbor.pgbouncer import PgBouncer, start_pgbouncer
-from mailboat_harbor.postgres import Database, PostgresServer
+from mailboat_devservers.pgbouncer import PgBouncer, start_pgbouncer
+from mailboat_devservers.postgres import Database, PostgresServer
 from support.databases import logged_in, migrated_database
 from support.store_backends import PostgresWorld, subscription
 from support.store_relays import Relay, write

@@ -16,7 +16,7 @@ from mailboat.store.admin.selection import Match
 from mailboat.store.connection import PostgresConnection
 from mailboat.store.subscription_rows import ConfigVersion, SubscriptionManifest, clear_given_up, declare, retire_gone
 from mailboat.store.table import TableLayout
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.postgres import Database
 from support.databases import migrated_database
 from support.store_backends import subscription
 from support.wait import await_until

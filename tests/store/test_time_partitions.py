@@ -9,7 +9,7 @@ import psycopg
 import pytest
 import pytest_asyncio
 
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.postgres import Database
 from support.databases import migrated_database
 from support.store_backends import PostgresWorld, subscription
 from support.store_relays import Relay

@@ -12,7 +12,7 @@ import pytest
 from mailboat.store.outbox_store import CursorGroup
 from mailboat.store.settings import ReadLimits
 from mailboat.store.window_reads import WindowMeasurer
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.postgres import Database
 from support.store_backends import SETTINGS, PostgresWorld, subscription
 from support.store_relays import Relay, write
 from support.wait import await_until

@@ -11,7 +11,7 @@ from mailboat.store.admin.dead_letters import candidates, plan
 from mailboat.store.admin.dead_letters import replay as replay_dead
 from mailboat.store.admin.selection import Match
 from mailboat.store.connection import PostgresConnection
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.postgres import Database
 
 OUTBOX = "mailboat.outbox"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from kubernetes import client, config
 
-from mailboat_harbor.kubernetes import ApiServer
+from mailboat_devservers.kubernetes import ApiServer
 from mailboat_spec.crds import definitions
 from mailboat_spec.names import GROUP, VERSION
 

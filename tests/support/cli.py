@@ -28,7 +28,7 @@ from mailboat.cli.main import main
 from mailboat.store.postgres import PostgresStore
 from mailboat.store.settings import RelayIdentity, StoreSettings
 from mailboat.store.subscription_rows import SubscriptionManifest
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.postgres import Database
 from mailboat_spec import EventSubscription
 from support.manifests import event_subscription, outbox_relay_on
 from support.wait import wait_until

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mailboat_harbor.kubernetes import ApiServer
+from mailboat_devservers.kubernetes import ApiServer
 from support.wait import wait_until
 
 

@@ -12,7 +12,7 @@ import psycopg
 from psycopg import sql
 
 from mailboat.store.schema.migrate import migrate
-from mailboat_harbor.postgres import Database, PostgresServer
+from mailboat_devservers.postgres import Database, PostgresServer
 from support.wait import until_midnight_is_over
 
 OUTBOX = "mailboat.outbox"

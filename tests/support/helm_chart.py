@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from mailboat_harbor.kubernetes_programs import kubernetes_program
+from mailboat_devservers.kubernetes_programs import kubernetes_program
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "mailboat"

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from mailboat_harbor.kafka import KafkaServer
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.kafka import KafkaServer
+from mailboat_devservers.postgres import Database
 from support.broker_consumer_main import FAILS, consume
 from support.consumer_processes import FORKS, STARTED, ended
 from support.kafka_feed import Feed, committed

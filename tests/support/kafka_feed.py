@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
-from mailboat_harbor.kafka import KafkaServer
+from mailboat_devservers.kafka import KafkaServer
 
 
 class Feed:

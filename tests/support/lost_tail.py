@@ -13,7 +13,7 @@ import psycopg
 from psycopg import sql
 
 from mailboat.store.schema.migrate import migrate
-from mailboat_harbor.postgres import PostgresServer, find_postgres
+from mailboat_devservers.postgres import PostgresServer, find_postgres
 from support.ledger import Arrival, Written, payload
 from support.racing_writers import ACCOUNTS
 from support.wait import wait_until

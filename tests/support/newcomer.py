@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from psycopg import sql
 
 from mailboat.cli.main import main
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.postgres import Database
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "laptop-messages.md"

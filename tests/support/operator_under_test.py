@@ -20,7 +20,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from mailboat_harbor.kubernetes import ApiServer
+from mailboat_devservers.kubernetes import ApiServer
 from mailboat_operator.controller.controller import ControllerSettings, run_controller
 from mailboat_operator.controller.workqueue import Backoff
 from mailboat_operator.kube.client import (

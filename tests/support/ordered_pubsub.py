@@ -1,8 +1,8 @@
 """A Pub/Sub service for one subscription that redelivers as Google's does, which Google's own fake does not.
 
-The fake of the harbor sends one message of an ordering key and waits for its acknowledgement. The service sends many.
-After a nack or an expired lease it sends that message again and all later ones of the key, acknowledged ones too, to
-the same stream or to another one. Messages that were sent before stay on their way: nothing is taken back.
+The fake of the development servers sends one message of an ordering key and waits for its acknowledgement. The service
+sends many. After a nack or an expired lease it sends that message again and all later ones of the key, acknowledged
+ones too, to the same stream or to another one. Messages that were sent before stay on their way: nothing is taken back.
 
 It accepts deadlines below ten seconds, which the service refuses, so that tests need not wait.
 """

@@ -12,7 +12,7 @@ from psycopg.types.json import Jsonb
 from mailboat.store.connection import PostgresConnection
 from mailboat.store.subscription_rows import declare_pulled
 from mailboat.store.table import TableLayout
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.postgres import Database
 from mailboat_spec import EventSubscription
 
 NAME = "shop/view"

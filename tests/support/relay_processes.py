@@ -25,7 +25,7 @@ import psycopg
 from mailboat.delivery.checkpoints import Checkpoint
 from mailboat.runtime.session import Timings
 from mailboat.store.settings import ReadLimits
-from mailboat_harbor.processes import Child
+from mailboat_devservers.processes import Child
 from support.manifests import Manifest, event_subscription, outbox_relay_on
 from support.relay_forkserver import Newborn, is_open
 from support.wait import wait_until

@@ -6,7 +6,7 @@ import psycopg
 from psycopg import sql
 
 from mailboat.store.table import TableLayout, renamed
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.postgres import Database
 from mailboat_spec import Columns, ColumnsPreset
 
 COLUMNS = Columns(preset=ColumnsPreset.DEBEZIUM, key="sorted_by", created_at="written_at")

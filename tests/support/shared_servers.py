@@ -15,13 +15,13 @@ from multiprocessing.connection import Client, Listener
 from pathlib import Path
 from typing import cast
 
-from mailboat_harbor.golang import built_program
-from mailboat_harbor.kafka import KafkaServer, start_apache_kafka, start_kfake
-from mailboat_harbor.missing import PartMissing
-from mailboat_harbor.postgres import PostgresServer, find_postgres
-from mailboat_harbor.processes import OURSELVES, Child
-from mailboat_harbor.pubsub import PubSubServer, start_pstest
-from mailboat_harbor.redis_server import RedisServer, start_redis, start_valkey
+from mailboat_devservers.errors import PartMissing
+from mailboat_devservers.golang import built_program
+from mailboat_devservers.kafka import KafkaServer, start_apache_kafka, start_kfake
+from mailboat_devservers.postgres import PostgresServer, find_postgres
+from mailboat_devservers.processes import OURSELVES, Child
+from mailboat_devservers.pubsub import PubSubServer, start_pstest
+from mailboat_devservers.redis_server import RedisServer, start_redis, start_valkey
 
 SOCKET = "MAILBOAT_TEST_SERVERS"
 """Environment variable: the name of the socket of the process that owns the servers."""

@@ -31,9 +31,9 @@ from mailboat.sinks.log import LogSink
 from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.protocol import Sink, SinkContext
 from mailboat.sinks.pubsub import PubSubSink
-from mailboat_harbor.kafka import KafkaServer
-from mailboat_harbor.proxy import Proxy
-from mailboat_harbor.pubsub import PubSubServer
+from mailboat_devservers.kafka import KafkaServer
+from mailboat_devservers.proxy import Proxy
+from mailboat_devservers.pubsub import PubSubServer
 from support.refusing_pubsub import RefusingPubSub
 from support.wait import await_until, wait_until
 

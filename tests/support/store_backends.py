@@ -26,7 +26,7 @@ from mailboat.store.postgres import PostgresStore
 from mailboat.store.settings import RelayIdentity, StoreSettings
 from mailboat.store.subscription_rows import SubscriptionManifest
 from mailboat.store.table import TableLayout
-from mailboat_harbor.postgres import Database
+from mailboat_devservers.postgres import Database
 from support.manifests import declared
 from support.memory_outbox import MemoryOutbox, MemoryStore, Transaction
 from support.wait import await_until

@@ -1,4 +1,5 @@
-"""``python -m mailboat_harbor``: fetch and build the real parts before the tests need them, and report missing ones.
+"""``python -m mailboat_devservers``: fetch and build the real parts before the tests need them, and report missing
+ones.
 
 Without an argument, the parts of most tests. With ``api``, those of a Kubernetes API server: a separate group, because
 they take minutes to build and only some tests need them.
@@ -15,13 +16,13 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from mailboat_harbor.golang import built_program
-from mailboat_harbor.kafka_apache import java_command
-from mailboat_harbor.kubernetes_programs import API_PROGRAMS, kubernetes_program
-from mailboat_harbor.missing import PartMissing
-from mailboat_harbor.pgbouncer import find_pgbouncer
-from mailboat_harbor.postgres_binaries import NEWEST, OLDEST, find_postgres
-from mailboat_harbor.redis_server import find_redis, find_valkey
+from mailboat_devservers.errors import PartMissing
+from mailboat_devservers.golang import built_program
+from mailboat_devservers.kafka_apache import java_command
+from mailboat_devservers.kubernetes_programs import API_PROGRAMS, kubernetes_program
+from mailboat_devservers.pgbouncer import find_pgbouncer
+from mailboat_devservers.postgres_binaries import NEWEST, OLDEST, find_postgres
+from mailboat_devservers.redis_server import find_redis, find_valkey
 
 Parts = Mapping[str, Callable[[], object]]
 

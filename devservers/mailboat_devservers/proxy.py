@@ -12,7 +12,7 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Self
 
-from mailboat_harbor.ports import free_port
+from mailboat_devservers.ports import free_port
 
 _CHUNK = 64 * 1024
 

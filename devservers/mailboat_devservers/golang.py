@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mailboat_harbor.cache import made_once
-from mailboat_harbor.missing import PartMissing
+from mailboat_devservers.cache import made_once
+from mailboat_devservers.errors import PartMissing
 
 _SOURCES = Path(__file__).with_name("go")
 _LOCK = Path(__file__).parents[2] / "locks" / "go.txt"

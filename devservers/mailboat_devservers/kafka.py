@@ -13,11 +13,11 @@ from pathlib import Path
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from mailboat_harbor.golang import built_program
-from mailboat_harbor.kafka_apache import SecureListener, broker_command, prepare_broker
-from mailboat_harbor.missing import ServerFailed
-from mailboat_harbor.ports import accepts_connections, free_port
-from mailboat_harbor.processes import Child
+from mailboat_devservers.errors import ServerFailed
+from mailboat_devservers.golang import built_program
+from mailboat_devservers.kafka_apache import SecureListener, broker_command, prepare_broker
+from mailboat_devservers.ports import accepts_connections, free_port
+from mailboat_devservers.processes import Child
 
 __all__ = ["KafkaServer", "SecureListener", "start_apache_kafka", "start_kfake"]
 

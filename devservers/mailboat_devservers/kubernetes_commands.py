@@ -7,7 +7,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from mailboat_harbor.kubernetes_programs import kubernetes_program
+from mailboat_devservers.kubernetes_programs import kubernetes_program
 
 _TIMEOUT = 600.0
 """Seconds after which a command counts as hanging. Commands that wait have their own, shorter timeout."""

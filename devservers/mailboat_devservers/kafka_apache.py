@@ -9,9 +9,9 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mailboat_harbor.cache import made_once
-from mailboat_harbor.maven import copy_with_dependencies
-from mailboat_harbor.missing import PartMissing, ServerFailed
+from mailboat_devservers.cache import made_once
+from mailboat_devservers.errors import PartMissing, ServerFailed
+from mailboat_devservers.maven import copy_with_dependencies
 
 _POM = Path(__file__).with_name("kafka-broker.xml")
 _JAVA_NEEDED = 17

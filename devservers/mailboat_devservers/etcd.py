@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mailboat_harbor.answering import says_ok
-from mailboat_harbor.kubernetes_programs import kubernetes_program
-from mailboat_harbor.ports import free_port
-from mailboat_harbor.processes import Child
+from mailboat_devservers.kubernetes_programs import kubernetes_program
+from mailboat_devservers.ports import free_port
+from mailboat_devservers.processes import Child
+from mailboat_devservers.readiness import answers_ok
 
 __all__ = ["EtcdServer", "start_etcd"]
 
@@ -34,7 +34,7 @@ class EtcdServer(Child):
         super().__init__(f"etcd on port {port}", command, log=directory / "etcd.log", ready=self._answers)
 
     def _answers(self) -> bool:
-        return says_ok(f"{self.url}/health")
+        return answers_ok(f"{self.url}/health")
 
 
 def start_etcd(directory: Path) -> EtcdServer:

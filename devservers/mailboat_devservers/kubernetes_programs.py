@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mailboat_harbor.golang import Tool, built_program, built_tool
+from mailboat_devservers.golang import Tool, built_program, built_tool
 
 _STAMP = " ".join(
     f"-X k8s.io/component-base/version.{name}={value}"

@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mailboat_harbor.cache import made_once
-from mailboat_harbor.maven import copy_artifact
-from mailboat_harbor.missing import PartMissing
+from mailboat_devservers.cache import made_once
+from mailboat_devservers.errors import PartMissing
+from mailboat_devservers.maven import copy_artifact
 
 NEWEST, OLDEST = 18, 14
 """The majors that Mailboat is tested on."""

@@ -10,12 +10,12 @@ import shutil
 from pathlib import Path
 from urllib.parse import quote
 
-from mailboat_harbor.answering import takes_connections
-from mailboat_harbor.missing import PartMissing
-from mailboat_harbor.ports import free_port
-from mailboat_harbor.postgres import PostgresServer
-from mailboat_harbor.processes import Child, unprivileged
-from mailboat_harbor.proxy import Proxy
+from mailboat_devservers.errors import PartMissing
+from mailboat_devservers.ports import free_port
+from mailboat_devservers.postgres import PostgresServer
+from mailboat_devservers.processes import Child, unprivileged
+from mailboat_devservers.proxy import Proxy
+from mailboat_devservers.readiness import takes_connections
 
 __all__ = ["PgBouncer", "start_pgbouncer"]
 

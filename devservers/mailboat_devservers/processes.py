@@ -28,7 +28,7 @@ from typing import IO, Self
 
 import psutil
 
-from mailboat_harbor.missing import ServerFailed
+from mailboat_devservers.errors import ServerFailed
 
 _LAUNCHER = Path(__file__).with_name("launcher.py")
 _POLL = 0.02

@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from mailboat_harbor.answering import says_ok
-from mailboat_harbor.etcd import EtcdServer, start_etcd
-from mailboat_harbor.kubernetes_audit import POLICY, Request, read_requests
-from mailboat_harbor.kubernetes_certificates import Authority, KeyPair, kubeconfig, new_signing_key
-from mailboat_harbor.kubernetes_commands import Answer, CommandFailed, Commands
-from mailboat_harbor.kubernetes_programs import kubernetes_program
-from mailboat_harbor.ports import free_port
-from mailboat_harbor.processes import Child
+from mailboat_devservers.etcd import EtcdServer, start_etcd
+from mailboat_devservers.kubernetes_audit import POLICY, Request, read_requests
+from mailboat_devservers.kubernetes_certificates import Authority, KeyPair, kubeconfig, new_signing_key
+from mailboat_devservers.kubernetes_commands import Answer, CommandFailed, Commands
+from mailboat_devservers.kubernetes_programs import kubernetes_program
+from mailboat_devservers.ports import free_port
+from mailboat_devservers.processes import Child
+from mailboat_devservers.readiness import answers_ok
 
 __all__ = ["Answer", "ApiServer", "CommandFailed", "Request", "start_api_server"]
 
@@ -158,7 +158,7 @@ class ApiServer(Child):
             [str(kubernetes_program("kube-controller-manager")), *_flags(options)],
             log=self.directory / "controller-manager.log",
             start_timeout=120.0,
-            ready=lambda: says_ok(f"https://127.0.0.1:{port}/healthz", anything),
+            ready=lambda: answers_ok(f"https://127.0.0.1:{port}/healthz", anything),
         )
         self.controllers.launch()
 
@@ -201,7 +201,7 @@ class ApiServer(Child):
         return _flags(options)
 
     def _answers(self) -> bool:
-        return says_ok(f"{self.url}/readyz", self._trust)
+        return answers_ok(f"{self.url}/readyz", self._trust)
 
     def _audited(self) -> Path:
         if self._audit_log is None:

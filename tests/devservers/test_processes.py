@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mailboat_harbor.processes import Child
+from mailboat_devservers.processes import Child
 from support.wait import wait_until
 
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
@@ -43,7 +43,7 @@ def test_nothing_outlives_a_killed_test_run(tmp_path: Path, how: signal.Signals)
     program = f"""
 import time
 from pathlib import Path
-from mailboat_harbor.processes import Child
+from mailboat_devservers.processes import Child
 log = Path({str(tmp_path / "log")!r})
 child = Child("sleeper", {SLEEPER!r}, log=log, ready=lambda: "up" in log.read_text())
 child.launch()
