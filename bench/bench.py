@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import consuming
+import consume
 import faststream_peer
-import pulling
+import pull
 import rates
 import writers
-from claimloop import claim_loop
+from claim_loop import claim_loop
 from drain import drain
 from latency import Latency
 from measurement import Measured, in_own_process
@@ -165,20 +165,20 @@ def _consumers(servers: Stage, extent: Extent) -> list[Goal]:
     url, some = servers.new_database("consumers"), extent.events // 5
     fill(url, some)
     grouped = servers.new_database("groups")
-    pulling.fill_groups(grouped, some // 4, 100)
+    pull.fill_groups(grouped, some // 4, 100)
     print(f"\n  {'Consumers without a broker, one process':<48} {'events/s':>10} {'CPU µs/event':>13} {'peak MiB':>9}")
-    hundred = in_own_process(pulling.pull, url, some * 9 // 10, 100, False)
+    hundred = in_own_process(pull.pull, url, some * 9 // 10, 100, False)
     _row("(f) pull, empty handler, 100 at a time", hundred)
-    _row("    the same, 1 at a time", in_own_process(pulling.pull, url, some // 100, 1, False))
+    _row("    the same, 1 at a time", in_own_process(pull.pull, url, some // 100, 1, False))
     thousand = servers.new_database("failing")
     fill(thousand, some, keys=1_000)
-    healthy, beside = in_own_process(pulling.pull_beside_a_failing_key, thousand, some * 9 // 10)
+    healthy, beside = in_own_process(pull.pull_beside_a_failing_key, thousand, some * 9 // 10)
     _row("    the same with 1,000 keys", healthy)
     _row("    the others while one of them always fails", beside)
-    _row("    groups of 100", in_own_process(pulling.pull, grouped, some // 10, 100, True))
-    _row("(g) a plain queue table, 100 at a time", in_own_process(pulling.take_from_plain_queue, url, some // 2, 100))
-    _row("    the same, 1 at a time", in_own_process(pulling.take_from_plain_queue, url, some // 100, 1))
-    found = in_own_process(pulling.commit_to_effect, url, 100, extent.latency_seconds)
+    _row("    groups of 100", in_own_process(pull.pull, grouped, some // 10, 100, True))
+    _row("(g) a plain queue table, 100 at a time", in_own_process(pull.take_from_plain_queue, url, some // 2, 100))
+    _row("    the same, 1 at a time", in_own_process(pull.take_from_plain_queue, url, some // 100, 1))
+    found = in_own_process(pull.commit_to_effect, url, 100, extent.latency_seconds)
     p50, p99 = found.percentile(0.5), found.percentile(0.99)
     print(f"\n  From commit to effect at 100 events/s: p50 {p50 * 1000:.1f} ms, p99 {p99 * 1000:.1f} ms")
     kept = beside.rate / healthy.rate
@@ -191,14 +191,14 @@ def _consumers(servers: Stage, extent: Extent) -> list[Goal]:
 def _behind_kafka(servers: Stage, extent: Extent) -> list[Goal]:
     """Handlers behind a broker."""
     bootstrap, topic, events = servers.broker.bootstrap, servers.new_topic("consumers"), extent.events
-    consuming.fill_topic(bootstrap, topic, events)
+    consume.fill_topic(bootstrap, topic, events)
     print(f"\n  {'Consumers behind Kafka, one process':<48} {'events/s':>10} {'CPU µs/event':>13} {'peak MiB':>9}")
-    plain = in_own_process(consuming.consume, bootstrap, topic, events, None, 32)
+    plain = in_own_process(consume.consume, bootstrap, topic, events, None, 32)
     _row("(h) empty handler, no idempotency", plain)
     with start_valkey() as valkey:
-        claimed = in_own_process(consuming.consume, bootstrap, topic, events, valkey.url, 64)
+        claimed = in_own_process(consume.consume, bootstrap, topic, events, valkey.url, 64)
         _row("    the same with claims in Redis", claimed)
-        bare = in_own_process(consuming.consume_with_bare_keys, bootstrap, topic, events // 10, valkey.url)
+        bare = in_own_process(consume.consume_with_bare_keys, bootstrap, topic, events // 10, valkey.url)
         _row("(i) a plain loop, SET NX awaited per event", bare)
     goals = [
         Goal("behind Kafka, 50,000 events/s without claims", f"{plain.rate:,.0f}", plain.rate >= 50_000),

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from earlier import earlier_version
 from mailboat_devservers.errors import PartMissing
 from mailboat_devservers.kubernetes_programs import kubernetes_program
+from previous_release import earlier_version
 from provider import pick_provider
 
 

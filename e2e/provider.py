@@ -11,9 +11,9 @@ from cluster.from_source import ClusterFromSource, check_machine
 from cluster.kind import KindCluster, container_engine
 from container_images import RECIPES, built_by, built_image, recipes_of_checkout
 from container_images.engines import Buildah, ContainerEngine, Engine, Image
-from earlier import Earlier
 from mailboat_devservers.errors import PartMissing
 from mailboat_devservers.kubernetes_programs import API_PROGRAMS, NODE_PROGRAMS
+from previous_release import Earlier
 
 CHOICE = "E2E_CLUSTER"
 """The variable that decides where a machine could do both, or where what it seems to be able to do fails."""

@@ -10,7 +10,7 @@ import pytest
 
 from cluster import Cluster
 from cluster.from_source import ClusterFromSource
-from stage import STORY, Stage
+from namespace import STORY, Stage
 from support.wait import wait_until
 
 

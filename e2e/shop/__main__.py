@@ -13,10 +13,10 @@ import psycopg
 
 from mailboat_demo.orders import book, change, lay_out
 from mailboat_demo.verification import verify_delivery
-from shop.numbering import numbering
-from shop.receiving import arrived_at_kafka, from_kafka, from_pubsub, stamped
+from shop.receiver import arrived_at_kafka, from_kafka, from_pubsub, stamped
+from shop.sequence_numbers import numbering
 from shop.topics import create_kafka_topic, create_pubsub_topic, resize_kafka_topic
-from shop.trading import Trade
+from shop.trader import Trade
 
 _ORDERS = 100
 

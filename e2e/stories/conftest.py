@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from cluster import Cluster
-from installed import Installed
+from helm_release import Installed
 from inventory import Object, inventory
+from namespace import KAFKA, PASSWORD, STORY, Stage
 from readme import topics
-from stage import KAFKA, PASSWORD, STORY, Stage
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
-from installed import NAMESPACE, Installed
-from stage import Stage, restarts, wrong_in
+from helm_release import NAMESPACE, Installed
+from namespace import Stage, restarts, wrong_in
 from support.wait import wait_until
 
 RECONCILES = re.compile(r'^mailboat_operator_reconciles_total\{result="(\w+)"\} (\S+)$', re.MULTILINE)

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from deadletters import mailboat as mailboat_says
-from deadletters import mend_topic, write_poison
-from installed import NAMESPACE, Installed
-from lockwaits import sessions, waits_behind
-from stage import Stage, wrong_in
+from chaos import ApiServer, Containers, LeadingOperator, Victim, least_often_killed
+from dead_letters import mailboat as mailboat_says
+from dead_letters import mend_topic, write_poison
+from helm_release import NAMESPACE, Installed
+from lock_waits import sessions, waits_behind
+from namespace import Stage, wrong_in
 from support.wait import wait_until
-from victims import ApiServer, Containers, LeadingOperator, Victim, least_often_killed
 
 MINUTES = 3 * 60
 ENOUGH = 15 * 60

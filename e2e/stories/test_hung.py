@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from stage import Stage, wrong_in
+from namespace import Stage, wrong_in
 from support.wait import wait_until
 
 NAME = "orders-to-kafka"

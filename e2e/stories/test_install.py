@@ -10,10 +10,10 @@ import json
 
 import pytest
 
-from installed import Installed
-from printed import Row, tables
+from helm_release import Installed
+from kubectl_table import Row, tables
+from namespace import DATABASE, Stage, wrong_in
 from readme import ROOT, answer, commands, question
-from stage import DATABASE, Stage, wrong_in
 from support.locks import locked
 from support.wait import wait_until
 

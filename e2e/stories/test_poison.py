@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from deadletters import TOO_LARGE, mailboat, mend_topic, write_poison
-from printed import tables
-from stage import KAFKA, Stage, wrong_in
+from dead_letters import TOO_LARGE, mailboat, mend_topic, write_poison
+from kubectl_table import tables
+from namespace import KAFKA, Stage, wrong_in
 from support.wait import wait_until
 
 MAX_ATTEMPTS = 6

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple, Self
 
-from stage import Stage, wrong_in
+from namespace import Stage, wrong_in
 from support.wait import wait_until
 
 PARTITIONS = range(8)

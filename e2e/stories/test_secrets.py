@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 
-from stage import DATABASE, PASSWORD, Stage, restarts, wrong_in
+from namespace import DATABASE, PASSWORD, Stage, restarts, wrong_in
 from support.wait import wait_until
 
 NEW = "second-password"

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from installed import NAMESPACE, Installed
-from stage import PATIENCE, Stage, restarts, staying, wrong_in
+from helm_release import NAMESPACE, Installed
+from namespace import PATIENCE, Stage, restarts, staying, wrong_in
 from support.wait import wait_until
 
 SIDECAR = "mailboat-relay"

@@ -15,13 +15,13 @@ import pytest
 import yaml
 
 from cluster import Cluster
-from earlier import earlier_version, revisions
-from installed import CHART, DOCS, NAMESPACE, Installed
+from helm_release import CHART, DOCS, NAMESPACE, Installed
 from inventory import Object, inventory
 from mailboat_devservers.kubernetes_commands import Answer
+from namespace import STORY, Stage, staying, wrong_in
+from previous_release import earlier_version, revisions
 from provider import Provider
 from readme import ROOT
-from stage import STORY, Stage, staying, wrong_in
 from support.markdown import blocks
 from support.wait import wait_until
 

@@ -14,7 +14,7 @@ from mailboat import emit
 from mailboat_devservers.maven import copy_artifact
 from mailboat_devservers.postgres import Database, PostgresServer
 from support.databases import migrated_database
-from support.pulling import declare
+from support.pull_consumers import declare
 
 EXAMPLES = Path(__file__).parents[2] / "examples/consumers"
 

@@ -16,7 +16,7 @@ from support.collectors import KafkaCollector
 from support.inprocess_relay import serving, status_of
 from support.manifests import outbox_relay_on
 from support.markdown import blocks
-from support.pulling import Puller
+from support.pull_consumers import Puller
 from support.wait import await_until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "consumers.md").read_text(encoding="utf-8")

@@ -25,7 +25,7 @@ from mailboat_devservers.postgres import Database, PostgresServer
 from support.consumer_main import EFFECTS, NAME
 from support.databases import migrated_database
 from support.ledger import Ledger, Written, payload
-from support.pulling import declare
+from support.pull_consumers import declare
 from support.racing_writers import Racers
 from support.wait import wait_until
 

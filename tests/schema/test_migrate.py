@@ -18,7 +18,7 @@ from mailboat_devservers.postgres_binaries import NEWEST
 from mailboat_spec import OutboxRelay
 from support.databases import logged_in
 from support.manifests import outbox_relay
-from support.pulling import Puller, declare
+from support.pull_consumers import Puller, declare
 
 _IN_A_HURRY = {"fsync": "off"}
 """For servers of a test's own that nobody crashes: a migration makes a hundred files, and flushes each."""

@@ -20,7 +20,7 @@ from mailboat.store.table import TableLayout
 from mailboat_devservers.postgres import Database, PostgresServer, find_postgres
 from mailboat_devservers.postgres_binaries import NEWEST
 from support.databases import migrated_database
-from support.pulling import Puller, declare, emit
+from support.pull_consumers import Puller, declare, emit
 from support.wait import await_until
 
 OUTBOX = "mailboat.outbox"

@@ -14,7 +14,7 @@ from mailboat.errors import ConfigError
 from mailboat_devservers.postgres import Database
 from support.databases import migrated_database
 from support.inprocess_relay import serving, status_of
-from support.pulling import NAME, Puller, declare, emit
+from support.pull_consumers import NAME, Puller, declare, emit
 from support.relay_processes import outbox_relay
 from support.relay_processes import subscription as relay_subscription
 from support.renamed_table import RENAMED, make_renamed

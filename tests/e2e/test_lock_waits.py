@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockwaits import sessions, waits_behind
+from lock_waits import sessions, waits_behind
 
 STARTING = "2026-01-01 00:00:00.000 UTC [1] LOG:  starting PostgreSQL 18.0 on x86_64"
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mailboat_demo.verification import Arrival
-from shop.numbering import Numbering, Stamped, numbering
+from shop.sequence_numbers import Numbering, Stamped, numbering
 
 NOTHING_WRONG = Numbering(changed_copies=0, numbers_twice=0, copies_out_of_order=0, numbers_left_out=0, attempts=1)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from confluent_kafka import Consumer, TopicPartition
 
 from mailboat_demo.verification import Arrival
-from shop.numbering import Stamped
+from shop.sequence_numbers import Stamped
 from shop.topics import AUDIT
 
 if TYPE_CHECKING:  # takes a second of a processor's time to import, and most commands do without

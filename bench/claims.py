@@ -1,4 +1,4 @@
-"""Claims in Redis: `.venv/bin/python bench/claiming.py [events]` prints one table.
+"""Claims in Redis: `.venv/bin/python bench/claims.py [events]` prints one table.
 
 Rows alternate over several rounds in one run against one Valkey, and the best round of each counts: a bare ``SET NX
 EX`` awaited per event, as many helpers do it; the claims of Mailboat, many keys per call; and claim with done. Events

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stage import KAFKA, Stage
+from namespace import KAFKA, Stage
 
 TOO_LARGE = 60_000
 """Bytes; the topic of the stories takes 40,000."""

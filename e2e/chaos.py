@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from cluster import Cluster
-from installed import Installed
+from helm_release import Installed
 from mailboat_devservers.errors import ServerFailed
-from stage import Stage, restarts, running_container
+from namespace import Stage, restarts, running_container
 from support.wait import wait_until
 
 Pod = dict[str, Any]
