@@ -186,5 +186,5 @@ async def test_a_first_configuration_that_relays_refuse_is_told_and_offered_at_e
         offered, began = relay.offered, time.monotonic()
         await await_until(lambda: relay.offered >= offered + 2, what="two more offers")
         assert time.monotonic() - began > 3.0, "not every second"
-    told = [record for record in caplog.records if record.message.startswith("A relay did not take the configuration")]
+    told = [record for record in caplog.records if record.message.startswith("Relay refused the configuration")]
     assert len(told) == 1

@@ -218,7 +218,7 @@ def test_a_process_that_lost_the_lead_ends_with_an_error(api: ApiServer, namespa
         assert leader.process.wait(timeout=60) == 1
     finally:
         leader.end()
-    assert leader.lines()[-1]["message"] == "The lead was lost; starting again."
+    assert leader.lines()[-1]["message"] == "Lost leader election lease, restarting"
     assert "Traceback" not in leader.text
 
 

@@ -230,7 +230,7 @@ def test_a_policy_against_deployments_is_no_reason_to_leave_a_sidecar_out(shop: 
         pod, warnings = shop.create(a_pod("of-policed", "policed"))
         assert shop.sidecar_of(pod) is not None
         assert "invalid" not in warnings
-        assert any("could not be tried" in line["message"] for line in shop.operator.lines())
+        assert any("Dry run of a sidecar failed" in line["message"] for line in shop.operator.lines())
     finally:
         for kind in ("validatingadmissionpolicybinding", "validatingadmissionpolicy"):
             shop.api.kubectl("delete", kind, name)

@@ -29,7 +29,7 @@ def test_services_wait_only_for_services_and_for_checks_that_exist() -> None:
 
 
 def test_kafka_is_the_version_that_the_tests_run_against() -> None:
-    broker = (ROOT / "harbor" / "mailboat_devservers" / "kafka-broker.xml").read_text(encoding="utf-8")
+    broker = (ROOT / "devservers" / "mailboat_devservers" / "kafka-broker.xml").read_text(encoding="utf-8")
     tested = set(re.findall(r"<version>(\d+\.\d+\.\d+)</version>", broker))
     used = {service["image"].partition(":")[2] for service in SERVICES.values() if "kafka" in service.get("image", "")}
     assert used <= tested

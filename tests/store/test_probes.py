@@ -53,7 +53,7 @@ def test_a_probe_writes_no_temporary_files(
     behind: Database, number: int, layout: TableLayout, wanted: list[str]
 ) -> None:
     filter_ = predicate(Filter.model_validate({"eventTypes": wanted}), Since("2020-01-01T00:00:00Z", 1))
-    statement = sql.SQL(statements("subscriptions")["backlog"]).format(rows=layout.rows, wanted=filter_)
+    statement = sql.SQL(statements("subscription_rows")["backlog"]).format(rows=layout.rows, wanted=filter_)
     where = {"subscription": number, "partitions": 8, "bound": EVENTS + 1}
     with psycopg.connect(behind.url) as connection:
         connection.execute(statements("windows")["guard"])

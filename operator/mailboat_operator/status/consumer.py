@@ -10,7 +10,7 @@ from typing import Any, Final
 from mailboat_operator.relays.reports import ConsumerAnswer, reason_given
 from mailboat_operator.status.conditions import Verdict, no, unknown, with_progress, written, yes
 from mailboat_operator.status.pod_messages import named
-from mailboat_operator.status.rounding import displayed, rounded_age, rounded_count
+from mailboat_operator.status.precision import displayed, rounded_age, rounded_count
 from mailboat_spec import ConditionType, Duration, EventSubscription, Reason, State
 from mailboat_spec.consumer_report import ConsumedPartition, ConsumerReport
 from mailboat_spec.names import CONSUMER_PORT_NAME, SUBSCRIPTION_LABEL

@@ -17,7 +17,7 @@ from mailboat_operator.status.pod_messages import (
     silent_relays,
     where_to_put_it,
 )
-from mailboat_operator.status.rounding import displayed, rounded_age, rounded_count, rounded_rate
+from mailboat_operator.status.precision import displayed, rounded_age, rounded_count, rounded_rate
 from mailboat_spec import ConditionType, Duration, EventSubscription, Reason, State
 from mailboat_spec.redaction import redact
 from mailboat_spec.relay_status import PartitionStatus, RelayStatus, SubscriptionStatus
@@ -137,7 +137,7 @@ def _last_error(facts: SubscriptionFacts, words: _Words, now: datetime) -> dict[
     before = facts.before.get("lastErrorTime")
     same = bool(before) and facts.before.get("lastError") == text
     if same and (since == 0.0 or abs(at - datetime.fromisoformat(str(before))) < _SAME_TIME):
-        return {"lastError": text, "lastErrorTime": before}  # the time is computed anew at every poll
+        return {"lastError": text, "lastErrorTime": before}  # the time is computed again at every poll
     return {"lastError": text, "lastErrorTime": at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
 
 

@@ -275,7 +275,7 @@ class Relay:
                 await _either(self._stir, config_change.left)
                 if stop.is_set() or self._wanted_connection() != self._connection:
                     if not stop.is_set():
-                        log.info("The way to the database has changed: connecting anew.", extra=self._about)
+                        log.info("The way to the database has changed: reconnecting.", extra=self._about)
                     ends.set()
                     return
                 retirement.cancel()

@@ -33,7 +33,7 @@ from mailboat.delivery.rebalance import decide
 from mailboat.delivery.stream import Clock, Stream
 from mailboat.delivery.window_feeder import WindowFeeder
 from mailboat.errors import DatabaseUnavailable, LeaseLost, MailboatError, SinkUnavailable
-from mailboat.runtime.dead_letter_topic import await_dead_letter_topic
+from mailboat.runtime.dead_letter_topic_check import await_dead_letter_topic
 from mailboat.store.outbox_store import (
     Backlog,
     Cursor,
@@ -288,7 +288,7 @@ class RelaySession(DeliverySession):
             if number in self._withdrawing:
                 continue
             if current is None or (current.partitions, current.generation) != (known.partitions, known.generation):
-                raise LeaseLost(f"subscription {known.name} was deleted or laid out anew: beginning again")
+                raise LeaseLost(f"subscription {known.name} was deleted or repartitioned: starting a new session")
             self.set_paused(number, current.paused)
 
     def set_paused(self, number: int, paused: bool) -> None:

@@ -43,12 +43,12 @@ from mailboat.store.outbox_store import (
     Window,
 )
 from mailboat.store.parked_rows import ParkedRows
+from mailboat.store.partition_pruning import OccupiedPartitions
 from mailboat.store.queries import QueryCache, asking, lease_arrays
 from mailboat.store.session_settings import BEGIN
 from mailboat.store.settings import ReadLimits
 from mailboat.store.sql import statements
 from mailboat.store.table import TableLayout
-from mailboat.store.time_partitions import OccupiedPartitions
 
 _SQL = statements("windows")
 

@@ -118,7 +118,7 @@ class Memory:
     claims: RedisClaims | InboxClaims | None
     execution: Execution
     sessions: SessionFactory | None = None
-    """Connections of the inbox; to be closed at last."""
+    """Connections of the inbox. They are closed last."""
 
     @property
     def problems(self) -> Sequence[Problem]:

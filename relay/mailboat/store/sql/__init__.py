@@ -3,7 +3,7 @@
 A file holds named statements, each introduced by ``-- name: <name>`` and a line of purpose. ``{braces}`` are filled
 by `psycopg.sql` with identifiers and predicates; ``%(names)s`` are parameters.
 
-Lines of comment stay in the file: psycopg parses a statement of more than 4,096 bytes anew for every execution.
+Lines of comment stay in the file: psycopg parses a statement of more than 4,096 bytes again for every execution.
 """
 
 from __future__ import annotations
