@@ -85,6 +85,10 @@ def test_a_missing_secret_keeps_no_pod_from_starting():
     assert volumes[0]["configMap"] == {"name": "orders-relay", "optional": True}
 
 
+def test_a_rollout_that_hangs_is_reported_after_two_minutes():
+    assert deployment(relay(), IMAGE, [])["spec"]["progressDeadlineSeconds"] == 120
+
+
 def test_the_template_adds_and_our_own_labels_and_variables_win():
     env = [{"name": "POD_NAME", "value": "mine"}, {"name": "TZ", "value": "UTC"}]
     pod = pod_of(

@@ -147,7 +147,7 @@ def engine_of(orders: dict[str, Any]) -> BrokerEngine:
         [orders["bootstrap"]], {}, {}, subscription=NAME, group=orders["group"], group_protocol=orders["protocol"]
     )
     if orders["protocol"] == "classic":
-        # kfake waits for a member that died while it joined: for max.poll.interval.ms
+        # A member that died while it joined may hold up a rebalance for max.poll.interval.ms.
         client |= {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500, "max.poll.interval.ms": 10_000}
     if "instance" in orders:  # a static member: its successor need not wait for the end of the session
         client |= {"group.instance.id": orders["instance"]}
