@@ -187,7 +187,7 @@ def test_what_only_concerns_pods_disturbs_no_delivery(pod: Pod) -> None:
     pod.until_version(2)
     pod.emit()
     pod.until_arrived(1)
-    assert "The new configuration is in use." not in [line["message"] for line in pod.relay.lines()]
+    assert "Configuration in use" not in [line["message"] for line in pod.relay.lines()]
 
 
 def test_a_deleted_subscription_continues_within_a_day_and_begins_anew_later_or_when_forgotten(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mailboat.runtime.session import Timings
+from mailboat.runtime.timings import Timings
 from mailboat_operator.kube.client import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, SERVICE, SERVICE_ACCOUNT
 from mailboat_operator.resources import desired
 from mailboat_operator.resources.configmap import (

@@ -16,8 +16,8 @@ from mailboat.delivery.publish import SLACK
 from mailboat.delivery.sink_health import STILL_EVERY
 from mailboat.errors import EventRefused
 from mailboat.model import Message
-from mailboat.runtime.session import Totals
 from mailboat.runtime.subscription_status import subscription_status
+from mailboat.runtime.totals import Totals
 from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.protocol import Failures
 from support.simulation import (

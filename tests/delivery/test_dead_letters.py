@@ -10,8 +10,8 @@ import pytest
 from mailboat.delivery.backoff import RetryPolicy
 from mailboat.errors import EventRefused, SinkUnavailable
 from mailboat.model import Message
-from mailboat.runtime.session import Totals
 from mailboat.runtime.subscription_status import subscription_status
+from mailboat.runtime.totals import Totals
 from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.protocol import Failures
 from support.simulation import BACKOFF, DEAD_TOPIC, Fleet, always, refusing, sequence_number, settings, subscription

@@ -214,7 +214,8 @@ def test_others_are_served_while_a_large_window_is_measured(monkeypatch: pytest.
 
 
 def _stands_still(fleet: Fleet) -> bool:
-    return stalled(fleet.relays["relay"].session, asyncio.get_running_loop().time())
+    session = fleet.relays["relay"].session
+    return session is not None and stalled(session, asyncio.get_running_loop().time())
 
 
 @pytest.mark.parametrize("longest", [60.0, 3600.0])

@@ -23,7 +23,7 @@ from mailboat.model import Message
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.relay_status import SubscriptionStatus
 from mailboat.runtime.secrets import Secrets, SecretSources
-from mailboat.runtime.session import Timings
+from mailboat.runtime.timings import Timings
 from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.protocol import SinkContext
 from mailboat.store.settings import ReadLimits, RelayIdentity

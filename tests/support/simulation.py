@@ -16,7 +16,9 @@ from mailboat.delivery.poll_interval import WakeSettings
 from mailboat.delivery.stream import DeadLetterNotice, Stream, StreamSettings
 from mailboat.errors import DatabaseUnavailable, LeaseLost
 from mailboat.model import Message, OutboxEvent
-from mailboat.runtime.session import RelaySession, Timings, Totals
+from mailboat.runtime.session import RelaySession
+from mailboat.runtime.timings import Timings
+from mailboat.runtime.totals import Totals
 from mailboat.sinks.memory import MemorySink
 from mailboat.store.settings import ReadLimits, RelayIdentity, StoreSettings
 from mailboat.store.subscription_rows import SubscriptionManifest

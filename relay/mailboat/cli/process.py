@@ -25,7 +25,7 @@ from mailboat.runtime.file_watch import fingerprint, secret_versions, watch
 from mailboat.runtime.manifest_warnings import subscription_warnings
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.secrets import Secrets
-from mailboat.runtime.shutdown import stop_on_signals
+from mailboat.runtime.shutdown import first_of, stop_on_signals
 from mailboat.store.settings import RelayIdentity
 from mailboat_spec import Manifests, full_name
 from mailboat_spec.relay_status import ConfigReport
@@ -53,7 +53,7 @@ async def run_relays(options: RunOptions, manifests: Manifests | None) -> None:
         if manifests is not None:
             process.add_all(manifests)
         async with process.serving(followed):
-            await _first(process.configured, process.stop)
+            await first_of(process.configured, process.stop)
             await _run_all(process.relays, process.stop)
 
 
@@ -156,15 +156,6 @@ class Process:
         for relay in self.relays:
             relay.refresh()
         self.secret_versions = secret_versions(self.options.secrets_folder)
-
-
-async def _first(*events: asyncio.Event) -> None:
-    waits = [asyncio.create_task(event.wait()) for event in events]
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
 
 
 def assign_to(relays: Sequence[Relay]) -> Assign:

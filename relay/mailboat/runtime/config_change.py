@@ -39,6 +39,8 @@ class ConfigChange:
         self._new_stream = new_stream
         self._delivered_by = {stream.name: subscription_set.parts[stream.name] for stream in session.streams.values()}
         self._leaving: dict[str, asyncio.Task[None]] = {}
+        self._unused: list[Sink] = []
+        """Sinks used only by subscriptions that are being withdrawn."""
 
     @property
     def leaving(self) -> frozenset[str]:
@@ -97,8 +99,16 @@ class ConfigChange:
         for leave in self._leaving.values():
             leave.cancel()
 
-    def uses(self, sink: Sink) -> bool:
-        return any(parts.sink is sink for parts in self._delivered_by.values())
+    async def close_unused(self, replaced: Iterable[Sink] = ()) -> None:
+        """Close replaced sinks, each once no subscription being withdrawn uses it."""
+        used = {id(parts.sink) for parts in self._delivered_by.values()}
+        sinks = [*self._unused, *replaced]
+        self._unused = [sink for sink in sinks if id(sink) in used]
+        await close_all(sink for sink in sinks if id(sink) not in used)
+
+    async def close(self) -> None:
+        """Close the remaining replaced sinks, after the session."""
+        await close_all(self._unused)
 
 
 async def close_all(sinks: Iterable[Sink]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Self
 
-from mailboat.runtime.session import Timings
+from mailboat.runtime.timings import Timings
 from mailboat.store.settings import ReadLimits, StoreSettings
 from mailboat.store.table import TableLayout, renamed
 from mailboat_spec import OutboxRelaySpec, Retention

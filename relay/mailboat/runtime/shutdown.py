@@ -52,6 +52,16 @@ def stop_on_signals(stop: asyncio.Event, log: logging.Logger, **fields: Any) -> 
         loop.add_signal_handler(number, stop_now, number)
 
 
+async def first_of(*events: asyncio.Event, timeout: float | None = None) -> None:
+    """Wait until one of the events is set, or for ``timeout`` seconds."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
 async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
     """Return the result of ``work``. If ``stop`` is set first, cancel the work and return None."""
     task, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())

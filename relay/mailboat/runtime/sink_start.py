@@ -1,6 +1,6 @@
-"""Check of the dead-letter topic when a sink opens.
+"""Start of a sink: open it, then check the dead-letter topic. Both are retried with back-off.
 
-Without it, a misspelled topic is reported with the first dead letter, which may be months later. Until the topic
+Without the check, a misspelled topic is reported with the first dead letter, which may be months later. Until the topic
 exists, the status and the log report it. Delivery does not wait for it.
 """
 
@@ -9,12 +9,28 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from mailboat.delivery.backoff import DEAD_TOPIC_BACKOFF, Outage
+from mailboat.delivery.backoff import DEAD_TOPIC_BACKOFF, OUTAGE_BACKOFF, Outage
+from mailboat.delivery.publish import as_unavailable
 from mailboat.delivery.stream import Stream
 from mailboat.errors import SinkUnavailable
 from mailboat.sinks.protocol import ChecksTopics
 
 log = logging.getLogger(__name__)
+
+
+async def open_sink(stream: Stream) -> None:
+    """Open the sink of a stream. Report each failure in the status and retry."""
+    outage = Outage(OUTAGE_BACKOFF)
+    while not stream.ready:
+        try:
+            await stream.sink.open()
+            stream.ready, stream.trouble = True, None
+            stream.health.reachable(stream.clock())
+        except Exception as error:  # an unexpected error of a sink must not end the other subscriptions
+            reason = error if isinstance(error, SinkUnavailable) else as_unavailable(stream, error)
+            stream.health.unavailable(str(reason), stream.clock())
+            stream.trouble, outage = str(reason), outage.failed()
+            await asyncio.sleep(outage.delay(stream.random))
 
 
 async def await_dead_letter_topic(stream: Stream) -> None:
