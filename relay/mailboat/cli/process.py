@@ -25,10 +25,11 @@ from mailboat.runtime.file_watch import fingerprint, secret_versions, watch
 from mailboat.runtime.manifest_warnings import subscription_warnings
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.secrets import Secrets
-from mailboat.runtime.shutdown import first_of, stop_on_signals
+from mailboat.runtime.shutdown import first_of
 from mailboat.store.settings import RelayIdentity
 from mailboat_spec import Manifests, full_name
 from mailboat_spec.relay_status import ConfigReport
+from mailboat_spec.stop_signals import stop_on_signals
 
 log = logging.getLogger("mailboat.run")
 
