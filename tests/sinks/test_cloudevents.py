@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+from datetime import UTC, datetime
 
 import pytest
 
-from mailboat.cloudevents import DeadLetterCause, MessageEncoder, dead_letter_message
+from mailboat.cloudevents import DeadLetterNotice, MessageEncoder, dead_letter_message
 from mailboat.errors import EventRefused
 from mailboat.model import Message, OutboxEvent
 
@@ -243,19 +244,11 @@ def test_headers_that_are_not_an_object_of_strings_refuse_the_event(headers: str
     assert EVENT.event_id in str(refused.value)
 
 
-DEATH = DeadLetterCause("TooLarge", "the topic takes less", 25, "2026-11-16T03:45:00Z", "2026-11-16T04:45:00Z")
-
-
-def dead(event: OutboxEvent, format: str = "CloudEvents", death: DeadLetterCause = DEATH) -> Message:
+def dead(event: OutboxEvent, format: str = "CloudEvents", error: str = "the topic takes less") -> Message:
+    notice = DeadLetterNotice(event, 4711, 3, 2, 25, "TooLarge", error, "2026-11-16T03:45:00Z")
+    failed_at = datetime(2026, 11, 16, 4, 45, tzinfo=UTC)
     return dead_letter_message(
-        encoder(format),
-        event,
-        death,
-        topic="orders.dead",
-        subscription="shop/orders",
-        sequence=4711,
-        partition=3,
-        generation=2,
+        encoder(format), notice, topic="orders.dead", subscription="shop/orders", failed_at=failed_at
     )
 
 
@@ -279,7 +272,7 @@ def test_a_dead_letter_is_the_original_and_why_it_died(format: str) -> None:
 
 
 def test_a_dead_letter_s_error_is_cut_at_1_kib_between_characters() -> None:
-    letter = dead(EVENT, death=DeadLetterCause("Refused", "ü" * 2000, 1, "a", "b"))
+    letter = dead(EVENT, error="ü" * 2000)
 
     error = letter.headers["mailboat-dead-error"]
     assert 1000 < len(error.encode()) <= 1024

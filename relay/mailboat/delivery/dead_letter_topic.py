@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+from mailboat.cloudevents import DeadLetterNotice, dead_letter_message
 from mailboat.delivery.checkpoints import Checkpoint
 from mailboat.delivery.publish import start_publish
 from mailboat.delivery.redelivery import RetryLoop
-from mailboat.delivery.stream import DeadLetterNotice, Stream
+from mailboat.delivery.stream import Stream
 from mailboat.delivery.unexpected_errors import exhausted, is_exhaustion, log_origin
 from mailboat.errors import DeliveryError, EventRefused
 
@@ -33,10 +34,13 @@ class DeadLetterPublisher:
         This is the case if the topic is unavailable or in back-off, if the pump is stopping, or if memory ran out.
         """
         stream = self.stream
-        if stream.announce is None:
+        topic = stream.dead_letter_topic
+        if topic is None:
             return True
         try:
-            message = stream.announce(notice)
+            message = dead_letter_message(
+                stream.encoder, notice, topic=topic, subscription=stream.name, failed_at=stream.now()
+            )
             refused = stream.refusal(message)
         except Exception as error:  # otherwise the event could never be dead-lettered, and every relay would crash
             if is_exhaustion(error):

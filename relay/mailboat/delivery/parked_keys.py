@@ -10,13 +10,14 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from mailboat.cloudevents import DeadLetterNotice
 from mailboat.delivery.backoff import OUTAGE_BACKOFF, Outage
 from mailboat.delivery.checkpoints import Checkpoint
 from mailboat.delivery.dead_letter_topic import DeadLetterPublisher
 from mailboat.delivery.delivery_session import DeliverySession
 from mailboat.delivery.outcomes import Attempt, Outcome, set_aside
 from mailboat.delivery.redelivery import RetryLoop
-from mailboat.delivery.stream import DeadLetterNotice, Stream
+from mailboat.delivery.stream import Stream
 from mailboat.store.outbox_store import Dead, LastFailure, Lease, OutboxStore, Park, Parked, Repark, Settlement
 
 log = logging.getLogger(__name__)

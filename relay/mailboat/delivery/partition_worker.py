@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from mailboat.delivery.batching import Limits, choose, total_bytes
+from mailboat.delivery.batching import choose, total_bytes
 from mailboat.delivery.checkpoints import Checkpoint
 from mailboat.delivery.delivery_session import DeliverySession
 from mailboat.delivery.outcomes import Attempt, Outcome, judge, set_aside, settled_prefix
@@ -285,7 +285,8 @@ class PartitionWorker:
         """Take a batch from the inbox, encode it and set aside the events of parked keys."""
         stretch, parked = self._inbox[0], self.parked.keys
         events, start = stretch.events, stretch.taken
-        chosen = choose(events, start, self._limits(), parked, stretch.bytes)
+        limits = self.stream.limits(one_by_one=self._one_by_one_for > 0)
+        chosen = choose(events, start, limits, parked, stretch.bytes)
         first = self._sequence + 1 - start  # sequence number of an event = first + its index
         sent = [events[index] for index in chosen.sent]
         sequences = [first + index for index in chosen.sent]
@@ -319,14 +320,6 @@ class PartitionWorker:
             stretch.window, sent, sequences, answer, asides, position, self._sequence, closes, refused
         )
         return flight, messages
-
-    def _limits(self) -> Limits:
-        settings, traits = self.stream.settings, self.stream.sink.traits
-        return Limits(
-            messages=min(1 if self._one_by_one_for > 0 else settings.batch_size, traits.max_batch_messages),
-            bytes=min(settings.batch_bytes, traits.max_batch_bytes),
-            one_per_key=settings.ordered and not traits.stops_behind_failure,
-        )
 
     def _encode(
         self, events: list[OutboxEvent], sequences: list[int]

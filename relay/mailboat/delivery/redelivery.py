@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from mailboat.delivery.backoff import OUTAGE_BACKOFF, Outage
+from mailboat.delivery.batching import choose, total_bytes
 from mailboat.delivery.checkpoints import Checkpoint
 from mailboat.delivery.delivery_session import DeliverySession
 from mailboat.delivery.outcomes import Attempt, Outcome, judge, set_aside
@@ -18,7 +19,7 @@ from mailboat.delivery.publish import start_publish
 from mailboat.delivery.stream import Stream
 from mailboat.delivery.unexpected_errors import cant_encode
 from mailboat.errors import EventRefused, SinkUnavailable
-from mailboat.model import Message, event_bytes
+from mailboat.model import Message
 from mailboat.store.outbox_store import Series
 
 
@@ -143,25 +144,9 @@ class RetryLoop:
         return None
 
     def _batch(self, pending: Sequence[Attempt], one_by_one: bool) -> list[Attempt]:
-        settings, traits = self._stream.settings, self._stream.sink.traits
-        if one_by_one:
-            return [pending[0]]
-        limit = min(settings.batch_size, traits.max_batch_messages)
-        room = min(settings.batch_bytes, traits.max_batch_bytes)
-        careful = settings.ordered and not traits.stops_behind_failure
-        keys: set[str] = set()
-        batch: list[Attempt] = []
-        for item in pending[:limit]:
-            key = item.event.key
-            if careful and key is not None and key in keys:
-                continue  # left for a later round: at most one event per key in flight
-            room -= event_bytes(item.event)
-            if room < 0 and batch:
-                break
-            if key is not None:
-                keys.add(key)
-            batch.append(item)
-        return batch
+        events = [item.event for item in pending]
+        chosen = choose(events, 0, self._stream.limits(one_by_one=one_by_one), (), total_bytes(events))
+        return [pending[index] for index in chosen.sent]
 
     def _encode(self, batch: Sequence[Attempt]) -> tuple[list[Message], SinkUnavailable | None]:
         """Encode the items and mark refused ones. If memory runs out, return the messages so far and the reason."""
