@@ -43,19 +43,19 @@ log = logging.getLogger("mailboat.run")
 @click.option(
     "--follow",
     is_flag=True,
-    help="Take up changes of the files, and of PUT /config, without a restart. They may be missing at first.",
+    help="Apply changes of the files, and of PUT /config, without a restart. The files may be missing at first.",
 )
 @click.option(
     "--control-token-file",
     type=PATH,
-    help="File with the token that PUT /assignment and PUT /config must bring.",
+    help="File with the token that PUT /assignment and PUT /config require.",
 )
 @click.option(
     "--control-keys",
     type=PATH,
-    help="File with Ed25519 public keys (PEM): calls that are signed with one of them are followed. With --audience.",
+    help="File with Ed25519 public keys (PEM): calls signed with one of them are accepted. With --audience.",
 )
-@click.option("--audience", metavar="TEXT", help="Whom signed calls must be meant for: this relay.")
+@click.option("--audience", metavar="TEXT", help="Audience that signed calls must name: this relay.")
 @with_logging
 def run(
     files: tuple[Path, ...],
@@ -70,10 +70,10 @@ def run(
     log_level: str,
     log_format: str,
 ) -> None:
-    """Move events until SIGTERM or SIGINT.
+    """Deliver events until SIGTERM or SIGINT.
 
-    The first signal ends it in good order: batches in hand are finished, progress is written, partitions are released.
-    The second one ends it at once. A database or a destination that is away is waited for.
+    At the first signal, batches in flight are finished, progress is committed and partitions are released. The second
+    signal ends the process at once. If a database or a destination is unavailable, the relay retries.
     """
     configure(log_level, LogFormat(log_format))
     if control_token_file is not None and not control_token_file.is_file():
@@ -102,7 +102,7 @@ def run(
     except MailboatError:
         raise
     except Exception:
-        log.critical("The relay failed in a way that nobody thought of.", exc_info=True)  # the CLI only prints it
+        log.critical("Relay failed unexpectedly", exc_info=True)  # the CLI only prints it
         raise
     _leave()
 
