@@ -46,11 +46,6 @@ log = logging.getLogger("mailboat.run")
     help="Apply changes of the files, and of PUT /config, without a restart. The files may be missing at first.",
 )
 @click.option(
-    "--control-token-file",
-    type=PATH,
-    help="File with the token that PUT /assignment and PUT /config require.",
-)
-@click.option(
     "--control-keys",
     type=PATH,
     help="File with Ed25519 public keys (PEM): calls signed with one of them are accepted. With --audience.",
@@ -64,7 +59,6 @@ def run(
     listen: str,
     advertise: str,
     follow: bool,
-    control_token_file: Path | None,
     control_keys: Path | None,
     audience: str | None,
     log_level: str,
@@ -76,8 +70,6 @@ def run(
     signal ends the process at once. If a database or a destination is unavailable, the relay retries.
     """
     configure(log_level, LogFormat(log_format))
-    if control_token_file is not None and not control_token_file.is_file():
-        raise ConfigError(f"--control-token-file: {control_token_file} is no file. Write the token into it first.")
     if (control_keys is None) != (audience is None):
         raise click.UsageError("--control-keys and --audience go together: a signed call names the relay it is for")
     if control_keys is not None and not follow and not control_keys.is_file():  # with --follow it may appear later
@@ -93,7 +85,7 @@ def run(
         find_secrets(secrets_dir, os.environ),
         relay_id or f"{socket.gethostname()}-{random_tokens.token_hex(3)}",
         parse_address(listen),
-        CallerAuth(control_token_file, _signatures(control_keys, audience) if control_keys and audience else None),
+        CallerAuth(_verifier(control_keys, audience) if control_keys and audience else None),
         advertise,
     )
     configure_gc()
@@ -121,7 +113,7 @@ def _leave() -> NoReturn:
     os._exit(0)
 
 
-def _signatures(keys: Path, audience: str) -> CallVerifier:
+def _verifier(keys: Path, audience: str) -> CallVerifier:
     from mailboat.http.jwt_auth import JwtVerifier, PublicKeys  # large, needed only with --control-keys
 
     return JwtVerifier(PublicKeys(keys), audience)
