@@ -12,10 +12,10 @@ import pytest
 from mailboat.delivery.poll_interval import WakeSettings
 from mailboat.model import Message, OutboxEvent
 from mailboat.runtime.subscription_status import stalled
-from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.protocol import Failures
 from mailboat.store.outbox_store import CursorGroup, CursorKey, Lease, Measured, Settlement, TickResult, Window
 from mailboat.store.settings import ReadLimits
+from mailboat.testing.memory_sink import MemorySink
 from support.memory_outbox import MemoryOutbox, MemoryStore
 from support.memory_outbox.rows import MemoryRow
 from support.simulation import Fleet, subscription

@@ -100,7 +100,7 @@ def test_the_headers_of_a_dead_letter_are_those_that_are_listed(format: Format) 
 
 def test_the_reasons_of_death_are_those_of_the_code() -> None:
     sources = [*(ROOT / "relay/mailboat/sinks").rglob("*.py"), ROOT / "relay/mailboat/cloudevents.py"]
-    sources = [file for file in sources if file.name not in ("memory.py", "settings.py")]
+    sources = [file for file in sources if file.name != "settings.py"]
     found = {
         word
         for file in sources

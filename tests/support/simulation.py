@@ -19,9 +19,9 @@ from mailboat.model import Message, OutboxEvent
 from mailboat.runtime.session import RelaySession
 from mailboat.runtime.timings import Timings
 from mailboat.runtime.totals import Totals
-from mailboat.sinks.memory import MemorySink
 from mailboat.store.settings import ReadLimits, RelayIdentity, StoreSettings
 from mailboat.store.subscription_rows import SubscriptionManifest
+from mailboat.testing.memory_sink import MemorySink
 from mailboat_spec import Format
 from support.ledger import sequence_of
 from support.manifests import declared
