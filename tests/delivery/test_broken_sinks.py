@@ -13,7 +13,7 @@ import pytest
 from mailboat.delivery.backoff import RetryPolicy
 from mailboat.delivery.publish import SLACK
 from mailboat.delivery.sink_health import STILL_EVERY
-from mailboat.delivery.partition_worker import WorkerCounters
+from mailboat.delivery.worker_counters import WorkerCounters
 from mailboat.errors import EventRefused
 from mailboat.model import Message
 from mailboat.runtime.subscription_status import subscription_status

@@ -31,7 +31,7 @@ class DeadLetterPublisher:
     async def told(self, notice: DeadLetterNotice) -> bool:
         """Publish a notice if a topic is configured. Return False if the event must stay parked for now.
 
-        This is the case if the topic is unavailable or in back-off, if the pump is stopping, or if memory ran out.
+        This is the case if the topic is unavailable or in back-off, if the worker is stopping, or if memory ran out.
         """
         stream = self.stream
         topic = stream.dead_letter_topic

@@ -1,6 +1,6 @@
 """The parked keys of one partition: parking, retries and dead letters.
 
-The store holds the parked events. This module caches the set of their keys, so that the pump sends no later event of
+The store holds the parked events. This module caches the set of their keys, so that the worker sends no later event of
 such a key, and the time of the next attempt. A key leaves the set when its queue in the store is empty.
 """
 
@@ -78,12 +78,12 @@ class ParkedKeys:
 
     @property
     def full(self) -> bool:
-        """Whether the limit of parked events is reached, so that the pump takes no new events."""
+        """Whether the limit of parked events is reached, so that the worker takes no new events."""
         return self.count >= self._stream.settings.max_parked
 
     @property
     def trouble(self) -> str | None:
-        """Message for the status if the pump takes no new events, else None."""
+        """Message for the status if the worker takes no new events, else None."""
         if not self.full:
             return None
         return (
@@ -118,7 +118,7 @@ class ParkedKeys:
         return self.seconds_until_due() == 0.0
 
     def seconds_until_due(self) -> float | None:
-        """Return how long the pump may wait; None if there is nothing to wait for."""
+        """Return how long the worker may wait; None if there is nothing to wait for."""
         # At the limit no event may ever become due, and only a person can make room. So recount periodically.
         times = [self._counted_at + RECOUNT_EVERY] if self.full else []
         if self._due_at is not None:

@@ -27,10 +27,9 @@ from mailboat.runtime.condition_reasons import reason_for
 from mailboat.runtime.config_change import ConfigChange, close_all
 from mailboat.runtime.config_source import Configuration
 from mailboat.runtime.coverage_watch import CoverageWatch
-from mailboat.runtime.database_settings import DatabaseSettings
 from mailboat.runtime.maintenance import Maintenance, RetentionClock
 from mailboat.runtime.rates import Rates
-from mailboat.runtime.relay_config import RelayConfig
+from mailboat.runtime.relay_config import DatabaseSettings, RelayConfig
 from mailboat.runtime.relay_status import RelayState, RelayStatus, SubscriptionStatus
 from mailboat.runtime.schema_gate import SchemaGate, StopRequested, unless_stopped
 from mailboat.runtime.secrets import Secrets

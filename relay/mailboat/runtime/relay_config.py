@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
+from typing import Self
 
 from mailboat.errors import ConfigError
 from mailboat.runtime.config_source import Configuration
-from mailboat.runtime.database_settings import DatabaseSettings
 from mailboat.runtime.secrets import Secrets, database_url
 from mailboat.runtime.subscription_set import (
     SubscriptionSet,
@@ -17,9 +18,34 @@ from mailboat.runtime.subscription_set import (
 from mailboat.runtime.timings import Timings
 from mailboat.sinks.protocol import Sink
 from mailboat.store.connection import UrlProvider
-from mailboat.store.settings import ReadLimits
+from mailboat.store.settings import ReadLimits, StoreSettings
 from mailboat.store.subscription_rows import UNCOUNTED, ConfigVersion
-from mailboat_spec import full_name
+from mailboat.store.table import TableLayout, renamed
+from mailboat_spec import OutboxRelaySpec, Retention, full_name
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseSettings:
+    """Connection settings, compared by value. If any of them changes, the relay reconnects."""
+
+    settings: StoreSettings
+    retention: Retention
+    manage_schema: bool
+    url: str = field(repr=False)
+
+    @classmethod
+    def wanted_by(cls, spec: OutboxRelaySpec, timings: Timings, limits: ReadLimits, url: str) -> Self:
+        settings = StoreSettings(
+            layout=TableLayout(spec.outbox.table, renamed(spec.outbox.columns)),
+            durability=spec.outbox.durability,
+            notify=spec.wake.notify,
+            pooler=spec.database.pooler,
+            lease_ttl=timings.lease_ttl,
+            overdue_after=timings.overdue_after,
+            deadline=timings.deadline,
+            limits=limits,
+        )
+        return cls(settings, spec.outbox.retention, spec.outbox.manage_schema, url)
 
 
 class RelayConfig:

@@ -1,4 +1,4 @@
-"""Sink, encoder and policy of an EventSubscription, as its pumps need them.
+"""Sink, encoder and policy of an EventSubscription, as its workers need them.
 
 They live as long as the relay, so a database outage does not reconnect the sinks.
 """
@@ -96,7 +96,7 @@ def sink_context(resource: EventSubscription, secrets: Secrets) -> SinkContext:
 
 
 def policy(spec: EventSubscriptionSpec) -> RetryPolicy:
-    """Convert ``spec.delivery`` to the pump's policy."""
+    """Convert ``spec.delivery`` to the retry policy."""
     delivery, backoff = spec.delivery, spec.delivery.backoff
     return RetryPolicy(
         spec.max_attempts,

@@ -23,7 +23,7 @@ def stalled(session: RelaySession, now: float) -> bool:
 
 
 def delivered(name: str, session: RelaySession | None, totals: Totals) -> int:
-    """Return the events delivered since the process started, by ended and running pumps."""
+    """Return the events delivered since the process started, by ended and running workers."""
     live = (owned.worker for owned in session.owned.values() if owned.worker.stream.name == name) if session else ()
     return totals.delivered[name] + sum(worker.counters.delivered for worker in live)
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from mailboat.delivery.histograms import DeliveryHistograms
-from mailboat.delivery.partition_worker import WorkerCounters
+from mailboat.delivery.worker_counters import WorkerCounters
 
 
 @dataclass(slots=True)
