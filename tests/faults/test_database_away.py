@@ -145,7 +145,7 @@ def _until_in_a_transaction(outbox: Database, proxy: Proxy) -> None:
         proxy.deafen()
         holding = outbox.execute(
             "select a.client_port from pg_stat_activity a join pg_locks l using (pid)"
-            " where a.state = 'idle in transaction' and a.application_name = 'mailboat desk'"
+            " where a.state = 'idle in transaction' and a.application_name = 'mailboat work'"
             " and l.relation = 'mailboat.cursors'::regclass and l.mode = 'RowExclusiveLock'"
         )
         ours = {connection.laddr.port for connection in psutil.Process().net_connections("tcp4")}

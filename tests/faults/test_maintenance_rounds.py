@@ -34,7 +34,7 @@ def stage(tmp_path: Path) -> Iterator[dict[str, StagedSink]]:
 
 def probers(database: Database) -> int:
     [(count,)] = database.execute(
-        "select count(*) from pg_stat_activity where application_name = 'mailboat prober'"
+        "select count(*) from pg_stat_activity where application_name = 'mailboat probe'"
         " and datname = current_database()"
     )
     return int(count)
@@ -64,7 +64,7 @@ async def test_a_lock_that_keeps_lag_from_being_asked_for_stops_no_delivery(
     said = [record.getMessage() for record in caplog.records]
     assert said.count("Connected.") == 1
     assert len([line for line in said if line.startswith("Lag query failed")]) == 1
-    await await_until(lambda: probers(each_outbox) == 0, what="the prober's session to end")
+    await await_until(lambda: probers(each_outbox) == 0, what="the probe's session to end")
 
 
 async def test_upkeep_that_fails_is_told_in_the_status_of_a_relay_that_runs(
