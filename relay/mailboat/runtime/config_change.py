@@ -39,8 +39,8 @@ class ConfigChange:
         self._new_stream = new_stream
         self._delivered_by = {stream.name: subscription_set.parts[stream.name] for stream in session.streams.values()}
         self._leaving: dict[str, asyncio.Task[None]] = {}
-        self._unused: list[Sink] = []
-        """Sinks used only by subscriptions that are being withdrawn."""
+        self.replaced: list[Sink] = []
+        """Sinks to close once no subscription being withdrawn uses them."""
 
     @property
     def leaving(self) -> frozenset[str]:
@@ -99,16 +99,12 @@ class ConfigChange:
         for leave in self._leaving.values():
             leave.cancel()
 
-    async def close_unused(self, replaced: Iterable[Sink] = ()) -> None:
-        """Close replaced sinks, each once no subscription being withdrawn uses it."""
+    async def close_unused(self) -> None:
+        """Close the replaced sinks that no subscription uses any longer."""
         used = {id(parts.sink) for parts in self._delivered_by.values()}
-        sinks = [*self._unused, *replaced]
-        self._unused = [sink for sink in sinks if id(sink) in used]
-        await close_all(sink for sink in sinks if id(sink) not in used)
-
-    async def close(self) -> None:
-        """Close the remaining replaced sinks, after the session."""
-        await close_all(self._unused)
+        unused = [sink for sink in self.replaced if id(sink) not in used]
+        self.replaced = [sink for sink in self.replaced if id(sink) in used]
+        await close_all(unused)
 
 
 async def close_all(sinks: Iterable[Sink]) -> None:

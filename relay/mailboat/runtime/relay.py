@@ -220,7 +220,7 @@ class Relay:
             await session.run(ends, self._follow_config(self._connected, change, stop, ends))
         finally:
             self._connected = None
-            await change.close()
+            await close_all(change.replaced)
 
     async def _follow_config(
         self, connected: Connected, change: ConfigChange, stop: asyncio.Event, ends: asyncio.Event
@@ -248,12 +248,12 @@ class Relay:
     async def _apply_config(self, connected: Connected, change: ConfigChange) -> None:
         config, store = self._config, connected.store
         change.left.clear()
-        replaced = config.take_up(tolerant=True)
+        change.replaced += config.take_up(tolerant=True)
         change.dismiss(config.subscription_set, lambda each: self._let_others_finish(store, [each]))
         await change.declare(config.subscription_set, config.version, may_lay_out=config.undeclared)
         config.undeclared = change.under_way
         connected.session.committer.poll_by(self._wake())
-        await change.close_unused(replaced)
+        await change.close_unused()
         if not change.under_way:
             log.info("Configuration in use", extra=self._about)
 

@@ -3,8 +3,7 @@
 Subscriptions are added and removed independently while a session runs (``admit``, ``withdraw``).
 
 The session owns all state in memory. If the database becomes unavailable or another server answers, the session ends
-with ``DatabaseUnavailable`` and its state is discarded, because none of it can be trusted. The relay then starts a new
-session.
+with ``DatabaseUnavailable`` and its state is discarded, because none of it can be trusted.
 
 Tasks: the *watch* (heartbeats, wake-ups), *follow* (claims and releases), the *guard* of the leases, the *committer*
 (ticks), one per partition *worker*, one per *reader*, one per *sink* that is not open yet, and the *probe* (lag). They
@@ -202,8 +201,7 @@ class RelaySession(DeliverySession):
                 owned.worker.nudge()
             elif not owned.worker.starving:
                 owned.worker.wake()
-        going = moves.release - self._leaving
-        self._let_go(going)
+        self._let_go(moves.release - self._leaving)
         if claim := [key for key in moves.claim if self._delivers(key)]:
             cursors = await self._store.claim(claim)
             wanted = [cursor for cursor in cursors if self._delivers(cursor.lease.key)]
@@ -214,10 +212,9 @@ class RelaySession(DeliverySession):
             await self._store.rest()
 
     def _log_peers(self, alive: set[str], before: set[str]) -> None:
-        for peer in sorted(alive - before - {self._me}):
-            log.info("Relay joined", extra={"id": peer, "relays": len(alive)})
-        for peer in sorted(before - alive - {self._me}):
-            log.info("Relay left", extra={"id": peer, "relays": len(alive)})
+        for event, peers in (("Relay joined", alive - before), ("Relay left", before - alive)):
+            for peer in sorted(peers - {self._me}):
+                log.info(event, extra={"id": peer, "relays": len(alive)})
 
     def _log_claims(self, claimed: Sequence[CursorKey], membership: Membership, alive: set[str]) -> None:
         """Log the acquired partitions, one line per subscription and former owner."""
@@ -315,8 +312,7 @@ class RelaySession(DeliverySession):
         )
         for task in unfinished:
             task.cancel()
-        if unfinished:
-            await asyncio.wait(unfinished)
+        await asyncio.gather(*unfinished, return_exceptions=True)
         await self.committer.settled()
         for key, owned in leaving.items():
             if self.owned.get(key) is owned:
@@ -391,13 +387,11 @@ class RelaySession(DeliverySession):
 def _most_telling(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     """Choose the error for the caller, a ``MailboatError`` if there is one. Log each other error once."""
     found = {repr(error): error for error in _leaves(errors)}  # several tasks may fail for the same reason
-    ours = [error for error in found.values() if isinstance(error, MailboatError)]
-    chosen = next(iter(ours or found.values()))
-    for error in found.values():
-        if error in ours and error is not chosen:
-            log.error("Another task of the session failed: %s", error)
-        elif error is not chosen:
-            log.error("Another task of the session failed: %s", type(error).__name__, exc_info=error)
+    chosen, *others = sorted(found.values(), key=lambda error: not isinstance(error, MailboatError))
+    for error in others:
+        ours = isinstance(error, MailboatError)
+        what = error if ours else type(error).__name__
+        log.error("Another task of the session failed: %s", what, exc_info=None if ours else error)
     return chosen
 
 
