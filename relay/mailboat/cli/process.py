@@ -92,7 +92,8 @@ class Process:
     def _add(self, config: Configuration, relay_id: str, *, follows: bool) -> None:
         if not config.subscriptions:
             log.warning(
-                "No EventSubscription refers to this relay: it moves nothing.", extra={"relay": full_name(config.relay)}
+                "No EventSubscription refers to this relay: nothing is delivered.",
+                extra={"relay": full_name(config.relay)},
             )
         relay = Relay(
             config.relay,
@@ -114,7 +115,7 @@ class Process:
             assign_to(self.relays),
             options.callers,
             stopping=self.stop.is_set,
-            told=lambda: StatusExtras(
+            extras=lambda: StatusExtras(
                 followed.report if followed is not None else ConfigReport(), self.secret_versions
             ),
             configure=followed.push if followed is not None else None,

@@ -28,7 +28,7 @@ class DeadLetterPublisher:
     stream: Stream
     retry_loop: RetryLoop
 
-    async def told(self, notice: DeadLetterNotice) -> bool:
+    async def publish(self, notice: DeadLetterNotice) -> bool:
         """Publish a notice if a topic is configured. Return False if the event must stay parked for now.
 
         This is the case if the topic is unavailable or in back-off, if the worker is stopping, or if memory ran out.
@@ -83,5 +83,5 @@ class DeadLetterPublisher:
     def _is_there(self) -> None:
         known = self.stream.dead_topic
         if known.trouble is not None:
-            log.info("The dead-letter topic takes dead letters again", extra={"subscription": self.stream.name})
+            log.info("Dead-letter topic is available again", extra={"subscription": self.stream.name})
         known.trouble, known.outage = None, known.outage.recovered()

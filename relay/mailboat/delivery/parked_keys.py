@@ -67,14 +67,14 @@ class ParkedKeys:
         self._store = store
         self._session = session
         self._retry_loop = retry_loop
-        self._announcer = DeadLetterPublisher(stream, retry_loop)
+        self._publisher = DeadLetterPublisher(stream, retry_loop)
         self._due_at: float | None = None
         self._outage = Outage(OUTAGE_BACKOFF)
         self._prepaid: set[int] = set()
         """Crash suspects whose next attempt is already counted: the sink was unavailable when the attempt was due."""
         self._not_before = 0.0
         self._counted_at = 0.0
-        self._told_full = False
+        self._logged_full = False
 
     @property
     def full(self) -> bool:
@@ -104,9 +104,9 @@ class ParkedKeys:
         keys, self.count = await self._store.parked_keys(self._lease)
         self.keys = set(keys) if self._stream.settings.ordered else set()
         self._counted_at = self._stream.clock()
-        if self.full and not self._told_full:
+        if self.full and not self._logged_full:
             log.warning("%s", self.trouble, extra={"subscription": self._stream.name})
-        self._told_full = self.full
+        self._logged_full = self.full
         return keys
 
     def nudge(self) -> None:
@@ -197,7 +197,7 @@ class ParkedKeys:
             failure.error,
             item.first_failed_at,
         )
-        if await self._announcer.told(notice):
+        if await self._publisher.publish(notice):
             return RefusalDecision(attempts, failure, dead=True)
         # If this relay is stopping, the next owner retries without delay.
         return RefusalDecision(

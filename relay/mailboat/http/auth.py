@@ -53,7 +53,7 @@ class CallerAuth:
             log.warning("Call refused: %s", error, extra={"path": request.path, "from": request.remote})
             raise _unauthorized(f"The token of Authorization: Bearer is not valid here: {error}.") from None
         except ConfigError as error:
-            log.error("The operator's keys can't be used: %s", error)
+            log.error("Public keys of the operator are not readable: %s", error)
             raise web.HTTPForbidden(
                 text="Calls are not accepted: the relay can't read the operator's public keys.\n"
             ) from None

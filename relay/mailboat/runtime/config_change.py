@@ -113,4 +113,4 @@ async def close_all(sinks: Iterable[Sink]) -> None:
         try:
             await sink.close()
         except Exception:
-            log.exception("A sink could not be closed.")
+            log.exception("Sink could not be closed")

@@ -374,4 +374,4 @@ async def _quietly_close(store: PostgresStore, *, leave: bool) -> None:
     try:
         await store.close(leave=leave)
     except MailboatError as error:
-        log.debug("The connection ended badly: %s", error)
+        log.debug("Connection was not closed in an orderly way: %s", error)
