@@ -142,7 +142,9 @@ def test_a_pushed_configuration_is_in_use_before_the_file_and_an_older_file_is_p
     assert pod.push(7, pod.to_file(), pod.to_file("second", "uid-2"))[0] == 200  # the same again changes nothing
     pod.mount(6, pod.to_file())
     wait_until(
-        lambda: any("Configuration ignored" in line["message"] for line in pod.relay.lines()), PATIENCE, "the old file to be seen"
+        lambda: any("Configuration ignored" in line["message"] for line in pod.relay.lines()),
+        PATIENCE,
+        "the old file to be seen",
     )
     assert pod.status()["config"] == {"version": 7, "error": None}
     assert pod.subscription("second") is not None
