@@ -26,17 +26,19 @@ class Collector(Bystander):
         """Of each event, when it first arrived."""
 
     def until_all(self, expected: Collection[str], timeout: float = 60.0) -> None:
-        """Returns once all of these events have arrived. What is lost is named."""
-
-        def missing() -> list[str]:
+        """Wait until all of these events have arrived. Fail if none arrives for ``timeout`` seconds."""
+        missing = set(expected)
+        progress = time.monotonic()
+        while missing:
             self.complain()
-            return [event_id for event_id in expected if event_id not in self.ids]
-
-        deadline = time.monotonic() + timeout
-        while left := missing():
-            if time.monotonic() > deadline:
-                missed = f"{len(left)} of {len(expected)} events did not arrive at {self.name} within {timeout:g} s"
-                raise AssertionError(f"{missed}: {left[:5]}")
+            left = {event_id for event_id in missing if event_id not in self.ids}
+            if len(left) < len(missing):
+                missing, progress = left, time.monotonic()
+            elif time.monotonic() - progress > timeout:
+                raise AssertionError(
+                    f"{len(left)} of {len(expected)} events did not arrive at {self.name},"
+                    f" and none arrived for {timeout:g} s: {sorted(left)[:5]}"
+                )
             self._ending.wait(0.02)
 
     def until(self, event_id: str, timeout: float = 30.0) -> float:
