@@ -67,7 +67,7 @@ def unprivileged() -> Account:
         except KeyError:
             continue
         return Account(entry.pw_uid, entry.pw_gid)
-    raise ServerFailed("we are root, and there is neither a user postgres nor a user nobody to run servers as")
+    raise ServerFailed("we are root, and there is neither a user `postgres` nor a user `nobody` for the servers")
 
 
 def launch_command(command: Sequence[str], account: Account, death_signal: signal.Signals) -> list[str]:
@@ -241,7 +241,7 @@ def _until_still(pid: int) -> None:
     deadline = time.monotonic() + _STILL_WITHIN
     while not _stands_still(pid):
         if time.monotonic() > deadline:
-            raise ServerFailed(f"process {pid} was told to stand still, and goes on after {_STILL_WITHIN:.0f} s")
+            raise ServerFailed(f"process {pid} still runs after SIGSTOP and {_STILL_WITHIN:.0f} s")
         time.sleep(_POLL / 10)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -32,25 +31,18 @@ def test_numbers_are_counted_per_partition_and_copies_may_repeat_them():
     assert numbering(messages) == NOTHING_WRONG
 
 
-def test_a_copy_with_another_number_or_content_is_a_changed_copy():
-    messages = [message("a", 1), message("a", 2), message("b", 3), message("b", 3, body=b"[]")]
-    assert numbering(messages).changed_copies == 2
-
-
-def test_a_number_of_two_events_is_found():
-    assert numbering([message("a", 1), message("b", 1)]).numbers_twice == 1
-
-
-def test_a_number_of_no_event_is_left_out():
-    assert numbering([message("a", 2), message("b", 4)]).numbers_left_out == 2
-
-
-def test_the_highest_attempt_is_returned():
-    assert numbering([message("a", 1), message("b", 2, attempt=3)]).attempts == 3
-
-
-def test_without_messages_all_counts_are_zero():
-    assert numbering([]) == replace(NOTHING_WRONG, attempts=0)
+@pytest.mark.parametrize(
+    ("field", "count", "messages"),
+    [
+        ("changed_copies", 2, [message("a", 1), message("a", 2), message("b", 3), message("b", 3, body=b"[]")]),
+        ("numbers_twice", 1, [message("a", 1), message("b", 1)]),
+        ("numbers_left_out", 2, [message("a", 2), message("b", 4)]),
+        ("attempts", 3, [message("a", 1), message("b", 2, attempt=3)]),
+        ("attempts", 0, []),
+    ],
+)
+def test_wrong_numbers_and_the_highest_attempt_are_counted(field: str, count: int, messages: list[Stamped]):
+    assert getattr(numbering(messages), field) == count
 
 
 @pytest.mark.parametrize(

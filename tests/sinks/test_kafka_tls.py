@@ -28,6 +28,7 @@ from support.certificate_authority import Authority
 from support.cli import RunningRelay
 from support.databases import migrated_database
 from support.kubelet_volumes import Volume
+from support.manifests import event_subscription, outbox_relay_on
 from support.sink_backends import KafkaBackend, context, message
 from support.wait import await_until, wait_until
 
@@ -186,27 +187,8 @@ def test_a_relay_reloads_a_corrected_password_and_has_counted_no_attempt(
     kafka: Secured, outbox: Database, tmp_path: Path
 ) -> None:
     sink = kafka.spec(sasl_mechanism="SCRAM-SHA-512") | {"configSecretRef": {"name": "kafka-login"}}
-    metadata, api = {"namespace": "shop"}, "mailboat.dev/v1alpha1"
-    manifests = [
-        {
-            "apiVersion": api,
-            "kind": "OutboxRelay",
-            "metadata": {"name": "orders", **metadata},
-            "spec": {"database": {"url": outbox.url}},
-        },
-        {
-            "apiVersion": api,
-            "kind": "EventSubscription",
-            "metadata": {"name": "to-kafka", **metadata},
-            "spec": {
-                "relayRef": {"name": "orders"},
-                "partitions": 1,
-                "sink": {"kafka": sink},
-                "delivery": {"timeout": "5s"},
-            },
-        },
-    ]
-    (tmp_path / "manifests.yaml").write_text(yaml.safe_dump_all(manifests))
+    subscription = event_subscription("to-kafka", {"kafka": sink}, partitions=1, delivery={"timeout": "5s"})
+    (tmp_path / "manifests.yaml").write_text(yaml.safe_dump_all([outbox_relay_on(outbox.url), subscription]))
     login = Volume(tmp_path / "secrets" / "kafka-login")
     login.fill(secret(WRONG))
     log = tmp_path / "relay.log"
@@ -218,8 +200,8 @@ def test_a_relay_reloads_a_corrected_password_and_has_counted_no_attempt(
             connection.execute("select mailboat.emit('order.placed', '1'::bytea, key => 'k')")
 
         def status() -> dict[str, Any]:
-            (subscription,) = json.loads(relay.get("/status")[1])["relays"][0]["subscriptions"]
-            return dict(subscription)
+            (found,) = json.loads(relay.get("/status")[1])["relays"][0]["subscriptions"]
+            return dict(found)
 
         wait_until(lambda: "refused the login" in (status()["lastError"] or ""), 60, "the refused login in the status")
         assert (status()["sinkReachable"], status()["refused"], status()["parked"]) == (False, 0, 0)
