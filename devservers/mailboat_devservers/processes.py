@@ -304,7 +304,7 @@ def _spawn(command: Sequence[str], env: Mapping[str, str], log: IO[bytes]) -> su
     global _spawner
     with _spawner_lock:
         if _spawner is None or not _spawner.is_alive():  # not alive after a fork
-            _spawner = threading.Thread(target=_serve_orders, name="harbor-spawner", daemon=True)
+            _spawner = threading.Thread(target=_serve_orders, name="devservers-spawner", daemon=True)
             _spawner.start()
     answer: Future[subprocess.Popen[bytes]] = Future()
     _orders.put((command, env, log, answer))

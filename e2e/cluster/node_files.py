@@ -331,7 +331,7 @@ def _corefile(plan: Plan) -> str:
   health 127.0.0.1:8080
   ready 127.0.0.1:8181
   kubernetes {_DOMAIN} in-addr.arpa ip6.arpa {{
-    kubeconfig {plan.kubeconfig("coredns")} harbor
+    kubeconfig {plan.kubeconfig("coredns")} mailboat
     pods insecure
     fallthrough in-addr.arpa ip6.arpa
     ttl 5
