@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 
 from chaos import ApiServer, Containers, LeadingOperator, Target, least_often_killed
-from dead_letters import mailboat_cli, raise_topic_limit, write_poison
 from helm_release import NAMESPACE, Installed
 from lock_waits import sessions, waits_behind
-from namespace import StoryNamespace, violations
+from namespace import StoryNamespace
 from support.wait import wait_until
 
 LEAST_SECONDS = 3 * 60
@@ -135,29 +134,6 @@ def test_no_writer_failed_or_waited_for_a_lock_of_a_relay(disruption: Disruption
     applications = {name.partition(" ")[0] for name in sessions(log)}
     assert applications >= {"mailboat", "shop"}, "without application names in the log no wait would be found"
     assert list(waits_behind("mailboat", "shop", log)) == []
-
-
-def test_lag_is_exact(disruption: Disruption) -> None:
-    """G7, with a number below the rounding of the status."""
-    story = disruption.story
-    story.set_state("orders-to-kafka", "Paused")
-    story.shop("change", "order-1", "--count", "57")
-    story.until_lag("orders-to-kafka", 57, timeout=120)
-    story.set_state("orders-to-kafka", "Running")
-    story.until_lag("orders-to-kafka")
-
-
-def test_a_dead_letter_can_be_replayed(disruption: Disruption) -> None:
-    """G6."""
-    story = disruption.story
-    write_poison(story, "order-7")
-    story.until_status("orders-to-kafka", "dead", 1)
-    raise_topic_limit(story)
-    assert mailboat_cli(story, "dlq", "replay", "--key", "order-7") == "1 dead letter replayed\n"
-    story.until_status("orders-to-kafka", "dead", 0)
-    proof = story.audit("orders")
-    assert violations(proof) == {}
-    assert proof["numbers_left_out"] == 0, "the replayed event has another number"
 
 
 def test_an_idle_system_writes_nothing(disruption: Disruption) -> None:

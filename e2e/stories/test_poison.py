@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dead_letters import TOO_LARGE, mailboat_cli, raise_topic_limit, write_poison
 from kubectl_table import tables
 from namespace import KAFKA, StoryNamespace, violations
 from support.wait import wait_until
 
+TOO_LARGE = 60_000
+"""Bytes; the limit of the topic is 40,000."""
 MAX_ATTEMPTS = 6
 """Of ``e2e/manifests/to-kafka.yaml``: enough until the relay has read the new size limit of the topic."""
 
@@ -18,7 +19,8 @@ def test_a_refused_event_becomes_a_dead_letter_and_can_be_replayed(story: StoryN
     story.apply("relay", "to-kafka")
     story.until_ready("orders-to-kafka")
     story.trade(200)
-    write_poison(story, "order-7")
+    story.shop("change", "order-7", "--type", "order.exported", "--filler", str(TOO_LARGE))
+    story.shop("change", "order-7", "--count", "3")
     story.until_status("orders-to-kafka", "dead", 1)
     story.audit("orders", within=180, lost=1)  # later events of its key are delivered
     assert shown(story, "DEAD") == "1"
@@ -35,7 +37,7 @@ def test_a_refused_event_becomes_a_dead_letter_and_can_be_replayed(story: StoryN
     assert notice["mailboat-dead-reason"] == "TooLarge"
     assert notice["payload-bytes"] > TOO_LARGE, "the payload is cut, although the limit of this topic is larger"
 
-    raise_topic_limit(story)
+    story.shop("resize", "--kafka", KAFKA, "--topic", "orders", "--largest", str(2 * TOO_LARGE))
     assert mailboat_cli(story, "dlq", "replay", "--key", "order-7") == "1 dead letter replayed\n"
     story.until_status("orders-to-kafka", "dead", 0)
     assert shown(story, "DEAD") == "0"
@@ -83,3 +85,8 @@ def shown(story: StoryNamespace, column: str) -> str:
     """A cell of ``kubectl get eventsubscriptions``."""
     [[row]] = tables(story.kubectl("get", "eventsubscriptions"))
     return row[column]
+
+
+def mailboat_cli(story: StoryNamespace, *arguments: str) -> str:
+    """Run the CLI inside a relay's pod, as the docs describe it, and return its output."""
+    return story.kubectl("exec", "deployment/orders-relay", "--", "mailboat", *arguments)
