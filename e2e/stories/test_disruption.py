@@ -145,7 +145,7 @@ def test_an_idle_system_writes_nothing(disruption: Disruption) -> None:
     for state in ("Paused", "Running"):
         story.set_state("orders-to-kafka", state)
     story.until_status("orders-to-kafka", "rate", 0, timeout=120)
-    idle = "select bool_and(rings) from mailboat.doorbells"
+    idle = "select bool_and(active) from mailboat.wakeup_requests"
     wait_until(lambda: story.in_postgres(idle, "shop").strip() == "t", 180, "idle relays")
     until_heartbeats(story, 10)  # until all sessions have flushed their statistics
     tables, resources = written_rows(story), resource_versions(story)

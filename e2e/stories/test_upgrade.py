@@ -292,7 +292,7 @@ def uids(story: StoryNamespace) -> dict[str, str]:
 
 
 def known_migrations(folder: Path) -> list[str]:
-    return sorted(file.name for file in folder.glob("*.sql"))
+    return sorted(step.name for step in folder.glob("[0-9]*"))
 
 
 def applied_migrations(story: StoryNamespace) -> list[str]:
