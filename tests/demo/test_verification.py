@@ -8,7 +8,7 @@ WRITTEN = {"a1": Written("a", 1), "a2": Written("a", 2), "b1": Written("b", 1)}
 
 
 def arrival(event_id: str, *, replay: bool = False) -> Arrival:
-    key, version = WRITTEN.get(event_id, Written("ghost", 1))
+    key, version = WRITTEN.get(event_id, Written("unknown", 1))
     return Arrival(event_id, key, version, replay)
 
 

@@ -73,7 +73,7 @@ async def test_a_call_signed_by_the_operator_is_accepted(client, operator, relay
         ({"iat": +3600, "exp": +7200}, "it is of the future"),
         ({"aud": "shop/relay-1/pod-uid"}, "it is for another relay"),
         ({"aud": [AUDIENCE, "shop/relay-1/pod-uid"]}, "it is for another relay"),
-        ({"iss": "somebody"}, "it is not from mailboat-operator"),
+        ({"iss": "another-issuer"}, "it is not from mailboat-operator"),
         ({"sub": "PUT /config"}, "it was signed for another call"),
         ({"sub": "GET /assignment"}, "it was signed for another call"),
         ({"sha256": hashlib.sha256(b"another").hexdigest()}, "it was signed for another body"),

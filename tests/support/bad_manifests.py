@@ -597,7 +597,7 @@ SUBSCRIPTION_REFUSALS: list[Bad] = [
         {"custom": {"type": "nats", "config": {"auth": {"token": "x"}}}},
         'spec.sink.custom.config["auth.token"]',
         "is a secret",
-        Later("a rule can't look into what has no schema"),
+        Later("a rule can't validate a field without a schema"),
     ),
     Bad(
         "spec.sink",

@@ -205,8 +205,8 @@ class KafkaBackend(Backend):
 
     def come_back(self) -> None:
         if self._broken is not None:
-            mend, self._broken = self._broken, None
-            mend()
+            restore, self._broken = self._broken, None
+            restore()
 
     def close(self) -> None:
         self.come_back()
