@@ -124,8 +124,11 @@ def test_a_relay_that_vanishes_without_a_word_holds_up_nobody(
     collector: KafkaCollector,
     tmp_path: Path,
 ) -> None:
-    """The machine of a relay is gone, and the server gets no FIN. The relay's sessions stay, with their session locks if
-    the relay is connected directly, with an open transaction that locks cursors if its ticks are whole transactions."""
+    """The machine of a relay is gone without a FIN: the relay's sessions stay on the server.
+
+    If the relay is connected directly, they hold session locks. If its ticks are whole transactions, one is open and
+    locks cursors.
+    """
     timings = replace(HASTY, lease_ttl=4.0)
     vanishing = manifests(through(proxy, outbox.url))
     vanishing[0]["spec"]["database"]["pooler"] = pooler
