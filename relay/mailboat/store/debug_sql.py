@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from psycopg import sql
 
@@ -97,7 +98,7 @@ def _composed(
         "reach": composed.reach,
         "reach_within": composed.reach_within,
     }
-    kinds = {"tail": composed.tail, "large_window": composed.large_window}
+    kinds: dict[str, Mapping[Any, bytes]] = {"tail": composed.tail, "large_window": composed.large_window}
     for name, text in _SQL.items():
         if name in kinds:
             for kind, statement in kinds[name].items():
