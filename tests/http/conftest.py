@@ -1,4 +1,4 @@
-"""A relay's HTTP side, for each way to be let in."""
+"""Clients of a relay's HTTP server, with and without a control token."""
 
 from __future__ import annotations
 

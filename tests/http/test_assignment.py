@@ -1,4 +1,4 @@
-"""Assignments from outside: who may give one, and which are followed."""
+"""Assignments over HTTP: authentication, generations, and invalid documents."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def put(client, body, headers=None):
         return response.status, await response.text()
 
 
-async def test_an_assignment_is_followed(client, relays):
+async def test_an_assignment_is_applied(client, relays):
     relays.generations = {NAME: 0}
     status, text = await put(client, document())
     assert (status, json.loads(text)["accepted"]) == (200, [NAME])
@@ -40,7 +40,7 @@ async def test_an_older_generation_is_refused(client, relays):
     assert relays.assigned == []
 
 
-async def test_a_subscription_that_is_not_served_here_is_named_and_keeps_no_other_back(client, relays):
+async def test_an_unknown_subscription_is_named_and_the_others_are_applied(client, relays):
     relays.generations = {NAME: 0}
     status, text = await put(client, document(**{"shop/other": {"0": "a"}, NAME: {"0": "a"}}))
     answer = json.loads(text)
@@ -48,7 +48,7 @@ async def test_a_subscription_that_is_not_served_here_is_named_and_keeps_no_othe
 
 
 @pytest.mark.parametrize("header", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic wrong"}])
-async def test_without_the_token_nothing_is_taken(client, relays, header):
+async def test_without_a_signature_an_assignment_is_refused(client, relays, header):
     relays.generations = {NAME: 0}
     status, text = await put(client, document(), header)
     assert status == 401
@@ -56,7 +56,7 @@ async def test_without_the_token_nothing_is_taken(client, relays, header):
     assert relays.assigned == []
 
 
-async def test_a_relay_without_keys_says_what_it_lacks(keyless):
+async def test_a_relay_without_keys_names_the_missing_option(keyless):
     status, text = await put(keyless, document())
     assert (status, text.strip()) == (
         403,
@@ -64,11 +64,11 @@ async def test_a_relay_without_keys_says_what_it_lacks(keyless):
     )
 
 
-async def test_a_body_without_end_is_refused(client):
+async def test_a_body_that_is_too_large_is_refused(client):
     assert (await put(client, " " * (LARGEST + 1)))[0] == 413
 
 
-async def test_a_database_that_is_away_is_said_so(client, relays):
+async def test_an_unavailable_database_is_reported(client, relays):
     relays.failure = DatabaseUnavailable("not connected")
     status, text = await put(client, document())
     assert (status, text.strip()) == (503, "The assignment can't be written down: not connected")
@@ -90,7 +90,7 @@ async def test_a_database_that_is_away_is_said_so(client, relays):
         ('{"generation": 1, "subscriptions": {}, "extra": 1}', "extra"),
     ],
 )
-async def test_what_is_no_assignment_is_refused_by_field(client, body, complaint):
+async def test_an_invalid_document_is_refused_with_the_field(client, body, complaint):
     status, text = await put(client, body)
     assert status == 400
     assert complaint in text
