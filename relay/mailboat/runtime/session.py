@@ -387,8 +387,8 @@ class RelaySession(DeliverySession):
 def _most_telling(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     """Choose the error for the caller, a ``MailboatError`` if there is one. Log each other error once."""
     found = {repr(error): error for error in _leaves(errors)}  # several tasks may fail for the same reason
-    chosen, *others = sorted(found.values(), key=lambda error: not isinstance(error, MailboatError))
-    for error in others:
+    chosen = min(found.values(), key=lambda error: not isinstance(error, MailboatError))
+    for error in (each for each in found.values() if each is not chosen):
         ours = isinstance(error, MailboatError)
         what = error if ours else type(error).__name__
         log.error("Another task of the session failed: %s", what, exc_info=None if ours else error)
