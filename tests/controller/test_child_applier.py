@@ -169,6 +169,68 @@ async def test_a_name_that_is_taken_is_looked_at_again_when_it_may_be_free():
     assert server.applied[SERVICE] == 1
 
 
+class Stored(Server):
+    """Server-side apply as the operator relies on it: fields of others stay, and the same content is not written."""
+
+    async def apply(self, kind, body):
+        self.applied[kind] += 1
+        live = self.theirs.get(kind, {})
+        after = _merged(live, body)
+        if after != live:
+            self.theirs[kind] = after = self._taken(after)
+        return after
+
+    def edit(self, kind, change):
+        self.theirs[kind] = self._taken(_merged(self.theirs[kind], change))
+
+
+def _merged(live, body):
+    if not isinstance(live, dict) or not isinstance(body, dict):
+        return body
+    return {**live, **{name: _merged(live.get(name), value) for name, value in body.items()}}
+
+
+@pytest.mark.parametrize(
+    ("edit", "applied", "restored"),
+    [
+        ({}, 1, ""),
+        ({"status": {"replicas": 2}}, 1, ""),
+        ({"metadata": {"managedFields": []}}, 1, ""),
+        ({"metadata": {"annotations": {"theirs": "1"}}}, 2, ""),
+        ({"spec": {"replicas": 7}}, 2, "spec.replicas"),
+        ({"spec": {"replicas": 7, "paused": True}}, 2, "spec.paused, spec.replicas"),
+    ],
+)
+async def test_a_child_is_applied_again_once_if_it_changed_and_restored_fields_are_named(edit, applied, restored):
+    server, registry = Stored(), CollectorRegistry()
+    keeper = ChildApplier(server, ResourceCache(), Metrics(registry))
+    model = OutboxRelay.model_validate(relay())
+    children = wanted(model)
+    await keeper.apply(model, children)
+    server.edit(DEPLOYMENT, edit)
+    keeper._cache.saw(DEPLOYMENT, server.theirs[DEPLOYMENT])
+    events = [event for _ in range(3) for event in (await keeper.apply(model, children)).events]
+    assert {kind: count for kind, count in server.applied.items() if kind != DEPLOYMENT} == dict.fromkeys(
+        (kind for kind in CHILD_KINDS if kind in children and kind != DEPLOYMENT), 1
+    )
+    assert server.applied[DEPLOYMENT] == applied
+    note = f"Deployment orders-relay was changed by another client and is restored: {restored}."
+    assert [event.message for event in events] == ([note] if restored else [])
+    labels = {"kind": "Deployment"}
+    corrected = registry.get_sample_value("mailboat_operator_drift_corrected_total", labels)
+    assert corrected == (1.0 if restored else None)
+
+
+async def test_another_desired_child_is_applied_and_nobody_is_blamed():
+    server = Stored()
+    keeper = ChildApplier(server, ResourceCache(), Metrics(CollectorRegistry()))
+    for replicas in (2, 5):
+        model = OutboxRelay.model_validate(relay(replicas=replicas))
+        assert (await keeper.apply(model, wanted(model))).events == []
+    assert server.theirs[DEPLOYMENT]["spec"]["replicas"] == 5
+    assert (server.applied[DEPLOYMENT], server.applied[SERVICE]) == (2, 1)
+
+
 class LeaderWork(Generic[FleetT]):
     """A reconciler with all that it needs, and nobody to ask."""
 

@@ -202,10 +202,11 @@ def _matters(kind: Kind, before: Object, found: Object) -> bool:
         return consumer_pod(before) != consumer_pod(found)
     if kind == DEPLOYMENT and any(failure(before) != failure(found) for failure in (replica_failure, rollout_failure)):
         return True
-    return _essence(before) != _essence(found)
+    return essence(before) != essence(found)
 
 
-def _essence(found: Object) -> dict[str, Any]:
+def essence(found: Object) -> dict[str, Any]:
+    """Return the object without its status, and without metadata that changes at every write."""
     metadata = {name: value for name, value in found["metadata"].items() if name not in _NOISE}
     rest = {name: value for name, value in found.items() if name not in ("status", "metadata")}
     return {**rest, "metadata": metadata}

@@ -1,21 +1,22 @@
 """Apply the children of a relay: create missing ones, revert drift, never touch foreign objects.
 
-An object is applied only if it differs; an unchanged child costs no request. The result of each apply is remembered, so
-that a value that the API server normalizes is not applied repeatedly. A blocked apply is remembered as well: the same
-object is retried only after a while, since others must remove the cause (a taken name, a quota, a policy, a value in
-the spec). A blocked child does not block the others.
+A child is applied if the desired object or the live one changed since the operator's last apply; otherwise it costs no
+request. Server-side apply decides what to write: it restores owned fields, removes those that are no longer desired,
+keeps fields of others, and writes nothing if nothing differs. A new leader has no memory and applies every child once.
+A blocked apply is remembered as well: the same object is retried only after a while, since others must remove the
+cause (a taken name, a quota, a policy, a value in the spec). A blocked child does not block the others.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
-from mailboat_operator.controller.cache import ResourceCache
-from mailboat_operator.controller.drift import Applied, outcome
+from mailboat_operator.controller.cache import ResourceCache, essence
 from mailboat_operator.kube.client import (
     CONFIG_MAP,
     Forbidden,
@@ -40,6 +41,7 @@ log = logging.getLogger(__name__)
 _IF_IT_STAYS: Final = ": Kubernetes removes it soon, unless a finalizer of somebody else holds it (metadata.finalizers)"
 _BELIEVED: Final = 0.8
 """Fraction of ``patience`` for which an obstacle is assumed to persist. The next scheduled reconcile then retries."""
+_NAMED_FIELDS: Final = 3
 
 
 class StillThere(KubeError):
@@ -91,8 +93,8 @@ class ChildApplier:
         self._clock = clock
         self.patience = patience
         """Seconds until a blocked apply is retried."""
-        self._applied: dict[tuple[Kind, Key], tuple[str, Applied]] = {}
-        """Result of the last apply, with the uid of the child."""
+        self._applied: dict[tuple[Kind, Key], tuple[Object, Object]] = {}
+        """Object of the last apply, and the child as the API server returned it."""
         self._obstacles: dict[tuple[Kind, Key], tuple[KubeError, Object, float]] = {}
         """Error, the object that could not be applied, and the time."""
 
@@ -169,23 +171,30 @@ class ChildApplier:
                 raise StillThere(f"{kind.name} {child_name(key[1])} of the deleted relay is still there{_IF_IT_STAYS}")
         if live["metadata"].get("deletionTimestamp"):
             raise StillThere(f"{kind.name} {child_name(key[1])} is being deleted{_IF_IT_STAYS}")
-        uid, before = self._applied.get((kind, key), ("", None))
-        if uid != live["metadata"]["uid"]:
-            before = None
-        now = outcome(wanted, live)
-        if not now.reasons or before == now:
+        desired, applied = self._applied.get((kind, key), (None, None))
+        touched = applied is not None and essence(live) != essence(applied)
+        if desired == wanted and not touched:
             return
         applied = await self._kube.apply(kind, wanted)
-        # After tampering, the desired ConfigMap has a new version, so compare the content found.
-        tampered = kind == CONFIG_MAP and before is not None and before.found != now.found
-        foreign = tampered or (before is not None and before.wanted == now.wanted)
+        # After tampering, the desired ConfigMap has a new version, so it differs as well.
+        foreign = touched and (desired == wanted or kind == CONFIG_MAP)
         if foreign and applied["metadata"]["resourceVersion"] != live["metadata"]["resourceVersion"]:
             self._metrics.drift_corrected.labels(kind.name).inc()
-            shown = "; ".join(now.reasons[:3])
-            note = f"{kind.name} {child_name(key[1])} was changed by another client and is restored: {shown}."
+            fields = ", ".join(itertools.islice(_changed(essence(live), essence(applied)), _NAMED_FIELDS))
+            note = f"{kind.name} {child_name(key[1])} was changed by another client and is restored: {fields}."
             kept.events.append(EventNote(True, "DriftCorrected", note))
         self._remember(kind, key, wanted, applied)
 
     def _remember(self, kind: Kind, key: Key, wanted: Object, applied: Object) -> None:
-        self._applied[kind, key] = (applied["metadata"]["uid"], outcome(wanted, applied))
+        self._applied[kind, key] = (wanted, applied)
         self._cache.saw(kind, applied)
+
+
+def _changed(before: Any, after: Any, path: str = "") -> Iterator[str]:
+    """Yield the fields that differ. A list is one field."""
+    if not isinstance(before, Mapping) or not isinstance(after, Mapping):
+        yield path
+        return
+    for name in sorted({*before, *after} - {"generation"}):
+        if before.get(name) != after.get(name):
+            yield from _changed(before.get(name), after.get(name), f"{path}.{name}" if path else name)
