@@ -6,8 +6,9 @@ resources or a list of all problems. YAML parsing, files, databases and Kubernet
 dependency is pydantic.
 """
 
-from mailboat_spec.base import Model, Refusal, Refused, StatusModel
+from mailboat_spec.base import Model, StatusModel
 from mailboat_spec.conditions import Condition, ConditionStatus, ConditionType, Reason
+from mailboat_spec.constraints import Refusal, Refused
 from mailboat_spec.documents import Manifests, read_documents
 from mailboat_spec.durations import Duration, DurationBounds
 from mailboat_spec.names import (

@@ -14,8 +14,9 @@ from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from mailboat_spec.base import Model, Refusal, Refused
+from mailboat_spec.base import Model
 from mailboat_spec.cel_rules import AS_SET, FREE_FORM, RULES, Because, Rule, listed, text
+from mailboat_spec.constraints import Refusal, Refused
 from mailboat_spec.formats import (
     EntryPointName,
     HostAndPort,
