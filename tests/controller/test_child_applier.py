@@ -15,7 +15,7 @@ from mailboat.runtime.config_source import ConfigSource
 from mailboat.runtime.manifest_files import load
 from mailboat_operator.controller import parse
 from mailboat_operator.controller.cache import ResourceCache
-from mailboat_operator.controller.children import ChildApplier, StillThere
+from mailboat_operator.controller.children import ApplyResult, ChildApplier, StillThere, Taken
 from mailboat_operator.controller.reconcile import Reconciler
 from mailboat_operator.controller.status_writer import StatusWriter
 from mailboat_operator.kube.client import (
@@ -143,8 +143,9 @@ async def test_what_was_refused_is_not_tried_again_at_once_unless_it_changes(err
     for _ in range(5):
         now[0] += 4
         kept = await keeper.apply(model, wanted(model))
-        assert kept.obstructed == {DEPLOYMENT}
-        assert [*kept.refused, *kept.forbidden] == [str(error)]
+        assert kept.obstructed == {DEPLOYMENT: error}
+        assert kept.obstacle is not None
+        assert kept.obstacle.message.endswith(f": {error}")
     assert server.applied[DEPLOYMENT] == 1
     assert server.applied[DISRUPTION_BUDGET] >= 1, "one child keeps no other from being kept"
     changed = OutboxRelay.model_validate(relay(replicas=5))
@@ -153,7 +154,7 @@ async def test_what_was_refused_is_not_tried_again_at_once_unless_it_changes(err
     now[0] += 30
     del server.refuses[DEPLOYMENT]
     kept = await keeper.apply(changed, wanted(changed))
-    assert (server.applied[DEPLOYMENT], kept.obstructed) == (3, set())
+    assert (server.applied[DEPLOYMENT], kept.obstructed, kept.obstacle) == (3, {}, None)
 
 
 async def test_a_name_that_is_taken_is_looked_at_again_when_it_may_be_free():
@@ -161,12 +162,29 @@ async def test_a_name_that_is_taken_is_looked_at_again_when_it_may_be_free():
     keeper = ChildApplier(server, ResourceCache(), Metrics(CollectorRegistry()), patience=30, clock=lambda: now[0])
     server.theirs[SERVICE] = {"metadata": {"name": "orders-relay", "uid": "theirs"}}
     model = OutboxRelay.model_validate(relay())
-    assert (await keeper.apply(model, wanted(model))).taken == ["Service"]
-    server.theirs.clear()
-    assert (await keeper.apply(model, wanted(model))).taken == ["Service"]
+    for _ in range(2):
+        kept = await keeper.apply(model, wanted(model))
+        assert kept.obstacle is not None
+        assert kept.obstacle.message.startswith('Service "orders-relay" exists')
+        server.theirs.clear()
     now[0] += 30
-    assert (await keeper.apply(model, wanted(model))).taken == []
+    assert (await keeper.apply(model, wanted(model))).obstacle is None
     assert server.applied[SERVICE] == 1
+
+
+@pytest.mark.parametrize(
+    ("errors", "reason", "message"),
+    [
+        ([Forbidden("a quota"), Forbidden("a policy")], "Forbidden", "its work, which tries again: a quota; a policy"),
+        ([Forbidden("a quota"), Invalid("no such field")], "InvalidSpec", "what spec leads to: no such field"),
+        ([Invalid("no such field"), Taken("Service"), Taken("Secret")], "NameTaken", 'Service and Secret "x" exists'),
+        ([ServerFailed("500")], None, ""),
+    ],
+)
+def test_of_several_obstacles_the_one_that_a_person_can_remove_first_is_named(errors, reason, message):
+    result = ApplyResult("x", obstructed=dict(zip(CHILD_KINDS, errors, strict=False)))
+    assert (result.obstacle.reason if result.obstacle else None) == reason
+    assert message in (result.obstacle.message if result.obstacle else "")
 
 
 class Stored(Server):

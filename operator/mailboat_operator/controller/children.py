@@ -33,8 +33,8 @@ from mailboat_operator.metrics import Metrics
 from mailboat_operator.resources import CHILD_KINDS
 from mailboat_operator.resources.ownership import Owner, owner_of
 from mailboat_operator.resources.pod import child_name
-from mailboat_operator.status.conditions import EventNote
-from mailboat_spec import OutboxRelay
+from mailboat_operator.status.conditions import EventNote, Obstacle
+from mailboat_spec import OutboxRelay, Reason
 
 log = logging.getLogger(__name__)
 
@@ -56,24 +56,36 @@ class Taken(KubeError):
 class ApplyResult:
     """Result of applying all children."""
 
-    taken: list[str] = field(default_factory=list)
-    """Kinds of foreign objects that have a child's name."""
-    refused: list[str] = field(default_factory=list)
-    """API server messages about children that are invalid as the spec defines them."""
-    forbidden: list[str] = field(default_factory=list)
-    """API server messages about children that are rejected for now: a quota, a policy, a missing permission."""
+    child: str
+    """Common name of the children."""
     events: list[EventNote] = field(default_factory=list)
-    obstructed: set[Kind] = field(default_factory=set)
-    """Kinds of all children that are not in the desired state."""
+    obstructed: dict[Kind, KubeError] = field(default_factory=dict)
+    """Children that are not in the desired state, each with the error."""
     failed: ServerFailed | StillThere | None = None
     """Temporary failure, of the API server or of the operator. Raise it after everything else is done."""
 
-    def meet(self, kind: Kind, obstacle: KubeError) -> None:
-        self.obstructed.add(kind)
-        if isinstance(obstacle, Taken):
-            self.taken.append(str(obstacle))
-        else:
-            (self.refused if isinstance(obstacle, Invalid) else self.forbidden).append(str(obstacle))
+    @property
+    def obstacle(self) -> Obstacle | None:
+        """The obstacle that others must remove: a taken name, else an invalid child, else a forbidden one."""
+        if taken := self._errors(Taken):
+            message = (
+                f'{" and ".join(taken)} "{self.child}" exists and is not Mailboat\'s, so it is left alone: rename this '
+                "OutboxRelay, or remove that object."
+            )
+            return Obstacle(Reason.NAME_TAKEN, message)
+        if invalid := self._errors(Invalid):
+            return Obstacle(Reason.INVALID_SPEC, f"The API server refuses what spec leads to: {'; '.join(invalid)}")
+        forbidden = self._errors(Forbidden)
+        return obstacle_of_rights("; ".join(forbidden)) if forbidden else None
+
+    def _errors(self, kind: type[KubeError]) -> list[str]:
+        return [str(error) for error in self.obstructed.values() if isinstance(error, kind)]
+
+
+def obstacle_of_rights(error: str) -> Obstacle:
+    """Return the obstacle of a request that the API server rejects for now: a quota, a policy, a missing permission."""
+    message = f"The API server does not let the operator do its work, which tries again: {error}"
+    return Obstacle(Reason.FORBIDDEN, message)
 
 
 class ChildApplier:
@@ -116,24 +128,23 @@ class ChildApplier:
 
     async def apply(self, relay: OutboxRelay, wanted: dict[Kind, Object]) -> ApplyResult:
         """Create or repair every desired child."""
-        kept = ApplyResult()
+        kept = ApplyResult(child_name(relay.metadata.name))
         key = (relay.metadata.namespace, relay.metadata.name)
         for kind in CHILD_KINDS:
             if kind not in wanted:
                 continue
             if (known := self._obstacle(kind, key, wanted[kind])) is not None:
-                kept.meet(kind, known)
+                kept.obstructed[kind] = known
                 continue
             try:
                 await self._apply_one(key, relay, kind, wanted[kind], kept)
             except (Taken, Invalid, Forbidden) as obstacle:
                 self._obstacles[kind, key] = (obstacle, wanted[kind], self._clock())
-                kept.meet(kind, obstacle)
+                kept.obstructed[kind] = obstacle
             except (ServerFailed, StillThere) as error:
                 if kind == CONFIG_MAP and isinstance(error, StillThere):
                     raise  # new pods would start with the configuration that is being deleted
-                kept.obstructed.add(kind)
-                kept.failed = error
+                kept.obstructed[kind] = kept.failed = error
         return kept
 
     def _obstacle(self, kind: Kind, key: Key, wanted: Object) -> KubeError | None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from mailboat_operator.controller.cache import ResourceCache
-from mailboat_operator.controller.children import ApplyResult, ChildApplier
+from mailboat_operator.controller.children import ChildApplier, obstacle_of_rights
 from mailboat_operator.controller.missing_relay import MissingRelay
 from mailboat_operator.controller.observation import Observation, ObservedSubscription
 from mailboat_operator.controller.parse import (
@@ -27,7 +27,7 @@ from mailboat_operator.controller.parse import (
 )
 from mailboat_operator.controller.status_report import StatusReport
 from mailboat_operator.controller.status_writer import StatusWriter
-from mailboat_operator.kube.client import CONFIG_MAP, RELAY, Forbidden, Key, KubeError, Object, Throttled
+from mailboat_operator.kube.client import CONFIG_MAP, RELAY, Forbidden, Key, Kind, KubeError, Object, Throttled
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.http_client import Signer
 from mailboat_operator.relays.reports import Answer, partitions_of
@@ -36,7 +36,8 @@ from mailboat_operator.resources import CHILD_KINDS, desired
 from mailboat_operator.resources.configmap import Configuration, configuration_in, next_configuration, too_large
 from mailboat_operator.resources.ownership import Owner, owner_of
 from mailboat_operator.resources.pod import RelayImage
-from mailboat_spec import OutboxRelay, Runtime
+from mailboat_operator.status.conditions import Obstacle
+from mailboat_spec import OutboxRelay, Reason, Runtime
 
 _SOON: Final = 1.0
 """Seconds until the next reconcile while a push or a partition move is in flight."""
@@ -50,11 +51,9 @@ _STUCK: Final = 5
 class Result:
     """Result of applying and pushing."""
 
-    applied: ApplyResult = field(default_factory=ApplyResult)
-    held: str = ""
-    """Why relays get no new configuration; empty if they do."""
-    stuck: str = ""
-    """Why reconciles keep failing; empty if they do not."""
+    obstacle: Obstacle | None = None
+    obstructed: Collection[Kind] = ()
+    """Kinds of children that are not in the desired state."""
     version: int = 0
     """Version of the configuration that relays should run."""
     settled: bool = True
@@ -108,7 +107,7 @@ class Reconciler:
         except KubeError as failure:
             error = failure
             result = self._stuck_result(key, failure)
-        await self._report.write(observed, result.applied, result.held, result.stuck, result.version)
+        await self._report.write(observed, result.obstacle, result.version)
         if error is not None:
             raise error
         return self._next_run(observed, result)
@@ -165,10 +164,10 @@ class Reconciler:
         if relay is None:
             return Result()
         if observed.held:
-            return Result(held=observed.held)
+            return Result(Obstacle(Reason.CONFIGURATION_HELD, observed.held))
         configuration, excess = await asyncio.to_thread(self._next_configuration, observed, relay)
         if excess:
-            return Result(held=excess)
+            return Result(Obstacle(Reason.CONFIGURATION_HELD, excess))
         wanted = desired(relay, observed.secrets, configuration, self._signing.public_keys(), self._image)
         applied = await self._children.apply(relay, wanted)
         await self._status_writer.write_events(RELAY, observed.found, applied.events)
@@ -178,7 +177,7 @@ class Reconciler:
         settled = CONFIG_MAP in applied.obstructed or await self._push(observed, configuration)
         if applied.failed is not None:
             raise applied.failed
-        return Result(applied, version=configuration.version, settled=settled)
+        return Result(applied.obstacle, applied.obstructed, configuration.version, settled)
 
     def _next_configuration(self, observed: Observation, relay: OutboxRelay) -> tuple[Configuration, str]:
         """Return the desired configuration, and why it can't be stored (empty if it can). Takes a while if large."""
@@ -203,12 +202,12 @@ class Reconciler:
         self._failures[key] = self._failures.get(key, 0) + 1
         if self._failures[key] < _STUCK or isinstance(error, Throttled):
             raise error
-        forbidden = isinstance(error, Forbidden)
-        return Result(ApplyResult(forbidden=[str(error)])) if forbidden else Result(stuck=str(error))
+        if isinstance(error, Forbidden):
+            return Result(obstacle_of_rights(str(error)))
+        return Result(Obstacle(Reason.PROGRESSING, f"The operator can't finish its work, and tries again: {error}."))
 
     def _next_run(self, observed: Observation, result: Result) -> float:
-        obstructed = result.applied.obstructed
-        if CONFIG_MAP in obstructed or (obstructed and not observed.polled):
+        if CONFIG_MAP in result.obstructed or (result.obstructed and not observed.polled):
             return self._children.patience
         if not observed.polled:
             return _WITHOUT_PODS

@@ -5,24 +5,26 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
 from mailboat_operator.controller.cache import ResourceCache
-from mailboat_operator.controller.children import ApplyResult
 from mailboat_operator.controller.observation import Observation, ObservedSubscription
 from mailboat_operator.controller.status_writer import StatusWriter
 from mailboat_operator.kube.client import DEPLOYMENT, RELAY, SUBSCRIPTION, Key, KubeError, Throttled
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.resources.deployment import replica_failure, rollout_failure
-from mailboat_operator.resources.pod import child_name, sink_secrets
-from mailboat_operator.status.conditions import overdue
+from mailboat_operator.resources.pod import sink_secrets
+from mailboat_operator.status.conditions import Obstacle, overdue
 from mailboat_operator.status.relay import RelayFacts, database_changed, relay_status
 from mailboat_operator.status.subscription import SubscriptionFacts, subscription_status
+from mailboat_spec import Reason
 
 _BATCH: Final = 20
 """Statuses built before other tasks get a turn: some milliseconds."""
+_BEFORE_RELAYS: Final = frozenset({Reason.CONFIGURATION_HELD, Reason.PROGRESSING})
+"""Reasons of obstacles that keep a configuration from relays."""
 
 
 class StatusReport:
@@ -40,11 +42,12 @@ class StatusReport:
         self._metrics = metrics
         self._wall_clock = wall_clock
 
-    async def write(self, observed: Observation, applied: ApplyResult, held: str, stuck: str, version: int) -> None:
+    async def write(self, observed: Observation, obstacle: Obstacle | None, version: int) -> None:
         """Write the statuses of all subscriptions, then that of the relay. Raises ``KubeError``."""
         now = datetime.fromtimestamp(self._wall_clock(), UTC)
         delayed: KubeError | None = None
-        behind = bool(held or stuck) or observed.is_behind(version)
+        unreached = obstacle is not None and obstacle.reason in _BEFORE_RELAYS
+        behind = unreached or observed.is_behind(version)
         for number, each in enumerate(observed.subscriptions):
             if number % _BATCH == 0:
                 await asyncio.sleep(0)
@@ -54,13 +57,11 @@ class StatusReport:
                 raise
             except KubeError as error:  # concerns this subscription only; still report the others and the relay
                 delayed = error
-        await self._write_relay(observed, applied, held, stuck, now)
+        await self._write_relay(observed, obstacle, now)
         if delayed is not None:
             raise delayed
 
-    async def _write_relay(
-        self, observed: Observation, applied: ApplyResult, held: str, stuck: str, now: datetime
-    ) -> None:
+    async def _write_relay(self, observed: Observation, obstacle: Obstacle | None, now: datetime) -> None:
         deployment = self._cache.child(DEPLOYMENT, observed.key)
         secrets = observed.secrets
         facts = RelayFacts(
@@ -69,13 +70,9 @@ class StatusReport:
             before=observed.found.get("status") or {},
             relay=observed.relay,
             problem=observed.problem,
-            taken=_taken(applied.taken, observed.key[1]) if applied.taken else "",
-            refused="; ".join(applied.refused),
-            forbidden="; ".join(applied.forbidden),
-            held=held,
+            obstacle=obstacle,
             uncreated=replica_failure(deployment),
             halted=rollout_failure(deployment),
-            stuck=stuck,
             pods=observed.pods,
             answers=observed.running_answers,
             subscriptions=len(observed.subscriptions),
@@ -122,11 +119,3 @@ class StatusReport:
             of_subscription = gone["kind"] == SUBSCRIPTION.name
             forget = self._metrics.forget_subscription if of_subscription else self._metrics.forget_relay
             forget(metadata["namespace"], metadata["name"])
-
-
-def _taken(kinds: Sequence[str], relay: str) -> str:
-    listed = " and ".join(kinds)
-    return (
-        f'{listed} "{child_name(relay)}" exists and is not Mailboat\'s, so it is left alone: rename this OutboxRelay, '
-        "or remove that object."
-    )
