@@ -16,7 +16,9 @@ from mailboat.runtime.manifest_files import load
 from mailboat_operator.controller import parse
 from mailboat_operator.controller.cache import ResourceCache
 from mailboat_operator.controller.children import ApplyResult, ChildApplier, StillThere, Taken
+from mailboat_operator.controller.missing_relay import MissingRelay
 from mailboat_operator.controller.reconcile import Reconciler
+from mailboat_operator.controller.status_report import StatusReport
 from mailboat_operator.controller.status_writer import StatusWriter
 from mailboat_operator.kube.client import (
     CONFIG_MAP,
@@ -226,7 +228,7 @@ async def test_a_child_is_applied_again_once_if_it_changed_and_restored_fields_a
     children = wanted(model)
     await keeper.apply(model, children)
     server.edit(DEPLOYMENT, edit)
-    keeper._cache.saw(DEPLOYMENT, server.theirs[DEPLOYMENT])
+    keeper.cache.saw(DEPLOYMENT, server.theirs[DEPLOYMENT])
     events = [event for _ in range(3) for event in (await keeper.apply(model, children)).events]
     assert {kind: count for kind, count in server.applied.items() if kind != DEPLOYMENT} == dict.fromkeys(
         (kind for kind in CHILD_KINDS if kind in children and kind != DEPLOYMENT), 1
@@ -258,7 +260,11 @@ class LeaderWork(Generic[FleetT]):
         self.keeper = ChildApplier(self.server, self.world, metrics)
         self.reporter = StatusWriter(self.server, self.world, metrics, "test")
         self.fleet = relays(client or RelayClient(Keys()), metrics, PollTimeouts())
-        self.reconciler = Reconciler(self.world, self.keeper, self.fleet, self.reporter, metrics, Keys(), IMAGE, 5.0)
+        report = StatusReport(self.world, self.reporter, metrics)
+        missing = MissingRelay(self.world, self.fleet, self.reporter, 5.0)
+        self.reconciler = Reconciler(
+            self.world, self.keeper, self.fleet, self.reporter, report, missing, Keys(), IMAGE, 5.0
+        )
 
 
 async def test_nothing_is_remembered_about_what_was_deleted():

@@ -88,27 +88,20 @@ def obstacle_of_rights(error: str) -> Obstacle:
     return Obstacle(Reason.FORBIDDEN, message)
 
 
+@dataclass(slots=True)
 class ChildApplier:
     """Children of all relays, with the result of the last apply per child."""
 
-    def __init__(
-        self,
-        kube: Kube,
-        cache: ResourceCache,
-        metrics: Metrics,
-        patience: float = 30.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._kube = kube
-        self._cache = cache
-        self._metrics = metrics
-        self._clock = clock
-        self.patience = patience
-        """Seconds until a blocked apply is retried."""
-        self._applied: dict[tuple[Kind, Key], tuple[Object, Object]] = {}
-        """Object of the last apply, and the child as the API server returned it."""
-        self._obstacles: dict[tuple[Kind, Key], tuple[KubeError, Object, float]] = {}
-        """Error, the object that could not be applied, and the time."""
+    kube: Kube
+    cache: ResourceCache
+    metrics: Metrics
+    patience: float = 30.0
+    """Seconds until a blocked apply is retried."""
+    clock: Callable[[], float] = time.monotonic
+    _applied: dict[tuple[Kind, Key], tuple[Object, Object]] = field(default_factory=dict, init=False)
+    """Object of the last apply, and the child as the API server returned it."""
+    _obstacles: dict[tuple[Kind, Key], tuple[KubeError, Object, float]] = field(default_factory=dict, init=False)
+    """Error, the object that could not be applied, and the time."""
 
     def forget(self, key: Key) -> None:
         """Drop the state of a deleted relay."""
@@ -118,11 +111,11 @@ class ChildApplier:
 
     async def find(self, kind: Kind, key: Key) -> Object | None:
         """Return the child as it is. If the cache has none, query the server: the child may only lack its label."""
-        known = self._cache.child(kind, key)
+        known = self.cache.child(kind, key)
         if known is not None:
             return known
         try:
-            return await self._kube.get(kind, key[0], child_name(key[1]))
+            return await self.kube.get(kind, key[0], child_name(key[1]))
         except NotFound:
             return None
 
@@ -139,7 +132,7 @@ class ChildApplier:
             try:
                 await self._apply_one(key, relay, kind, wanted[kind], kept)
             except (Taken, Invalid, Forbidden) as obstacle:
-                self._obstacles[kind, key] = (obstacle, wanted[kind], self._clock())
+                self._obstacles[kind, key] = (obstacle, wanted[kind], self.clock())
                 kept.obstructed[kind] = obstacle
             except (ServerFailed, StillThere) as error:
                 if kind == CONFIG_MAP and isinstance(error, StillThere):
@@ -150,7 +143,7 @@ class ChildApplier:
     def _obstacle(self, kind: Kind, key: Key, wanted: Object) -> KubeError | None:
         """Return the remembered error for exactly this object, if it is recent."""
         obstacle, of, since = self._obstacles.get((kind, key), (None, None, 0.0))
-        if of == wanted and self._clock() - since < _BELIEVED * self.patience:
+        if of == wanted and self.clock() - since < _BELIEVED * self.patience:
             return obstacle
         self._obstacles.pop((kind, key), None)
         return None
@@ -159,21 +152,21 @@ class ChildApplier:
         """Delete children that are no longer desired, if the relay owns them and they are in the cache."""
         key = (relay.metadata.namespace, relay.metadata.name)
         for kind in kinds:
-            live = self._cache.child(kind, key)
+            live = self.cache.child(kind, key)
             if live is None or owner_of(live, key[1], relay.metadata.uid) is not Owner.OURS:
                 continue
             if live["metadata"].get("deletionTimestamp"):
                 continue
             try:
-                await self._kube.delete(kind, key[0], live["metadata"]["name"], live["metadata"]["uid"])
+                await self.kube.delete(kind, key[0], live["metadata"]["name"], live["metadata"]["uid"])
             except NotFound:
-                self._cache.missing(kind, live)
+                self.cache.missing(kind, live)
             log.info("Deleted orphaned child", extra={"relay": "/".join(key), "kind": kind.name})
 
     async def _apply_one(self, key: Key, relay: OutboxRelay, kind: Kind, wanted: Object, kept: ApplyResult) -> None:
         live = await self.find(kind, key)
         if live is None:
-            self._remember(kind, key, wanted, await self._kube.apply(kind, wanted))
+            self._remember(kind, key, wanted, await self.kube.apply(kind, wanted))
             return
         match owner_of(live, key[1], relay.metadata.uid):
             case Owner.STRANGER:
@@ -186,11 +179,11 @@ class ChildApplier:
         touched = applied is not None and essence(live) != essence(applied)
         if desired == wanted and not touched:
             return
-        applied = await self._kube.apply(kind, wanted)
+        applied = await self.kube.apply(kind, wanted)
         # After tampering, the desired ConfigMap has a new version, so it differs as well.
         foreign = touched and (desired == wanted or kind == CONFIG_MAP)
         if foreign and applied["metadata"]["resourceVersion"] != live["metadata"]["resourceVersion"]:
-            self._metrics.drift_corrected.labels(kind.name).inc()
+            self.metrics.drift_corrected.labels(kind.name).inc()
             fields = ", ".join(itertools.islice(_changed(essence(live), essence(applied)), _NAMED_FIELDS))
             note = f"{kind.name} {child_name(key[1])} was changed by another client and is restored: {fields}."
             kept.events.append(EventNote(True, "DriftCorrected", note))
@@ -198,7 +191,7 @@ class ChildApplier:
 
     def _remember(self, kind: Kind, key: Key, wanted: Object, applied: Object) -> None:
         self._applied[kind, key] = (wanted, applied)
-        self._cache.saw(kind, applied)
+        self.cache.saw(kind, applied)
 
 
 def _changed(before: Any, after: Any, path: str = "") -> Iterator[str]:

@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
@@ -27,24 +28,18 @@ _BEFORE_RELAYS: Final = frozenset({Reason.CONFIGURATION_HELD, Reason.PROGRESSING
 """Reasons of obstacles that keep a configuration from relays."""
 
 
+@dataclass(slots=True)
 class StatusReport:
     """Statuses and metrics of all relays and their subscriptions."""
 
-    def __init__(
-        self,
-        cache: ResourceCache,
-        status_writer: StatusWriter,
-        metrics: Metrics,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._cache = cache
-        self._status_writer = status_writer
-        self._metrics = metrics
-        self._wall_clock = wall_clock
+    cache: ResourceCache
+    status_writer: StatusWriter
+    metrics: Metrics
+    wall_clock: Callable[[], float] = time.time
 
     async def write(self, observed: Observation, obstacle: Obstacle | None, version: int) -> None:
         """Write the statuses of all subscriptions, then that of the relay. Raises ``KubeError``."""
-        now = datetime.fromtimestamp(self._wall_clock(), UTC)
+        now = datetime.fromtimestamp(self.wall_clock(), UTC)
         delayed: KubeError | None = None
         unreached = obstacle is not None and obstacle.reason in _BEFORE_RELAYS
         behind = unreached or observed.is_behind(version)
@@ -62,7 +57,7 @@ class StatusReport:
             raise delayed
 
     async def _write_relay(self, observed: Observation, obstacle: Obstacle | None, now: datetime) -> None:
-        deployment = self._cache.child(DEPLOYMENT, observed.key)
+        deployment = self.cache.child(DEPLOYMENT, observed.key)
         secrets = observed.secrets
         facts = RelayFacts(
             name=observed.name,
@@ -79,11 +74,11 @@ class StatusReport:
             lacking=[pod for pod in observed.pods if pod.alive and not all(pod.sees(each) for each in secrets)],
             selector=observed.selector,
         )
-        self._metrics.without_sidecar.labels(*observed.key).set(sum(pod.lacks_sidecar for pod in observed.pods))
+        self.metrics.without_sidecar.labels(*observed.key).set(sum(pod.lacks_sidecar for pod in observed.pods))
         status = relay_status(facts, now)
-        await self._status_writer.write_status(RELAY, observed.found, status)
-        await self._status_writer.write_events(RELAY, observed.found, overdue(status["conditions"], now))
-        await self._status_writer.write_events(RELAY, observed.found, database_changed(facts.before, status))
+        await self.status_writer.write_status(RELAY, observed.found, status)
+        await self.status_writer.write_events(RELAY, observed.found, overdue(status["conditions"], now))
+        await self.status_writer.write_events(RELAY, observed.found, database_changed(facts.before, status))
 
     async def _write_subscription(
         self, observed: Observation, each: ObservedSubscription, now: datetime, *, behind: bool
@@ -108,14 +103,14 @@ class StatusReport:
             lacking=[pod for pod in observed.pods if pod.alive and not all(pod.sees(name) for name in needed)],
         )
         status = subscription_status(facts, now)
-        self._metrics.lag.labels(metadata["namespace"], metadata["name"]).set(status.get("lag", math.nan))
-        await self._status_writer.write_status(SUBSCRIPTION, found, status)
+        self.metrics.lag.labels(metadata["namespace"], metadata["name"]).set(status.get("lag", math.nan))
+        await self.status_writer.write_status(SUBSCRIPTION, found, status)
 
     def forget_deleted(self, key: Key) -> None:
         """Drop metrics and write times of the relay and the subscriptions that were deleted since the last call."""
-        for gone in self._cache.departed(key):
+        for gone in self.cache.departed(key):
             metadata = gone["metadata"]
-            self._status_writer.forget(metadata["uid"])
+            self.status_writer.forget(metadata["uid"])
             of_subscription = gone["kind"] == SUBSCRIPTION.name
-            forget = self._metrics.forget_subscription if of_subscription else self._metrics.forget_relay
+            forget = self.metrics.forget_subscription if of_subscription else self.metrics.forget_relay
             forget(metadata["namespace"], metadata["name"])
