@@ -10,10 +10,9 @@ from pydantic import Field
 
 from mailboat_spec.base import Model
 from mailboat_spec.constraints import exactly_one
-from mailboat_spec.formats import HostAndPort, KafkaGroup, KafkaTopic, PubSubProject, PubSubSubscription
-from mailboat_spec.references import SecretKeyRef, UsesSecrets
+from mailboat_spec.formats import KafkaGroup, KafkaTopic, PubSubSubscription
 from mailboat_spec.resources import kafka_settings
-from mailboat_spec.resources.sinks import KafkaServers, KafkaSettings
+from mailboat_spec.resources.sinks import KafkaServers, KafkaSettings, PubSubService
 
 
 class GroupProtocol(StrEnum):
@@ -53,22 +52,11 @@ class KafkaSource(KafkaServers):
         return self.topic
 
 
-class PubSubSource(UsesSecrets):
+class PubSubSource(PubSubService):
     """A subscription of Google Cloud Pub/Sub."""
 
-    project: PubSubProject = Field(description="Id of the Google Cloud project.")
     subscription: PubSubSubscription = Field(
         description="Pub/Sub subscription that events are pulled from, without projects/.../subscriptions/."
-    )
-    endpoint: HostAndPort | None = Field(
-        default=None,
-        description="host:port of the service where it is not the global one (a region, an emulator). Default: none, "
-        "the global one, or PUBSUB_EMULATOR_HOST where that is set.",
-    )
-    credentials_secret_ref: SecretKeyRef | None = Field(
-        default=None,
-        description="Key of a Secret that holds a service account's JSON key. Default: none, the credentials of the "
-        "environment (workload identity).",
     )
 
     @property
