@@ -17,11 +17,12 @@ from mailboat_operator.controller.cache import ResourceCache
 from mailboat_operator.kube.client import EVENT, Kind, Kube, KubeError, NotFound, Object
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.status.conditions import EventNote, condition_events
-from mailboat_operator.status.patch import status_patch
 from mailboat_spec import FIELD_MANAGER, ConditionType
 
 log = logging.getLogger(__name__)
 
+_SLOW: Final = frozenset({"rate"})
+"""Fields that change constantly while events flow: on their own they are patched only now and then."""
 _COUNTERS_EVERY: Final = 60.0
 """Seconds between two patches that change only counters."""
 _SAME_NEWS_EVERY: Final = 600.0
@@ -79,6 +80,17 @@ class StatusWriter:
 
     def forget(self, uid: str) -> None:
         self._written.pop(uid, None)
+
+
+def status_patch(
+    before: Mapping[str, Any], after: Mapping[str, Any], *, only_counters_may: bool
+) -> dict[str, Any] | None:
+    """Return the patch, or None. A removed field is set to null, as merge patches require."""
+    patch: dict[str, Any] = {key: value for key, value in after.items() if before.get(key) != value}
+    patch.update({key: None for key in before if key not in after})
+    if not patch or (not only_counters_may and patch.keys() <= _SLOW):
+        return None
+    return patch
 
 
 def _event(kind: Kind, found: Object, item: EventNote, instance: str) -> Object:
