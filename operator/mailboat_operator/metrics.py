@@ -15,27 +15,27 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         self.leader = gauge("mailboat_operator_leader", "1 while this process leads.")
-        self.reconciles = counter("mailboat_operator_reconciles", "Looks at a relay, by how they ended.", ["result"])
+        self.reconciles = counter("mailboat_operator_reconciles", "Reconciles, by result.", ["result"])
         self.reconcile_seconds = Histogram(
-            "mailboat_operator_reconcile_seconds", "How long a look at a relay takes.", registry=registry
+            "mailboat_operator_reconcile_seconds", "Duration of a reconcile.", registry=registry
         )
-        self.queue = gauge("mailboat_operator_queue", "Relays that are due to be looked at and wait.")
+        self.queue = gauge("mailboat_operator_queue", "Relays that are due to be reconciled and wait.")
         self.api_requests = counter(
             "mailboat_operator_api_requests", "Requests to the Kubernetes API.", ["verb", "resource", "code"]
         )
-        self.status_patches = counter("mailboat_operator_status_patches", "Statuses that were written.", ["resource"])
+        self.status_patches = counter("mailboat_operator_status_patches", "Statuses written.", ["resource"])
         self.drift_corrected = counter(
-            "mailboat_operator_drift_corrected", "Children that were put back after a change by others.", ["kind"]
+            "mailboat_operator_drift_corrected", "Children restored after a change by another client.", ["kind"]
         )
         self.pushes = counter(
-            "mailboat_operator_pushes", "Configuration and assignments handed to relays.", ["what", "code"]
+            "mailboat_operator_pushes", "Configurations and assignments pushed to relays.", ["what", "code"]
         )
         self.relays = gauge(
-            "mailboat_operator_relay_pods", "Relay pods by whether they answer.", ["namespace", "relay", "answers"]
+            "mailboat_operator_relay_pods", "Relay pods, by whether they answer.", ["namespace", "relay", "answers"]
         )
         self.without_sidecar = gauge(
             "mailboat_operator_pods_without_sidecar",
-            "Pods that ask for a sidecar and have none.",
+            "Pods that request a sidecar and have none.",
             ["namespace", "relay"],
         )
         self.ready = gauge(
