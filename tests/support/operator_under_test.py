@@ -214,8 +214,13 @@ def holders(found: Object) -> dict[int, str]:
 
 
 def spread(*shares: int) -> Callable[[Object], bool]:
-    """Whether so many partitions are at each pod, whichever pods they are."""
-    return lambda found: sorted(Counter(holders(found).values()).values()) == sorted(shares)
+    """Whether so many partitions are at each pod, whichever pods they are. Each partition must be at one."""
+
+    def is_spread(found: Object) -> bool:
+        counts = Counter(holders(found).values())
+        return "" not in counts and sorted(counts.values()) == sorted(shares)
+
+    return is_spread
 
 
 def configuring(*expected: str) -> Callable[[Object], bool]:
