@@ -41,8 +41,11 @@ demo: $(STAMP) ## Watch events flow from Postgres to Kafka, a relay die, and not
 playground: $(STAMP) ## Run Postgres, Kafka, Redis, a relay, a producer and a consumer until Ctrl-C; prints the addresses
 	@$(BIN)/python -m mailboat_demo.playground
 
+# The long tests look at pages in a browser.
+PICTURES := $(if $(filter all,$(SCOPE)),pictures)
+
 parts: $(STAMP) ## Fetch and build the real servers that the tests run against (as root: with apt-get, too)
-	@.ci/packages test || echo "Not all packages of the system could be installed; tests that need the others are skipped."
+	@.ci/packages test $(PICTURES) || echo "Not all packages of the system could be installed; tests that need the others are skipped."
 	@$(BIN)/python -m mailboat_devservers
 
 # The gate leaves out the long tests; SCOPE=all runs them too.

@@ -91,4 +91,4 @@ def test_the_metrics_that_are_named_exist() -> None:
     rendered = Metrics(lambda: [relay()]).render("")[0].decode()
     page = (DOCS / "how-to-grafana.md").read_text(encoding="utf-8")
     for name in set(re.findall(r"`(mailboat_\w+)`", page)):
-        assert f"\n{name}{{" in rendered, name
+        assert f"\n# TYPE {name} " in rendered, name
