@@ -125,9 +125,8 @@ def tell_the_story(
     until("sum(mailboat_lag)", lambda lag: lag < 50)
     with psycopg.connect(url) as connection:
         mailboat.emit(connection, "order.placed", {"text": "x" * 1_500_000}, key="too-large")
-        mailboat.emit(connection, "invoice.sent", {}, key="no subscription")
     until("max(mailboat_dead_letters)", lambda dead: dead == 1)
-    until("max(mailboat_unmatched_events)", lambda unmatched: unmatched == 1)
+    until("max(mailboat_unmatched_events)", lambda unmatched: unmatched > 0)
 
 
 @contextmanager
@@ -183,13 +182,17 @@ def a_running_relay(manifests: Path, name: str, port: int) -> Child:
 
 @contextmanager
 def emitting(url: str) -> Iterator[None]:
-    """Emit about 50 events a second until the end."""
+    """Emit about 50 events a second until the end, and 10 that no subscription matches.
+
+    Relays count those once a minute, among the newest 1000 events: a single one would not be there any more.
+    """
     stop = threading.Event()
 
     def emit() -> None:
         with psycopg.connect(url, autocommit=True) as connection:
             while not stop.wait(0.1):
                 with connection.transaction():
+                    mailboat.emit(connection, "invoice.sent", {}, key="i-1")
                     for number in range(5):
                         mailboat.emit(connection, "order.placed", {"order": number}, key=f"o-{number}")
 
