@@ -147,8 +147,7 @@ def engine_of(orders: dict[str, Any]) -> BrokerEngine:
         [orders["bootstrap"]], {}, {}, subscription=NAME, group=orders["group"], group_protocol=orders["protocol"]
     )
     if orders["protocol"] == "classic":
-        # A member that died while it joined may hold up a rebalance for max.poll.interval.ms.
-        client |= {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500, "max.poll.interval.ms": 10_000}
+        client |= {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
     if "instance" in orders:  # a static member: its successor need not wait for the end of the session
         client |= {"group.instance.id": orders["instance"]}
     claims, execution = memory_of(orders)
