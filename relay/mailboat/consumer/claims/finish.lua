@@ -7,6 +7,9 @@ local length = #claim
 local answers = {}
 for i, key in ipairs(KEYS) do
   local value = redis.pcall('GET', key)
+  if type(value) == 'table' and not string.find(value.err, 'WRONGTYPE', 1, true) then
+    return value
+  end
   local text = type(value) == 'string' and value or ''
   -- A missing key was lost by Redis, not by us: the event is finished nevertheless.
   local ours = not value or string.sub(text, 1, length) == claim
