@@ -40,7 +40,8 @@ from mailboat.consumer.claims.inbox import InboxClaims, InboxExecution
 from mailboat.consumer.claims.redis_store import RedisClaims
 from mailboat.consumer.dispatch import Dispatcher
 from mailboat.consumer.handlers import handler
-from mailboat.consumer.transactions import PsycopgAsync, Wanted
+from mailboat.consumer.pull_statements import Wanted
+from mailboat.consumer.transactions import PsycopgAsync
 from mailboat.delivery.backoff import Backoff
 from support.bare_claims import BareClaims
 from support.consumer_processes import STARTED, Death, Lines, log_to
