@@ -109,6 +109,6 @@ def describe(report: Report, bootstrap: str, topic: str, group: str) -> str:
                 " right?"
             )
         case KafkaError.UNSUPPORTED_VERSION | KafkaError._UNSUPPORTED_FEATURE:
-            return f"{where} does not support what this consumer needs: {report.text} ({report.name})"
+            return f"{where} does not support a request of this consumer: {report.text} ({report.name})"
         case _:
             return f"{where}: {report.text} ({report.name})"
