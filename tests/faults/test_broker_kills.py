@@ -77,19 +77,26 @@ def test_killed_at_a_point_the_outcome_is_as_documented(consumers: Consumers, po
 
 
 @pytest.mark.verify
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("point", BrokerPoint)
 def test_killed_at_a_point_beside_other_events(consumers: Consumers, point: BrokerPoint) -> None:
-    times, feed = 5, consumers.feed
+    """Events are sent until the process has passed the point often enough: one batch or commit may have many."""
+    times, bad, feed = 5, itertools.count(), consumers.feed
     for n in range(times):
         victim = consumers.start(**SAME_POD, die_at=point.value, passage=1 + n % 3)
-        feed.send(f"key-{n % 5}" for n in range(50))
-        feed.send([f"bad-{n}"], event_type="refused")
-        assert ended(victim) == -signal.SIGKILL
+
+        def dies(victim: Any = victim) -> bool:
+            feed.send(f"key-{number % 5}" for number in range(50))
+            feed.send([f"bad-{next(bad)}"], event_type="refused")
+            return ended(victim, timeout=1) is not None
+
+        wait_until(dies, timeout=180, what=f"the process to pass {point.value}")
+        assert victim.exitcode == -signal.SIGKILL
     last = consumers.start(**SAME_POD)
-    consumers.settle()
+    consumers.settle(timeout=300)
     consumers.stop(last)
     consumers.check(most_twice=times * HANDLERS)
-    assert {key for (key, _), *_ in consumers.letters()} == {f"bad-{n}" for n in range(times)}
+    assert {key for (key, _), *_ in consumers.letters()} == {f"bad-{number}" for number in range(next(bad))}
 
 
 @pytest.mark.timeout(900)
