@@ -90,7 +90,7 @@ class EventLifecycle:
             if not in_flight.claimed:
                 return None
             work = in_flight.claimed.popleft()
-            if not in_flight.claimed:  # claim the next ones while these are handled
+            if len(in_flight.claimed) == in_flight.claim_below:  # claim the next ones while these are handled
                 in_flight.claim_wake.set()
             return work
         while in_flight.lanes.ready:
