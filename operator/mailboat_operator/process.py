@@ -203,9 +203,11 @@ async def run_periodically(what: str, look: Callable[[], Awaitable[None]], every
         await asyncio.sleep(pause)
 
 
-async def _listening(server: HttpServer, address: str, flag: str, certificate: ServedCertificate | None = None) -> str:
+async def _listening(
+    server: HttpServer, address: Address, flag: str, certificate: ServedCertificate | None = None
+) -> str:
     try:
-        return str(await server.start(Address.parse(address), certificate.context if certificate else None))
+        return str(await server.start(address, certificate.context if certificate else None))
     except OSError as error:
         raise StartFailed(
             f"can't listen on {address}: {error.strerror or error}. Choose another address with {flag}."

@@ -1,14 +1,15 @@
 """Publication of dead letters to the dead-letter topic.
 
 An event becomes a dead letter only once its notice is acknowledged or definitely refused. Until then the event stays
-parked as pending dead letter (``doomed``), and its key waits. Other keys must not wait. So after one notice without a
-definite result, no partition of the subscription publishes to the topic until the back-off has passed.
+parked (``pending_dead_letter``), and its key waits. Other keys must not wait. So after one notice without a definite
+result, no partition of the subscription publishes to the topic until the back-off has passed.
 """
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import Final
 
 from mailboat.delivery.checkpoints import Checkpoint
 from mailboat.delivery.publish import start_publish
@@ -18,6 +19,17 @@ from mailboat.delivery.unexpected_errors import exhausted, is_exhaustion, log_or
 from mailboat.errors import DeliveryError, EventRefused
 
 log = logging.getLogger(__name__)
+
+_TOPIC_FIELDS: Final = ("spec.sink.kafka.topic", "spec.sink.pubsub.project and topic")
+"""Fields that the errors of sinks name for a topic that does not exist."""
+
+
+def dead_letter_topic_error(error: DeliveryError) -> str:
+    """Return the message of a sink's error with the field of the dead-letter topic in it."""
+    text = str(error)
+    for field in _TOPIC_FIELDS:
+        text = text.replace(field, "spec.delivery.deadLetter.topic")
+    return text
 
 
 @dataclass(slots=True)
@@ -69,7 +81,8 @@ class DeadLetterPublisher:
 
     def _is_away(self, answer: DeliveryError) -> None:
         stream, known = self.stream, self.stream.dead_topic
-        trouble = f"The dead-letter topic takes nothing, so what is given up on stays parked: {answer}"
+        message = dead_letter_topic_error(answer)
+        trouble = f"The dead-letter topic takes nothing, so what is given up on stays parked: {message}"
         if trouble != known.trouble:
             log.warning("%s", trouble, extra={"subscription": stream.name})
         known.trouble = trouble

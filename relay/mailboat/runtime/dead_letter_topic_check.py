@@ -10,6 +10,7 @@ import asyncio
 import logging
 
 from mailboat.delivery.backoff import DEAD_TOPIC_BACKOFF, Outage
+from mailboat.delivery.dead_letter_topic import dead_letter_topic_error
 from mailboat.delivery.stream import Stream
 from mailboat.errors import SinkUnavailable
 from mailboat.sinks.protocol import ChecksTopics
@@ -28,12 +29,11 @@ async def await_dead_letter_topic(stream: Stream) -> None:
             await sink.check_topic(topic)
             break
         except SinkUnavailable as error:
+            message = dead_letter_topic_error(error)
             if trouble is None:
                 about = {"subscription": stream.name, "topic": topic}
-                log.warning(
-                    "Dead-letter topic is not available (spec.delivery.deadLetter.topic): %s", error, extra=about
-                )
-            trouble = f"the dead-letter topic {topic} (spec.delivery.deadLetter.topic) is not available: {error}"
+                log.warning("Dead-letter topic is not available: %s", message, extra=about)
+            trouble = f"the dead-letter topic {topic} is not available: {message}"
             known.trouble = known.trouble or trouble
         outage = outage.failed()
         await asyncio.sleep(outage.delay(stream.random))

@@ -174,7 +174,7 @@ class PostgresStore:
                 await cursor.execute("listen mailboat")
             self._listens = True
         # An earlier process of this name may have left wake-ups enabled.
-        await self._leases.ring(self._sentry, self._listens and self._settings.notify is Notify.ALWAYS)
+        await self._leases.request_wakeup(self._sentry, self._listens and self._settings.notify is Notify.ALWAYS)
 
     async def beat(self) -> Membership:
         numbers = list(self._serves)
@@ -253,7 +253,7 @@ class PostgresStore:
             await self._ring(await self._at_desk(), False)
 
     async def _ring(self, link: PostgresConnection, rings: bool) -> None:
-        await self._leases.ring(link, rings)
+        await self._leases.request_wakeup(link, rings)
         self._bell_is_out = rings
 
     async def undecided_writers(self) -> bool:
