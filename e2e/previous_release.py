@@ -15,7 +15,7 @@ from pathlib import Path
 from mailboat_devservers.cache import made_once
 from readme import ROOT
 
-_FIRST_MIGRATION = "relay/mailboat/store/schema/migrations/0001_schema.sql"
+_FIRST_MIGRATION = "relay/mailboat/store/schema/migrations/0001_schema"
 _INSTALLED = ("charts", "crds", "operator", "relay")
 """What an upgrade is about: if none of it differs, there is nothing to upgrade from."""
 

@@ -167,7 +167,7 @@ def test_when_nothing_happens_nothing_is_written(storm: Storm) -> None:
     for state in ("Paused", "Running"):
         stage.set_state("orders-to-kafka", state)
     stage.until_status("orders-to-kafka", "rate", 0, timeout=120)
-    asleep = "select bool_and(rings) from mailboat.doorbells"
+    asleep = "select bool_and(active) from mailboat.wakeup_requests"
     wait_until(lambda: stage.in_postgres(asleep, "shop").strip() == "t", 180, "the relays to go to sleep")
     until_heartbeats(stage, 10)  # and until sessions have told the statistics what they did before
     tables, resources = written_rows(stage), resource_versions(stage)

@@ -293,7 +293,7 @@ def uids(stage: Stage) -> dict[str, str]:
 
 
 def known_migrations(folder: Path) -> list[str]:
-    return sorted(file.name for file in folder.glob("*.sql"))
+    return sorted(step.name for step in folder.glob("[0-9]*"))
 
 
 def applied_migrations(stage: Stage) -> list[str]:

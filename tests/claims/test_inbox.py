@@ -100,7 +100,9 @@ async def test_an_event_that_kills_its_process_is_found(inbox: InboxFactory, inb
     assert isinstance(await claimed(other, lethal), Busy)
     reborn = await inbox(instance="dying", life="2")  # its container was restarted: no need to wait for the lease
     assert await claimed(reborn, lethal) == Claimed(2, 1)
-    inbox_database.execute("update mailboat.inbox_holders set until = now() - interval '1 s' where instance = 'dying'")
+    inbox_database.execute(
+        "update mailboat.inbox_holders set expires_at = now() - interval '1 s' where instance = 'dying'"
+    )
     assert await other.claim([Claim(lethal), Claim(harmless)]) == [Claimed(3, 2), Claimed(2)]
 
 
@@ -124,7 +126,7 @@ async def test_leases_are_renewed_and_old_marks_pruned(inbox: InboxFactory, inbo
     await claimed(store)
     inbox_database.execute("delete from mailboat.inbox_holders")  # somebody took it for dead
     await await_until(lambda: inbox_database.execute("select count(*) from mailboat.handled") == [(0,)])
-    running = inbox_database.execute("select running from mailboat.inbox_holders where until > now()")
+    running = inbox_database.execute("select running from mailboat.inbox_holders where expires_at > now()")
     assert running == [([UUID(E1)],)]
 
 

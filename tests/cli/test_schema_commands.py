@@ -12,7 +12,7 @@ from support.cli import Place, relay_manifest, subscription_manifest
 
 def test_migrate_says_what_it_would_do_does_it_and_then_has_nothing_to_do(empty_place):
     planned = empty_place.ok("migrate", "--dry-run")
-    assert planned.startswith("shop/orders: would apply 0001_schema.sql")
+    assert planned.startswith("shop/orders: would apply 0001_schema")
     assert empty_place.database.execute("select to_regnamespace('mailboat')") == [(None,)]
 
     done = empty_place.ok("migrate")

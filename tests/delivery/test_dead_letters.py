@@ -84,7 +84,9 @@ async def test_a_dead_letter_is_announced_and_one_that_can_not_be_waits() -> Non
     refusals = refusing(fleet)
     refusals.times.update(always(poison))
     fleet.start()
-    await until(lambda: any(row.doomed for row in fleet.outbox.parked.values()), "an event that is given up on")
+    await until(
+        lambda: any(row.pending_dead_letter for row in fleet.outbox.parked.values()), "an event that is given up on"
+    )
     await asyncio.sleep(60)
     assert fleet.arrived() == [other], "its key does not go on before it is announced"
     assert not fleet.outbox.dead

@@ -315,7 +315,7 @@ def test_two_settlements_of_a_window_are_one_with_the_later_progress() -> None:
     first = Settlement(LEASE, "w", 10, 1, park=(Park(event(10), 1),))
     second = Settlement(LEASE, "w", 20, 3, closes=True, dead=(Dead(event(20), 3, 1, FAILURE),))
     both = merged(first, second)
-    assert (both.upto, both.position, both.sequence, both.closes) == ("w", 20, 3, True)
+    assert (both.window_snapshot, both.position, both.sequence, both.closes) == ("w", 20, 3, True)
     assert (len(both.park), len(both.dead)) == (1, 1)
 
 
@@ -324,7 +324,7 @@ def test_what_concerns_parked_events_only_leaves_progress_as_it_is(parked_first:
     progress = Settlement(LEASE, "w", 10, 1, closes=True)
     parked = Settlement(LEASE, None, unpark=(1,), repark=(Repark(2, 1, None, FAILURE),))
     both = merged(parked, progress) if parked_first else merged(progress, parked)
-    assert (both.upto, both.position, both.sequence, both.closes) == ("w", 10, 1, True)
+    assert (both.window_snapshot, both.position, both.sequence, both.closes) == ("w", 10, 1, True)
     assert (both.unpark, len(both.repark)) == ((1,), 1)
 
 

@@ -44,7 +44,7 @@ async def test_a_stop_during_an_outage_settles_the_contiguous_part_only() -> Non
     await fleet.stop()
     (cursor,) = fleet.outbox.cursors.values()
     assert (cursor.position, cursor.sequence, cursor.owner) == (events[1].id, 2, None)
-    assert cursor.upto is not None
+    assert cursor.window_snapshot is not None
     assert cursor.released
 
 

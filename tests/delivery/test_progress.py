@@ -100,7 +100,9 @@ def test_nobody_is_asked_to_ring_while_nobody_waits_for_events() -> None:
         fleet.sink.go_away()
         fleet.write(*["key"] * 20)
         fleet.start()
-        await until(lambda: any(cursor.upto for cursor in fleet.outbox.cursors.values()), "a window that is open")
+        await until(
+            lambda: any(cursor.window_snapshot for cursor in fleet.outbox.cursors.values()), "a window that is open"
+        )
         for _ in range(100):
             assert not fleet.outbox.bells, "there is a backlog, and nowhere to go with it"
             await asyncio.sleep(0.05)

@@ -215,7 +215,7 @@ def test_a_failover_loses_and_doubles_nothing_and_does_not_hold_up_retention(
             wait_until(lambda: is_settled(after), timeout=240, what="everything to be handled")
             consumers.stop(*alive)
         check_effects(after, ledger)
-        assert after.execute("select distinct timeline from mailboat.cursors where hi > 0") == [(2,)]
+        assert after.execute("select distinct timeline from mailboat.cursors where highest_settled_id > 0") == [(2,)]
 
 
 @pytest.mark.verify

@@ -46,7 +46,7 @@ async def test_delivery_needs_no_session(outbox: Database, bouncer: PgBouncer, s
         await await_until(lambda: len(stage["orders"].arrived) >= len(committed), what="the last of them")
 
         assert outbox.execute("select session_lock from mailboat.relays") == [(False,)]
-        assert outbox.execute("select count(*) from mailboat.doorbells where rings") == [(0,)]
+        assert outbox.execute("select count(*) from mailboat.wakeup_requests where active") == [(0,)]
         [(database,)] = outbox.execute("select oid from pg_database where datname = current_database()")
         locks = outbox.execute("select database from pg_locks where locktype = 'advisory'")
         assert (database,) not in locks

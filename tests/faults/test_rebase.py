@@ -277,7 +277,7 @@ async def test_a_subscription_that_was_made_in_the_copy_gets_what_was_written_be
 @pytest.mark.parametrize(
     ("cursors", "why"),
     [
-        ("system_identifier = 1, done = '900000000:900000000:'", "behind those that the cursors refer to"),
+        ("system_identifier = 1, settled_snapshot = '900000000:900000000:'", "behind those that the cursors refer to"),
         ("system_identifier = partition", "written in 2 other systems"),
     ],
 )
@@ -307,7 +307,7 @@ async def test_after_pg_upgrade_all_progress_is_kept(stage: Stage, tmp_path: Pat
         async with serving(*_manifests(before.url, orders)) as relay:
             await await_until(lambda: len(stage["orders"].arrived) == 100, what="the events")
             await _settled(relay, "orders")
-    places = "select partition, done::text, hi, sequence from mailboat.cursors order by 1"
+    places = "select partition, settled_snapshot::text, highest_settled_id, sequence from mailboat.cursors order by 1"
     stood_at = before.execute(places)
     old.stop()
     with old.upgrade(find_postgres(NEWEST), tmp_path / "new") as new:

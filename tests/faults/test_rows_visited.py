@@ -138,15 +138,19 @@ class Look:
     store: PostgresStore
     cursor: Cursor
 
-    async def tick(self, *settlements: Settlement, done: str | None = None) -> TickResult:
+    async def tick(self, *settlements: Settlement, settled_snapshot: str | None = None) -> TickResult:
         """Settles, and looks for new events."""
-        return await ticked(self.store, settlements, [CursorGroup(done or self.cursor.done, (self.cursor.lease,))])
+        return await ticked(
+            self.store,
+            settlements,
+            [CursorGroup(settled_snapshot or self.cursor.settled_snapshot, (self.cursor.lease,))],
+        )
 
     async def close_window(self, window: Window) -> None:
         """As if all of it had been delivered."""
-        settlement = Settlement(self.cursor.lease, window.upto, 0, 0, closes=True)
+        settlement = Settlement(self.cursor.lease, window.window_snapshot, 0, 0, closes=True)
         assert not (await self.store.tick([settlement], [])).lost
-        self.cursor = replace(self.cursor, done=window.upto, window=None)
+        self.cursor = replace(self.cursor, settled_snapshot=window.window_snapshot, window=None)
 
     async def read_whole(self, window: Window, after: int = 0) -> int:
         """All events of a window from its beginning or from a position on; how many there are."""
@@ -279,7 +283,7 @@ async def test_a_resumed_window_costs_what_is_left_of_it(at_tip: Bench, events: 
     left = events // 10
     async with at_tip.counting() as look:
         assert look.cursor.window is not None
-        assert look.cursor.window.upto == opened.window.upto
+        assert look.cursor.window.window_snapshot == opened.window.window_snapshot
         assert await look.read_whole(look.cursor.window, after=first + events - left - 1) == left
     small = opened.window.highest is None  # which is read again as a whole
     assert at_tip.visited <= (events if small else 2 * left) + 8 * PLANNING

@@ -178,7 +178,7 @@ def test_sigterm_finishes_settles_and_releases_so_that_nothing_is_sent_twice(
 
         fleet.start_connected(1)
         finish(racers, collector, kills=0)
-    assert outbox.execute("select max(resumes) from mailboat.cursors") == [(0,)]
+    assert outbox.execute("select max(crash_count) from mailboat.cursors") == [(0,)]
 
 
 @pytest.mark.verify

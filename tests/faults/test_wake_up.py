@@ -77,7 +77,9 @@ async def test_a_sleeping_relay_is_rung_out_of_bed(
         await await_until(lambda: len(status_of(relay, "orders").owned) == 2, what="the relay")
         for number in range(1, ROUNDS + 1):
             await _two_heartbeats(outbox)
-            await await_until(lambda: outbox.execute("select rings from mailboat.doorbells") == [(True,)], what="sleep")
+            await await_until(
+                lambda: outbox.execute("select active from mailboat.wakeup_requests") == [(True,)], what="sleep"
+            )
             _rings(ears)  # those of before
             committed.update(write(outbox.url, events(1, 1, first=number)))
             await await_until(lambda: len(stage["orders"].arrived) == len(committed), 30, "the event, by a ring")

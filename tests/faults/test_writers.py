@@ -117,7 +117,9 @@ def _sleep_well(database: Database) -> None:
         "insert into mailboat.relays (id, incarnation, outbox, session_lock, beat_at, expires_at)"
         " values ('asleep', gen_random_uuid(), 'mailboat.outbox', true, now(), 'infinity')"
     )
-    database.execute("insert into mailboat.doorbells (relay, outbox, rings) values ('asleep', 'mailboat.outbox', true)")
+    database.execute(
+        "insert into mailboat.wakeup_requests (relay, outbox, active) values ('asleep', 'mailboat.outbox', true)"
+    )
 
 
 @pytest.mark.verify
@@ -159,7 +161,7 @@ def test_a_relay_that_stands_still_in_its_sleep_hurts_no_writer(crowded: Databas
     writers = Writers(crowded.url)
     with Fleet(tmp_path / "fleet", manifests, timings=None) as fleet:
         [relay] = fleet.start_connected(1)
-        asleep = "select rings from mailboat.doorbells"
+        asleep = "select active from mailboat.wakeup_requests"
         wait_until(lambda: crowded.execute(asleep) == [(True,)], 30, "the relay to sleep")
         relay.suspend()
         with writers.writing():
@@ -371,7 +373,7 @@ async def test_an_idle_relay_writes_nothing_but_its_heartbeat(outbox: Database, 
         await await_until(lambda: all(len(s.arrived) == 100 for s in stage.values()) and len(stage) == 3, what="flow")
         await await_until(lambda: all(status_of(relay, name).lag == 0 for name in stage), what="rest")
         assert committed
-        await await_until(lambda: outbox.execute("select bool_and(rings) from mailboat.doorbells") == [(True,)])
+        await await_until(lambda: outbox.execute("select bool_and(active) from mailboat.wakeup_requests") == [(True,)])
         _write_down_who_writes(outbox)
         await _beats(outbox, 3)  # what was under way comes to its end
         outbox.execute("delete from public.writes")

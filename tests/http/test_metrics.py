@@ -83,7 +83,7 @@ async def test_a_relay_in_numbers(client, relays):
     found = await samples(client)
     assert of(found, "mailboat_relay_running", relay="shop/orders") == 1
     assert of(found, "mailboat_database_up", relay="shop/orders") == 1
-    assert of(found, "mailboat_partitions_ahead_days", relay="shop/orders") == 29.5
+    assert of(found, "mailboat_time_partitions_ahead_days", relay="shop/orders") == 29.5
     assert of(found, "mailboat_retention_blocked", relay="shop/orders") == 1
     assert of(found, "mailboat_oldest_snapshot_age_seconds", relay="shop/orders") == 7.5
     (info,) = [dict(labels) for name, labels in found if name == "mailboat_relay_info"]
@@ -108,7 +108,7 @@ async def test_trouble_shows(client, relays):
     assert of(found, "mailboat_paused", **OURS) == 1
     assert of(found, "mailboat_lag_bounded", **OURS) == 1
     assert of(found, "mailboat_oldest_age_seconds", **OURS) == 0
-    assert not [name for name, _ in found if name == "mailboat_partitions_ahead_days"]
+    assert not [name for name, _ in found if name == "mailboat_time_partitions_ahead_days"]
 
 
 async def test_a_subscription_that_cannot_run_shows(client, relays):

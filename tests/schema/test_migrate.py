@@ -9,7 +9,6 @@ import psycopg
 import pytest
 from psycopg import sql
 
-import mailboat.store.schema.migrate as migrate_module
 from mailboat.errors import DatabaseUnavailable, SchemaMismatch
 from mailboat.runtime.schema_gate import SchemaGate
 from mailboat.store.schema.migrate import Applied, Migration, MigrationReport, known_migrations, migrate, pending
@@ -59,23 +58,23 @@ async def test_the_first_run_applies_everything_and_the_second_writes_nothing(ea
 async def test_a_database_with_events_gains_what_came_later(
     each_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the first migration alone, with events, progress and dead letters, to the newest."""
+    """From today's migrations, with events, progress and dead letters, to one step more."""
     known = known_migrations()
-    with monkeypatch.context() as before:
-        before.setattr("mailboat.store.schema.migrate.known_migrations", lambda: known[:1])
-        before.setitem(migrate_module._SQL, "grant_roles", "select mailboat.grant_roles()")
-        await run(each_database.url)
+    later = Migration(len(known) + 1, "9999_later.sql", "alter table mailboat.cursors add later text default 'x'")
+    await run(each_database.url)
     each_database.execute(
         "select mailboat.emit('order.placed', '{}'::jsonb, key => 'k');"
         "insert into mailboat.subscriptions (outbox, name, partitions) values ('mailboat.outbox', 'shop/view', 1);"
-        "insert into mailboat.cursors (subscription_id, partition, done, system_identifier, timeline)"
+        "insert into mailboat.cursors (subscription_id, partition, settled_snapshot, system_identifier, timeline)"
         " select id, 0, '3:3:', (select system_identifier from pg_control_system()), 1 from mailboat.subscriptions;"
         "insert into mailboat.dead_letters (subscription_id, partition, attempts, sequence, reason, last_error,"
         " first_failed_at, last_failed_at, id, event_id, event_type, content_type, created_at, slot)"
         " select id, 0, 1, 1, 'Refused', 'no', now(), now(), 1, gen_random_uuid(), 'x', 'text/plain', now(), 0"
         " from mailboat.subscriptions"
     )
-    assert (await run(each_database.url)).applied == tuple(step.name for step in known[1:])
+    monkeypatch.setattr("mailboat.store.schema.migrate.known_migrations", lambda: (*known, later))
+    assert (await run(each_database.url)).applied == (later.name,)
+    assert each_database.execute("select later from mailboat.cursors") == [("x",)]
     document = "select mailboat.dead_letter_document(d) ->> 'reason' from mailboat.dead_letters d"
     assert each_database.execute(document) == [("Refused",)]
     await asyncio.to_thread(declare, each_database)
@@ -151,7 +150,7 @@ async def test_a_newer_database_is_refused(outbox: Database) -> None:
 
 async def test_a_changed_migration_is_refused(outbox: Database) -> None:
     outbox.execute("update mailboat.migrations set checksum = 'x' where version = 1")
-    with pytest.raises(SchemaMismatch, match=r"0001_schema.sql was applied to this database with another content"):
+    with pytest.raises(SchemaMismatch, match=r"0001_schema was applied to this database with another content"):
         await run(outbox.url)
 
 

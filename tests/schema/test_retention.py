@@ -53,7 +53,9 @@ def insert_old(connection: psycopg.Connection, key: str = "k", day: datetime = O
     )
 
 
-def subscribe(database: Database, name: str, done: str = "pg_current_snapshot()", partitions: int = 2) -> None:
+def subscribe(
+    database: Database, name: str, settled_snapshot: str = "pg_current_snapshot()", partitions: int = 2
+) -> None:
     """A subscription whose cursors have settled everything visible in a snapshot."""
     with psycopg.connect(database.url) as connection:
         cursor = connection.execute(
@@ -62,15 +64,15 @@ def subscribe(database: Database, name: str, done: str = "pg_current_snapshot()"
         )
         (number,) = cursor.fetchone() or (None,)
         connection.execute(
-            "insert into mailboat.cursors (subscription_id, partition, done, system_identifier, timeline)"
-            f" select %s, p, {done}, (select system_identifier from pg_control_system()), 1"
+            "insert into mailboat.cursors (subscription_id, partition, settled_snapshot, system_identifier, timeline)"
+            f" select %s, p, {settled_snapshot}, (select system_identifier from pg_control_system()), 1"
             " from generate_series(0, %s - 1) p",
             (number, partitions),
         )
 
 
 def catch_up(database: Database) -> None:
-    database.execute("update mailboat.cursors set done = pg_current_snapshot(), timeline = 1")
+    database.execute("update mailboat.cursors set settled_snapshot = pg_current_snapshot(), timeline = 1")
 
 
 def tables(database: Database) -> set[str]:
@@ -111,7 +113,7 @@ async def test_undelivered_events_hold_their_partition_and_the_report_says_whose
 ) -> None:
     add_day(outbox)
     subscribe(outbox, "shop/quick")
-    subscribe(outbox, "shop/slow", done="'1:1:'")
+    subscribe(outbox, "shop/slow", settled_snapshot="'1:1:'")
     report = await sweep(connection)
     assert [str(blocked) for blocked in report.blocked] == [
         f"{NAME}: subscription shop/slow has not delivered all of it"
@@ -143,7 +145,7 @@ async def test_what_a_stopped_consumer_has_not_pulled_is_kept_until_the_hard_lim
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ("debts = '[]'", "is being repartitioned"),
+        ("previous_layout = '[]'", "is being repartitioned"),
         ("system_identifier = 1", "belongs to another database system"),
         ("timeline = 7", "was not moved since a failover"),
     ],
@@ -349,7 +351,7 @@ async def test_a_hard_limit_by_age_drops_and_says_what_was_lost(
     add_day(outbox, events=5)
     younger = add_day(outbox, OLD + timedelta(days=2))
     subscribe(outbox, "shop/quick")
-    subscribe(outbox, "shop/slow", done="'1:1:'")
+    subscribe(outbox, "shop/slow", settled_snapshot="'1:1:'")
     limit = HardLimit(older_than=OLD + timedelta(days=1))
     report = await sweep(connection, limit=limit, count_up_to=4)
     assert report.dropped == (NAME,)
@@ -362,9 +364,9 @@ async def test_events_settled_inside_an_open_window_are_not_counted_as_lost(
     outbox: Database, connection: psycopg.AsyncConnection
 ) -> None:
     add_day(outbox, events=5)
-    subscribe(outbox, "shop/slow", done="'1:1:'", partitions=1)
+    subscribe(outbox, "shop/slow", settled_snapshot="'1:1:'", partitions=1)
     outbox.execute(
-        "update mailboat.cursors set upto = pg_current_snapshot(),"
+        "update mailboat.cursors set window_snapshot = pg_current_snapshot(),"
         " position = (select id from mailboat.outbox order by id limit 1 offset 1)"
     )
     report = await sweep(connection, limit=HardLimit(older_than=OLD + timedelta(days=1)))
@@ -375,7 +377,7 @@ async def test_a_hard_limit_by_size_gives_up_the_oldest_until_it_fits(
     outbox: Database, connection: psycopg.AsyncConnection
 ) -> None:
     names = [add_day(outbox, MIDNIGHT - timedelta(days=days)) for days in (4, 3, 2)]
-    subscribe(outbox, "shop/slow", done="'1:1:'")
+    subscribe(outbox, "shop/slow", settled_snapshot="'1:1:'")
     ((total,),) = outbox.execute(
         "select sum(pg_total_relation_size(inhrelid)) from pg_inherits where inhparent = 'mailboat.outbox'::regclass"
     )

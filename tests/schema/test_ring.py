@@ -47,8 +47,8 @@ def set_bell(
             (relay, outbox, alive_for),
         )
         connection.execute(
-            "insert into mailboat.doorbells values (%s, %s, %s)"
-            " on conflict (relay) do update set rings = excluded.rings",
+            "insert into mailboat.wakeup_requests values (%s, %s, %s)"
+            " on conflict (relay) do update set active = excluded.active",
             (relay, outbox, rings),
         )
 
@@ -148,9 +148,9 @@ def test_copy_rings_too(outbox: Database) -> None:
         assert heard(relay) == ["mailboat.outbox"]
 
 
-def test_locked_doorbells_are_not_waited_for(outbox: Database) -> None:
+def test_locked_wakeup_requests_are_not_waited_for(outbox: Database) -> None:
     with psycopg.connect(outbox.url) as somebody:
-        somebody.execute("lock table mailboat.doorbells in access exclusive mode")
+        somebody.execute("lock table mailboat.wakeup_requests in access exclusive mode")
         write(outbox)
     assert outbox.execute("select count(*) from mailboat.outbox") == [(1,)]
 
@@ -163,7 +163,7 @@ def test_relays_that_are_locked_are_not_waited_for(outbox: Database) -> None:
     assert outbox.execute("select count(*) from mailboat.outbox") == [(1,)]
 
 
-@pytest.mark.parametrize("table", ["doorbells", "relays"])
+@pytest.mark.parametrize("table", ["wakeup_requests", "relays"])
 def test_missing_bookkeeping_fails_nobody(outbox: Database, table: str) -> None:
     set_bell(outbox, rings=True)
     outbox.execute(sql.SQL("drop table mailboat.{}").format(sql.Identifier(table)))

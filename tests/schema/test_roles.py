@@ -37,7 +37,7 @@ def test_a_writer_emits_in_every_way(outbox: Database, as_writer: str) -> None:
         "insert into mailboat.relays (id, incarnation, outbox, session_lock, beat_at, expires_at)"
         " values ('r', gen_random_uuid(), 'mailboat.outbox', true, now(), 'infinity')"
     )
-    outbox.execute("insert into mailboat.doorbells values ('r', 'mailboat.outbox', true)")
+    outbox.execute("insert into mailboat.wakeup_requests values ('r', 'mailboat.outbox', true)")
     with psycopg.connect(as_writer) as connection:
         emit(connection, "python", {"n": 1}, key="k")
         connection.execute("select mailboat.emit('sql', '{}'::jsonb, key => 'k')")
@@ -63,7 +63,7 @@ def test_a_writer_emits_in_every_way(outbox: Database, as_writer: str) -> None:
         "select setval('mailboat.outbox_id_seq', 1)",
         "select * from mailboat.cursors",
         "select * from mailboat.dead_letters",
-        "insert into mailboat.doorbells values ('me', 'mailboat.outbox', true)",
+        "insert into mailboat.wakeup_requests values ('me', 'mailboat.outbox', true)",
         "select mailboat.ensure_partitions('mailboat.outbox')",
         "select mailboat.create_outbox('mailboat.mine')",
         "select mailboat.grant_roles()",
@@ -86,9 +86,9 @@ def test_a_relay_reads_keeps_progress_and_supplies_partitions(outbox: Database, 
         connection.execute(
             "insert into mailboat.subscriptions (outbox, name, partitions) values ('mailboat.outbox', 'a/b', 1)"
         )
-        connection.execute("insert into mailboat.doorbells values ('r', 'mailboat.outbox', true)")
-        connection.execute("update mailboat.doorbells set rings = false")
-        connection.execute("delete from mailboat.doorbells")
+        connection.execute("insert into mailboat.wakeup_requests values ('r', 'mailboat.outbox', true)")
+        connection.execute("update mailboat.wakeup_requests set active = false")
+        connection.execute("delete from mailboat.wakeup_requests")
         assert connection.execute("select mailboat.ensure_partitions('mailboat.outbox', '32 days')").fetchone() == (2,)
 
 
@@ -134,7 +134,7 @@ def test_no_function_looks_up_names_in_its_callers_path(shared_outbox: Database)
     assert not shared_outbox.execute(
         "select oid::regprocedure::text from pg_proc where pronamespace = 'mailboat'::regnamespace"
         " and prosqlbody is null and 'search_path=pg_catalog, pg_temp' <> all (coalesce(proconfig, '{}'))"
-        " and proname not in ('check_event', 'key_slot', 'ring', 'well_formed')"
+        " and proname not in ('check_event', 'key_slot', 'notify_on_insert', 'well_formed')"
     )
 
 
@@ -193,7 +193,7 @@ def test_an_insert_calls_nothing_of_its_writers_path(outbox: Database, as_writer
 def test_functions_with_their_owners_rights_can_not_be_led_astray(outbox: Database, as_writer: str) -> None:
     """A writer's own objects, first in its search path, are not what the trigger finds."""
     with psycopg.connect(as_writer) as connection:
-        connection.execute("create temporary table doorbells (outbox text, rings boolean)")
+        connection.execute("create temporary table wakeup_requests (outbox text, active boolean)")
         connection.execute(
             "create function pg_temp.pg_notification_queue_usage() returns float8 language plpgsql as"
             " $$ begin raise exception 'led astray'; end $$"
@@ -291,13 +291,13 @@ _FORGED = (
         _FORGED,
         _FORGED.replace("mailboat.parked (", "mailboat.dead_letters (attempts, reason, last_error, first_failed_at,"
                         " last_failed_at, ").replace("select id", "select 1, '', '', now(), now(), id"),
-        "update mailboat.cursors set done = pg_current_snapshot()",
+        "update mailboat.cursors set settled_snapshot = pg_current_snapshot()",
         "update mailboat.parked set subscription_id = (select max(id) from mailboat.subscriptions)",
         "delete from mailboat.parked",
         "update mailboat.subscriptions set state = 'Paused' where outbox = 'mailboat.outbox'",
         "update mailboat.subscriptions set outbox = 'mailboat.outbox' where outbox = 'shop.events'",
         "delete from mailboat.subscriptions where outbox = 'mailboat.outbox'",
-        "insert into mailboat.doorbells values ('me', 'mailboat.outbox', true)",
+        "insert into mailboat.wakeup_requests values ('me', 'mailboat.outbox', true)",
         "update mailboat.relays set expires_at = 'infinity'",
         "select * from mailboat.outbox",
     ],
@@ -314,7 +314,7 @@ def test_a_relay_of_one_outbox_changes_nothing_of_another(
         " ('shop.events', 'c/d', 1)"
     )
     outbox.execute(
-        "insert into mailboat.cursors (subscription_id, partition, done, system_identifier, timeline)"
+        "insert into mailboat.cursors (subscription_id, partition, settled_snapshot, system_identifier, timeline)"
         " select id, 0, '3:3:', 1, 1 from mailboat.subscriptions where outbox = 'mailboat.outbox'"
     )
     outbox.execute(sql.Composed([sql.SQL(_FORGED)]))

@@ -168,7 +168,7 @@ async def test_an_outbox_with_names_of_its_own_lives_like_any_other(
         slow as (
             insert into mailboat.subscriptions (outbox, name, partitions) values ('shop.events', 'shop/slow', 1)
             returning id)
-        insert into mailboat.cursors (subscription_id, partition, done, system_identifier, timeline)
+        insert into mailboat.cursors (subscription_id, partition, settled_snapshot, system_identifier, timeline)
         select s.id, 0, '1:1:', c.system_identifier, 1 from slow s, pg_control_system() c
         """,
         [first],

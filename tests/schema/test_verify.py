@@ -33,8 +33,8 @@ async def test_what_migrate_made_is_as_it_must_be(outbox: Database) -> None:
     [
         ("alter sequence mailboat.outbox_id_seq cache 50", "caches 50 numbers"),
         ("drop index mailboat.outbox_xid_idx", "no index begins with it"),
-        ("drop trigger mailboat_ring on mailboat.outbox", "no trigger wakes"),
-        ("alter table mailboat.outbox disable trigger mailboat_ring", "no trigger wakes"),
+        ("drop trigger mailboat_notify on mailboat.outbox", "no trigger wakes"),
+        ("alter table mailboat.outbox disable trigger mailboat_notify", "no trigger wakes"),
         ("alter table mailboat.outbox alter column xid drop default", "must be the transaction's id"),
         ("alter table mailboat.outbox drop column tags", "the column does not exist"),
         ("alter table mailboat.outbox drop column headers", "the column does not exist"),
@@ -49,7 +49,7 @@ async def test_damage_is_found_and_its_sql_mends_it(outbox: Database, damage: st
     if damage.startswith("drop table"):
         outbox.execute("delete from mailboat.outboxes")
     if "disable" in damage:
-        outbox.execute("drop trigger mailboat_ring on mailboat.outbox")
+        outbox.execute("drop trigger mailboat_notify on mailboat.outbox")
     outbox.execute(sql.Composed([sql.SQL(finding.sql)]))
     assert await look(outbox.url) == []
     outbox.execute("select mailboat.emit('works', '{}'::jsonb, key => 'again')")
@@ -83,7 +83,7 @@ async def test_an_empty_database_needs_a_migration(each_database: Database) -> N
 async def test_a_schema_without_anything_in_it_needs_one_too(each_database: Database) -> None:
     each_database.execute("create schema mailboat")
     (finding,) = await look(each_database.url)
-    assert finding.what.startswith("migrations were not applied: 0001_schema.sql")
+    assert finding.what.startswith("migrations were not applied: 0001_schema")
     assert "mailboat migrate --sql" in finding.sql
 
 
@@ -97,7 +97,7 @@ async def test_a_table_that_no_migration_would_bring_back_is_found(outbox: Datab
 async def test_an_unfinished_migration_is_found(outbox: Database) -> None:
     outbox.execute("delete from mailboat.migrations where version = 1")
     (finding,) = await look(outbox.url)
-    assert finding.what == "migrations were not applied: 0001_schema.sql"
+    assert finding.what == "migrations were not applied: 0001_schema"
 
 
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])

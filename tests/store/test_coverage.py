@@ -60,9 +60,9 @@ async def test_a_subscription_that_passed_all_events_of_a_day_without_one_of_its
     await make_known(outbox, ORDERS, RARE)
     emit(outbox, "order.placed")
     assert (await examined(outbox, ORDERS, RARE)).idle == (), "they have not passed the event yet"
-    outbox.execute("update mailboat.cursors set done = pg_current_snapshot()")
+    outbox.execute("update mailboat.cursors set settled_snapshot = pg_current_snapshot()")
     outbox.execute(
-        "update mailboat.cursors set hi = (select max(id) from mailboat.outbox) where subscription_id ="
+        "update mailboat.cursors set highest_settled_id = (select max(id) from mailboat.outbox) where subscription_id ="
         " (select id from mailboat.subscriptions where name = 'shop/orders')"
     )
     found = await examined(outbox, ORDERS, RARE)

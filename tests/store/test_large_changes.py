@@ -68,8 +68,8 @@ async def test_subscriptions_laid_out_anew_at_the_same_moment_share_no_window(qu
     world = PostgresWorld(quick)
     relay = await Relay.start(world, [subscription("one"), subscription("other")])
     quick.execute(
-        "update mailboat.cursors set upto = '10:10:', lowest = 1, highest = 2,"
-        """ debts = '{"partitions": 1, "cursors": [{"done": "3:3:"}]}'"""
+        "update mailboat.cursors set window_snapshot = '10:10:', lowest = 1, highest = 2,"
+        """ previous_layout = '{"partitions": 1, "cursors": [{"settled_snapshot": "3:3:"}]}'"""
     )
     await relay.claim()
     windows = {key.subscription: cursor.window for key, cursor in relay.cursors.items()}
@@ -107,11 +107,11 @@ async def test_of_cursors_that_end_at_the_same_transaction_the_one_that_waits_fo
     left = [xid for xid in in_progress.split(",") if xid != late_xid]
     after = f"{left[0]}:{xmax}:{','.join(left)}"  # a new snapshot may end later: other tests write to this server too
     with psycopg.connect(quick.url) as connection:
-        for partition, done in ((older, before), (1 - older, after)):
-            set_done = "update mailboat.cursors set done = %s::pg_snapshot where partition = %s"
-            connection.execute(set_done, [done, partition])
+        for partition, settled_snapshot in ((older, before), (1 - older, after)):
+            set_done = "update mailboat.cursors set settled_snapshot = %s::pg_snapshot where partition = %s"
+            connection.execute(set_done, [settled_snapshot, partition])
     await Relay.start(world, [subscription(partitions=4)], "second")
-    assert quick.execute("select distinct done::text from mailboat.cursors") == [(before,)]
+    assert quick.execute("select distinct settled_snapshot::text from mailboat.cursors") == [(before,)]
     relay = await Relay.start(world, [subscription(partitions=8)], "third")
     await relay.claim()
     (window,) = {cursor.window for cursor in relay.cursors.values()}

@@ -51,8 +51,8 @@ create table shop.events (
     traceparent varchar(100)
 );
 create index on shop.events (xid);
-create trigger mailboat_ring after insert on shop.events
-    for each statement execute function mailboat.ring('shop.events');
+create trigger mailboat_notify after insert on shop.events
+    for each statement execute function mailboat.notify_on_insert('shop.events');
 insert into mailboat.outboxes (name) values ('shop.events');
 """
 

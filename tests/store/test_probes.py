@@ -40,7 +40,8 @@ def behind(request: pytest.FixtureRequest) -> Iterator[Database]:
                     [number, table],
                 )
                 connection.execute(
-                    "insert into mailboat.cursors (subscription_id, partition, done, system_identifier, timeline)"
+                    "insert into mailboat.cursors"
+                    " (subscription_id, partition, settled_snapshot, system_identifier, timeline)"
                     " select %s, p, '3:3:', system_identifier, 1 from generate_series(0, 7) as p, pg_control_system()",
                     [number],
                 )

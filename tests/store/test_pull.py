@@ -91,7 +91,7 @@ def test_a_large_window_is_walked_and_late_events_come_once(outbox: Database, pu
     for key in range(7):
         of_key = [int(each) for each in got if each != "late" and int(each) % 7 == key]
         assert of_key == sorted(of_key)
-    ((closed,),) = outbox.execute("select bool_and(upto is null) from mailboat.cursors")
+    ((closed,),) = outbox.execute("select bool_and(window_snapshot is null) from mailboat.cursors")
     assert closed
 
 
@@ -141,9 +141,9 @@ def test_what_is_for_others_is_passed_without_an_event_and_an_idle_pull_writes_n
     declare(outbox, partitions=2, filter={"eventTypes": ["wanted"]})
     emit(outbox, "a-1")
     consumer = puller()
-    before = outbox.execute("select done::text from mailboat.cursors")
+    before = outbox.execute("select settled_snapshot::text from mailboat.cursors")
     assert consumer.take() == []
-    moved = outbox.execute("select done::text from mailboat.cursors")
+    moved = outbox.execute("select settled_snapshot::text from mailboat.cursors")
     assert moved != before
     versions = outbox.execute("select ctid::text from mailboat.cursors order by partition")
     assert consumer.take() == []
@@ -411,7 +411,7 @@ def test_writers_notify_while_a_consumer_is_idle(outbox: Database, puller: MakeP
     declare(outbox)
     consumer = puller()
     consumer.connection.autocommit = True
-    consumer.run("select mailboat.beat(%s, 'one', '1 minute')", NAME)
+    consumer.run("select mailboat.heartbeat(%s, 'one', '1 minute')", NAME)
     consumer.connection.execute("listen mailboat")
     emit(outbox, "a-1")
     assert [each.payload for each in consumer.connection.notifies(timeout=30, stop_after=1)] == ["mailboat.outbox"]

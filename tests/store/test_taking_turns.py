@@ -35,8 +35,8 @@ _BURY = (
 )
 _LAY_OUT = (
     "with old as (delete from mailboat.cursors where partition = 0 returning *) insert into mailboat.cursors"
-    " (subscription_id, partition, done, system_identifier, timeline)"
-    " select subscription_id, partition, done, system_identifier, timeline from old"
+    " (subscription_id, partition, settled_snapshot, system_identifier, timeline)"
+    " select subscription_id, partition, settled_snapshot, system_identifier, timeline from old"
 )
 
 

@@ -36,7 +36,7 @@ async def test_one_that_takes_long_keeps_no_other_from_being_measured(
     relay = await Relay.start(world, [subscription("one"), subscription("other")], settings=settings)
     write(world, *"abcdefgh")
     large, small = (
-        CursorGroup(relay.cursors[key].done, (relay.lease(key),)) for key in sorted(await relay.claim())[:2]
+        CursorGroup(relay.cursors[key].settled_snapshot, (relay.lease(key),)) for key in sorted(await relay.claim())[:2]
     )
     waiting = asyncio.create_task(relay.store.measure(large))
     try:

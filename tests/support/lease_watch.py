@@ -31,10 +31,11 @@ class Watch(Bystander):
 
     def _look(self, connection: psycopg.Connection[Any]) -> None:
         rows = connection.execute(
-            "select subscription_id, partition, upto::text, highest, owner, epoch::text from mailboat.cursors"
+            "select subscription_id, partition, window_snapshot::text, highest, owner, epoch::text"
+            " from mailboat.cursors"
         ).fetchall()
         self.owners = frozenset(owner for *_, owner, _ in rows if owner)
         self.reigns |= {epoch for *_, epoch in rows if epoch}
-        for subscription, partition, upto, highest, *_ in rows:
-            if upto is not None:
-                (self.small if highest is None else self.large).add((subscription, partition, upto))
+        for subscription, partition, window_snapshot, highest, *_ in rows:
+            if window_snapshot is not None:
+                (self.small if highest is None else self.large).add((subscription, partition, window_snapshot))

@@ -271,7 +271,8 @@ def bookkeeping(url: str) -> str:
                 ("relays", "id, session_lock, clock_timestamp() - beat_at as silent, expires_at > now() as alive"),
                 (
                     "cursors",
-                    "subscription_id, partition, owner, released, resumes, done, upto, lowest, highest, position",
+                    "subscription_id, partition, owner, released, crash_count, settled_snapshot, window_snapshot,"
+                    " lowest, highest, position",
                 ),
                 ("parked", "subscription_id, partition, key, sequence, attempts, next_attempt_at, reason"),
             ):

@@ -185,7 +185,7 @@ class Fleet:
     def _settled(self) -> bool:
         snapshot = self.outbox.snapshot()
         closed = all(
-            cursor.upto is None and not self.outbox.between(cursor.done, str(snapshot))
+            cursor.window_snapshot is None and not self.outbox.between(cursor.settled_snapshot, str(snapshot))
             for cursor in self.outbox.cursors.values()
         )
         parked = self.outbox.parked.values()

@@ -188,7 +188,7 @@ class PostgresWorld:
 
         Transaction ids say less: the server is shared, and other tests use them up too.
         """
-        tables = ("subscriptions", "cursors", "relays", "doorbells", "parked", "dead_letters")
+        tables = ("subscriptions", "cursors", "relays", "wakeup_requests", "parked", "dead_letters")
         query = sql.SQL(" union all ").join(
             sql.SQL("select {}, ctid::text, xmin::text, xmax::text from {}").format(
                 name, sql.Identifier("mailboat", name)
@@ -199,7 +199,7 @@ class PostgresWorld:
 
     def reset(self) -> None:
         with psycopg.connect(self.database.url, autocommit=True) as connection:
-            tables = [sql.Identifier("mailboat", name) for name in ("subscriptions", "relays", "doorbells")]
+            tables = [sql.Identifier("mailboat", name) for name in ("subscriptions", "relays", "wakeup_requests")]
             for table in (self._layout.outbox, *tables):  # TRUNCATE takes longer with 32 partitions
                 connection.execute(sql.SQL("delete from {}").format(table))
 

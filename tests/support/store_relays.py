@@ -32,7 +32,7 @@ class Relay:
     store: Store
     subscriptions: dict[int, Subscription]
     cursors: dict[CursorKey, Cursor] = field(default_factory=dict)
-    done: dict[CursorKey, str] = field(default_factory=dict)
+    settled_snapshot: dict[CursorKey, str] = field(default_factory=dict)
     sequence: dict[CursorKey, int] = field(default_factory=dict)
 
     @classmethod
@@ -61,27 +61,27 @@ class Relay:
         for cursor in cursors:
             key = cursor.lease.key
             self.cursors[key], self.sequence[key] = cursor, cursor.sequence
-            self.done.pop(key, None)
+            self.settled_snapshot.pop(key, None)
             if cursor.window is None:
-                self.done[key] = cursor.done
+                self.settled_snapshot[key] = cursor.settled_snapshot
         return sorted(cursor.lease.key for cursor in cursors)
 
     def tips(self) -> list[CursorGroup]:
         groups: dict[str, list[Lease]] = defaultdict(list)
-        for key, done in sorted(self.done.items()):
-            groups[done].append(self.lease(key))
-        return [CursorGroup(done, tuple(members)) for done, members in groups.items()]
+        for key, settled_snapshot in sorted(self.settled_snapshot.items()):
+            groups[settled_snapshot].append(self.lease(key))
+        return [CursorGroup(settled_snapshot, tuple(members)) for settled_snapshot, members in groups.items()]
 
     async def tick(self, *settlements: Settlement) -> TickResult:
         for settlement in settlements:
-            if settlement.closes and settlement.upto is not None:
-                self.done[settlement.lease.key] = settlement.upto
+            if settlement.closes and settlement.window_snapshot is not None:
+                self.settled_snapshot[settlement.lease.key] = settlement.window_snapshot
         result = await ticked(self.store, settlements, self.tips())
         for advanced in result.advanced:
-            self.done.update((lease.key, advanced.done) for lease in advanced.members)
+            self.settled_snapshot.update((lease.key, advanced.settled_snapshot) for lease in advanced.members)
         for opened in result.opened:
             for lease in opened.members:
-                self.done.pop(lease.key, None)
+                self.settled_snapshot.pop(lease.key, None)
         return result
 
     async def events(self, opened: Opened, after: int = 0) -> dict[CursorKey, list[OutboxEvent]]:
@@ -111,8 +111,8 @@ class Relay:
                     delivered[lease.key] += mine
                     self.sequence[lease.key] += len(mine)
                     position = mine[-1].id if mine else 0
-                    upto, sequence = opened.window.upto, self.sequence[lease.key]
-                    closing.append(Settlement(lease, upto, position, sequence, closes=True))
+                    window_snapshot, sequence = opened.window.window_snapshot, self.sequence[lease.key]
+                    closing.append(Settlement(lease, window_snapshot, position, sequence, closes=True))
             result = await self.tick(*closing)
             assert not result.lost
         return dict(delivered)

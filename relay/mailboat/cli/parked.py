@@ -67,7 +67,7 @@ def _next_attempt(event: ParkedEvent) -> str:
     if event.place > 1 and event.next_attempt_at is None:
         return "behind its head"
     when = moment(event.next_attempt_at)
-    return f"{when} (dead-letter topic)" if event.doomed else when
+    return f"{when} (dead-letter topic)" if event.pending_dead_letter else when
 
 
 @parked.command()

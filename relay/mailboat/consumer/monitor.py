@@ -77,11 +77,11 @@ class Monitor:
             while True:
                 if time.monotonic() - tended > _TEND_EVERY or not tended:
                     await connection.execute(
-                        "select mailboat.tend(%(subscription)s, outbox => %(outbox)s)", self._which
+                        "select mailboat.maintain(%(subscription)s, outbox => %(outbox)s)", self._which
                     )
                     tended = time.monotonic()
                 await connection.execute(
-                    "select mailboat.beat(%(subscription)s, %(instance)s, make_interval(secs => %(idle_for)s),"
+                    "select mailboat.heartbeat(%(subscription)s, %(instance)s, make_interval(secs => %(idle_for)s),"
                     " outbox => %(outbox)s)",
                     self._which,
                 )

@@ -1,8 +1,8 @@
 """Publication of dead letters to the dead-letter topic.
 
 An event becomes a dead letter only once its notice is acknowledged or definitely refused. Until then the event stays
-parked as pending dead letter (``doomed``), and its key waits. Other keys must not wait. So after one notice without a
-definite result, no partition of the subscription publishes to the topic until the back-off has passed.
+parked (``pending_dead_letter``), and its key waits. Other keys must not wait. So after one notice without a definite
+result, no partition of the subscription publishes to the topic until the back-off has passed.
 """
 
 from __future__ import annotations

@@ -34,13 +34,13 @@ RELAY_DIED = "RelayDied"
 @dataclass(frozen=True, slots=True)
 class RefusalDecision:
     """Decision about a refused event: dead letter, or parked for retry, as blocked, or as pending dead letter
-    (``doomed``)."""
+    (``pending_dead_letter``)."""
 
     attempts: int
     failure: LastFailure
     retry_in: float | None = None
     dead: bool = False
-    doomed: bool = False
+    pending_dead_letter: bool = False
 
     @property
     def blocked(self) -> bool:
@@ -168,8 +168,8 @@ class ParkedKeys:
             outcome.retry_in,
             outcome.failure,
             blocked=outcome.blocked,
-            suspect=outcome.failure.reason == RELAY_DIED and not outcome.blocked and not outcome.doomed,
-            doomed=outcome.doomed,
+            suspect=outcome.failure.reason == RELAY_DIED and not outcome.blocked and not outcome.pending_dead_letter,
+            pending_dead_letter=outcome.pending_dead_letter,
         )
 
     async def _outcome(self, item: Attempt) -> RefusalDecision:
@@ -200,7 +200,7 @@ class ParkedKeys:
             return RefusalDecision(attempts, failure, dead=True)
         # If this relay is stopping, the next owner retries without delay.
         return RefusalDecision(
-            attempts, failure, 0.0 if self._retry_loop.stopping else policy.backoff.ceiling, doomed=True
+            attempts, failure, 0.0 if self._retry_loop.stopping else policy.backoff.ceiling, pending_dead_letter=True
         )
 
     def _wake_in(self, seconds: float | None) -> None:
@@ -223,7 +223,7 @@ class ParkedKeys:
         ordered = settings.ordered
         self.keys.update(head.event.key for head in heads if head.event.key is not None and ordered)
         limit = settings.policy.max_attempts
-        hopeful = [head for head in heads if not head.doomed and self._used(head) < limit]
+        hopeful = [head for head in heads if not head.pending_dead_letter and self._used(head) < limit]
         hopeless = [head for head in heads if head not in hopeful]
         await self._count_suspects(hopeful)
         items = [replace(_item(head), attempts=self._used(head)) for head in hopeful]
@@ -267,7 +267,9 @@ class ParkedKeys:
                 self.keys.discard(key)
                 return
             # A blocked event, pending dead letter or crash suspect ends the batch: it is handled once it is the head.
-            special = (n for n, parked in enumerate(queue) if parked.blocked or parked.doomed or parked.suspect)
+            special = (
+                n for n, parked in enumerate(queue) if parked.blocked or parked.pending_dead_letter or parked.suspect
+            )
             items = [_item(parked) for parked in queue[: next(special, len(queue))]]
             await self._retry_loop.deliver(items, (), patient=False)
             set_aside(items, ())
@@ -292,7 +294,14 @@ class ParkedKeys:
                 gone.append(item)
             else:
                 reparks.append(
-                    Repark(ordinal, attempts, outcome.retry_in, failure, blocked=outcome.blocked, doomed=outcome.doomed)
+                    Repark(
+                        ordinal,
+                        attempts,
+                        outcome.retry_in,
+                        failure,
+                        blocked=outcome.blocked,
+                        pending_dead_letter=outcome.pending_dead_letter,
+                    )
                 )
         if unpark or reparks or dead:
             await self._session.settle(

@@ -117,7 +117,7 @@ class PartitionWorker:
         self._sequence = cursor.sequence
         self._queued = 0
         self._queued_bytes = 0
-        self._resumed = cursor.resumes if cursor.window else 0
+        self._resumed = cursor.crash_count if cursor.window else 0
         self._deaths = self._resumed
         self._one_by_one_for = stream.settings.batch_size if self._resumed >= CAUTIOUS_AFTER else 0
         self._watched_for = stream.settings.batch_size * WATCHED_BATCHES if self._resumed else 0
@@ -366,7 +366,7 @@ class PartitionWorker:
             self.stream.meters.delivered(flight.events[0].created_at, 1, len(flight.events))
         settlement = Settlement(
             self.lease,
-            flight.window.upto,
+            flight.window.window_snapshot,
             flight.position,
             flight.sequence,
             flight.closes,
@@ -412,7 +412,7 @@ class PartitionWorker:
             await self._session.settle(
                 Settlement(
                     self.lease,
-                    window.upto,
+                    window.window_snapshot,
                     position,
                     sequence,
                     whole and last.closes,

@@ -2,7 +2,7 @@
 
 Pumps submit settlements. Plain progress inside a window is merged and may be delayed. A settlement that closes a window
 or must be durable triggers a tick immediately. The same tick polls for new events for every cursor that is closed by
-then. Cursors are grouped by their ``done`` snapshot, so one read serves all subscriptions at the head of the log.
+then. Cursors are grouped by their ``settled_snapshot``, so one read serves all subscriptions at the head of the log.
 
 If a group has more events than one read holds, ticks skip the group until its window is measured. Measuring may take
 minutes. A later tick then opens the window.
@@ -36,7 +36,7 @@ class _Entry:
     """A cursor that the committer polls and commits for."""
 
     lease: Lease
-    done: str | None
+    settled_snapshot: str | None
     """Snapshot up to which a closed cursor is settled; None while a window is open."""
     paused: bool = False
     cautious: bool = False
@@ -47,7 +47,7 @@ class _Entry:
     @property
     def looks(self) -> bool:
         """Whether a tick polls for new events of this cursor."""
-        return self.done is not None and not self.paused and not self.measuring
+        return self.settled_snapshot is not None and not self.paused and not self.measuring
 
 
 class ProgressCommitter:
@@ -85,9 +85,9 @@ class ProgressCommitter:
 
     # -- cursors -----------------------------------------------------------------------------------------------------
 
-    def enter(self, lease: Lease, done: str | None, *, paused: bool, cautious: bool = False) -> None:
-        """Add a claimed cursor; ``done`` is None while its window is open."""
-        self._book[lease.key] = _Entry(lease, done, paused, cautious)
+    def enter(self, lease: Lease, settled_snapshot: str | None, *, paused: bool, cautious: bool = False) -> None:
+        """Add a claimed cursor; ``settled_snapshot`` is None while its window is open."""
+        self._book[lease.key] = _Entry(lease, settled_snapshot, paused, cautious)
         self.ring()
 
     def strike(self, key: CursorKey) -> None:
@@ -218,31 +218,33 @@ class ProgressCommitter:
         await self._find_poll_interval(result, looked=bool(tips))
 
     def _tips(self, settlements: list[Settlement]) -> list[CursorGroup]:
-        """Group the closed cursors by ``done``, including the cursors that this tick closes."""
-        closing = {s.lease.key: s.upto for s in settlements if s.closes}
+        """Group the closed cursors by ``settled_snapshot``, including the cursors that this tick closes."""
+        closing = {s.lease.key: s.window_snapshot for s in settlements if s.closes}
         groups: dict[str, list[_Entry]] = defaultdict(list)
         for key, entry in self._book.items():
-            done = closing.get(key, entry.done)
-            if done is not None and not entry.paused and not entry.measuring:
-                groups[done].append(entry)
+            settled_snapshot = closing.get(key, entry.settled_snapshot)
+            if settled_snapshot is not None and not entry.paused and not entry.measuring:
+                groups[settled_snapshot].append(entry)
         return [
-            CursorGroup(done, tuple(entry.lease for entry in members), any(entry.cautious for entry in members))
-            for done, members in groups.items()
+            CursorGroup(
+                settled_snapshot, tuple(entry.lease for entry in members), any(entry.cautious for entry in members)
+            )
+            for settled_snapshot, members in groups.items()
         ]
 
     def _record(self, settlements: list[Settlement], result: TickResult, spoke_for: set[Lease]) -> None:
         """Apply the result of a tick. Skip cursors released meanwhile; a cursor claimed again has another lease."""
         for settlement in settlements:
             if settlement.closes and (entry := self._entry(settlement.lease)) is not None:
-                entry.done = settlement.upto
+                entry.settled_snapshot = settlement.window_snapshot
         for advanced in result.advanced:
             for lease in advanced.members:
                 if (entry := self._entry(lease)) is not None:
-                    entry.done, entry.cautious = advanced.done, False
+                    entry.settled_snapshot, entry.cautious = advanced.settled_snapshot, False
         for opened in result.opened:
             for lease in opened.members:
                 if (entry := self._entry(lease)) is not None:
-                    entry.done, entry.cautious = None, False
+                    entry.settled_snapshot, entry.cautious = None, False
                     if opened.events is not None:  # do not delay ticks for a large window
                         self._in_the_air.add(lease.key)
             self._passing(Checkpoint.WINDOW_OPENED)
@@ -321,7 +323,7 @@ def merged(first: Settlement | None, second: Settlement) -> Settlement:
     """Merge two settlements of one cursor. Both concern the same window, or one concerns parked events only."""
     if first is None or first.lease != second.lease:
         return second
-    windowed = second if second.upto is not None else first
+    windowed = second if second.window_snapshot is not None else first
     return replace(
         windowed,
         closes=first.closes or second.closes,

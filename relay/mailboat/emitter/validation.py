@@ -1,8 +1,8 @@
 """An event before its insertion: its fields and the validation rules of the outbox.
 
-The rules equal those of the SQL function ``mailboat.check_event`` (``store/schema/migrations/0001_schema.sql``), so
-that an event refused in one language is refused in all. They are checked before any statement is sent; errors name the
-invalid argument. This module does not access a database.
+The rules equal those of the SQL function ``mailboat.check_event`` (``migrations/0001_schema/30_emit.sql``), so that an
+event refused in one language is refused in all. They are checked before any statement is sent; errors name the invalid
+argument. This module does not access a database.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def _relay_metrics(statuses: Sequence[RelayStatus]) -> Iterator[Metric]:
     running = GaugeMetricFamily("mailboat_relay_running", "1 while the relay is connected and works.", labels=_BY_RELAY)
     database = GaugeMetricFamily("mailboat_database_up", "1 while the database can be reached.", labels=_BY_RELAY)
     ahead = GaugeMetricFamily(
-        "mailboat_partitions_ahead_days",
+        "mailboat_time_partitions_ahead_days",
         "Days for which the outbox has time partitions. At 0 writers fail: look below 7.",
         labels=_BY_RELAY,
     )

@@ -311,8 +311,10 @@ class RelaySession(DeliverySession):
             worker = PartitionWorker(cursor, self.streams[key.subscription], self._store, self)
             worker.pause(paused)
             self.owned[key] = _Owned(worker, self._group.create_task(self._run(worker)))
-            done = None if cursor.window else cursor.done
-            self.committer.enter(cursor.lease, done, paused=paused, cautious=not cursor.window and cursor.resumes > 0)
+            settled_snapshot = None if cursor.window else cursor.settled_snapshot
+            self.committer.enter(
+                cursor.lease, settled_snapshot, paused=paused, cautious=not cursor.window and cursor.crash_count > 0
+            )
             if cursor.window is not None:
                 reopened[cursor.window][key] = worker
         if self.owned:

@@ -184,18 +184,22 @@ class Leases:
             number,
             part,
             epoch,
-            done,
-            upto,
+            settled_snapshot,
+            window_snapshot,
             lowest,
             highest,
             position,
             sequence,
-            resumes,
-            debts,
+            crash_count,
+            previous_layout,
         ) in rows:
-            window = Window(done, upto, lowest, highest, number if debts else 0) if upto is not None else None
+            window = (
+                Window(settled_snapshot, window_snapshot, lowest, highest, number if previous_layout else 0)
+                if window_snapshot is not None
+                else None
+            )
             lease = Lease(CursorKey(number, part), epoch)
-            cursors.append(Cursor(lease, done, window, position, sequence, resumes))
+            cursors.append(Cursor(lease, settled_snapshot, window, position, sequence, crash_count))
         return cursors
 
     async def release(self, link: PostgresConnection, leases: Collection[Lease]) -> None:
@@ -219,10 +223,10 @@ class Leases:
                 await cursor.execute(_SQL["assign"], {**where, "partition": partition, "relay": relay})
         return True
 
-    async def ring(self, link: PostgresConnection, rings: bool) -> None:
+    async def request_wakeup(self, link: PostgresConnection, active: bool) -> None:
         """Enable or disable wake-ups (NOTIFY) from writers."""
         async with link.autocommit() as cursor:
-            await cursor.execute(_SQL["doorbell"], {**self._who, "rings": rings})
+            await cursor.execute(_SQL["request_wakeup"], {**self._who, "active": active})
 
     async def horizon(self, link: PostgresConnection) -> str:
         """Return the transaction id below which writers may not have seen the request for wake-ups."""

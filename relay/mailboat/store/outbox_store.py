@@ -1,9 +1,9 @@
 """The store protocol between the pump and an outbox, with its value types.
 
 The terms are those of ``docs/windows.md``. A cursor is the progress of one partition of one subscription. A cursor is
-*closed* if everything visible in its snapshot ``done`` is settled, and *open* while the window (``done``, ``upto``] is
-being delivered. ``position`` is the id up to which the window is settled. Snapshots are opaque text here: only a store
-can compare them with events.
+*closed* if everything visible in its ``settled_snapshot`` is settled, and *open* while the window from there up to its
+``window_snapshot`` is being delivered. ``position`` is the id up to which the window is settled. Snapshots are opaque
+text here: only a store can compare them with events.
 
 Two rules make crashes and failovers harmless. Every store must keep them:
 
@@ -43,8 +43,8 @@ class Window:
     window of at most one read.
     """
 
-    done: str
-    upto: str
+    settled_snapshot: str
+    window_snapshot: str
     lowest: int | None = None
     highest: int | None = None
     indebted: int = 0
@@ -57,11 +57,11 @@ class Cursor:
     """State of a cursor at the time its lease was acquired."""
 
     lease: Lease
-    done: str
+    settled_snapshot: str
     window: Window | None
     position: int
     sequence: int
-    resumes: int
+    crash_count: int
     """Crash count: relays that died at this position. Without a window: 1 if a relay died, possibly during a read."""
 
 
@@ -96,7 +96,7 @@ class Park:
     failure: LastFailure | None = None
     blocked: bool = False
     suspect: bool = False
-    doomed: bool = False
+    pending_dead_letter: bool = False
 
 
 class Series(NamedTuple):
@@ -120,7 +120,7 @@ class Parked:
     suspect: bool
     """Crash suspect: relays died while the event was in flight. Its attempt is counted before the event is sent."""
     blocked: bool
-    doomed: bool
+    pending_dead_letter: bool
     """Pending dead letter: attempts are over, but the dead-letter topic has not accepted the event yet."""
     failure: LastFailure | None
     first_failed_at: str | None
@@ -135,7 +135,7 @@ class Repark:
     retry_in: float | None
     failure: LastFailure | None
     blocked: bool = False
-    doomed: bool = False
+    pending_dead_letter: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +154,12 @@ class Settlement:
     """Results of a partition's events, applied atomically."""
 
     lease: Lease
-    upto: str | None
+    window_snapshot: str | None
     """End of the window that is settled. None if only parked events are concerned."""
     position: int = 0
     sequence: int = 0
     closes: bool = False
-    """Close the window: ``done`` moves to ``upto``."""
+    """Close the window: ``settled_snapshot`` moves to ``window_snapshot``."""
     park: tuple[Park, ...] = ()
     repark: tuple[Repark, ...] = ()
     unpark: tuple[int, ...] = ()
@@ -182,9 +182,9 @@ class Settlement:
 
 @dataclass(frozen=True, slots=True)
 class CursorGroup:
-    """Closed cursors with the same ``done``, at the head of the log. One read serves the next window of all members."""
+    """Closed cursors with the same ``settled_snapshot``, at the head of the log. One read serves them all."""
 
-    done: str
+    settled_snapshot: str
     members: tuple[Lease, ...]
     cautious: bool = False
     """A relay died, possibly while reading for a member. Measure the next window before reading it, even if small."""
@@ -209,9 +209,9 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """Members whose ``done`` moved because no event up to the new snapshot matched them."""
+    """Members whose ``settled_snapshot`` moved because no event up to the new snapshot matched them."""
 
-    done: str
+    settled_snapshot: str
     members: tuple[Lease, ...]
 
 

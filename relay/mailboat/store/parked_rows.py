@@ -58,7 +58,7 @@ class ParkedRows:
                         "attempts": repark.attempts,
                         "retry_in": repark.retry_in,
                         "blocked": repark.blocked,
-                        "doomed": repark.doomed,
+                        "pending_dead_letter": repark.pending_dead_letter,
                         "ordinal": repark.ordinal,
                     },
                 )
@@ -78,7 +78,7 @@ class ParkedRows:
                     "retry_in": park.retry_in,
                     "blocked": park.blocked,
                     "suspect": park.suspect,
-                    "doomed": park.doomed,
+                    "pending_dead_letter": park.pending_dead_letter,
                     "sequence": park.sequence,
                 },
             )
@@ -119,7 +119,7 @@ class ParkedRows:
 
 def _parked(row: Row) -> Parked:
     *counted, reason, error, first_failed_at = row[EVENT_COLUMNS:]
-    ordinal, sequence, partition, generation, attempts, replay, suspect, blocked, doomed = counted
+    ordinal, sequence, partition, generation, attempts, replay, suspect, blocked, pending_dead_letter = counted
     return Parked(
         ordinal,
         OutboxEvent._make(row[:EVENT_COLUMNS]),
@@ -129,7 +129,7 @@ def _parked(row: Row) -> Parked:
         replay,
         suspect,
         blocked,
-        doomed,
+        pending_dead_letter,
         LastFailure(reason, error or "") if reason is not None else None,
         first_failed_at,
     )

@@ -179,7 +179,7 @@ class PostgresStore:
             await self._sentry.listen("mailboat", self._settings.layout.table)
             self._listens = True
         # An earlier process of this name may have left wake-ups enabled.
-        await self._leases.ring(self._sentry, self._listens and self._settings.notify is Notify.ALWAYS)
+        await self._leases.request_wakeup(self._sentry, self._listens and self._settings.notify is Notify.ALWAYS)
 
     async def beat(self) -> Membership:
         delivered = [n for n in self._serves if self._routes[n].subscription.name not in self._pulled]
@@ -247,7 +247,7 @@ class PostgresStore:
             await self._ring(await self._at_desk(), False)
 
     async def _ring(self, link: PostgresConnection, rings: bool) -> None:
-        await self._leases.ring(link, rings)
+        await self._leases.request_wakeup(link, rings)
         self._bell_is_out = rings
 
     async def undecided_writers(self) -> bool:

@@ -58,8 +58,8 @@ def policy(number: int, name: str, spec: EventSubscriptionSpec, layout: TableLay
         "backoff_factor": delivery.backoff.factor,
         "backoff_max": delivery.backoff.max.seconds,
         "backoff_jitter": delivery.backoff.jitter,
-        "blocks": delivery.on_exhausted is OnExhausted.BLOCK,
-        "emits_dead": _emits_dead(spec),
+        "block_when_exhausted": delivery.on_exhausted is OnExhausted.BLOCK,
+        "emit_dead_letters": _emits_dead(spec),
         "no_handler": delivery.no_handler.value,
     }
 

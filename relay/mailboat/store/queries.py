@@ -27,8 +27,8 @@ _SQL = statements("windows")
 _MOST_SETS = 32
 """Maximum number of sets with two or more subscriptions that have separate statements."""
 
-_UNDONE = sql.SQL("not pg_visible_in_snapshot(e.xid, (select done from w))")
-_UNDONE_BEFORE = sql.SQL("not mailboat.settled_before((select debts from w), e.slot, e.xid, e.id)")
+_UNDONE = sql.SQL("not pg_visible_in_snapshot(e.xid, (select settled_snapshot from w))")
+_UNDONE_BEFORE = sql.SQL("not mailboat.settled_before((select previous_layout from w), e.slot, e.xid, e.id)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class TailKind(NamedTuple):
     """Kind of a poll."""
 
     late: bool
-    """Transactions were running in ``done``, and their events may have become visible."""
+    """Transactions were running in ``settled_snapshot``, and their events may have become visible."""
     pruned: bool
     """Empty time partitions are left out (`time_partitions`)."""
 
@@ -71,9 +71,9 @@ class ComposedQueries:
     offsets: Mapping[int, int]
     """Place of each subscription's first partition in ``own``."""
 
-    def tail_since(self, done: str, *, pruned: bool) -> bytes:
-        """Return the statement that reads what became visible since the snapshot ``done``."""
-        return self.tail[TailKind(late=not done.endswith(":"), pruned=pruned)]
+    def tail_since(self, settled_snapshot: str, *, pruned: bool) -> bytes:
+        """Return the statement that reads what became visible since the snapshot ``settled_snapshot``."""
+        return self.tail[TailKind(late=not settled_snapshot.endswith(":"), pruned=pruned)]
 
     def own(self, members: Iterable[Lease]) -> dict[str, str]:
         """Return the parameter that selects the events of these members' partitions: one bit per partition.

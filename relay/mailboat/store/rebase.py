@@ -40,8 +40,8 @@ async def rebase(link: PostgresConnection, layout: TableLayout) -> int:
         link.take_time()  # every restored event is updated
         await cursor.execute(sql.SQL(_SQL["readopt"]).format(outbox=layout.outbox))
         await cursor.execute(sql.SQL(_SQL["span"]).format(rows=layout.rows))
-        upto, highest = await cursor.fetchone() or (None, None)
-        await cursor.execute(_SQL["rebase"], {**where, "upto": upto, "highest": highest or 0})
+        window_snapshot, highest = await cursor.fetchone() or (None, None)
+        await cursor.execute(_SQL["rebase"], {**where, "window_snapshot": window_snapshot, "highest": highest or 0})
         rebased = len(await cursor.fetchall())
         await cursor.execute(_SQL["forget_relays"], where)
     return rebased

@@ -2,7 +2,7 @@
 
 A drain would hang on a paused subscription or an unavailable sink. Instead, one transaction replaces the old cursors by
 new ones, which invalidates the batches that previous owners have in flight. Each new cursor stores the vector of the
-old cursors as carry-over (`debts`). Its first window ends at the current snapshot S. In that window, an event counts as
+old cursors (``previous_layout``). Its first window ends at the current snapshot S. In that window, an event counts as
 settled if the old cursor of its old partition had settled it. Within a key, events are sent in the order of ids, so no
 event overtakes another.
 
@@ -31,7 +31,7 @@ _SQL = statements("repartition")
 class UnsettledRange:
     """Id range that contains all unsettled events up to a snapshot; without ids, there are none."""
 
-    upto: str
+    window_snapshot: str
     lowest: int | None
     highest: int | None
 
@@ -39,7 +39,7 @@ class UnsettledRange:
         """Return the union, up to the later snapshot. Cursors only advance, so the earlier range is a safe bound."""
         lowest = [each for each in (self.lowest, later.lowest) if each is not None]
         highest = [each for each in (self.highest, later.highest) if each is not None]
-        return UnsettledRange(later.upto, min(lowest, default=None), max(highest, default=None))
+        return UnsettledRange(later.window_snapshot, min(lowest, default=None), max(highest, default=None))
 
 
 async def undone(link: PostgresConnection, layout: TableLayout, wanted: Mapping[str, object]) -> UnsettledRange | None:
@@ -68,16 +68,28 @@ async def repartition(
     """
     where = {"subscription": subscription, "partitions": partitions}
     old = [
-        {"done": done, "upto": upto, "position": position, "debts": debts}
-        for done, upto, position, debts in await lock_cursors(cursor, _SQL["fence"], where)
+        {
+            "settled_snapshot": settled_snapshot,
+            "window_snapshot": window_snapshot,
+            "position": position,
+            "previous_layout": previous_layout,
+        }
+        for settled_snapshot, window_snapshot, position, previous_layout in await lock_cursors(
+            cursor, _SQL["fence"], where
+        )
     ]
     if before is None:
         left = await _look(cursor, layout, "span", where)
     else:
         await _refuse_other_server(cursor, server)
-        left = before.joined_by(await _look(cursor, layout, "span_since", {"since": before.upto}))
-    debts = json.dumps({"partitions": len(old), "cursors": old})
-    bounds = {"upto": left.upto, "lowest": left.lowest, "highest": left.highest, "debts": debts}
+        left = before.joined_by(await _look(cursor, layout, "span_since", {"since": before.window_snapshot}))
+    previous_layout = json.dumps({"partitions": len(old), "cursors": old})
+    bounds = {
+        "window_snapshot": left.window_snapshot,
+        "lowest": left.lowest,
+        "highest": left.highest,
+        "previous_layout": previous_layout,
+    }
     await cursor.execute(_SQL["replace"], where | bounds)
     await cursor.execute(_SQL["move_parked"], where)
     await cursor.execute(_SQL["lay_out"], where)

@@ -154,7 +154,7 @@ class WindowReads:
             return chunk(events, end, last=last)
 
         where: dict[str, Any] = {
-            "upto": window.upto,
+            "window_snapshot": window.window_snapshot,
             "after": after,
             "limit": limits.rows,
             "max_bytes": limits.bytes,
@@ -217,7 +217,7 @@ class WindowMeasurer:
         self._room = asyncio.Semaphore(SURVEYS_AT_ONCE)
 
     async def measure(self, group: CursorGroup) -> Window | None:
-        """Return the bounds of the group's next window; None if no member is at ``group.done`` any longer."""
+        """Return the bounds of the group's next window; None if no member is at the group's snapshot any longer."""
         async with self._room:
             thread = self._new_thread()
             self._threads.add(thread)
@@ -235,16 +235,16 @@ class WindowMeasurer:
     def _measure(self, pipeline: Pipeline, group: CursorGroup) -> Callable[[], Window | None]:
         bounds = {
             "pooled": self._pooled,
-            "done": group.done,
+            "settled_snapshot": group.settled_snapshot,
             "limit": self._limits.small_rows + 1,
             "max_bytes": self._limits.bytes,
         }
         for lease in group.members:  # one lease reads for all; if it was lost, the next one
             spans = pipeline.send(self._query_cache.span, {**asking(lease), **bounds})
             pipeline.wait()
-            upto, lowest, highest = spans.fetchone() or (None, None, None)
+            window_snapshot, lowest, highest = spans.fetchone() or (None, None, None)
             if highest is not None:
-                window = Window(group.done, upto, lowest, highest)
+                window = Window(group.settled_snapshot, window_snapshot, lowest, highest)
                 return lambda: window
         return lambda: None
 

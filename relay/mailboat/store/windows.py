@@ -83,7 +83,7 @@ class Windows:
         self._parking = parking
         self._clock = clock
         self._unwritten: dict[Lease, str] = {}
-        """``done`` of closed cursors that is not stored yet."""
+        """``settled_snapshot`` of closed cursors that is not stored yet."""
         self._stored_at = clock()
         self._occupied: OccupiedPartitions | None = None
         """None: a poll reads the whole table."""
@@ -149,7 +149,7 @@ class Windows:
         if not durable:
             lost = _not_settled(settlements, settled)
         looks = [self._look(pipeline, group, tail, lost, server) for group, tail in zip(tips, asked, strict=True)]
-        # Without new events write nothing, unless a common ``done`` merges several groups.
+        # Without new events write nothing, unless a common ``settled_snapshot`` merges several groups.
         windows = [found for found in looks if isinstance(found, _Found) and (found.anything or len(tips) > 1)]
         windows += [_Found(each.window, each.members, None) for each in measured]
         opening = [(found, self._open(pipeline, found, server)) for found in windows]
@@ -162,12 +162,17 @@ class Windows:
         return lost, opening, [overflow for overflow in looks if isinstance(overflow, CursorGroup)]
 
     def _ask(self, pipeline: Pipeline, group: CursorGroup, server: Server) -> Cursor[Row]:
-        """Send the query for events visible since ``done``, with the lease of the first member for all."""
+        """Send the query for events visible since ``settled_snapshot``, with the lease of the first member for all."""
         occupied = self._occupied
         composed = self._query_cache.for_members(group.members)
-        tail = composed.tail_since(group.done, pruned=occupied is not None)
+        tail = composed.tail_since(group.settled_snapshot, pruned=occupied is not None)
         bounds = {"limit": 1 if group.cautious else self._limits.small_rows + 1, "max_bytes": self._limits.bytes}
-        where = {**asking(group.members[0]), **composed.own(group.members), "done": group.done, "pooled": server.pooled}
+        where = {
+            **asking(group.members[0]),
+            **composed.own(group.members),
+            "settled_snapshot": group.settled_snapshot,
+            "pooled": server.pooled,
+        }
         return pipeline.send(tail, where | bounds | (occupied.parameters if occupied is not None else {}))
 
     def _load_partitions(self, pipeline: Pipeline) -> None:
@@ -180,15 +185,15 @@ class Windows:
         for lease in found.members:
             self._unwritten.pop(lease, None)
             if not found.has_for(lease):
-                self._unwritten[lease] = found.window.upto
+                self._unwritten[lease] = found.window.window_snapshot
         if not members:
             return None
         return pipeline.send(
             _SQL["open"],
             {
                 **lease_arrays(members),
-                "done": found.window.done,
-                "upto": found.window.upto,
+                "settled_snapshot": found.window.settled_snapshot,
+                "window_snapshot": found.window.window_snapshot,
                 "lowest": found.window.lowest,
                 "highest": found.window.highest,
                 "timeline": server.timeline,
@@ -201,10 +206,12 @@ class Windows:
         """Store the progress of idle cursors and return True if there was any. A lost lease is skipped; the next
         heartbeat reports it."""
         by_done: dict[str, list[Lease]] = defaultdict(list)
-        for lease, done in self._unwritten.items():
-            by_done[done].append(lease)
-        for done, leases in by_done.items():
-            pipeline.send(_SQL["advance"], {**lease_arrays(leases), "done": done, "timeline": timeline})
+        for lease, settled_snapshot in self._unwritten.items():
+            by_done[settled_snapshot].append(lease)
+        for settled_snapshot, leases in by_done.items():
+            pipeline.send(
+                _SQL["advance"], {**lease_arrays(leases), "settled_snapshot": settled_snapshot, "timeline": timeline}
+            )
         return bool(by_done)
 
     def _look(
@@ -226,7 +233,7 @@ class Windows:
             pipeline.wait()
             rows = tail.fetchall()
         members = [lease for lease in members if lease.key not in lost]
-        found, too_much, upto, process = rows[0][-4:]
+        found, too_much, window_snapshot, process = rows[0][-4:]
         if process != server.process and not server.pooled:
             raise DatabaseUnavailable(_POOLER_FOUND)
         if too_much:
@@ -234,7 +241,7 @@ class Windows:
         composed = self._query_cache.for_members(asked)
         wanted = [row[: composed.width] for row in rows if row[0] is not None]
         events = composed.fan_out(wanted, frozenset(lease.key for lease in members))
-        return _Found(Window(group.done, upto), members, events, anything=found > 0)
+        return _Found(Window(group.settled_snapshot, window_snapshot), members, events, anything=found > 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,20 +278,20 @@ class _Found:
         moved = tuple(lease for lease in self.members if not self.has_for(lease))
         return _Outcome(
             Opened(self.window, opened, self.events) if opened else None,
-            Advanced(self.window.upto, moved) if moved else None,
+            Advanced(self.window.window_snapshot, moved) if moved else None,
             tuple(lease.key for lease in wanting if lease.key not in updated),
         )
 
 
 def _settle(pipeline: Pipeline, settlements: Sequence[Settlement]) -> list[Cursor[Row]]:
-    windowed = [s for s in settlements if s.upto is not None]
-    parked_only = [s for s in settlements if s.upto is None]
+    windowed = [s for s in settlements if s.window_snapshot is not None]
+    parked_only = [s for s in settlements if s.window_snapshot is None]
     settled = []
     if parked_only and not windowed:  # the settlement of a window says so itself
         pipeline.send(_SQL["sync"], {"level": "off"})
     if windowed:
         progress = {
-            "uptos": [s.upto for s in windowed],
+            "window_snapshots": [s.window_snapshot for s in windowed],
             "positions": [s.position for s in windowed],
             "sequences": [s.sequence for s in windowed],
             "closes": [s.closes for s in windowed],

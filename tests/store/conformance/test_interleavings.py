@@ -54,7 +54,7 @@ class Interleavings(RuleBasedStateMachine):
         self.written: dict[int, list[tuple[str, str, bool]]] = defaultdict(list)
         self.committed: list[tuple[str, str, bool]] = []
         self.leases: dict[CursorKey, Lease] = {}
-        self.done: dict[CursorKey, str] = {}
+        self.settled_snapshot: dict[CursorKey, str] = {}
         self.hands: dict[CursorKey, Hand] = {}
         self.sequence: dict[CursorKey, int] = defaultdict(int)
         self.settled: dict[CursorKey, list[str]] = defaultdict(list)
@@ -78,7 +78,7 @@ class Interleavings(RuleBasedStateMachine):
             assert cursor.sequence == self.sequence[cursor.lease.key]
             if cursor.window is None:
                 assert cursor.lease.key not in self.hands
-                self.done[cursor.lease.key] = cursor.done
+                self.settled_snapshot[cursor.lease.key] = cursor.settled_snapshot
             else:
                 shared[cursor.window].append(cursor)
         for window, members in shared.items():
@@ -163,14 +163,14 @@ class Interleavings(RuleBasedStateMachine):
     async def _tick(self, progress: list[tuple[CursorKey, int]]) -> bool:
         settlements = [self._settlement(key, count) for key, count in progress]
         groups: dict[str, list[Lease]] = defaultdict(list)
-        for key, done in self.done.items():
-            groups[done].append(self.leases[key])
-        tips = [CursorGroup(done, tuple(group)) for done, group in groups.items()]
+        for key, settled_snapshot in self.settled_snapshot.items():
+            groups[settled_snapshot].append(self.leases[key])
+        tips = [CursorGroup(settled_snapshot, tuple(group)) for settled_snapshot, group in groups.items()]
         result = await ticked(self.store, settlements, tips)
         assert not result.lost
         for advanced in result.advanced:
             for lease in advanced.members:
-                self.done[lease.key] = advanced.done
+                self.settled_snapshot[lease.key] = advanced.settled_snapshot
         for opened in result.opened:
             await self._open(opened)
         return result.quiet and not settlements
@@ -183,9 +183,9 @@ class Interleavings(RuleBasedStateMachine):
         closes = count > len(settled)
         if closes:
             del self.hands[key]
-            self.done[key] = hand.window.upto
+            self.settled_snapshot[key] = hand.window.window_snapshot
         position = settled[-1].id if settled else 0
-        return Settlement(self.leases[key], hand.window.upto, position, self.sequence[key], closes)
+        return Settlement(self.leases[key], hand.window.window_snapshot, position, self.sequence[key], closes)
 
     async def _open(self, opened: Opened) -> None:
         events = opened.events
@@ -198,7 +198,7 @@ class Interleavings(RuleBasedStateMachine):
             assert [event.id for event in mine] == sorted({event.id for event in mine})
             assert {event.event_id for event in mine} <= committed, "an event that was never committed"
             self.hands[lease.key] = Hand(opened.window, mine)
-            self.done.pop(lease.key, None)
+            self.settled_snapshot.pop(lease.key, None)
 
     def teardown(self) -> None:
         try:

@@ -37,7 +37,7 @@ async def test_a_released_partition_is_free_at_once_and_counts_no_death(world: W
     (opened,) = (await first.tick()).opened
     await first.store.release([first.lease(key) for key in keys])
     assert await second.claim() == keys
-    assert [(c.window, c.resumes) for c in second.cursors.values()] == [(opened.window, 0)] * 2
+    assert [(c.window, c.crash_count) for c in second.cursors.values()] == [(opened.window, 0)] * 2
 
 
 async def test_deaths_at_one_position_are_counted_and_progress_forgets_them(world: World) -> None:
@@ -49,12 +49,12 @@ async def test_deaths_at_one_position_are_counted_and_progress_forgets_them(worl
         await relay.crash()
         relay = await Relay.start(world, TWO)
         await relay.claim()
-        assert [relay.cursors[key].resumes for key in keys] == [deaths, deaths]
-    await relay.store.tick([Settlement(relay.lease(keys[0]), opened.window.upto, 0, 0)], [])
+        assert [relay.cursors[key].crash_count for key in keys] == [deaths, deaths]
+    await relay.store.tick([Settlement(relay.lease(keys[0]), opened.window.window_snapshot, 0, 0)], [])
     await relay.crash()
     relay = await Relay.start(world, TWO)
     await relay.claim()
-    assert [relay.cursors[key].resumes for key in keys] == [1, 4]
+    assert [relay.cursors[key].crash_count for key in keys] == [1, 4]
 
 
 async def test_dying_while_the_subscription_is_paused_counts_nothing(world: World) -> None:
@@ -68,7 +68,7 @@ async def test_dying_while_the_subscription_is_paused_counts_nothing(world: Worl
         await relay.crash()
         relay = await Relay.start(world, TWO)
         assert await relay.claim() == keys
-        assert [relay.cursors[key].resumes for key in keys] == [counted, counted]
+        assert [relay.cursors[key].crash_count for key in keys] == [counted, counted]
 
 
 async def test_dying_with_nothing_in_hand_counts_nothing(world: World) -> None:
@@ -83,7 +83,7 @@ async def test_dying_with_nothing_in_hand_counts_nothing(world: World) -> None:
         await relay.crash()
         relay = await Relay.start(world, TWO)
         assert await relay.claim() == keys
-        assert [relay.cursors[key].resumes for key in keys] == [counted, counted]
+        assert [relay.cursors[key].crash_count for key in keys] == [counted, counted]
 
 
 @clocks
@@ -170,7 +170,10 @@ async def test_the_heartbeat_of_a_relay_that_was_declared_dead_says_so(world: Wo
     await first.crash()
     replacement = await Relay.start(world, TWO, "first")
     await replacement.claim()
-    assert sorted((c.window is not None, c.resumes) for c in replacement.cursors.values()) == [(False, 1), (True, 1)]
+    assert sorted((c.window is not None, c.crash_count) for c in replacement.cursors.values()) == [
+        (False, 1),
+        (True, 1),
+    ]
     with pytest.raises(Exception, match=r"replaced by another process|closed"):
         await ghost.beat()
 
@@ -182,5 +185,5 @@ async def test_claiming_again_what_is_ones_own_counts_no_death(world: World) -> 
     await relay.tick()
     before = [relay.lease(key) for key in keys]
     assert await relay.claim() == keys
-    assert [cursor.resumes for cursor in relay.cursors.values()] == [0, 0]
+    assert [cursor.crash_count for cursor in relay.cursors.values()] == [0, 0]
     assert (await relay.store.tick([Settlement(lease, None, unpark=(1,)) for lease in before], [])).lost == set(keys)

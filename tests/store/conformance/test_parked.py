@@ -59,7 +59,7 @@ async def test_a_parked_event_is_kept_whole_with_its_failure(world: World) -> No
     assert head.event == event
     assert (head.sequence, head.attempts, head.failure) == (1, 1, FAILURE)
     assert head.first_failed_at is not None
-    assert (head.replay, head.suspect, head.blocked, head.doomed) == (False, False, False, False)
+    assert (head.replay, head.suspect, head.blocked, head.pending_dead_letter) == (False, False, False, False)
 
 
 async def test_heads_are_due_in_their_time_and_what_is_behind_them_is_not(world: World) -> None:
@@ -141,9 +141,11 @@ async def test_a_blocked_head_is_never_due_and_nor_is_what_is_behind_it(world: W
 async def test_a_doomed_or_suspect_one_says_so(world: World) -> None:
     relay, key, _ = await parked(world, ("a", 0.0))
     ((_, head),) = await waiting(relay, key, "a")
-    await relay.tick(Settlement(relay.lease(key), None, repark=(Repark(head, 25, 0.0, FAILURE, doomed=True),)))
-    (doomed,), _ = await relay.store.due(relay.lease(key), 10, MUCH)
-    assert doomed.doomed
+    await relay.tick(
+        Settlement(relay.lease(key), None, repark=(Repark(head, 25, 0.0, FAILURE, pending_dead_letter=True),))
+    )
+    (pending_dead_letter,), _ = await relay.store.due(relay.lease(key), 10, MUCH)
+    assert pending_dead_letter.pending_dead_letter
     write(world, "b")
     (event,) = await relay.drained()
     suspect = Park(event, 2, 1, 0.0, FAILURE, suspect=True)
@@ -208,7 +210,9 @@ async def test_parking_and_progress_are_one_step(world: World) -> None:
     stale = Settlement(relay.lease(key), "3:3:", second.id, 2, park=(Park(first, 1, 1, 0.0, FAILURE),))
     assert (await relay.store.tick([stale], [])).lost == {key}
     assert await relay.store.parked_keys(relay.lease(key)) == (set(), 0)
-    right = Settlement(relay.lease(key), opened.window.upto, second.id, 2, True, (Park(first, 1, 1, 0.0, FAILURE),))
+    right = Settlement(
+        relay.lease(key), opened.window.window_snapshot, second.id, 2, True, (Park(first, 1, 1, 0.0, FAILURE),)
+    )
     assert not (await relay.store.tick([right], [])).lost
     assert await relay.store.parked_keys(relay.lease(key)) == ({"a"}, 1)
 

@@ -64,9 +64,9 @@ async def test_lag_counts_what_matches_and_is_not_settled(world: World) -> None:
     assert (await lags(every), sum(await lags(some))) == ([3, 3], 2), "taken is not settled"
     key = next(key for key in relay.keys if key.subscription == every)
     events = (await relay.events(opened))[key]
-    await relay.tick(Settlement(relay.lease(key), opened.window.upto, events[0].id, 1))
+    await relay.tick(Settlement(relay.lease(key), opened.window.window_snapshot, events[0].id, 1))
     assert await lags(every) == [2, 3]
-    await relay.tick(Settlement(relay.lease(key), opened.window.upto, events[2].id, 3, closes=True))
+    await relay.tick(Settlement(relay.lease(key), opened.window.window_snapshot, events[2].id, 3, closes=True))
     assert await lags(every) == [3]
     open_writer.commit()
     assert sum(await lags(every)) == 4

@@ -93,7 +93,7 @@ async def test_a_large_window_is_walked_in_stretches_and_resumed_in_the_middle(w
     assert opened.events is None
     events = (await relay.events(opened))[key]
     assert [event.event_id for event in events] == written
-    await relay.tick(Settlement(relay.lease(key), opened.window.upto, events[1].id, 2))
+    await relay.tick(Settlement(relay.lease(key), opened.window.window_snapshot, events[1].id, 2))
     await relay.crash()
     again = await Relay.start(world, ONE, settings=LARGE)
     await again.claim()
@@ -167,7 +167,7 @@ async def test_what_was_read_at_once_before_a_death_is_read_in_parts_after_it(wo
     await relay.crash()
     relay = await Relay.start(world, ONE)
     await relay.claim()
-    assert (relay.cursors[key].window, relay.cursors[key].resumes) == (None, 1), "it may have died reading"
+    assert (relay.cursors[key].window, relay.cursors[key].crash_count) == (None, 1), "it may have died reading"
     (group,) = relay.tips()
     assert (await relay.store.tick([], [replace(group, cautious=True)])).quiet
     written = write(world, *["a"] * 9)
@@ -178,7 +178,7 @@ async def test_what_was_read_at_once_before_a_death_is_read_in_parts_after_it(wo
     await relay.crash()
     again = await Relay.start(world, ONE)
     await again.claim()
-    assert again.cursors[key].resumes == 1, "counted from the window on"
+    assert again.cursors[key].crash_count == 1, "counted from the window on"
     found, after = list[str](), 0
     while not (chunk := await again.store.read(opened.window, [again.lease(key)], after, deaths=6)).last:
         (event,) = chunk.events[key]
@@ -232,7 +232,7 @@ async def test_a_relay_that_lost_its_cursor_settles_nothing(world: World) -> Non
     second = await Relay.start(world, ONE, "first")
     await second.claim()
     third = await Relay.start(world, ONE, "third")
-    result = await third.store.tick([Settlement(stale, opened.window.upto, 99, 2, closes=True)], [])
+    result = await third.store.tick([Settlement(stale, opened.window.window_snapshot, 99, 2, closes=True)], [])
     assert result.lost == {key}
     assert second.cursors[key].window == opened.window
     await second.crash()
@@ -247,7 +247,7 @@ async def test_a_settlement_of_another_window_is_refused(world: World) -> None:
     write(world, "a")
     (opened,) = (await relay.tick()).opened
     assert (await relay.tick(Settlement(relay.lease(key), "3:3:", 99, 7))).lost == {key}
-    settled = Settlement(relay.lease(key), opened.window.upto, 1, 1, closes=True)
+    settled = Settlement(relay.lease(key), opened.window.window_snapshot, 1, 1, closes=True)
     assert not (await relay.tick(settled)).lost
     assert (await relay.store.tick([settled], [])).lost == {key}, "a window that is closed can't be settled again"
 
@@ -258,8 +258,8 @@ async def test_settling_never_moves_a_position_back(world: World) -> None:
     write(world, "a", "b", "c")
     (opened,) = (await relay.tick()).opened
     events = (await relay.events(opened))[key]
-    await relay.tick(Settlement(relay.lease(key), opened.window.upto, events[1].id, 2))
-    await relay.tick(Settlement(relay.lease(key), opened.window.upto, events[0].id, 2))
+    await relay.tick(Settlement(relay.lease(key), opened.window.window_snapshot, events[1].id, 2))
+    await relay.tick(Settlement(relay.lease(key), opened.window.window_snapshot, events[0].id, 2))
     await relay.crash()
     again = await Relay.start(world, ONE)
     await again.claim()
@@ -280,13 +280,13 @@ async def test_a_lost_member_of_a_group_hides_nothing_from_the_others(
     if groups == 2:  # the last partition is further than the others, as when they settled late
         write(world, *[None] * 3)
         (opened,) = (await relay.tick()).opened
-        late = [Settlement(relay.lease(key), opened.window.upto, 0, 1, closes=True) for key in keys]
+        late = [Settlement(relay.lease(key), opened.window.window_snapshot, 0, 1, closes=True) for key in keys]
         await relay.tick(late.pop())
         write(world, *[None] * 3)
         (further,) = (await relay.tick()).opened
-        late.append(Settlement(relay.lease(keys[2]), further.window.upto, 0, 2, closes=True))
+        late.append(Settlement(relay.lease(keys[2]), further.window.window_snapshot, 0, 2, closes=True))
         await relay.store.tick(late, [])
-        relay.done = {s.lease.key: s.upto for s in late if s.upto is not None}
+        relay.settled_snapshot = {s.lease.key: s.window_snapshot for s in late if s.window_snapshot is not None}
     assert len(relay.tips()) == groups
     gone = keys[0] if lost_first else keys[1]
     await relay.store.release([relay.lease(gone)])
@@ -320,7 +320,7 @@ async def test_a_window_of_which_all_was_lost_reads_as_the_end(world: World) -> 
     await relay.store.release([relay.lease(key)])
     chunk = await relay.store.read(opened.window, [relay.lease(key)], 0)
     assert (dict(chunk.events), chunk.last) == ({}, True)
-    settled = Settlement(relay.lease(key), opened.window.upto, 1, 1, closes=True)
+    settled = Settlement(relay.lease(key), opened.window.window_snapshot, 1, 1, closes=True)
     assert (await relay.store.tick([settled], [])).lost == {key}
 
 
@@ -355,9 +355,9 @@ async def test_progress_without_events_is_stored_later_or_before_a_release(
     await relay.tick()
 
     assert len(set(postgres_world.row_versions()) - before) == 1, "only the cursor that had events"
-    (current,) = set(relay.done.values())
+    (current,) = set(relay.settled_snapshot.values())
     await relay.store.release([relay.lease(key) for key in relay.keys])
-    stored = postgres_world.database.execute("select distinct done::text from mailboat.cursors")
+    stored = postgres_world.database.execute("select distinct settled_snapshot::text from mailboat.cursors")
     assert stored == [(current,)]
 
 
@@ -381,7 +381,7 @@ async def test_events_of_partitions_of_other_relays_are_not_read(postgres_world:
     mine, other = relay.keys
     own, foreign = (next(key for key, home in homes.items() if home == wanted) for wanted in (mine, other))
     await relay.store.release([relay.lease(other)])
-    del relay.done[other]
+    del relay.settled_snapshot[other]
 
     write(postgres_world, foreign, payload=b"x" * 5000)
     (expected,) = write(postgres_world, own)

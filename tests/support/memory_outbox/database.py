@@ -122,9 +122,9 @@ class MemoryOutbox:
     def snapshot(self) -> Snapshot:
         return Snapshot(self._next_xid, frozenset(self._open))
 
-    def between(self, done: str, upto: str) -> list[MemoryRow]:
+    def between(self, settled_snapshot: str, window_snapshot: str) -> list[MemoryRow]:
         """Return the rows that became visible between two snapshots, by id: the definition of a window."""
-        earlier, later = Snapshot.parse(done), Snapshot.parse(upto)
+        earlier, later = Snapshot.parse(settled_snapshot), Snapshot.parse(window_snapshot)
         return [row for row in self.rows if later.sees(row.xid) and not earlier.sees(row.xid)]
 
     def number(self, what: str) -> int:

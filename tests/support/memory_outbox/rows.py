@@ -79,14 +79,14 @@ class MemoryRow:
 class CursorRow:
     """Progress and owner of one partition."""
 
-    done: str
-    upto: str | None = None
+    settled_snapshot: str
+    window_snapshot: str | None = None
     lowest: int | None = None
     highest: int | None = None
     position: int = 0
-    hi: int = 0
+    highest_settled_id: int = 0
     sequence: int = 0
-    resumes: int = 0
+    crash_count: int = 0
     owner: str | None = None
     epoch: str | None = None
     released: bool = True
@@ -94,28 +94,41 @@ class CursorRow:
 
     @property
     def window(self) -> Window | None:
-        return Window(self.done, self.upto, self.lowest, self.highest) if self.upto is not None else None
+        return (
+            Window(self.settled_snapshot, self.window_snapshot, self.lowest, self.highest)
+            if self.window_snapshot is not None
+            else None
+        )
 
     def look(self, window: Window, *, has_events: bool) -> None:
         """Open the window, or advance past it if it has no events."""
-        self.resumes = 0
+        self.crash_count = 0
         if has_events:
-            self.upto, self.lowest, self.highest, self.position = window.upto, window.lowest, window.highest, 0
+            self.window_snapshot, self.lowest, self.highest, self.position = (
+                window.window_snapshot,
+                window.lowest,
+                window.highest,
+                0,
+            )
         else:
-            self.done = window.upto
+            self.settled_snapshot = window.window_snapshot
 
     def settle(self, settlement: Settlement) -> None:
-        self.hi = max(self.hi, settlement.position)
-        self.sequence, self.resumes = settlement.sequence, 0
+        self.highest_settled_id = max(self.highest_settled_id, settlement.position)
+        self.sequence, self.crash_count = settlement.sequence, 0
         self.position = max(self.position, settlement.position)
         if settlement.closes:
-            self.done, self.upto = self.upto or self.done, None
+            self.settled_snapshot, self.window_snapshot = self.window_snapshot or self.settled_snapshot, None
             self.lowest = self.highest = None
             self.position = 0
 
     def has_settled(self, row: MemoryRow) -> bool:
-        in_window = self.upto is not None and Snapshot.parse(self.upto).sees(row.xid) and row.event.id <= self.position
-        return in_window or Snapshot.parse(self.done).sees(row.xid)
+        in_window = (
+            self.window_snapshot is not None
+            and Snapshot.parse(self.window_snapshot).sees(row.xid)
+            and row.event.id <= self.position
+        )
+        return in_window or Snapshot.parse(self.settled_snapshot).sees(row.xid)
 
 
 @dataclass(slots=True)
@@ -132,7 +145,7 @@ class ParkedRow:
     next_attempt_at: datetime | None = None
     blocked: bool = False
     suspect: bool = False
-    doomed: bool = False
+    pending_dead_letter: bool = False
     failure: LastFailure | None = None
     first_failed_at: str | None = None
 
@@ -147,7 +160,7 @@ class ParkedRow:
             next_attempt_at=_in(park.retry_in, now),
             blocked=park.blocked,
             suspect=park.suspect,
-            doomed=park.doomed,
+            pending_dead_letter=park.pending_dead_letter,
             failure=park.failure,
             first_failed_at=timestamp(now) if park.failure is not None else None,
         )
@@ -162,7 +175,7 @@ class ParkedRow:
     def fail_again(self, repark: Repark, now: datetime) -> None:
         self.attempts = max(self.attempts, repark.attempts)
         self.next_attempt_at = _in(repark.retry_in, now)
-        self.blocked, self.doomed = repark.blocked, repark.doomed
+        self.blocked, self.pending_dead_letter = repark.blocked, repark.pending_dead_letter
         self.failure = repark.failure or self.failure
         self.first_failed_at = self.first_failed_at or timestamp(now)
 
@@ -176,7 +189,7 @@ class ParkedRow:
             self.replay,
             self.suspect,
             self.blocked,
-            self.doomed,
+            self.pending_dead_letter,
             self.failure,
             self.first_failed_at,
         )

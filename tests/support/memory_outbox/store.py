@@ -168,11 +168,13 @@ class MemoryStore:
         cursor = self._outbox.cursors[key]
         paused = self._outbox.subscriptions[key.subscription].subscription.paused
         if not (cursor.released or cursor.owner == self._me.id or paused):
-            cursor.resumes = 1 if cursor.upto is None else cursor.resumes + 1
+            cursor.crash_count = 1 if cursor.window_snapshot is None else cursor.crash_count + 1
         cursor.owner, cursor.released = self._me.id, False
         cursor.epoch = f"epoch-{self._outbox.number('epoch')}"
         lease = Lease(key, cursor.epoch)
-        return Cursor(lease, cursor.done, cursor.window, cursor.position, cursor.sequence, cursor.resumes)
+        return Cursor(
+            lease, cursor.settled_snapshot, cursor.window, cursor.position, cursor.sequence, cursor.crash_count
+        )
 
     async def release(self, leases: Collection[Lease]) -> None:
         await self._step(partial(self._release, leases))
@@ -193,13 +195,13 @@ class MemoryStore:
         self, settlements: Sequence[Settlement], tips: Sequence[CursorGroup], measured: Sequence[Measured]
     ) -> TickResult:
         lost = {settlement.lease.key for settlement in settlements if not self._settle(settlement)}
-        upto = str(self._outbox.snapshot())
+        window_snapshot = str(self._outbox.snapshot())
         opened: list[Opened] = []
         advanced: list[Advanced] = []
         overflowing: list[CursorGroup] = []
         for group in tips:
-            members = self._standing(group.members, group.done, lost)
-            rows = self._outbox.between(group.done, upto)
+            members = self._standing(group.members, group.settled_snapshot, lost)
+            rows = self._outbox.between(group.settled_snapshot, window_snapshot)
             if not members or not (rows or len(tips) > 1):
                 continue
             most = 0 if group.cautious else self._settings.limits.small_rows
@@ -209,24 +211,24 @@ class MemoryStore:
             events = self._outbox.routed(rows, members)
             having = tuple(lease for lease in members if lease.key in events)
             moving = tuple(lease for lease in members if lease not in having)
-            window = Window(group.done, upto)
+            window = Window(group.settled_snapshot, window_snapshot)
             for lease in members:
                 self._outbox.cursors[lease.key].look(window, has_events=lease in having)
             if having:
                 opened.append(Opened(window, having, events))
             if moving:
-                advanced.append(Advanced(upto, moving))
+                advanced.append(Advanced(window_snapshot, moving))
         for each in measured:
-            members = self._standing(each.members, each.window.done, lost)
+            members = self._standing(each.members, each.window.settled_snapshot, lost)
             for lease in members:
                 self._outbox.cursors[lease.key].look(each.window, has_events=True)
             if members:
                 opened.append(Opened(each.window, members, None))
         return TickResult(frozenset(lost), tuple(opened), tuple(advanced), tuple(overflowing))
 
-    def _standing(self, leases: Sequence[Lease], done: str, lost: set[CursorKey]) -> tuple[Lease, ...]:
-        """Return the leases that hold and whose cursors are closed at ``done``; add the others to ``lost``."""
-        members = tuple(lease for lease in leases if lease.key not in lost and self._at_tip(lease, done))
+    def _standing(self, leases: Sequence[Lease], settled_snapshot: str, lost: set[CursorKey]) -> tuple[Lease, ...]:
+        """Return the leases that hold and whose cursors are closed at the snapshot; add the others to ``lost``."""
+        members = tuple(lease for lease in leases if lease.key not in lost and self._at_tip(lease, settled_snapshot))
         lost.update(lease.key for lease in leases if lease not in members)
         return members
 
@@ -234,22 +236,26 @@ class MemoryStore:
         return await self._step(partial(self._measure, group))
 
     def _measure(self, group: CursorGroup) -> Window | None:
-        if not self._standing(group.members, group.done, set()):
+        if not self._standing(group.members, group.settled_snapshot, set()):
             return None
-        upto = str(self._outbox.snapshot())
-        rows = self._outbox.between(group.done, upto)
-        return Window(group.done, upto, rows[0].event.id, rows[-1].event.id)
+        window_snapshot = str(self._outbox.snapshot())
+        rows = self._outbox.between(group.settled_snapshot, window_snapshot)
+        return Window(group.settled_snapshot, window_snapshot, rows[0].event.id, rows[-1].event.id)
 
-    def _at_tip(self, lease: Lease, done: str) -> bool:
+    def _at_tip(self, lease: Lease, settled_snapshot: str) -> bool:
         cursor = self._outbox.cursors[lease.key]
-        return self._outbox.lease_holds(lease) and cursor.upto is None and cursor.done == done
+        return (
+            self._outbox.lease_holds(lease)
+            and cursor.window_snapshot is None
+            and cursor.settled_snapshot == settled_snapshot
+        )
 
     def _settle(self, settlement: Settlement) -> bool:
         cursor = self._outbox.cursors.get(settlement.lease.key)
         if cursor is None or not self._outbox.lease_holds(settlement.lease):
             return False
-        if settlement.upto is not None:
-            if cursor.upto != settlement.upto:
+        if settlement.window_snapshot is not None:
+            if cursor.window_snapshot != settlement.window_snapshot:
                 return False
             cursor.settle(settlement)
         if settlement.in_hand is not None:
@@ -261,9 +267,14 @@ class MemoryStore:
         return await self._step(partial(self._read, window, members, after, self._settings.limits.after(deaths)))
 
     def _read(self, window: Window, members: Sequence[Lease], after: int, limits: ReadLimits) -> Chunk:
-        if not any(self._outbox.lease_holds(m) and self._outbox.cursors[m.key].upto == window.upto for m in members):
+        if not any(
+            self._outbox.lease_holds(m) and self._outbox.cursors[m.key].window_snapshot == window.window_snapshot
+            for m in members
+        ):
             return Chunk({}, after, last=True)
-        rows = [row for row in self._outbox.between(window.done, window.upto) if row.event.id > after]
+        rows = [
+            row for row in self._outbox.between(window.settled_snapshot, window.window_snapshot) if row.event.id > after
+        ]
         stretch = rows[:1]
         for row in rows[1:]:
             if len(stretch) == limits.rows or _size([*stretch, row]) > limits.bytes:
@@ -352,7 +363,9 @@ class MemoryStore:
         found = outbox.subscriptions[number]
         cursors = {key.partition: row for key, row in outbox.cursors.items() if key.subscription == number}
         everything = outbox.between("3:3:", str(outbox.snapshot()))
-        unseen = [r for r in everything if any(not Snapshot.parse(c.done).sees(r.xid) for c in cursors.values())]
+        unseen = [
+            r for r in everything if any(not Snapshot.parse(c.settled_snapshot).sees(r.xid) for c in cursors.values())
+        ]
         waiting: dict[int, list[MemoryRow]] = defaultdict(list)
         for row in unseen[:bound]:
             partition = row.event.slot % found.subscription.partitions

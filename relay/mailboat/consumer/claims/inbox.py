@@ -6,7 +6,7 @@ The mark also decides between two consumers with the same event: the second one 
 ``InboxClaims`` counts attempts. Each process has one row with the events that it is handling and a lease, renewed in a
 thread. A process that dies leaves its row behind; the next claim of any process counts an attempt for each of its
 events that has no mark. So the smooth path costs one statement per claim call, and only failed events have rows of
-their own. The functions are in ``store/schema/migrations/0002_consumers.sql``.
+their own. The functions are in ``store/schema/migrations/0001_schema/80_inbox.sql``.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class ParkedEvent(NamedTuple):
     attempts: int
     next_attempt_at: datetime | None
     blocked: bool
-    doomed: bool
+    pending_dead_letter: bool
     replay: bool
     reason: str | None
     last_error: str | None
@@ -62,7 +62,7 @@ class WholeParkedEvent(NamedTuple):
     attempts: int
     next_attempt_at: datetime | None
     blocked: bool
-    doomed: bool
+    pending_dead_letter: bool
     replay: bool
     reason: str | None
     last_error: str | None

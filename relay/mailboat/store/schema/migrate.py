@@ -1,8 +1,9 @@
 """Migration of a database to the schema that this version of Mailboat needs.
 
-This module owns only the ledger ``mailboat.migrations``. The schema is defined in ``mailboat/migrations``, one numbered
-file per step, never changed once released. A run is one transaction under a lock on the ledger, so any number of relays
-may start at once, and a relay that dies during a run leaves nothing behind.
+This module owns only the ledger ``mailboat.migrations``. The schema is defined in ``migrations/``: a step is a
+numbered file, or a numbered folder of files that are applied in the order of their names. It is never changed once
+released. A run is one transaction under a lock on the ledger, so any number of relays may start at once, and a relay
+that dies during a run leaves nothing behind.
 
 A run first checks without a lock whether steps are pending. If none are, it takes no lock and writes at most missing
 time partitions, so that relays can reconnect while another process migrates or holds the lock. The wait for the lock is
@@ -18,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from importlib.resources.abc import Traversable
 from typing import Final
 
 import psycopg
@@ -41,7 +43,7 @@ _LOCKED = (
 """Errors of a migration while another one holds the lock or creates the schema."""
 
 _SQL = statements("schema")
-_FILE = re.compile(r"^(\d{4})_\w+\.sql$")
+_STEP = re.compile(r"^(\d{4})_\w+(\.sql)?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class MigrationReport:
     outbox: str
     """The outbox's name as spelled by Postgres, by which cursors and subscriptions refer to it."""
     applied: tuple[str, ...]
-    """The files applied by this run; empty if the schema was up to date."""
+    """The steps applied by this run; empty if the schema was up to date."""
     missing_roles: tuple[str, ...]
     """Group roles that the migrating user was not allowed to create."""
 
@@ -92,11 +94,16 @@ def known_migrations() -> tuple[Migration, ...]:
     """Return the steps of this version of Mailboat, in order."""
     folder = resources.files("mailboat.store.schema") / "migrations"
     found = (
-        Migration(int(match[1]), entry.name, entry.read_text(encoding="utf-8"))
+        Migration(int(match[1]), entry.name, _script(entry))
         for entry in folder.iterdir()
-        if (match := _FILE.match(entry.name))
+        if (match := _STEP.match(entry.name))
     )
     return tuple(sorted(found, key=lambda migration: migration.version))
+
+
+def _script(step: Traversable) -> str:
+    files = sorted(step.iterdir(), key=lambda file: file.name) if step.is_dir() else [step]
+    return "\n".join(file.read_text(encoding="utf-8") for file in files)
 
 
 def pending(known: Sequence[Migration], applied: Sequence[Applied]) -> tuple[Migration, ...]:

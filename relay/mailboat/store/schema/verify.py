@@ -30,7 +30,7 @@ DAYS_AHEAD = 7
 MOST_COUNTED = 100_000
 """Rows at which counting stops."""
 
-BOOKKEEPING = ("relays", "doorbells", "subscriptions", "cursors", "parked", "dead_letters")
+BOOKKEEPING = ("relays", "wakeup_requests", "subscriptions", "cursors", "parked", "dead_letters")
 """Tables that a relay writes to."""
 
 
@@ -203,12 +203,12 @@ class _Inspection:
                 name,
                 f"alter table {name} disable row level security;  -- or: alter role <the relay's user> bypassrls;",
             )
-        if not relation["rings"]:
+        if not relation["notifies"]:
             yield Finding(
                 "no trigger wakes a sleeping relay (events would wait for the next poll)",
                 name,
-                f"create trigger mailboat_ring after insert on {name} for each statement"
-                f" execute function mailboat.ring('{name}');",
+                f"create trigger mailboat_notify after insert on {name} for each statement"
+                f" execute function mailboat.notify_on_insert('{name}');",
             )
         ((registered,),) = await self._rows("registered", outbox=self._outbox)
         if not registered:

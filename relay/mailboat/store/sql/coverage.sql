@@ -28,7 +28,7 @@ where s.outbox = %(outbox)s and s.name = any (%(names)s::text[]) and s.retired_a
   and (select c.relkind = 'p' from pg_class as c where c.oid = to_regclass(%(outbox)s))
   and not exists (select from mailboat.cursors as c
                   where c.subscription_id = s.id
-                    and (c.upto is not null or not pg_visible_in_snapshot(newest.xid, c.done)))
-  and not exists (select from mailboat.cursors as c join {rows} as e on e.id = c.hi
+                    and (c.window_snapshot is not null or not pg_visible_in_snapshot(newest.xid, c.settled_snapshot)))
+  and not exists (select from mailboat.cursors as c join {rows} as e on e.id = c.highest_settled_id
                   where c.subscription_id = s.id and e.created_at > clock_timestamp() - interval '1 day')
 order by s.name

@@ -54,7 +54,7 @@ from renewed
 
 -- name: leave
 -- A relay that stops in good order is not waited for.
-with gone as (delete from mailboat.doorbells where relay = %(relay)s)
+with gone as (delete from mailboat.wakeup_requests where relay = %(relay)s)
 delete from mailboat.relays where id = %(relay)s and incarnation = %(incarnation)s
 
 -- name: lock
@@ -84,7 +84,7 @@ gone as (
     returning id
 ),
 bell as (
-    delete from mailboat.doorbells where relay in (select id from gone)
+    delete from mailboat.wakeup_requests where relay in (select id from gone)
 )
 select id from gone
 
@@ -111,15 +111,15 @@ update mailboat.cursors as c
 set owner = %(relay)s,
     epoch = gen_random_uuid(),
     released = false,
-    resumes = case
-        when c.released or c.owner = %(relay)s or free.paused then c.resumes
-        when c.upto is null then 1
-        else c.resumes + 1
+    crash_count = case
+        when c.released or c.owner = %(relay)s or free.paused then c.crash_count
+        when c.window_snapshot is null then 1
+        else c.crash_count + 1
     end
 from free
 where c.subscription_id = free.subscription_id and c.partition = free.partition
-returning c.subscription_id, c.partition, c.epoch::text, c.done::text, c.upto::text, c.lowest, c.highest, c.position,
-          c.sequence, c.resumes, c.debts is not null
+returning c.subscription_id, c.partition, c.epoch::text, c.settled_snapshot::text, c.window_snapshot::text, c.lowest, c.highest,
+          c.position, c.sequence, c.crash_count, c.previous_layout is not null
 
 -- name: release
 -- Lets go in good order: the next owner takes over at once and counts no resume.
@@ -149,15 +149,15 @@ set assigned_to = %(relay)s
 from valid
 where c.subscription_id = valid.id and c.partition = %(partition)s and c.assigned_to is distinct from %(relay)s
 
--- name: doorbell
--- Writers ring while `rings` is true and the relay is alive.
-insert into mailboat.doorbells (relay, outbox, rings)
-values (%(relay)s, %(outbox)s, %(rings)s)
-on conflict (relay) do update set outbox = excluded.outbox, rings = excluded.rings
-where (mailboat.doorbells.outbox, mailboat.doorbells.rings) is distinct from (excluded.outbox, excluded.rings)
+-- name: request_wakeup
+-- Writers notify while `active` is true and the relay is alive.
+insert into mailboat.wakeup_requests (relay, outbox, active)
+values (%(relay)s, %(outbox)s, %(active)s)
+on conflict (relay) do update set outbox = excluded.outbox, active = excluded.active
+where (mailboat.wakeup_requests.outbox, mailboat.wakeup_requests.active) is distinct from (excluded.outbox, excluded.active)
 
 -- name: horizon
--- The next transaction id: whoever is open below it may have looked at the doorbell before it was hung out.
+-- The next transaction id: a transaction below it that is still open may not have seen the request.
 select pg_snapshot_xmax(pg_current_snapshot())::text
 
 -- name: undecided

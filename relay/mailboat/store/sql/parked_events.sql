@@ -5,7 +5,7 @@
 -- Parked events with their place in the queue of their key (1: the head) and how many wait behind them. Where no order is
 -- kept, nobody waits behind anybody: each has a time of its own.
 select r.ordinal, s.name, r.subscription_id, r.partition, r.event_id::text, r.event_type, r.key, r.attempts,
-       r.next_attempt_at, r.blocked, r.doomed, r.replay, r.reason, r.last_error, r.parked_at, r.place, r.length - r.place
+       r.next_attempt_at, r.blocked, r.pending_dead_letter, r.replay, r.reason, r.last_error, r.parked_at, r.place, r.length - r.place
 from (
     select p.*, row_number() over (queue order by {queue_order}) as place, count(*) over queue as length
     from mailboat.parked as p
@@ -19,7 +19,7 @@ limit %(limit)s
 -- name: parked_whole
 -- Everything about them, payload and all. A time of creation that Python has no number for is left out.
 select r.ordinal, s.name, r.partition, r.sequence, r.event_id::text, r.event_type, r.aggregate_type, r.aggregate_id, r.key,
-       r.attempts, r.next_attempt_at, r.blocked, r.doomed, r.replay, r.reason, r.last_error, r.first_failed_at,
+       r.attempts, r.next_attempt_at, r.blocked, r.pending_dead_letter, r.replay, r.reason, r.last_error, r.first_failed_at,
        r.last_failed_at, r.parked_at,
        case when r.created_at between timestamptz '0001-01-02 00:00:00+00' and timestamptz '9999-12-30 00:00:00+00' then r.created_at end,
        r.content_type, r.headers::text, r.tags, r.traceparent, r.payload

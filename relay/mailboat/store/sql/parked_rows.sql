@@ -20,7 +20,7 @@ coalesce(series_generation, (select s.generation from mailboat.subscriptions as 
 
 -- name: due
 -- Heads whose time has come, oldest first: at least one, then so many and so many bytes as a relay has room for.
-select {columns}, ordinal, sequence, {series}, attempts, replay, suspect, blocked, doomed,
+select {columns}, ordinal, sequence, {series}, attempts, replay, suspect, blocked, pending_dead_letter,
        reason, last_error, first_failed_at::text
 from (
     select found.*, row_number() over in_order as place, sum({row_bytes}) over in_order as bytes_so_far
@@ -44,7 +44,7 @@ where subscription_id = %(subscription)s and partition = %(partition)s and next_
 
 -- name: queue
 -- A key's parked events in the order of sending, as many at a time as above.
-select {columns}, ordinal, sequence, {series}, attempts, replay, suspect, blocked, doomed,
+select {columns}, ordinal, sequence, {series}, attempts, replay, suspect, blocked, pending_dead_letter,
        reason, last_error, first_failed_at::text
 from (
     select found.*, row_number() over in_order as place, sum({row_bytes}) over in_order as bytes_so_far
@@ -64,17 +64,18 @@ order by {queue_order}
 -- name: park
 -- Sets events aside, whole.
 insert into mailboat.parked (
-    subscription_id, partition, attempts, next_attempt_at, blocked, suspect, doomed, sequence, series_partition,
+    subscription_id, partition, attempts, next_attempt_at, blocked, suspect, pending_dead_letter, sequence, series_partition,
     series_generation, first_failed_at, last_failed_at, reason, last_error, id, event_id, event_type, aggregate_type,
     aggregate_id, key, payload, content_type, headers, tags, traceparent, created_at, slot)
 values (
     %(subscription)s, %(partition)s, %(attempts)s,
-    clock_timestamp() + make_interval(secs => %(retry_in)s::float8), %(blocked)s, %(suspect)s, %(doomed)s,
+    clock_timestamp() + make_interval(secs => %(retry_in)s::float8), %(blocked)s, %(suspect)s, %(pending_dead_letter)s,
     %(sequence)s, %(partition)s, (select generation from mailboat.subscriptions where id = %(subscription)s),
     case when %(reason)s::text is not null then clock_timestamp() end,
     case when %(reason)s::text is not null then clock_timestamp() end,
     %(reason)s, %(error)s, %(id)s, %(event_id)s, %(type)s, %(aggregate_type)s, %(aggregate_id)s, %(key)s, %(payload)s,
-    %(content_type)s, mailboat.kept_headers(%(headers)s::text), %(tags)s::text::text[], %(traceparent)s, %(created_at)s::timestamptz, %(slot)s)
+    %(content_type)s, mailboat.headers_to_jsonb(%(headers)s::text), %(tags)s::text::text[], %(traceparent)s,
+    %(created_at)s::timestamptz, %(slot)s)
 
 -- name: repark
 -- Another failure of a parked event.
@@ -82,7 +83,7 @@ update mailboat.parked
 set attempts = greatest(attempts, %(attempts)s),
     next_attempt_at = clock_timestamp() + make_interval(secs => %(retry_in)s::float8),
     blocked = %(blocked)s,
-    doomed = %(doomed)s,
+    pending_dead_letter = %(pending_dead_letter)s,
     first_failed_at = coalesce(first_failed_at, clock_timestamp()),
     last_failed_at = clock_timestamp(),
     reason = coalesce(%(reason)s, reason),
@@ -128,7 +129,8 @@ select
     %(subscription)s, %(partition)s, %(attempts)s, %(sequence)s, coalesce(p.series_partition, %(partition)s),
     coalesce(p.series_generation, s.generation), %(reason)s, %(error)s, coalesce(p.first_failed_at, clock_timestamp()),
     clock_timestamp(), %(id)s, %(event_id)s, %(type)s, %(aggregate_type)s, %(aggregate_id)s, %(key)s, %(payload)s,
-    %(content_type)s, mailboat.kept_headers(%(headers)s::text), %(tags)s::text::text[], %(traceparent)s, %(created_at)s::timestamptz, %(slot)s
+    %(content_type)s, mailboat.headers_to_jsonb(%(headers)s::text), %(tags)s::text::text[], %(traceparent)s,
+    %(created_at)s::timestamptz, %(slot)s
 from mailboat.subscriptions as s
 left join mailboat.parked as p on p.subscription_id = s.id and p.ordinal = %(ordinal)s
 where s.id = %(subscription)s

@@ -22,12 +22,13 @@ select pg_current_snapshot()::text, max(e.id) from {rows} as e
 -- Cursors continue behind the highest id that they settled, up to now, by id. Those of this system too (of a subscription that
 -- was made in the copy): what was readopted looks to them as if it had always been there.
 update mailboat.cursors as c
-set done = case when %(highest)s::bigint > c.hi then '3:3:'::pg_snapshot else %(upto)s::pg_snapshot end,
-    upto = case when %(highest)s::bigint > c.hi then %(upto)s::pg_snapshot end,
-    lowest = case when %(highest)s::bigint > c.hi then c.hi + 1 end,
-    highest = case when %(highest)s::bigint > c.hi then %(highest)s::bigint end,
-    position = case when %(highest)s::bigint > c.hi then c.hi else 0 end,
-    debts = null, resumes = 0, owner = null, epoch = null, released = true, assigned_to = null,
+set settled_snapshot = case when %(highest)s::bigint > c.highest_settled_id then '3:3:'::pg_snapshot
+                            else %(window_snapshot)s::pg_snapshot end,
+    window_snapshot = case when %(highest)s::bigint > c.highest_settled_id then %(window_snapshot)s::pg_snapshot end,
+    lowest = case when %(highest)s::bigint > c.highest_settled_id then c.highest_settled_id + 1 end,
+    highest = case when %(highest)s::bigint > c.highest_settled_id then %(highest)s::bigint end,
+    position = case when %(highest)s::bigint > c.highest_settled_id then c.highest_settled_id else 0 end,
+    previous_layout = null, crash_count = 0, owner = null, epoch = null, released = true, assigned_to = null,
     system_identifier = %(system_identifier)s, timeline = %(timeline)s, database_oid = mailboat.database_oid()
 from mailboat.subscriptions as s
 where s.id = c.subscription_id and s.outbox = %(outbox)s
@@ -40,7 +41,7 @@ returning c.subscription_id
 -- are, xmin included; a restored row has the xmin of the restore. (xmin has 32 bits. An xid of 3 was given by `readopt`, and is
 -- older than every snapshot.)
 with strangers as materialized (
-    select c.hi, pg_snapshot_xmax(coalesce(c.upto, c.done)) as xmax, c.system_identifier
+    select c.highest_settled_id, pg_snapshot_xmax(coalesce(c.window_snapshot, c.settled_snapshot)) as xmax, c.system_identifier
     from mailboat.cursors as c
     join mailboat.subscriptions as s on s.id = c.subscription_id
     where s.outbox = %(outbox)s
@@ -54,9 +55,9 @@ events as materialized (
     ) as e
     union all
     select e.xid, e.xmin
-    from (select distinct hi from strangers) as place
+    from (select distinct highest_settled_id from strangers) as place
     cross join lateral (
-        select e.{xid} as xid, e.xmin from {outbox} as e where e.{id} <= place.hi order by e.{id} desc limit 100
+        select e.{xid} as xid, e.xmin from {outbox} as e where e.{id} <= place.highest_settled_id order by e.{id} desc limit 100
     ) as e
 )
 select (select count(distinct system_identifier) from strangers),
@@ -76,5 +77,5 @@ returning c.subscription_id
 
 -- name: forget_relays
 -- They served the other system.
-with gone as (delete from mailboat.doorbells where outbox = %(outbox)s)
+with gone as (delete from mailboat.wakeup_requests where outbox = %(outbox)s)
 delete from mailboat.relays where outbox = %(outbox)s

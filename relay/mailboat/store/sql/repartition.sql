@@ -14,7 +14,7 @@ select pg_is_in_recovery(),
 
 -- name: fence
 -- The old cursors, held: whoever moves them now will find them gone.
-select done::text, upto::text, position, debts
+select settled_snapshot::text, window_snapshot::text, position, previous_layout
 from mailboat.cursors
 where subscription_id = %(subscription)s
 order by partition
@@ -23,16 +23,16 @@ for update
 -- name: span
 -- S, and the ids between which the cursors may have left something undone: the arms of the tail, from the oldest on.
 with old as materialized (
-    select done from mailboat.cursors where subscription_id = %(subscription)s
+    select settled_snapshot from mailboat.cursors where subscription_id = %(subscription)s
 ),
 edge as materialized (
-    select min(pg_snapshot_xmax(done)::text::numeric)::text::xid8 as xmax from old
+    select min(pg_snapshot_xmax(settled_snapshot)::text::numeric)::text::xid8 as xmax from old
 )
 select pg_current_snapshot()::text, min(fresh.id), max(fresh.id)
 from (
     select e.id
     from {rows} as e
-    where e.xid = any (array(select distinct pg_snapshot_xip(done) from old)) and e.xid < (select xmax from edge)
+    where e.xid = any (array(select distinct pg_snapshot_xip(settled_snapshot) from old)) and e.xid < (select xmax from edge)
     union all
     select e.id
     from {rows} as e
@@ -61,19 +61,22 @@ from (
 -- are seen together, both old or both new.
 with old as (
     delete from mailboat.cursors where subscription_id = %(subscription)s
-    returning done, hi, system_identifier, timeline
+    returning settled_snapshot, highest_settled_id, system_identifier, timeline
 ),
 oldest as (
-    select done, max(hi) over () as hi, system_identifier, timeline
-    from old order by pg_snapshot_xmax(done)::text::numeric, (select count(*) from pg_snapshot_xip(done)) desc limit 1
+    select settled_snapshot, max(highest_settled_id) over () as highest_settled_id, system_identifier, timeline
+    from old
+    order by pg_snapshot_xmax(settled_snapshot)::text::numeric, (select count(*) from pg_snapshot_xip(settled_snapshot)) desc
+    limit 1
 )
-insert into mailboat.cursors (subscription_id, partition, done, upto, lowest, highest, position, hi, debts,
-                              system_identifier, timeline)
+insert into mailboat.cursors (subscription_id, partition, settled_snapshot, window_snapshot, lowest, highest, position,
+                              highest_settled_id, previous_layout, system_identifier, timeline)
 select %(subscription)s, partition,
-       case when %(lowest)s::bigint is null then %(upto)s::pg_snapshot else oldest.done end,
-       case when %(lowest)s::bigint is null then null else %(upto)s::pg_snapshot end,
-       %(lowest)s::bigint, %(highest)s::bigint, coalesce(%(lowest)s::bigint - 1, 0), coalesce(%(lowest)s::bigint - 1, oldest.hi),
-       case when %(lowest)s::bigint is null then null else %(debts)s::jsonb end,
+       case when %(lowest)s::bigint is null then %(window_snapshot)s::pg_snapshot else oldest.settled_snapshot end,
+       case when %(lowest)s::bigint is null then null else %(window_snapshot)s::pg_snapshot end,
+       %(lowest)s::bigint, %(highest)s::bigint, coalesce(%(lowest)s::bigint - 1, 0),
+       coalesce(%(lowest)s::bigint - 1, oldest.highest_settled_id),
+       case when %(lowest)s::bigint is null then null else %(previous_layout)s::jsonb end,
        oldest.system_identifier, oldest.timeline
 from oldest, generate_series(0, %(partitions)s - 1) as partition
 

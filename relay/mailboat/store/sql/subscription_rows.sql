@@ -101,7 +101,7 @@ returning id
 
 -- name: create_cursors
 -- A new subscription starts before everything, or now. What is skipped counts as settled: a rebase must not bring it back.
-insert into mailboat.cursors (subscription_id, partition, done, hi, system_identifier, timeline)
+insert into mailboat.cursors (subscription_id, partition, settled_snapshot, highest_settled_id, system_identifier, timeline)
 select %(id)s, partition, case when %(latest)s then pg_current_snapshot() else '3:3:'::pg_snapshot end,
        case when %(latest)s then coalesce((select max(e.id) from {rows} as e), 0) else 0 end,
        %(system_identifier)s, %(timeline)s
@@ -133,26 +133,26 @@ select set_config('statement_timeout', %(patience)s, true)
 -- payloads and all, with every probe. Where counting stopped each partition says so, also one that had none among the events
 -- looked at: the next one may be its own. (`offset 0`: whether an event waits is worked out once, not once per column.)
 with mine as materialized (
-    select partition, done, upto, position, debts
+    select partition, settled_snapshot, window_snapshot, position, previous_layout
     from mailboat.cursors
     where subscription_id = %(subscription)s
 ),
 edge as materialized (
-    select min(pg_snapshot_xmax(done)::text::numeric)::text::xid8 as xmax from mine
+    select min(pg_snapshot_xmax(settled_snapshot)::text::numeric)::text::xid8 as xmax from mine
 ),
 counted as materialized (
     select looked_at.partition, count(*) as events, count(*) filter (where looked_at.waits) as waiting,
            min(looked_at.created_at) filter (where looked_at.waits and isfinite(looked_at.created_at)) as oldest
     from (
         select mine.partition, found.created_at,
-               not pg_visible_in_snapshot(found.xid, mine.done)
-               and not coalesce(pg_visible_in_snapshot(found.xid, mine.upto) and found.id <= mine.position, false)
-               and not coalesce(mailboat.settled_before(mine.debts, found.slot, found.xid, found.id), false)
+               not pg_visible_in_snapshot(found.xid, mine.settled_snapshot)
+               and not coalesce(pg_visible_in_snapshot(found.xid, mine.window_snapshot) and found.id <= mine.position, false)
+               and not coalesce(mailboat.settled_before(mine.previous_layout, found.slot, found.xid, found.id), false)
                and {wanted} as waits
         from (
             select e.id, e.xid, e.slot, e.created_at, e.event_type, e.aggregate_type, e.tags
             from {rows} as e
-            where e.xid = any (array(select distinct pg_snapshot_xip(done) from mine))
+            where e.xid = any (array(select distinct pg_snapshot_xip(settled_snapshot) from mine))
               and e.xid < (select xmax from edge)
             union all
             select e.id, e.xid, e.slot, e.created_at, e.event_type, e.aggregate_type, e.tags

@@ -79,7 +79,7 @@ with latest as materialized (
     limit 1
 )
 select s.name,
-       case when bool_or(c.debts is not null) then 'is being repartitioned'
+       case when bool_or(c.previous_layout is not null) then 'is being repartitioned'
             when bool_or(c.system_identifier <> v.system_identifier) then 'belongs to another database system (see `mailboat rebase`)'
             when bool_or(c.timeline <> v.timeline) then 'was not moved since a failover'
             when bool_or(s.retired_at is not null) then 'was deleted, and its progress is kept for 24 hours (`mailboat forget` ends that)'
@@ -89,13 +89,13 @@ cross join (select (select system_identifier from pg_control_system()) as system
                    ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer as timeline) v
 join mailboat.subscriptions s on s.outbox = %(outbox)s
 join mailboat.cursors c on c.subscription_id = s.id
-where c.debts is not null
+where c.previous_layout is not null
    or c.system_identifier <> v.system_identifier
    or c.timeline <> v.timeline
-   or l.xid >= pg_snapshot_xmin(c.done) and exists (
+   or l.xid >= pg_snapshot_xmin(c.settled_snapshot) and exists (
         select from {rows} e
         where e.created_at >= %(lower)s and e.created_at < %(upper)s
-          and e.xid >= pg_snapshot_xmin(c.done) and not pg_visible_in_snapshot(e.xid, c.done)
+          and e.xid >= pg_snapshot_xmin(c.settled_snapshot) and not pg_visible_in_snapshot(e.xid, c.settled_snapshot)
           and e.slot %% s.partitions = c.partition)
 group by s.name
 order by s.name
@@ -110,9 +110,9 @@ cross join lateral (
     from (
         select from {rows} e
         where e.created_at >= %(lower)s and e.created_at < %(upper)s
-          and not pg_visible_in_snapshot(e.xid, c.done)
+          and not pg_visible_in_snapshot(e.xid, c.settled_snapshot)
           and e.slot %% s.partitions = c.partition
-          and not (c.upto is not null and pg_visible_in_snapshot(e.xid, c.upto) and e.id <= c.position)
+          and not (c.window_snapshot is not null and pg_visible_in_snapshot(e.xid, c.window_snapshot) and e.id <= c.position)
         limit %(bound)s + 1
     ) e
 ) n

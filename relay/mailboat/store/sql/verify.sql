@@ -39,7 +39,8 @@ select c.relkind::text as kind,
         limit 1) as sequence,
        row_security_active(c.oid) as hides_rows,
        exists (select from pg_trigger t join pg_proc f on f.oid = t.tgfoid join pg_namespace fn on fn.oid = f.pronamespace
-               where t.tgrelid = c.oid and t.tgenabled <> 'D' and fn.nspname = 'mailboat' and f.proname = 'ring') as rings
+               where t.tgrelid = c.oid and t.tgenabled <> 'D' and fn.nspname = 'mailboat'
+                 and f.proname = 'notify_on_insert') as notifies
 from pg_class c
 join pg_namespace n on n.oid = c.relnamespace
 where c.oid = to_regclass(%(outbox)s)

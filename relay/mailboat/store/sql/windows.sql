@@ -2,10 +2,10 @@
 --
 -- The two arms are a UNION ALL because an OR reads the whole retained table on every poll.
 --
--- A relay stores P (`done`) of an idle cursor only every few seconds. Until then it has the current P in memory and passes it as a
--- parameter, with the epoch checked. A P in memory is valid only as long as its connection: after a crash or a failover the
--- server assigns the same transaction ids again. Behind a pooler, a connection hides a crash, so there every P is stored at once,
--- and compared with the stored one (`pooled`).
+-- A relay stores P (`settled_snapshot`) of an idle cursor only every few seconds. Until then it has the current P in memory and
+-- passes it as a parameter, with the epoch checked. A P in memory is valid only as long as its connection: after a crash or a
+-- failover the server assigns the same transaction ids again. Behind a pooler, a connection hides a crash, so there every P is
+-- stored at once, and compared with the stored one (`pooled`).
 
 -- name: planner
 -- Settings of a connection that reads windows, without a pooler. No bitmaps: they are built completely, a day of index entries,
@@ -27,22 +27,22 @@ select set_config('jit', 'off', true),
        (select system_identifier from pg_control_system())
 
 -- name: tail
--- The events that became visible since the group's `done`, by transaction id, up to a limit. The result has at least one row, with
--- the snapshot. It has no row if this relay lost the lease of the cursor; that says nothing about events. If there are too many rows
--- or bytes for one read, the result has no events, only their number. `stray`: a time partition that the statement leaves out has
--- rows, so the result is void.
+-- The events that became visible since the group's `settled_snapshot`, by transaction id, up to a limit. The result has at least
+-- one row, with the snapshot. It has no row if this relay lost the lease of the cursor; that says nothing about events. If there
+-- are too many rows or bytes for one read, the result has no events, only their number. `stray`: a time partition that the
+-- statement leaves out has rows, so the result is void.
 -- Last column: the server process.
 with tip as materialized (
-    select %(done)s::text::pg_snapshot as done
+    select %(settled_snapshot)s::text::pg_snapshot as settled_snapshot
     from mailboat.cursors
-    where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s and upto is null
-      and (not %(pooled)s or done::text = %(done)s)
+    where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s and window_snapshot is null
+      and (not %(pooled)s or settled_snapshot::text = %(settled_snapshot)s)
 ),
 fresh as materialized (
     {late_arm}
     select e.*
     from {rows} as e
-    where e.xid >= (select pg_snapshot_xmax(done) from tip)
+    where e.xid >= (select pg_snapshot_xmax(settled_snapshot) from tip)
       and e.xid < pg_snapshot_xmax(pg_current_snapshot())
       and pg_visible_in_snapshot(e.xid, pg_current_snapshot()) {occupied}
     limit %(limit)s
@@ -60,10 +60,10 @@ left join fresh as found on not total.too_much and {wanted}
 order by found.id
 
 -- name: late_arm
--- The first arm of the tail: transactions that were running in `done`. Left out if there were none.
+-- The first arm of the tail: transactions that were running in `settled_snapshot`. Left out if there were none.
 select e.*
     from {rows} as e
-    where e.xid = any (array(select pg_snapshot_xip(done) from tip))
+    where e.xid = any (array(select pg_snapshot_xip(settled_snapshot) from tip))
       and pg_visible_in_snapshot(e.xid, pg_current_snapshot()) {occupied}
     union all
 
@@ -106,15 +106,15 @@ from children c
 having bool_and(c.plain) and (select before from ahead) is not null
 
 -- name: span
--- Where to walk: from the lowest to the highest id of what became visible since the group's `done`. Late events, whose
--- transactions were open at `done`, may lie far back, with all that was settled since in between; where they are few the walk
--- begins behind them, and `late` reads them by transaction. `offset 0` is a fence: without it the planner walks the primary
--- key from its beginning to find a minimum.
+-- Where to walk: from the lowest to the highest id of what became visible since the group's `settled_snapshot`. Late events, whose
+-- transactions were open at `settled_snapshot`, may lie far back, with all that was settled since in between; where they are few
+-- the walk begins behind them, and `late` reads them by transaction. `offset 0` is a fence: without it the planner walks the
+-- primary key from its beginning to find a minimum.
 with tip as materialized (
-    select %(done)s::text::pg_snapshot as done
+    select %(settled_snapshot)s::text::pg_snapshot as settled_snapshot
     from mailboat.cursors
-    where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s and upto is null
-      and (not %(pooled)s or done::text = %(done)s)
+    where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s and window_snapshot is null
+      and (not %(pooled)s or settled_snapshot::text = %(settled_snapshot)s)
 )
 select pg_current_snapshot()::text,
        case when count(*) filter (where fresh.late) < %(limit)s
@@ -126,12 +126,12 @@ select pg_current_snapshot()::text,
 from (
     select found.id, true as late, {row_bytes} as bytes
     from {rows} as found
-    where found.xid = any (array(select pg_snapshot_xip(done) from tip))
+    where found.xid = any (array(select pg_snapshot_xip(settled_snapshot) from tip))
       and pg_visible_in_snapshot(found.xid, pg_current_snapshot())
     union all
     select e.id, false, 0
     from {rows} as e
-    where e.xid >= (select pg_snapshot_xmax(done) from tip)
+    where e.xid >= (select pg_snapshot_xmax(settled_snapshot) from tip)
       and e.xid < pg_snapshot_xmax(pg_current_snapshot())
       and pg_visible_in_snapshot(e.xid, pg_current_snapshot())
     offset 0
@@ -141,27 +141,27 @@ from (
 -- Opens a window for the members that have events in it. They are about to be published, so the commit waits until the transaction
 -- is as durable as the outbox promises.
 update mailboat.cursors as c
-set done     = %(done)s::text::pg_snapshot,
-    upto     = %(upto)s::text::pg_snapshot,
-    lowest   = %(lowest)s::bigint,
-    highest  = %(highest)s::bigint,
+set settled_snapshot = %(settled_snapshot)s::text::pg_snapshot,
+    window_snapshot = %(window_snapshot)s::text::pg_snapshot,
+    lowest = %(lowest)s::bigint,
+    highest = %(highest)s::bigint,
     position = 0,
-    resumes  = 0,
+    crash_count = 0,
     timeline = %(timeline)s
 from unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::uuid[]) as m (subscription_id, partition, epoch)
 where c.subscription_id = m.subscription_id and c.partition = m.partition and c.epoch = m.epoch
-  and c.upto is null and (not %(pooled)s or c.done::text = %(done)s)
+  and c.window_snapshot is null and (not %(pooled)s or c.settled_snapshot::text = %(settled_snapshot)s)
 returning c.subscription_id, c.partition, set_config('synchronous_commit', %(level)s, true)
 
 -- name: advance
--- Stores the `done` of closed cursors that had no events up to it.
+-- Stores the `settled_snapshot` of closed cursors that had no events up to it.
 update mailboat.cursors as c
-set done     = %(done)s::text::pg_snapshot,
+set settled_snapshot = %(settled_snapshot)s::text::pg_snapshot,
     position = 0,
-    resumes  = 0,
+    crash_count = 0,
     timeline = %(timeline)s
 from unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::uuid[]) as m (subscription_id, partition, epoch)
-where c.subscription_id = m.subscription_id and c.partition = m.partition and c.epoch = m.epoch and c.upto is null
+where c.subscription_id = m.subscription_id and c.partition = m.partition and c.epoch = m.epoch and c.window_snapshot is null
 
 -- name: standing
 -- Which cursors still are in this window, under this owner. One of them then reads for all: it must not be one that was lost,
@@ -171,16 +171,16 @@ from mailboat.cursors as c
 join unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::uuid[])
      as m (subscription_id, partition, epoch)
   on c.subscription_id = m.subscription_id and c.partition = m.partition and c.epoch = m.epoch
-where c.upto::text = %(upto)s
+where c.window_snapshot::text = %(window_snapshot)s
 
 -- name: small_window
 -- A window of at most one read, again (after a restart, or by a new owner): the same events in the same order. At least one,
 -- then as many as this relay reads at once, which may be less than before. Last column: how many there are.
 with w as materialized (
-    select done, upto
+    select settled_snapshot, window_snapshot
     from mailboat.cursors
     where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s
-      and upto::text = %(upto)s
+      and window_snapshot::text = %(window_snapshot)s
 )
 select {columns}{also_routes}, found.events
 from (
@@ -190,14 +190,14 @@ from (
         from (
             select e.*
             from {rows} as e
-            where e.xid = any (array(select pg_snapshot_xip(done) from w))
-              and pg_visible_in_snapshot(e.xid, (select upto from w))
+            where e.xid = any (array(select pg_snapshot_xip(settled_snapshot) from w))
+              and pg_visible_in_snapshot(e.xid, (select window_snapshot from w))
             union all
             select e.*
             from {rows} as e
-            where e.xid >= (select pg_snapshot_xmax(done) from w)
-              and e.xid < (select pg_snapshot_xmax(upto) from w)
-              and pg_visible_in_snapshot(e.xid, (select upto from w))
+            where e.xid >= (select pg_snapshot_xmax(settled_snapshot) from w)
+              and e.xid < (select pg_snapshot_xmax(window_snapshot) from w)
+              and pg_visible_in_snapshot(e.xid, (select window_snapshot from w))
         ) as found
         where found.id > %(after)s and {wanted}
     ) as found
@@ -210,10 +210,10 @@ order by found.id
 -- The events of a large window that lie before its walk, as many at a time as above. By transaction and not by id, whatever the
 -- planner thinks of it.
 with w as materialized (
-    select done, upto, lowest
+    select settled_snapshot, window_snapshot, lowest
     from mailboat.cursors
     where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s
-      and upto::text = %(upto)s
+      and window_snapshot::text = %(window_snapshot)s
 )
 select {columns}{also_routes}, found.events
 from (
@@ -223,8 +223,8 @@ from (
         from (
             select e.*
             from {rows} as e
-            where e.xid = any (array(select pg_snapshot_xip(done) from w))
-              and pg_visible_in_snapshot(e.xid, (select upto from w))
+            where e.xid = any (array(select pg_snapshot_xip(settled_snapshot) from w))
+              and pg_visible_in_snapshot(e.xid, (select window_snapshot from w))
             offset 0
         ) as found
         where found.id > %(after)s and found.id < (select lowest from w) and {wanted}
@@ -241,7 +241,7 @@ with w as materialized (
     select highest
     from mailboat.cursors
     where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s
-      and upto::text = %(upto)s
+      and window_snapshot::text = %(window_snapshot)s
 )
 select max(found.id), count(*), coalesce(sum({row_bytes}) filter (where {wanted}), 0)::bigint
 from (
@@ -258,7 +258,7 @@ with w as materialized (
     select highest
     from mailboat.cursors
     where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s
-      and upto::text = %(upto)s
+      and window_snapshot::text = %(window_snapshot)s
 )
 select max(ahead.id), count(*), sum(ahead.bytes)::bigint
 from (
@@ -281,17 +281,17 @@ where ahead.place = 1 or ahead.bytes_so_far <= %(max_bytes)s
 -- name: large_window
 -- A stretch of a large window, along the primary key.
 with w as materialized (
-    select done, upto, debts
+    select settled_snapshot, window_snapshot, previous_layout
     from mailboat.cursors
     where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s
-      and upto::text = %(upto)s
+      and window_snapshot::text = %(window_snapshot)s
 )
 select {columns}{also_routes}
 from (
     select e.*
     from {rows} as e
     where e.id > %(after)s and e.id <= %(reach)s
-      and pg_visible_in_snapshot(e.xid, (select upto from w))
+      and pg_visible_in_snapshot(e.xid, (select window_snapshot from w))
       and {undone}
     order by e.id
 ) as found
@@ -302,20 +302,20 @@ order by found.id
 -- Plain progress of many cursors at once. A cursor whose epoch or window is another by now stays as it is. Losing it costs
 -- duplicates only, so the commit waits for nothing, unless a later statement of the transaction says otherwise.
 update mailboat.cursors as c
-set done     = case when s.closes then c.upto else c.done end,
-    upto     = case when s.closes then null else c.upto end,
-    lowest   = case when s.closes then null else c.lowest end,
-    highest  = case when s.closes then null else c.highest end,
-    debts    = case when s.closes then null else c.debts end,
+set settled_snapshot = case when s.closes then c.window_snapshot else c.settled_snapshot end,
+    window_snapshot = case when s.closes then null else c.window_snapshot end,
+    lowest = case when s.closes then null else c.lowest end,
+    highest = case when s.closes then null else c.highest end,
+    previous_layout = case when s.closes then null else c.previous_layout end,
     position = case when s.closes then 0 else greatest(c.position, s.position) end,
-    hi       = greatest(c.hi, s.position),
+    highest_settled_id = greatest(c.highest_settled_id, s.position),
     sequence = s.sequence,
-    resumes  = 0
-from unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::uuid[], %(uptos)s::text[],
+    crash_count = 0
+from unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::uuid[], %(window_snapshots)s::text[],
             %(positions)s::bigint[], %(sequences)s::bigint[], %(closes)s::boolean[])
-     as s (subscription_id, partition, epoch, upto, position, sequence, closes)
+     as s (subscription_id, partition, epoch, window_snapshot, position, sequence, closes)
 where c.subscription_id = s.subscription_id and c.partition = s.partition and c.epoch = s.epoch
-  and c.upto::text = s.upto
+  and c.window_snapshot::text = s.window_snapshot
 returning c.subscription_id, c.partition, set_config('synchronous_commit', 'off', true)
 
 -- name: fence

@@ -1,0 +1,288 @@
+-- The schema of Mailboat: the files of this folder, in the order of their names, are one migration. Nothing is released yet, so
+-- they may still change. From the first release on they do not, and every change is a migration of its own.
+--
+--   10_tables     all tables, with the two functions that their columns use
+--   20_outbox     how an outbox table is made and supplied with time partitions
+--   30_emit       mailboat.emit(...): writing events
+--   40_wakeup     NOTIFY while a relay or a consumer is idle
+--   50_windows    reading the events of a window
+--   60_parked     events that failed: parked, retried, dead
+--   65_attempts   counting attempts that a rollback must not undo
+--   70_pull       mailboat.pull(...): events and progress in the consumer's transaction
+--   75_consumers  heartbeat, maintenance, settings and lag of consumers that pull
+--   80_inbox      mailboat.once(...) and the inbox of consumers behind a broker
+--   90_rights     roles, grants, and the triggers that check them
+
+-- Every function has a path of its own (`set search_path`), or a body that was bound when it was made (`return …`), or names the
+-- schema of everything it uses, operators included (where every insert pays: a path costs 3 µs per call). What a user's path leads
+-- to, anybody with CREATE on a schema of that path decides. So this script has one too, for whoever runs it by hand.
+set local search_path = pg_catalog, pg_temp;
+
+-- One schema, `mailboat`, whatever the outbox tables are called.
+create schema if not exists mailboat;
+
+comment on schema mailboat is 'Mailboat: transactional outbox and the progress of its relays. Managed by `mailboat migrate`.';
+
+-- Our own hash: built-in ones may change between versions of Postgres, and with them every partition of every key.
+-- sha256 rather than md5, which servers in FIPS mode refuse. 31 bits, so that it is a non-negative integer anywhere.
+-- Doubling the backslashes makes the text's own bytes come out of the cast to bytea, as convert_to would give them; but
+-- convert_to is only STABLE. In PL/pgSQL, because Postgres prepares the expression of a generated column anew for every insert
+-- statement: a function in SQL is parsed and inlined each time, twice in a partitioned table (30 µs each; this one 3 µs).
+create function mailboat.key_slot(key text, id bigint) returns integer
+    language plpgsql immutable parallel safe
+as $$
+begin
+    if key is null then
+        return (id operator(pg_catalog.%) 2147483647)::integer;
+    end if;
+    return ('x' operator(pg_catalog.||) pg_catalog.encode(
+        pg_catalog.substr(pg_catalog.sha256(pg_catalog.replace(key, '\', '\\')::pg_catalog.bytea), 1, 4), 'hex')
+    )::bit(32)::integer operator(pg_catalog.&) 2147483647;
+end
+$$;
+
+comment on function mailboat.key_slot(text, bigint) is
+    'The first 31 of the key''s SHA-256 bits (without a key: a spread of the id). slot % partitions is the partition.';
+
+-- The identifier of this database: unlike its name, a restored copy on the same server has another one.
+create function mailboat.database_oid() returns oid
+    language sql stable
+    return (select oid from pg_database where datname = current_database());
+
+-- Which tables are outboxes. `mailboat.create_outbox` adds one.
+create table mailboat.outboxes (
+    name        text primary key,                       -- schema-qualified, as to_regclass understands it
+    writer      text not null default 'mailboat_writer',  -- the role that may emit
+    relay       text not null default 'mailboat_relay', -- the role that may read events and keep progress
+    created_at  timestamptz not null default now()
+);
+
+-- One row per relay process: its heartbeat renews every lease it holds at once.
+create table mailboat.relays (
+    id            text primary key,
+    incarnation   uuid not null,                        -- one per process start
+    outbox        text not null references mailboat.outboxes,
+    address       text not null default '',             -- where its HTTP side listens
+    serves        bigint[] not null default '{}',       -- subscriptions it is configured for
+    session_lock  boolean not null,                     -- holds the advisory lock; false behind a pooler
+    beat_at       timestamptz not null,
+    expires_at    timestamptz not null,
+    started_at    timestamptz not null default now()
+) with (fillfactor = 50);
+
+-- Relays that request NOTIFY just now. Writers never read this table (see mailboat.notify_on_insert).
+create table mailboat.wakeup_requests (
+    relay   text primary key,
+    outbox  text not null,
+    active  boolean not null
+) with (fillfactor = 10);
+
+-- One row per EventSubscription.
+create table mailboat.subscriptions (
+    id                     bigint generated always as identity primary key,
+    outbox                 text not null references mailboat.outboxes,
+    name                   text not null,               -- namespace/name of the resource
+    uid                    text not null default '',    -- of the resource that declared it last
+    state                  text not null default 'Running' check (state in ('Running', 'Paused')),
+    declared_state         text not null default 'Running',  -- what the resource said last; a change of it wins
+    paused_reason          text,
+    partitions             integer not null check (partitions between 1 and 256),
+    generation             integer not null default 1,  -- of the partition layout; sequence numbers start anew with it
+    since_time             timestamptz,                 -- start.from: Time
+    since_id               bigint,                      -- start.from: Position
+    assignment_generation  bigint not null default 0,
+    config_version         bigint not null default 0,   -- newest configuration that named it; older ones change nothing
+    declared_by            text not null default '',    -- uid of the OutboxRelay that the subscription belongs to
+    retired_at             timestamptz,                 -- its resource was deleted; progress is kept for 24 hours
+    created_at             timestamptz not null default now(),
+    unique (outbox, name)
+);
+
+-- Progress: one small row per (subscription, partition). docs/windows.md explains the snapshots and the position.
+create table mailboat.cursors (
+    subscription_id     bigint not null references mailboat.subscriptions on delete cascade,
+    partition           integer not null,
+    settled_snapshot    pg_snapshot not null,           -- P: everything visible in it is settled
+    window_snapshot     pg_snapshot,                    -- C: end of the window that is being delivered; null: no window is open
+    lowest              bigint,                         -- ids of a large window; null: the window is small
+    highest             bigint,
+    position            bigint not null default 0,      -- within the window: settled up to this id
+    highest_settled_id  bigint not null default 0,      -- of all windows; `mailboat rebase` continues there
+    sequence            bigint not null default 0,      -- the number of the last event settled
+    crash_count         integer not null default 0,     -- relays that died at this position; 1 at most while no window is open
+    suspect_until       bigint,                         -- up to this id, a pull returns one event or group at a time
+    previous_layout     jsonb,                          -- cursors of the former layout, while it has unsettled events
+    owner               text,
+    epoch               uuid,                           -- a new one with every change of owner
+    released            boolean not null default true,  -- by the last owner, not by the end of its lease
+    assigned_to         text,                           -- the relay that should own it, by the operator's assignment
+    system_identifier   bigint not null,
+    timeline            integer not null,
+    database_oid        oid not null default mailboat.database_oid(),
+    primary key (subscription_id, partition)
+) with (fillfactor = 50);
+
+-- Events that failed and wait for their next attempt, and the later events of the same key behind them.
+-- They hold the whole event: retention of the outbox never reaches them.
+create table mailboat.parked (
+    subscription_id      bigint not null references mailboat.subscriptions on delete cascade,
+    ordinal              bigint generated always as identity,
+    partition            integer not null,
+    unit                 bigint,                        -- events handled in one transaction or not at all; null: alone
+    rank                 integer not null default 1,    -- 0: replayed, goes before what waits already
+    attempts             integer not null default 0,
+    next_attempt_at      timestamptz,                   -- null: waits behind its key's head, or blocked
+    blocked              boolean not null default false,  -- attempts used up and onExhausted is Block
+    suspect              boolean not null default false,  -- relays died while it was in flight: count before trying
+    pending_dead_letter  boolean not null default false,  -- given up; the dead-letter topic has not accepted it yet
+    replay               boolean not null default false,
+    sequence             bigint not null,
+    first_failed_at      timestamptz,
+    last_failed_at       timestamptz,
+    reason               text,
+    last_error           text,
+    id                   bigint not null,
+    event_id             uuid not null,
+    event_type           text not null,
+    aggregate_type       text,
+    aggregate_id         text,
+    key                  text,
+    payload              bytea,
+    content_type         text not null,
+    headers              jsonb,
+    tags                 text[] not null default '{}',
+    traceparent          text,
+    created_at           timestamptz not null,
+    slot                 integer not null,
+    parked_at            timestamptz not null default clock_timestamp(),
+    series_partition     integer,                       -- the series that `sequence` counts in: it survives a change of
+    series_generation    integer,                       -- the number of partitions
+    primary key (subscription_id, ordinal)
+);
+
+create index parked_due on mailboat.parked (subscription_id, partition, next_attempt_at) where next_attempt_at is not null;
+-- The queue of a key is found by a hash of the key: a long one does not fit into an index.
+create index parked_queue on mailboat.parked (subscription_id, partition, mailboat.key_slot(key, 0), rank, ordinal);
+create index parked_event on mailboat.parked (subscription_id, event_id);
+
+-- Events given up on.
+create table mailboat.dead_letters (
+    dead_id            bigint generated always as identity primary key,
+    subscription_id    bigint not null references mailboat.subscriptions on delete cascade,
+    partition          integer not null,
+    attempts           integer not null,
+    sequence           bigint not null,
+    reason             text not null,
+    last_error         text not null,
+    first_failed_at    timestamptz not null,
+    last_failed_at     timestamptz not null,
+    died_at            timestamptz not null default clock_timestamp(),
+    replayed_at        timestamptz,
+    id                 bigint not null,
+    event_id           uuid not null,
+    event_type         text not null,
+    aggregate_type     text,
+    aggregate_id       text,
+    key                text,
+    payload            bytea,
+    content_type       text not null,
+    headers            jsonb,
+    tags               text[] not null default '{}',
+    traceparent        text,
+    created_at         timestamptz not null,
+    slot               integer not null,
+    series_partition   integer,
+    series_generation  integer
+);
+create index dead_letters_subscription on mailboat.dead_letters (subscription_id, dead_id) where replayed_at is null;
+
+-- What the manifest of a pull subscription says: all that a consumer of any language needs. Written by `mailboat migrate`, by
+-- relays and by the Python kit whenever they read the manifest.
+create table mailboat.pull_policies (
+    subscription_id       bigint primary key references mailboat.subscriptions on delete cascade,
+    columns               jsonb not null,               -- Mailboat's name of a column -> the table's own, where they differ
+    event_types           text[],                       -- patterns of LIKE; null: all
+    aggregate_types       text[],
+    tags_all              text[],
+    tags_any              text[],
+    tags_none             text[],
+    ordered               boolean not null,             -- ordering: Key
+    batch_size            integer not null check (batch_size > 0),
+    group_by              text[] not null,              -- headers or tags, or {transaction}; empty: no groups
+    max_group             integer not null check (max_group > 0),
+    max_attempts          integer not null check (max_attempts > 0),
+    backoff_initial       double precision not null,    -- seconds, as are the others
+    backoff_factor        double precision not null,
+    backoff_max           double precision not null,
+    backoff_jitter        double precision not null,
+    block_when_exhausted  boolean not null,             -- onExhausted: Block
+    emit_dead_letters     boolean not null,             -- sink.pull.emitDeadLetters
+    no_handler            text not null                 -- for kits: DeadLetter or Ignore
+);
+
+-- Heartbeats of applications that pull events. Writers notify while one of them is idle.
+create table mailboat.consumers (
+    subscription_id  bigint not null references mailboat.subscriptions on delete cascade,
+    instance         text not null,
+    outbox           text not null,
+    beat_at          timestamptz not null,
+    idle_until       timestamptz not null,
+    primary key (subscription_id, instance)
+) with (fillfactor = 50);
+
+-- Refusals of events that no cursor has passed yet. The consumer's transaction was rolled back, so the event is still in its
+-- window; the next pull finds the refusal, sets the event aside and deletes the row.
+create table mailboat.refusals (
+    subscription_id  bigint not null references mailboat.subscriptions on delete cascade,
+    event_id         uuid not null,
+    failures         integer not null,                  -- attempts that count
+    returns          integer not null,                  -- pulls that ended in an orderly way: no consumer died of these
+    due_at           timestamptz,                       -- null: at once
+    final            boolean not null,                  -- no further attempt
+    reason           text,
+    error            text,
+    first_at         timestamptz not null default clock_timestamp(),
+    last_at          timestamptz not null default clock_timestamp(),
+    primary key (subscription_id, event_id)
+);
+
+-- Who may pull what, and who may mark events as handled under which name.
+create table mailboat.consumer_grants (
+    consumer  text not null,                            -- a subscription, or a name used with mailboat.once
+    outbox    text not null,                            -- of the subscription; empty: the name is of no subscription
+    role      name not null,
+    primary key (consumer, outbox, role)
+);
+
+-- Events that mailboat.once has seen.
+create table mailboat.handled (
+    consumer    text not null,
+    event_id    uuid not null,
+    handled_at  timestamptz not null default clock_timestamp(),
+    primary key (consumer, event_id)
+);
+create index handled_age on mailboat.handled (consumer, handled_at);
+
+-- Consumers behind a broker with an inbox: the events that each process is handling. A row whose time is over belonged to a
+-- process that died; its events count one attempt more.
+create table mailboat.inbox_holders (
+    consumer     text not null,
+    instance     text not null,
+    incarnation  text not null,                         -- of one process; later ones of an instance sort behind earlier ones
+    expires_at   timestamptz not null,
+    running      uuid[] not null,
+    primary key (consumer, instance, incarnation)
+) with (fillfactor = 50);
+
+-- Their events that failed or killed a process, until they are handled; dead letters until they are pruned.
+create table mailboat.inbox_attempts (
+    consumer    text not null,
+    event_id    uuid not null,
+    attempts    integer not null,
+    deaths      integer not null,                       -- attempts that ended with the death of the process
+    due_at      timestamptz,                            -- null: at once
+    dead        boolean not null default false,
+    changed_at  timestamptz not null default clock_timestamp(),
+    primary key (consumer, event_id)
+);
+create index inbox_attempts_age on mailboat.inbox_attempts (consumer, changed_at);

@@ -1,0 +1,205 @@
+-- Outbox tables: their check, their time partitions, and how one is made.
+
+-- Whether a relay can carry an event, for those who insert by hand; mailboat.emit checks the rest, and says what is wrong. One
+-- function in PL/pgSQL, because Postgres prepares a check anew for every insert statement: as an expression it costs 50 µs, so 7.
+-- PL/pgSQL prepares an expression once per transaction, so rare ones have a branch of their own.
+create function mailboat.well_formed(
+    id bigint, event_type text, aggregate_type text, aggregate_id text, key text, payload bytea, content_type text, headers jsonb,
+    tags text[], traceparent text
+) returns boolean
+    language plpgsql immutable parallel safe
+as $$
+begin
+    if headers is not null then
+        if pg_catalog.jsonb_typeof(headers) operator(pg_catalog.<>) 'object'
+           or pg_catalog.octet_length(headers::text) operator(pg_catalog.>) 262144 then
+            return false;
+        end if;
+    end if;
+    if tags operator(pg_catalog.<>) '{}' then
+        if pg_catalog.octet_length(tags::text) operator(pg_catalog.>) 262144 then
+            return false;
+        end if;
+    end if;
+    if payload is not null then
+        if pg_catalog.octet_length(payload) operator(pg_catalog.>) 16777216 then
+            return false;
+        end if;
+    end if;
+    return id operator(pg_catalog.>) 0
+        and event_type operator(pg_catalog.<>) ''
+        and greatest(pg_catalog.octet_length(event_type), pg_catalog.octet_length(aggregate_type),
+                     pg_catalog.octet_length(aggregate_id), pg_catalog.octet_length(key), pg_catalog.octet_length(content_type),
+                     pg_catalog.octet_length(traceparent)) operator(pg_catalog.<=) 1024;
+end
+$$;
+
+-- Asks the catalog's tables and not to_regclass: that one answers from a cache which may not have heard yet of what was
+-- committed while its caller waited for a lock.
+create function mailboat.has_partition(parent regclass, partition text) returns boolean
+    language sql
+    return exists (
+        select from pg_catalog.pg_inherits i join pg_catalog.pg_class c on c.oid = i.inhrelid
+        where i.inhparent = parent and c.relname = partition);
+
+-- Daily partitions, named <table>_pYYYYMMDD with bounds in UTC, from today up to `ahead`. Returns how many were made.
+-- There is no DEFAULT partition: it would have to be scanned, under a lock, for every new one.
+-- No writer waits for it: CREATE TABLE ... PARTITION OF would lock the parent against inserts, so a table is made beside it
+-- and attached, which inserts do not notice. With nothing to make it takes no lock and writes nothing.
+-- It runs with the rights of the schema's owner, and copying a table may run functions of that table (of its indexes, of the
+-- types of its columns): so it copies no table but that owner's. The owner of an outbox's schema can put another table in its
+-- place at any time. The lock keeps the table, and the last check undoes all if its name leads to another one by then.
+create function mailboat.ensure_partitions(outbox text, ahead interval default '30 days') returns integer
+    language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+    set lock_timeout = '5s'
+    set timezone = 'UTC'
+as $$
+declare
+    parent      regclass := to_regclass(outbox);
+    schema_name name;
+    table_name  name;
+    keeper      name;
+    owner       name;
+    first_day   date := clock_timestamp()::date;
+    last_day    date := (clock_timestamp() + ahead)::date;
+    partition   text;
+    qualified   text;
+    made        integer := 0;
+    day         date;
+begin
+    select n.nspname, c.relname, pg_get_userbyid(c.relowner), pg_get_userbyid(m.nspowner)
+    into schema_name, table_name, owner, keeper
+    from mailboat.outboxes o, pg_namespace m, pg_class c join pg_namespace n on n.oid = c.relnamespace
+    where to_regclass(o.name) = parent and c.oid = parent and c.relkind = 'p' and m.nspname = 'mailboat';
+    if not found then
+        raise exception 'there is no outbox %', outbox
+            using errcode = 'undefined_table', hint = format('Make it: select mailboat.create_outbox(%L);', outbox);
+    end if;
+    if owner <> keeper then
+        raise exception 'outbox % is owned by %, and partitions are made with the rights of %', outbox, owner, keeper
+            using errcode = 'insufficient_privilege',
+                  hint = format('If the table is as it should be: alter table %s owner to %I;', parent, keeper);
+    end if;
+    if ahead is null or ahead < interval '0' or ahead > interval '400 days' then
+        raise exception 'partitions can be made 0 to 400 days ahead, not %', coalesce(ahead::text, 'null')
+            using errcode = 'invalid_parameter_value';
+    end if;
+    if not exists (select from pg_inherits where inhparent = parent) then
+        first_day := first_day - 1;  -- a server clock that is set back a little must not fail the first writers
+    end if;
+
+    for day in select generate_series(first_day, last_day, interval '1 day')::date loop
+        partition := table_name || to_char(day, '"_p"YYYYMMDD');
+        continue when mailboat.has_partition(parent, partition);
+        if made = 0 then
+            -- Whoever comes second waits here, and then finds the work done. No advisory lock: anybody can hold one.
+            execute format('lock table only %s in share update exclusive mode', parent);
+            continue when mailboat.has_partition(parent, partition);
+        end if;
+        qualified := format('%I.%I', schema_name, partition);
+        if to_regclass(qualified) is not null then
+            raise exception 'table % is in the way of a new partition of %', qualified, outbox
+                using errcode = 'duplicate_table', hint = 'It is not attached to the outbox: rename it, or drop it if it is not needed.';
+        end if;
+        execute format('create table %s (like %s including defaults including generated including constraints'
+                       ' including indexes including storage including compression)', qualified, parent);
+        execute format('alter table %s attach partition %s for values from (%L) to (%L)',
+                       parent, qualified, day::timestamptz, (day + 1)::timestamptz);
+        if not mailboat.has_partition(parent, partition) then
+            raise exception 'outbox % was replaced while a partition was made for it', outbox using errcode = 'insufficient_privilege';
+        end if;
+        made := made + 1;
+    end loop;
+    return made;
+end
+$$;
+
+-- Makes an outbox table, or brings what is missing to one that is there. Returns its name as kept in mailboat.outboxes.
+-- `writer` and `relay` are the roles that have rights on it, and the only ones: mailboat_writer and mailboat_relay unless they
+-- are given. Given again, they replace those from before.
+create function mailboat.create_outbox(outbox text, writer text default null, relay text default null) returns text
+    language plpgsql
+    set search_path = pg_catalog, pg_temp
+    set lock_timeout = '10s'
+as $$
+declare
+    parts     text[] := parse_ident(outbox);
+    canonical text;
+    sequence  text;
+    keeper    name := (select pg_get_userbyid(nspowner) from pg_namespace where nspname = 'mailboat');
+begin
+    if cardinality(parts) <> 2 then
+        raise exception 'an outbox is named schema.table, not %', outbox using errcode = 'invalid_parameter_value';
+    end if;
+    if octet_length(parts[2]) > 53 then  -- room for _pYYYYMMDD within the 63 bytes of a name
+        raise exception 'the name of an outbox table has at most 53 bytes: %', parts[2] using errcode = 'name_too_long';
+    end if;
+    canonical := format('%I.%I', parts[1], parts[2]);
+    sequence := format('%I.%I', parts[1], parts[2] || '_id_seq');
+    lock table mailboat.migrations in share row exclusive mode;  -- as migrations do
+
+    if not exists (select from pg_class where relname = parts[2]
+                   and relnamespace = (select oid from pg_namespace where nspname = parts[1])) then
+        if not exists (select from pg_namespace where nspname = parts[1]) then
+            execute format('create schema %I', parts[1]);
+        end if;
+        -- Cache 1: numbers kept by a session would break the order of ids within a key.
+        execute format('create sequence %s as bigint cache 1', sequence);
+        execute format($table$
+            create table %1$s (
+                id              bigint not null default nextval(%2$L::regclass),
+                xid             xid8 not null default pg_current_xact_id(),
+                created_at      timestamptz not null default clock_timestamp(),
+                event_id        uuid not null default gen_random_uuid(),
+                event_type      text not null,
+                aggregate_type  text,
+                aggregate_id    text,
+                key             text,
+                slot            integer not null generated always as (mailboat.key_slot(key, id)) stored,
+                payload         bytea,
+                content_type    text not null default 'application/json',
+                headers         jsonb,
+                tags            text[] not null default '{}',
+                traceparent     text,
+                constraint well_formed check (mailboat.well_formed(id, event_type, aggregate_type, aggregate_id, key, payload,
+                    content_type, headers, tags, traceparent)),
+                primary key (id, created_at)
+            ) partition by range (created_at)$table$, canonical, sequence);
+        execute format('alter sequence %s owned by %s.id', sequence, canonical);
+        execute format('create index on %s (xid)', canonical);
+        execute format('create trigger mailboat_notify after insert on %s for each statement'
+                       ' execute function mailboat.notify_on_insert(%L, %L)',
+                       canonical, canonical, 'mailboat.wakeup_' || mailboat.key_slot(canonical, 0));
+        execute format('comment on table %s is %L', canonical,
+                       'A Mailboat outbox: insert events here, or call mailboat.emit(...), in the transaction they belong to.');
+        if keeper <> current_user then  -- mailboat.ensure_partitions runs as the schema's owner
+            execute format('alter table %s owner to %I', canonical, keeper);
+        end if;
+        insert into mailboat.outboxes (name, writer, relay)
+        values (canonical, coalesce(create_outbox.writer, 'mailboat_writer'), coalesce(create_outbox.relay, 'mailboat_relay'));
+        perform mailboat.grant_roles();
+    elsif not exists (select from mailboat.outboxes o where o.name = canonical) then
+        raise exception 'table % exists and is not an outbox made by Mailboat', canonical
+            using errcode = 'duplicate_table',
+                  hint = 'Choose another name, or use the table as it is: manageSchema: false with a mapping of its columns.';
+    end if;
+
+    perform mailboat.set_roles(canonical, create_outbox.writer, create_outbox.relay);
+    perform mailboat.ensure_partitions(canonical);
+    return canonical;
+end
+$$;
+
+-- Headers as they are kept. Of a table's own column of type json, jsonb can't hold all that it may have in it (a NUL, half a
+-- character, a number beyond all bounds): that is kept as text, a string.
+create function mailboat.headers_to_jsonb(headers text) returns jsonb
+    language plpgsql immutable strict parallel safe
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return headers::jsonb;
+exception when others then
+    return to_jsonb(headers);
+end
+$$;
