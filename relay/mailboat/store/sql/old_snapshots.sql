@@ -7,7 +7,7 @@
 select found.kind, found.name, found.description, found.since, clock_timestamp()
 from (
     select 'session' as kind, a.pid::text as name,
-           format('process %%s, user %%s, application "%%s"%%s', a.pid, a.usename, left(a.application_name, 64),
+           format('process %s, user %s, application "%s"%s', a.pid, a.usename, left(a.application_name, 64),
                   coalesce(', ' || a.state, '')) as description,
            a.xact_start as since, greatest(age(a.backend_xid), age(a.backend_xmin)) as transactions
     from pg_stat_activity as a
@@ -15,12 +15,12 @@ from (
       and a.backend_type is distinct from 'autovacuum worker'
       and coalesce(a.datname = current_database(), true)
     union all
-    select 'prepared transaction', p.gid, format('prepared transaction "%%s" of user %%s', left(p.gid, 64), p.owner), p.prepared,
+    select 'prepared transaction', p.gid, format('prepared transaction "%s" of user %s', left(p.gid, 64), p.owner), p.prepared,
            age(p.transaction)
     from pg_prepared_xacts as p
     where p.database = current_database()
     union all
-    select 'replication slot', s.slot_name, format('replication slot "%%s"', s.slot_name), null, age(s.xmin)
+    select 'replication slot', s.slot_name, format('replication slot "%s"', s.slot_name), null, age(s.xmin)
     from pg_replication_slots as s
     where s.xmin is not null
 ) as found
