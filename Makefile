@@ -1,6 +1,6 @@
-# What one can do here. `make` alone lists it. `make demo` and `make lint` need Python 3.11+ and nothing else; what the tests need
-# from the system (a JDK, Maven, PgBouncer, for e2e a container engine or its parts) is installed if you are root on Debian or
-# its like, and named if you are not. Everything else is fetched or built into .venv and ~/.cache/mailboat.
+# `make` lists the targets. `make demo` and `make lint` need only Python 3.11+. The tests also need packages of the system (a JDK,
+# Maven, PgBouncer; for e2e a container engine or its parts): as root on Debian or a derivative they are installed, otherwise the
+# missing ones are reported. All other parts are fetched or built into .venv and ~/.cache/mailboat.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -11,7 +11,7 @@ DISTRIBUTIONS := crds relay operator devservers demo
 CODE          := .ci/stages.py $(DISTRIBUTIONS) tests e2e $(wildcard bench examples)
 COMPILE       := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
                  --no-emit-index-url
-# `make test WORKERS=0` runs the tests one after the other, in one process.
+# `make test WORKERS=0` runs the tests in one process.
 WORKERS ?= auto
 
 .DEFAULT_GOAL := help
@@ -22,30 +22,30 @@ WORKERS ?= auto
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## Make .venv with everything that development needs (done by the other targets as well)
+setup: $(STAMP) ## Create .venv with all dependencies of development (a prerequisite of the other targets)
 
 $(STAMP): locks/dev.txt $(DISTRIBUTIONS:%=%/pyproject.toml)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "Mailboat needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true)."; \
-	  echo "Name another one: make setup PYTHON=python3.12"; exit 1; }
+	  echo "Use another one: make setup PYTHON=python3.12"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
-	  echo "No virtual environment could be made; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	  echo "The virtual environment could not be created; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r locks/dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps \
 	  $(DISTRIBUTIONS:%=--editable ./%)
 	@touch $@
 
-demo: $(STAMP) ## Watch events flow from Postgres to Kafka, a relay die, and nothing get lost
+demo: $(STAMP) ## Show delivery from Postgres to Kafka while a relay is killed, without a lost event
 	@$(BIN)/python -m mailboat_demo
 
 playground: $(STAMP) ## Run Postgres, Kafka, Redis, a relay, a producer and a consumer until Ctrl-C; prints the addresses
 	@$(BIN)/python -m mailboat_demo.playground
 
-parts: $(STAMP) ## Fetch and build the real servers that the tests run against (as root: with apt-get, too)
-	@.ci/packages test || echo "Not all packages of the system could be installed; tests that need the others are skipped."
+parts: $(STAMP) ## Fetch and build the real servers of the tests (as root: with apt-get, too)
+	@.ci/packages test || echo "Some packages of the system could not be installed; tests that need them are skipped."
 	@$(BIN)/python -m mailboat_devservers
 
-# The gate leaves out the long tests; SCOPE=all runs them too.
+# The gate leaves out the long tests; SCOPE=all includes them.
 ifeq ($(SCOPE),all)
   LONG    :=
   STORIES := e2e
@@ -55,7 +55,7 @@ else
 endif
 PYTEST := $(BIN)/python -m pytest --durations=25
 
-test: parts ## Run the tests against real servers; with SCOPE=all the long ones too
+test: parts ## Run the tests against real servers; SCOPE=all includes the long tests
 	$(PYTEST) -n $(WORKERS) --maxprocesses 4 --dist worksteal -m "not api $(LONG)"
 
 parts-api: $(STAMP)
@@ -68,10 +68,10 @@ parts-e2e: $(STAMP)
 	@.ci/packages e2e
 	@PYTHONPATH=tests $(BIN)/python e2e $(SCOPE)
 
-e2e: parts-e2e ## Run three stories on a real cluster (as root: with apt-get, too); STORY=scale runs one, SCOPE=all every one
+e2e: parts-e2e ## Run three stories on a real cluster (as root: with apt-get, too); STORY=scale runs one, SCOPE=all runs all
 	$(PYTEST) -p no:cacheprovider $(if $(STORY),e2e/stories/test_$(STORY).py,$(STORIES))
 
-verify: $(STAMP) ## Run everything: the gate, the long tests, all stories, the demo; takes about an hour
+verify: $(STAMP) ## Run the gate, the long tests, all stories and the demo, in about an hour
 	@CI=true $(PYTHON) .ci/stages.py verify
 
 lint: $(STAMP) ## Check format, style, types and layers
@@ -83,23 +83,23 @@ lint: $(STAMP) ## Check format, style, types and layers
 	MYPYPATH=bench $(BIN)/mypy bench
 	$(BIN)/lint-imports --no-logo
 
-format: $(STAMP) ## Format the code, mend what can be mended
+format: $(STAMP) ## Format the code and apply automatic fixes
 	$(BIN)/ruff format $(CODE)
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-lock: $(STAMP) ## Compile locks/*.in into locks/*.txt; with UPGRADE=1 to the newest versions
+lock: $(STAMP) ## Compile locks/*.in into locks/*.txt; UPGRADE=1 takes the newest versions
 	$(COMPILE) $(if $(UPGRADE),--upgrade) locks/dev.in -o locks/dev.txt
 	$(COMPILE) $(if $(UPGRADE),--upgrade) locks/go.in -o locks/go.txt
 	for image in build operator relay; do $(COMPILE) --upgrade locks/$$image.in -o locks/$$image.txt || exit; done
 
-crds: $(STAMP) ## Write the CRDs and the reference of the resources from the models
+crds: $(STAMP) ## Generate the CRDs and the reference of the resources from the models
 	@$(BIN)/python crds/generate.py
 
 bench: $(STAMP) ## Measure drains, steady rates, writers and consumers, and print tables
 	@$(BIN)/python bench/bench.py
 
-bench-peers: $(STAMP) ## Measure Debezium and watermill-sql beside the relay; fetched with Maven and Go
+bench-peers: $(STAMP) ## Measure Debezium and watermill-sql, fetched with Maven and Go, beside the relay
 	@$(BIN)/python bench/peers.py
 
 clean: ## Remove the environment and all caches of this checkout

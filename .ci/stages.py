@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Run the stages of a check one after the other, and print one table at the end: stage, tests, duration, result.
+"""Run the stages of a check in sequence, and print a table at the end: stage, tests, duration, result.
 
-    .ci/stages.py gate      what CI runs; ends at the first stage that fails
-    .ci/stages.py verify    everything, the long tests too; runs all stages whatever fails
+    .ci/stages.py gate      the check of CI; ends at the first failed stage
+    .ci/stages.py verify    all tests, also the long ones; runs all stages even if one fails
 
-Every stage is a make target. A stage of tests that ran none has failed.
+Every stage is a make target. A test stage that ran no test has failed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Outcome:
 def run_stage(stage: str, check: str, folder: Path) -> Outcome:
     print(f"\n==> make {stage}", flush=True)
     report = folder / f"{stage}.xml"
-    options = f"--junitxml={report} -o junit_family=legacy"  # the older format: properties of a test are kept
+    options = f"--junitxml={report} -o junit_family=legacy"  # the legacy format keeps the properties of a test
     environment = os.environ | ({"PYTEST_ADDOPTS": options} if stage in TEST_STAGES else {})
     scope = ["SCOPE=all"] if check == "verify" and stage in TEST_STAGES else []
     began = time.monotonic()
@@ -48,7 +48,7 @@ def run_stage(stage: str, check: str, folder: Path) -> Outcome:
 
 
 def count_tests(report: Path) -> tuple[int, int]:
-    """Tests that ran, and those of them that failed. No report counts as no tests."""
+    """Numbers of run and of failed tests. A missing report counts as no tests."""
     if not report.exists():
         return 0, 0
     suites = ElementTree.parse(report).getroot().iter("testsuite")

@@ -1,6 +1,6 @@
-"""``python e2e [all]``: build all that the stories need, and print how long it took. Parts that exist take no time.
+"""``python e2e [all]``: build the programs and images of the stories and print the duration of each build.
 
-With ``all``, build the images that the upgrade story starts from, too.
+With ``all``, also build the images that the upgrade story starts from. Parts in the cache are not built again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Whom a storm hits: things that are killed from outside, and that must be back, as new ones, before it goes on.
+"""Targets of the disruption story: containers and the API server, killed from outside.
 
-A kill that hits nobody, because the victim was down still, would prove nothing. So each victim is waited for before
-it is struck, and knows what it has lost: only a container that was never killed counts as being back.
+A kill of a target that is still down proves nothing. So each target is up before it is killed, and it remembers the ids
+of its killed containers: only a container with a new id counts as up.
 """
 
 from __future__ import annotations
@@ -12,37 +12,37 @@ from typing import Any, Protocol
 from cluster import Cluster
 from helm_release import Installed
 from mailboat_devservers.errors import ServerFailed
-from namespace import Stage, restarts, running_container
+from namespace import StoryNamespace, restarts, running_container
 from support.wait import wait_until
 
 Pod = dict[str, Any]
 
 
-class Victim(Protocol):
+class Target(Protocol):
     def until_up(self) -> None:
-        """Until it is all there, and nothing of it is what was killed."""
+        """Wait until all of it is ready and no container of it is a killed one."""
 
     def kill(self) -> int:
-        """How many died: one at least."""
+        """Kill it and return the number of killed processes, at least one."""
         ...
 
 
 class Containers:
-    """Containers of one name, in the pods that ``find`` finds now. ``pick`` says which of them die."""
+    """Containers of one name in the pods that ``find`` returns. ``pick`` selects the pods to kill."""
 
     def __init__(
         self,
-        stage: Stage,
+        story: StoryNamespace,
         find: Callable[[], list[Pod]],
         container: str,
         pick: Callable[[list[Pod]], Iterable[Pod]] = lambda pods: pods,
     ) -> None:
-        self._stage = stage
+        self._story = story
         self._find = find
         self._container = container
         self._pick = pick
         self._dead: set[str] = set()
-        """Ids of containers."""
+        """Ids of killed containers."""
 
     def until_up(self) -> None:
         wait_until(self._missing, 240, f"every {self._container} to be up again", met=lambda missing: not missing)
@@ -50,16 +50,16 @@ class Containers:
     def kill(self) -> int:
         try:
             return self._kill()
-        except (ServerFailed, AssertionError):  # one that was up a moment ago has died by itself: another will be there
+        except (ServerFailed, AssertionError):  # a container crashed by itself; its replacement is killed instead
             self.until_up()
             return self._kill()
 
     def _kill(self) -> int:
-        struck = list(self._pick(self._find()))
-        for pod in struck:
-            self._dead.add(self._stage.kill(pod, self._container))
-        assert struck, f"there is no {self._container} to kill"
-        return len(struck)
+        picked = list(self._pick(self._find()))
+        for pod in picked:
+            self._dead.add(self._story.kill(pod, self._container))
+        assert picked, f"there is no {self._container} to kill"
+        return len(picked)
 
     def _missing(self) -> list[str]:
         pods = self._find()
@@ -73,16 +73,16 @@ class Containers:
 
 
 class LeadingOperator:
-    """The operator that the Lease names, and no other. It is back when the Lease names another process that renews it.
+    """The operator that holds the Lease. It is up when another process holds and renews the Lease.
 
-    Neither the dead one's pod, which starts anew, nor the other operators lead before the Lease has run out.
+    Neither the restarted pod nor the other operators lead before the Lease expires.
     """
 
-    def __init__(self, stage: Stage, mailboat: Installed) -> None:
-        self._operators = Containers(stage, mailboat.operators, "operator", pick=self._leading)
+    def __init__(self, story: StoryNamespace, mailboat: Installed) -> None:
+        self._operators = Containers(story, mailboat.operators, "operator", pick=self._leading)
         self._mailboat = mailboat
         self._led: set[str] = set()
-        """Processes that were killed while they led."""
+        """Killed leaders."""
 
     def until_up(self) -> None:
         self._operators.until_up()
@@ -90,7 +90,7 @@ class LeadingOperator:
         wait_until(
             self._mailboat.lease,
             180,
-            f"another operator to lead than {self._led or 'nobody'}",
+            f"an operator to lead that is none of {self._led}",
             met=lambda now: (
                 now["renewTime"] != before["renewTime"] and now["holderIdentity"] not in {None, "", *self._led}
             ),
@@ -106,7 +106,7 @@ class LeadingOperator:
 
 
 class ApiServer:
-    """The cluster's API server. Killing one that is not there fails."""
+    """The cluster's API server. If it does not run, killing it fails."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -120,5 +120,5 @@ class ApiServer:
 
 
 def least_often_killed(pods: list[Pod]) -> list[Pod]:
-    """One of them, and another one the next time."""
+    """The pod with the fewest restarts, so that repeated kills reach all pods."""
     return [min(pods, key=restarts)]

@@ -1,6 +1,6 @@
-"""What every story needs: a cluster with all images on its node, and evidence when something goes wrong.
+"""Fixtures of all stories: a cluster with all images on its node.
 
-``make e2e`` leaves a folder for each test that failed: resources, events and logs of the whole cluster at that moment.
+A failed test leaves a folder of evidence: resources, events and logs of the whole cluster at that moment.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LAST = pytest.StashKey[BaseException | None]()
 
 def pytest_sessionstart() -> None:
     shutil.rmtree(EVIDENCE, ignore_errors=True)  # of an earlier run
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as by Ctrl-C: the cluster is cleaned up
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as by Ctrl-C: the cluster is removed
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -40,21 +40,21 @@ def provider() -> Provider:
 
 @pytest.fixture(scope="session")
 def cluster(provider: Provider, pytestconfig: pytest.Config) -> Cluster:
-    """The cluster of this run, with all images on its node and nothing else. It ends with the session."""
+    """The cluster of this run, with all images on its node. It ends with the session."""
     cluster = pytestconfig.stash[_CLUSTER] = provider.start(EVIDENCE / "cluster-that-did-not-start")
     provider.load_images(cluster)
     return cluster
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Not in the fixture: where the last test's fixtures fail on their way out, there is evidence to be taken still."""
+    """Close the cluster after all fixtures, since a failed teardown still collects evidence from it."""
     cluster = session.config.stash.get(_CLUSTER, None)
     if cluster is not None:
         cluster.close()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What stories recorded, and how long each took with all its fixtures."""
+    """Print recorded properties, and the duration of each story with its fixtures."""
     found = [each for reports in terminalreporter.stats.values() for each in reports]
     reports = [each for each in found if isinstance(each, pytest.TestReport)]
     terminalreporter.section("stories")
@@ -75,7 +75,7 @@ def pytest_runtest_makereport(
     stash = item.config.stash
     cluster = stash.get(_CLUSTER, None)
     error = call.excinfo.value if call.excinfo is not None else None
-    # A fixture that failed for a whole story raises the same error for each of its tests: the first has the evidence.
+    # A failed module fixture raises the same error in each test of the story: collect evidence for the first only.
     if report.failed and cluster is not None and error is not stash.get(_LAST, None):
         stash[_LAST] = error
         name = re.sub(r"\W+", "-", item.nodeid.removeprefix("e2e/").removeprefix("stories/"))

@@ -1,4 +1,4 @@
-"""What a cluster looked like when a test failed: resources, events and logs, as files that one can read afterwards."""
+"""State of a cluster at the failure of a test: resources, events and logs, as files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OURS = "outboxrelays,eventsubscriptions"
 
 
 def collect_evidence(cluster: Cluster, folder: Path) -> None:
-    """Fill the folder, which is emptied first. Secrets are left out. What can't be had says why in its place."""
+    """Replace the content of the folder. Secrets are left out. If a command fails, its file holds the error."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
 
@@ -27,7 +27,7 @@ def collect_evidence(cluster: Cluster, folder: Path) -> None:
         return answer.out
 
     keep("overview.txt", "get", _KINDS, "--all-namespaces", "--output=wide")
-    keep("mailboat.txt", "get", _OURS, "--all-namespaces", "--output=wide")  # apart: without its CRDs all of it fails
+    keep("mailboat.txt", "get", _OURS, "--all-namespaces", "--output=wide")  # fails as a whole without the CRDs
     keep("events.txt", "get", "events", "--all-namespaces", "--sort-by=.lastTimestamp")
     keep("resources.yaml", "get", _KINDS, "--all-namespaces", "--output=yaml")
     keep("mailboat.yaml", "get", _OURS, "--all-namespaces", "--output=yaml")
@@ -37,7 +37,7 @@ def collect_evidence(cluster: Cluster, folder: Path) -> None:
         of_pod = ("--namespace", namespace, pod, "--all-containers", "--prefix", "--timestamps")
         keep(f"logs/{namespace}/{pod}.txt", "logs", *of_pod)
         if not keep(f"logs/{namespace}/{pod}-before.txt", "logs", *of_pod, "--previous"):
-            (folder / f"logs/{namespace}/{pod}-before.txt").unlink()  # nothing in it was ever restarted
+            (folder / f"logs/{namespace}/{pod}-before.txt").unlink()  # no container was restarted
     try:
         cluster.logs(folder / "node")
     except (ServerFailed, OSError) as reason:

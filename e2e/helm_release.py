@@ -1,4 +1,4 @@
-"""Mailboat on the cluster, by its own chart."""
+"""The release of the chart on the cluster."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _WAIT = ("--wait", "--timeout", "180s")
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """A release of the chart, with two operators, so that one may die, unless it is left to the chart's defaults."""
+    """A release of the chart with two operators, so that one can be killed, or with the chart's defaults."""
 
     cluster: Cluster
 
     def ensure(self, *, defaults: bool = False) -> None:
-        """Install it as the README says, if no release is there; with ``defaults`` nothing is set but the images."""
+        """If there is no release, install it by the command of the README. With ``defaults`` set only the images."""
         if self.cluster.helm("list", *_HERE, "--short").split() != [RELEASE]:
             program, *arguments = commands()[0]
             chart = str(CHART.relative_to(ROOT))
@@ -38,14 +38,14 @@ class Installed:
             self.cluster.helm(*words, *_WAIT, *_set(_images(self.cluster.images)), *_set({} if defaults else _SETTINGS))
 
     def install(self, chart: Path, images: Mapping[str, str]) -> None:
-        """Another chart, with other images."""
+        """Install another chart with other images."""
         values = (*_set(_images(images)), *_set(_SETTINGS))
         self.cluster.helm("install", RELEASE, str(chart), *_HERE, "--create-namespace", *_WAIT, *values)
 
     def upgrade(self) -> None:
-        """To the present chart as the docs say, with the present images; all other settings come from what is there."""
+        """Upgrade to the current chart and images by the command of the docs. Other values come from the release."""
         documented = re.search(r"`(helm upgrade [^`]+)`", DOCS.read_text(encoding="utf-8"))
-        assert documented, "the docs say how to upgrade"
+        assert documented, f"{DOCS} has no command for the upgrade"
         program, *words = shlex.split(documented[1])
         chart = str(CHART.relative_to(ROOT))
         assert (program, words.count(chart)) == ("helm", 1), documented[1]
@@ -53,20 +53,20 @@ class Installed:
         self.cluster.helm(*words, *_WAIT, *_set(_images(self.cluster.images)))
 
     def test(self) -> str:
-        """What ``helm test`` prints: the chart's own question whether an operator answers. Raises where none does."""
+        """Run ``helm test`` and return its output. If no operator answers, it raises."""
         return self.cluster.helm("test", RELEASE, *_HERE, "--timeout", "150s")
 
     def uninstall(self) -> None:
         self.cluster.helm("uninstall", RELEASE, *_HERE, "--wait", "--ignore-not-found")
 
     def lease(self) -> dict[str, Any]:
-        """Who leads, and since when: the Lease's own words."""
+        """Spec of the leader's Lease."""
         answer = self.cluster.kubectl(*_HERE, "get", "lease", LEASE, "--output=json")
         spec: dict[str, Any] = json.loads(answer)["spec"]
         return {"holderIdentity": None, "renewTime": None, **spec}
 
     def metrics(self) -> dict[str, str]:
-        """What each operator shows to Prometheus, by its pod."""
+        """Metrics of each operator, by pod."""
         names = [pod["metadata"]["name"] for pod in self.operators()]
         path = f"/api/v1/namespaces/{NAMESPACE}/pods/{{}}:8080/proxy/metrics"
         return {name: self.cluster.kubectl("get", "--raw", path.format(name)) for name in names}
@@ -92,6 +92,6 @@ def _set(values: Mapping[str, str]) -> list[str]:
 _SETTINGS = {
     "replicas": "2",
     "operator.statusInterval": "2s",
-    "operator.shutdownDelay": "1s",  # nobody makes pods while operators go
-    "webhook.timeoutSeconds": "15",  # a busy machine is no reason for a pod without its sidecar
+    "operator.shutdownDelay": "1s",  # no pods are created while operators stop
+    "webhook.timeoutSeconds": "15",  # so that a pod gets its sidecar on a busy machine too
 }

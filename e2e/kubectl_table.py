@@ -1,4 +1,4 @@
-"""What ``kubectl get`` prints, as cells. Columns are cut where their heads begin, since cells may be empty."""
+"""Parser for the tables of ``kubectl get``. Columns begin where their heads begin, since cells may be empty."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Row = dict[str, str]
 
 
 def tables(text: str) -> list[list[Row]]:
-    """One for each kind that was asked for: its rows by column."""
+    """One table per kind: its rows by column."""
     return [_table(part) for part in text.strip("\n").split("\n\n")]
 
 

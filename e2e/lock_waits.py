@@ -1,7 +1,7 @@
-"""Who made the shop wait for a lock, by Postgres' own log. Pure.
+"""Waits of the shop for locks of relays, from the log of Postgres. Pure.
 
-A shop that merely takes long says nothing about whose fault it was; a machine with far too much to do makes everything
-slow. The server knows, and with ``log_lock_waits`` it tells of each wait of more than a second.
+A slow transaction alone does not prove a lock wait, since an overloaded machine slows down everything. With
+``log_lock_waits`` the server logs each lock wait of more than a second with the processes that hold the lock.
 """
 
 from __future__ import annotations
@@ -9,24 +9,24 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-_NEW_LIFE = re.compile(r"LOG:  starting PostgreSQL ")
+_SERVER_START = re.compile(r"LOG:  starting PostgreSQL ")
 _CONNECTED = re.compile(r"\[(?P<pid>\d+)\] LOG:  connection authorized: .*?application_name=(?P<name>.*?)(?: SSL .*)?$")
 _WAITS = re.compile(r"LOG:  process (?P<pid>\d+) still waiting for ")
 _HOLDERS = re.compile(r"\[(?P<pid>\d+)\] DETAIL:  Process(?:es)? holding the lock: (?P<holders>[\d, ]+)\.")
 
 
 def sessions(log: Iterable[str]) -> set[str]:
-    """The names of all applications that ever connected: whose waits can be told at all."""
+    """Application names of all logged connections."""
     return {connected["name"] for line in log if (connected := _CONNECTED.search(line))}
 
 
 def waits_behind(ours: str, theirs: str, log: Iterable[str]) -> Iterator[str]:
-    """Every wait of a session whose application's name begins with ``theirs`` behind one that begins with ``ours``."""
+    """Yield each wait of a session named ``theirs…`` for a lock of a session named ``ours…``."""
     names: dict[str, str] = {}
     wait = ""
     for line in log:
-        if _NEW_LIFE.search(line):
-            names.clear()  # processes are numbered anew
+        if _SERVER_START.search(line):
+            names.clear()  # process ids of the previous server
         elif connected := _CONNECTED.search(line):
             names[connected["pid"]] = connected["name"]
         elif _WAITS.search(line):

@@ -1,6 +1,6 @@
-"""What is upgraded from: the sources of the last release, or of an earlier commit while there is none.
+"""The version to upgrade from: the sources of the last release or, without a release, of an earlier commit.
 
-Taken from the history of this checkout. A clone without depth, or an archive, has none of that: then there is nothing.
+They come from the history of this checkout. A shallow clone or an archive has no history, hence no earlier version.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from readme import ROOT
 
 _FIRST_MIGRATION = "relay/mailboat/store/schema/migrations/0001_schema"
 _INSTALLED = ("charts", "crds", "operator", "relay")
-"""What an upgrade is about: if none of it differs, there is nothing to upgrade from."""
+"""Installed folders. A revision with the same content is no earlier version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,12 @@ class Earlier:
     """A whole checkout of an earlier revision."""
 
     name: str
-    """For people: its tag, or the commit and its subject."""
+    """Its tag, or the commit and its subject."""
     folder: Path
 
 
 def earlier_version() -> Earlier | None:
-    """None where there is no history, or nothing in it that would be installed otherwise."""
+    """The newest revision that installs something else, or None."""
     revision = first_that_differs()
     if revision is None:
         return None
@@ -45,22 +45,25 @@ def earlier_version() -> Earlier | None:
 
 
 def first_that_differs(root: Path = ROOT) -> str | None:
-    """After a release come commits that change nothing of what it installs; then it is the release before that."""
+    """The first revision whose installed folders differ.
+
+    If the commits after a release change nothing that it installs, that is the release before it.
+    """
     equal = ("diff", "--quiet")
-    return next((each for each in revisions(root) if not _git_says_yes(root, *equal, each, "--", *_INSTALLED)), None)
+    return next((each for each in revisions(root) if not _git_succeeds(root, *equal, each, "--", *_INSTALLED)), None)
 
 
 def revisions(root: Path = ROOT) -> list[str]:
-    """Releases before this commit, the newest first; then the commit that changed the first migration last.
+    """Releases before this commit, the newest first; then the last commit that changed the first migration.
 
-    Databases of older commits have another first migration: no version of today's can upgrade them.
+    The current version can't upgrade the databases of older commits, which have another first migration.
     """
     if shutil.which("git") is None or not (root / ".git").exists():
         return []
     first = _git("log", "-1", "--first-parent", "--format=%H", "--", _FIRST_MIGRATION, root=root).decode().split()
     before = ("--merged=HEAD", "--no-contains=HEAD", *(f"--contains={each}" for each in first))
     tags = _git("tag", "--list", "v*", *before, "--sort=-v:refname", root=root).decode().split()
-    # A clone without depth has one commit, which seems to have added everything.
+    # A shallow clone has one commit, which seems to have added everything.
     head = _git("rev-parse", "HEAD", root=root).decode().split()
     return [*tags, *(each for each in first if each not in head)]
 
@@ -69,10 +72,10 @@ def _git(*arguments: str, root: Path = ROOT) -> bytes:
     return subprocess.run(_command(root, *arguments), cwd=root, check=True, capture_output=True).stdout
 
 
-def _git_says_yes(root: Path, *arguments: str) -> bool:
+def _git_succeeds(root: Path, *arguments: str) -> bool:
     return subprocess.run(_command(root, *arguments), cwd=root, check=False, capture_output=True).returncode == 0
 
 
 def _command(root: Path, *arguments: str) -> list[str]:
-    # The checkout may be another user's: root runs the cluster.
+    # Root runs the cluster, and the checkout may belong to another user.
     return ["git", "-c", f"safe.directory={root}", *arguments]

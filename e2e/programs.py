@@ -1,4 +1,4 @@
-"""Programs that are run for what they do, not for what they say: one that fails tells the end of what it printed."""
+"""Run a program; the error of a failed one has the end of its output."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _LAST_LINES = 30
 
 
 def run(*command: str, env: Mapping[str, str] | None = None) -> str:
-    """What it printed; ``env`` is added to ours. Raises ``ServerFailed``."""
+    """Return its standard output, or raise ``ServerFailed``. ``env`` is added to the environment."""
     done = subprocess.run(command, env={**os.environ, **(env or {})}, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        said = "\n".join((done.stdout + done.stderr).splitlines()[-_LAST_LINES:])
-        raise ServerFailed(f"`{' '.join(command)}` ended with status {done.returncode}:\n{said}")
+        output = "\n".join((done.stdout + done.stderr).splitlines()[-_LAST_LINES:])
+        raise ServerFailed(f"`{' '.join(command)}` ended with status {done.returncode}:\n{output}")
     return done.stdout

@@ -1,4 +1,4 @@
-"""Picks what a machine can do: kind and its engine's own builder, or a node from source and buildah."""
+"""Selection of the cluster's provider: kind and its engine's builder, or a node from source and buildah."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mailboat_devservers.kubernetes_programs import API_PROGRAMS, NODE_PROGRAMS
 from previous_release import Earlier
 
 CHOICE = "E2E_CLUSTER"
-"""The variable that decides where a machine could do both, or where what it seems to be able to do fails."""
+"""Environment variable that selects the provider."""
 _PAUSE = "pause"
 
 
@@ -30,12 +30,12 @@ class Provider:
 
     @property
     def programs(self) -> tuple[str, ...]:
-        """What must be built before a cluster can start."""
+        """Programs to build before a cluster can start."""
         return ("kubectl", "helm", "kind") if self.container_engine else (*API_PROGRAMS, *NODE_PROGRAMS)
 
     @property
     def images(self) -> list[str]:
-        """What must be built: all that stories use, and what a node from source starts with."""
+        """Images to build: those of the stories, and the pause image for a node from source."""
         used = [name for name, recipe in RECIPES.items() if recipe.on_node]
         return used if self.container_engine else [_PAUSE, *used]
 
@@ -43,19 +43,19 @@ class Provider:
         return built_image(name, self.engine)
 
     def earlier_images(self, earlier: Earlier) -> dict[str, Image]:
-        """Operator and relay as they were then; names of their own keep them apart from the present ones."""
+        """Operator and relay of an earlier version, under names that differ from the current ones."""
         recipes = recipes_of_checkout(earlier.folder)
         return {name: built_by(recipe, f"earlier-{name}", self.engine) for name, recipe in recipes.items()}
 
     def start(self, failed: Path) -> Cluster:
-        """One whose programs' logs are in a folder of that name if it does not come up."""
+        """Start a cluster. If it fails, the logs of its programs are in ``failed``."""
         if self.container_engine is not None:
             return KindCluster(self.container_engine, failed)
         pause = self.image(_PAUSE)
         return ClusterFromSource(pause.tag, pause.archive, failed)
 
     def load_images(self, cluster: Cluster) -> None:
-        """Build what is not there yet, and bring all of it to the node."""
+        """Build missing images, and load all of them into the node."""
         images = {name: self.image(name) for name, recipe in RECIPES.items() if recipe.on_node}
         for image in images.values():
             cluster.load(image.archive)
@@ -63,7 +63,7 @@ class Provider:
 
 
 def pick_provider() -> Provider:
-    """Raises ``PartMissing`` with what to install where neither can be had."""
+    """Select a provider. If the machine supports neither, raise ``PartMissing`` with the remedy."""
     wanted = os.environ.get(CHOICE, "")
     if wanted not in ("", "kind", "source"):
         raise PartMissing(f"{CHOICE} is {wanted!r}: set it to kind or to source, or leave it out")

@@ -19,13 +19,13 @@ class EtcdServer(Child):
         self.url = f"http://127.0.0.1:{port}"
         peer_url = f"http://127.0.0.1:{peer_port}"
         options = {
-            "name": "harbor",
+            "name": "etcd",
             "data-dir": str(directory / "data"),
             "listen-client-urls": self.url,
             "advertise-client-urls": self.url,
             "listen-peer-urls": peer_url,
             "initial-advertise-peer-urls": peer_url,
-            "initial-cluster": f"harbor={peer_url}",
+            "initial-cluster": f"etcd={peer_url}",
             "log-level": "warn",
             # Writes survive a crash of the process without fsync; only a crash of the machine would lose them.
             "unsafe-no-fsync": "true",

@@ -15,7 +15,7 @@ apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
 rules:
-# The server speaks to itself all the time.
+# Requests of the server to itself.
 - {level: None, users: ["system:apiserver"]}
 - {level: None, nonResourceURLs: ["/readyz*", "/livez*", "/healthz*"]}
 - {level: Metadata}
@@ -33,8 +33,6 @@ class Request:
     namespace: str
     name: str
     code: int
-    agent: str
-    """User agent of the client."""
 
     def __str__(self) -> str:
         place = "/".join(part for part in (self.namespace, self.name) if part)
@@ -74,7 +72,6 @@ def _request(entry: dict[str, object]) -> Request:
         namespace=str(target.get("namespace", "")),
         name=str(target.get("name", "")),
         code=code if isinstance(code, int) else 0,
-        agent=str(entry.get("userAgent", "")),
     )
 
 

@@ -39,7 +39,7 @@ class Authority:
     _certificate: x509.Certificate
 
     @classmethod
-    def create(cls, name: str = "mailboat-harbor") -> Self:
+    def create(cls, name: str = "mailboat-devservers") -> Self:
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         usage = x509.KeyUsage(
@@ -116,13 +116,13 @@ def kubeconfig(server: str, authority: KeyPair, *, client: KeyPair | None = None
             "kind": "Config",
             "clusters": [
                 {
-                    "name": "harbor",
+                    "name": "mailboat",
                     "cluster": {"server": server, "certificate-authority-data": _base64(authority.certificate)},
                 }
             ],
             "users": [{"name": "user", "user": user}],
-            "contexts": [{"name": "harbor", "context": {"cluster": "harbor", "user": "user"}}],
-            "current-context": "harbor",
+            "contexts": [{"name": "mailboat", "context": {"cluster": "mailboat", "user": "user"}}],
+            "current-context": "mailboat",
         },
         indent=2,
     )

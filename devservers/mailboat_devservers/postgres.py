@@ -38,9 +38,9 @@ _SETTINGS: Mapping[str, str] = {
     "log_timezone": "UTC",
 }
 _HBA = """\
-# For pg_upgrade, which speaks over a socket in its own folder.
+# For pg_upgrade, which connects by a socket in its own folder.
 local all        all             trust
-# A superuser counts as a member only if it was made one.
+# A superuser is a member only by an explicit grant.
 host all         +needs_password 127.0.0.1/32 scram-sha-256
 host all         all             127.0.0.1/32 trust
 host replication all             127.0.0.1/32 trust
@@ -163,18 +163,6 @@ class PostgresServer(Child):
         """Promote this standby; return once it accepts writes."""
         if self.execute("select pg_promote(wait => true)") != [(True,)]:
             raise ServerFailed(f"{self.name} did not become a primary.\n{self.log_tail()}")
-
-    def pause_replay(self) -> None:
-        """Pause WAL replay on this standby; return once replay has stopped."""
-        self.execute("select pg_wal_replay_pause()")
-        deadline = time.monotonic() + 60
-        while self.execute("select pg_get_wal_replay_pause_state()") != [("paused",)]:
-            if time.monotonic() > deadline:
-                raise ServerFailed(f"{self.name} went on replaying.\n{self.log_tail()}")
-            time.sleep(0.02)
-
-    def resume_replay(self) -> None:
-        self.execute("select pg_wal_replay_resume()")
 
     def _answers(self) -> bool:
         return takes_connections(self.url())

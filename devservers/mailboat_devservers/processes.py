@@ -67,7 +67,7 @@ def unprivileged() -> Account:
         except KeyError:
             continue
         return Account(entry.pw_uid, entry.pw_gid)
-    raise ServerFailed("we are root, and there is neither a user postgres nor a user nobody to run servers as")
+    raise ServerFailed("we are root, and there is neither a user `postgres` nor a user `nobody` for the servers")
 
 
 def launch_command(command: Sequence[str], account: Account, death_signal: signal.Signals) -> list[str]:
@@ -241,7 +241,7 @@ def _until_still(pid: int) -> None:
     deadline = time.monotonic() + _STILL_WITHIN
     while not _stands_still(pid):
         if time.monotonic() > deadline:
-            raise ServerFailed(f"process {pid} was told to stand still, and goes on after {_STILL_WITHIN:.0f} s")
+            raise ServerFailed(f"process {pid} still runs after SIGSTOP and {_STILL_WITHIN:.0f} s")
         time.sleep(_POLL / 10)
 
 
@@ -304,7 +304,7 @@ def _spawn(command: Sequence[str], env: Mapping[str, str], log: IO[bytes]) -> su
     global _spawner
     with _spawner_lock:
         if _spawner is None or not _spawner.is_alive():  # not alive after a fork
-            _spawner = threading.Thread(target=_serve_orders, name="harbor-spawner", daemon=True)
+            _spawner = threading.Thread(target=_serve_orders, name="devservers-spawner", daemon=True)
             _spawner.start()
     answer: Future[subprocess.Popen[bytes]] = Future()
     _orders.put((command, env, log, answer))

@@ -1,7 +1,7 @@
-"""A real Kubernetes cluster with real pods, and the few things that stories do to it from outside.
+"""A real Kubernetes cluster with real pods, and the operations of the stories on its node.
 
-Two providers: ``kind`` where a container engine runs, and one node from source (``from_source``) where none does. What
-stories need beyond this interface they do with kubectl, so that they run the same on both.
+Two providers: ``kind`` if a container engine runs, else one node from source (``from_source``). Stories use kubectl for
+everything beyond this interface, so that they run the same on both.
 """
 
 from __future__ import annotations
@@ -21,24 +21,23 @@ _NO_ANSWER = re.compile(
     r"Unable to connect to the server|TLS handshake timeout|connection refused|connection reset|connection lost"
     r"|unexpected EOF|etcdserver: "
 )
-"""What kubectl says where nobody has answered, or nobody who could."""
+"""Messages of kubectl about an API server that does not answer."""
 
 
 class Cluster(ABC):
-    """One running cluster. Leaving its ``with`` block ends it, and nothing of it stays."""
+    """One running cluster. Leaving its ``with`` block ends and removes it."""
 
     Failed = CommandFailed
-    """What ``kubectl`` and ``helm`` raise; its text is what they said."""
+    """Error of ``kubectl`` and ``helm``, with their output as its text."""
 
     def __init__(self) -> None:
         self.images: Mapping[str, str] = {}
-        """The images that its node knows: their tags by their names."""
+        """Tags of the images on its node, by name."""
 
     def kubectl(self, *arguments: str, input: str | None = None) -> str:
-        """What it printed, as the cluster's administrator.
+        """Run kubectl as the cluster's administrator and return its output.
 
-        A question is asked once more where it got no answer: an API server that was killed is ready before it has
-        caught up with all who ask.
+        A ``get`` without an answer is retried once: a restarted API server is ready before it serves all connections.
         """
         try:
             return self.commands.kubectl(*arguments, input=input)
@@ -67,11 +66,11 @@ class Cluster(ABC):
 
     @abstractmethod
     def load(self, archive: Path) -> None:
-        """Make an image known to the node, from a file as ``docker save`` writes it."""
+        """Load an image into the node from a file in the format of ``docker save``."""
 
     @abstractmethod
     def tag(self, image: str, another: str) -> None:
-        """Give an image that the node has another name as well."""
+        """Add a tag to an image on the node."""
 
     @abstractmethod
     def signal_container(self, container: str, signal: str) -> None:
@@ -79,27 +78,27 @@ class Cluster(ABC):
 
     @abstractmethod
     def firewall(self, *arguments: str) -> None:
-        """Run iptables on the node. What pods send to each other passes its chain FORWARD."""
+        """Run iptables on the node. Packets between pods pass its chain FORWARD."""
 
     @abstractmethod
     def kill_api_server(self) -> None:
-        """SIGKILL to kube-apiserver; whatever watches over it starts it again."""
+        """Send SIGKILL to kube-apiserver. The node restarts it."""
 
     @abstractmethod
     def logs(self, into: Path) -> None:
-        """Copy what the cluster's own programs have logged into a folder."""
+        """Copy the logs of the cluster's own programs into a folder."""
 
     def keep_logs(self, into: Path) -> None:
-        """The same of one that did not start: whatever there is of them, and else why there is nothing."""
+        """Copy the logs of a cluster that did not start. If there are none, write the reason into ``none.txt``."""
         into.mkdir(parents=True, exist_ok=True)
         try:
             self.logs(into)
-        except Exception as reason:  # the trouble that it had is told by whoever calls, and must not be hidden
+        except Exception as reason:  # the caller raises the error of the start, which must not be hidden
             (into / "none.txt").write_text(f"{type(reason).__name__}: {reason}")
 
     @abstractmethod
     def close(self) -> None:
-        """The end of it. Safe to call twice."""
+        """End and remove the cluster. Idempotent."""
 
     def __enter__(self) -> Self:
         return self

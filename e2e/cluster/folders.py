@@ -1,6 +1,6 @@
-"""A folder for each cluster, with its keys in it; and how those of runs that were killed are found.
+"""A folder for each cluster, with its keys, and the search for folders of killed runs.
 
-Its owner holds a lock in there for as long as it lives: a folder whose lock can be had belongs to nobody any more.
+The owner of a folder holds a lock in it. A folder whose lock is free is abandoned.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _OWNER = "owner"
 
 @contextmanager
 def own_folder(prefix: str) -> Iterator[Path]:
-    """Ours for as long as the block lasts. Its name is good enough for a cluster."""
+    """Create a folder and remove it at the end of the block. Its name is a valid cluster name."""
     folder = Path(tempfile.gettempdir()) / f"{prefix}{secrets.token_hex(3)}"
     folder.mkdir(mode=0o700)
     try:
-        # Locked first, then named: nobody ever finds a lock that its owner has yet to take.
+        # Lock before rename, so that the search never finds the file of an owner without its lock.
         with (folder / f"{_OWNER}-to-be").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             Path(lock.name).rename(folder / _OWNER)
@@ -32,16 +32,16 @@ def own_folder(prefix: str) -> Iterator[Path]:
 
 
 def abandoned_folders(prefix: str) -> Iterator[Path]:
-    """Those whose owners were killed. They are removed when the caller is done with them."""
+    """Yield the folders of killed owners. Each is removed before the next one is yielded."""
     for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         try:
             lock = (folder / _OWNER).open()
-        except OSError:  # somebody has only just made it
+        except OSError:  # being created
             continue
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:  # somebody has it
+            except OSError:  # in use
                 continue
             yield folder
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""A cluster of one node, made of ordinary processes in namespaces of their own: no container engine, no registry.
+"""A cluster of one node, made of ordinary processes in their own namespaces: no container engine, no registry.
 
-``node.sh`` is process 1 in there. When it ends, or when we do, the kernel ends everything else: containers, mounts,
-interfaces. What remains is a folder and empty control groups, which we remove. Needs root.
+``node.sh`` is process 1 of the namespaces. When it or the test run ends, the kernel ends containers, mounts and
+interfaces. A folder and empty control groups remain; ``close`` removes them. Needs root.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cluster import Cluster
 from cluster.folders import abandoned_folders, own_folder
-from cluster.network import Network, a_free_network
+from cluster.network import Network, free_network
 from cluster.node_files import NODE_NAME, Plan, certificates, configuration, first_objects
 from mailboat_devservers.errors import PartMissing, ServerFailed
 from mailboat_devservers.kubernetes_commands import Commands
@@ -28,7 +28,7 @@ _NODE = Path(__file__).with_name("node.sh")
 _FOLDER = "mailboat-e2e-node-"
 _CGROUPS = Path("/sys/fs/cgroup")
 _CONTROLLERS = frozenset({"cpu", "cpuset", "memory", "hugetlb", "pids"})
-"""What kubelet counts and limits its pods by."""
+"""Controllers that kubelet needs to limit its pods."""
 _BRIDGED = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
 _PACKAGES = {
     "containerd": "containerd",
@@ -40,20 +40,20 @@ _PACKAGES = {
     "unshare": "util-linux",
     "nsenter": "util-linux",
     "/usr/lib/cni/bridge": "containernetworking-plugins",
-    # Its images are built here, too.
+    # For the images.
     "buildah": "buildah",
     "debootstrap": "debootstrap",
 }
 
 
 def check_machine() -> None:
-    """Raises ``PartMissing`` with what to install."""
+    """Raise ``PartMissing`` with the packages to install."""
     if os.geteuid() != 0:
         raise PartMissing("a cluster from source needs root: run as root, or start a container engine for kind")
     missing = sorted({package for program, package in _PACKAGES.items() if shutil.which(program) is None})
     if missing:
         raise PartMissing(f"a cluster from source needs programs: apt-get install {' '.join(missing)}")
-    if shutil.which("modprobe") is not None:  # a kernel that has them built in needs none
+    if shutil.which("modprobe") is not None:  # not needed if the kernel has them built in
         subprocess.run(["modprobe", "--all", "br_netfilter", "overlay"], capture_output=True, check=False)
     if not _BRIDGED.exists():
         raise PartMissing(
@@ -62,7 +62,7 @@ def check_machine() -> None:
 
 
 class ClusterFromSource(Cluster):
-    """One node; see ``Cluster`` for what it can do. If it does not start, its logs are in ``failed``."""
+    """One node from source. If it does not start, its logs are in ``failed``."""
 
     def __init__(self, pause_image: str, pause_archive: Path, failed: Path) -> None:
         super().__init__()
@@ -105,9 +105,9 @@ class ClusterFromSource(Cluster):
         run("ctr", "--address", str(self._plan.run / "containerd.sock"), "--namespace", "k8s.io", *arguments)
 
     def _start(self, pause_image: str, pause_archive: Path) -> None:
-        network = self._end.enter_context(a_free_network())
+        network = self._end.enter_context(free_network())
         for _ in abandoned_folders(_FOLDER):
-            pass  # all else of a run that was killed has died with it
+            pass  # the processes of a killed run have ended with it
         run = self._end.enter_context(own_folder(_FOLDER))
         plan = self._plan = Plan(run, network, kubernetes_program, f"mailboat-e2e-{network.number}", pause_image)
         for folder in ("log", "pids", "var-log"):
@@ -117,11 +117,11 @@ class ClusterFromSource(Cluster):
             file.touch(mode=0o600)
             file.write_text(content)
         os.mkfifo(run / "go")
-        _remove_cgroups(plan.cgroup)  # of a run that was killed
+        _remove_cgroups(plan.cgroup)  # of a killed run
         _make_cgroups(plan.cgroup)
         self._end.callback(_remove_cgroups, plan.cgroup)
 
-        # Its end is the end of process 1, and with it of everything in there.
+        # The end of this process ends process 1 of the namespaces, and the kernel ends all others.
         namespaces = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
         command = [*namespaces, "bash", str(_NODE), str(run), network.node, network.services]
         node = Child("the node", command, log=run / "log" / "init.log", ready=lambda: _child_of(node.pid) is not None)
@@ -131,7 +131,7 @@ class ClusterFromSource(Cluster):
         assert init is not None
         self._init = init
 
-        _plug_in(network, init)
+        _connect(network, init)
         self._go(node)
         healthy = ("get", "--raw=/readyz", "--request-timeout=5s")
         self._wait(node, lambda: self.commands.try_kubectl(*healthy).status == 0, "the API server")
@@ -147,7 +147,7 @@ class ClusterFromSource(Cluster):
         self._wait(node, lambda: self.commands.try_kubectl(*account).status == 0, "the default service account")
 
     def _go(self, node: Child) -> None:
-        """Let node.sh take its next step."""
+        """Let node.sh continue with its next step."""
         pipe = self._wait(node, lambda: _open_if_read(self._plan.run / "go"), "node.sh to be ready for its next step")
         os.write(pipe, b"go\n")
         os.close(pipe)
@@ -155,66 +155,66 @@ class ClusterFromSource(Cluster):
     def _wait(self, node: Child, condition: Callable[[], object], what: str) -> int:
         def met() -> object:
             if not node.running:
-                raise ServerFailed(f"the node ended while we waited for {what}\n{self._last_words()}")
+                raise ServerFailed(f"the node ended during the wait for {what}\n{self._log_tails()}")
             return condition()
 
         try:
             answer = wait_until(met, timeout=120, what=what)
         except AssertionError as error:
-            raise ServerFailed(f"{error}\n{self._last_words()}") from None
+            raise ServerFailed(f"{error}\n{self._log_tails()}") from None
         return answer if isinstance(answer, int) else 0
 
-    def _last_words(self) -> str:
+    def _log_tails(self) -> str:
         words = []
         for log in sorted((self._plan.run / "log").iterdir()):
             words += [f"The end of {log.name}:", *log.read_text(errors="replace").splitlines()[-5:]]
         return "\n".join(words)
 
 
-def _plug_in(network: Network, init: int) -> None:
-    # The machine's end goes with the node's, hence no clean-up. The kernel takes a moment for it: the last run's may be
-    # there still, and while we hold the network it is nobody else's.
-    subprocess.run(["ip", "link", "delete", network.cable], capture_output=True, check=False)
-    run("ip", "link", "add", network.cable, "type", "veth", "peer", "name", "eth0", "netns", str(init))
-    run("ip", "address", "add", f"{network.machine}/30", "dev", network.cable)
-    run("ip", "link", "set", network.cable, "up")
+def _connect(network: Network, init: int) -> None:
+    # The machine's interface goes with the node's, hence no clean-up. The kernel removes it with a delay, so the last
+    # run's may still exist. No other run has it, since this run holds the lock of the network.
+    subprocess.run(["ip", "link", "delete", network.interface], capture_output=True, check=False)
+    run("ip", "link", "add", network.interface, "type", "veth", "peer", "name", "eth0", "netns", str(init))
+    run("ip", "address", "add", f"{network.machine}/30", "dev", network.interface)
+    run("ip", "link", "set", network.interface, "up")
 
 
 def _make_cgroups(name: str) -> None:
     for folder in _cgroups(name):
-        _hand_down(folder.parent)
+        _enable_controllers(folder.parent)
         folder.mkdir(exist_ok=True)
-        for setting in ("cpuset.cpus", "cpuset.mems"):  # version 1 of control groups: a new one has none
+        for setting in ("cpuset.cpus", "cpuset.mems"):  # cgroup v1: empty in a new group
             inherited = folder.parent / setting
             if inherited.exists():
                 (folder / setting).write_text(inherited.read_text())
 
 
-def _hand_down(parent: Path) -> None:
-    """Version 2 of control groups: a new one has only what its parent hands down. Version 1 has nothing to say here."""
-    handed = parent / "cgroup.subtree_control"
-    if not handed.exists():
+def _enable_controllers(parent: Path) -> None:
+    """Enable kubelet's controllers for new groups below a parent. cgroup v1 has no such setting."""
+    setting = parent / "cgroup.subtree_control"
+    if not setting.exists():
         return
-    there = _CONTROLLERS.intersection((parent / "cgroup.controllers").read_text().split())
-    for controller in sorted(there.difference(handed.read_text().split())):
+    available = _CONTROLLERS.intersection((parent / "cgroup.controllers").read_text().split())
+    for controller in sorted(available.difference(setting.read_text().split())):
         try:
-            handed.write_text(f"+{controller}")
+            setting.write_text(f"+{controller}")
         except OSError as error:
             raise PartMissing(
-                f"kubelet needs the control group {controller}, and {parent} does not hand it down ({error}):"
-                " inside of a container that is not allowed; run on the machine itself, or start a container engine"
+                f"kubelet needs the cgroup controller {controller}, which {parent} can't enable ({error}):"
+                " a container may not do so; run on the machine itself, or start a container engine"
             ) from error
 
 
 def _remove_cgroups(name: str) -> None:
     found = _cgroups(name)
-    with suppress(AssertionError):  # what is left keeps nobody from anything
+    with suppress(AssertionError):  # leftover groups do no harm
         wait_until(lambda: all(_removed(top) for top in found), 10, "the processes of the node to be gone")
 
 
 def _removed(top: Path) -> bool:
     for folder, _, _ in os.walk(top, topdown=False):
-        with suppress(OSError):  # its processes are dying; the next round finds it empty
+        with suppress(OSError):  # its processes are ending; the next poll finds it empty
             os.rmdir(folder)
     return not top.exists()
 
@@ -236,5 +236,5 @@ def _child_of(pid: int) -> int | None:
 def _open_if_read(pipe: Path) -> int | None:
     try:
         return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-    except OSError:  # nobody reads yet
+    except OSError:  # no reader yet
         return None

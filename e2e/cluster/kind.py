@@ -1,4 +1,4 @@
-"""A cluster in a container, by kind: quick, and close to what most people try things on. Needs docker or podman."""
+"""A cluster in a container, by kind. Needs docker or podman."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from programs import run
 from support.wait import wait_until
 
 _FOLDER = "mailboat-e2e-kind-{engine}-"
-"""By engine: what podman left docker can't delete."""
+"""By engine: docker can't delete the clusters of podman."""
 _KUBELET = {
     "apiVersion": "kubelet.config.k8s.io/v1beta1",
     "kind": "KubeletConfiguration",
-    # As on the node from source: changed Secrets arrive in seconds, what was killed comes back in seconds.
+    # As on the node from source: changed Secrets arrive, and killed containers restart, within seconds.
     "syncFrequency": "5s",
     "crashLoopBackOff": {"maxContainerRestartPeriod": "2s"},
 }
@@ -33,21 +33,21 @@ _CLUSTER = {
 
 
 class KindCluster(Cluster):
-    """One node in a container; see ``Cluster`` for what it can do. If it does not start, its logs are in ``failed``."""
+    """One node in a container. If it does not start, its logs are in ``failed``."""
 
     def __init__(self, engine: str, failed: Path) -> None:
         super().__init__()
         self._engine = engine
         self._end = ExitStack()
         prefix = _FOLDER.format(engine=engine)
-        for folder in abandoned_folders(prefix):  # a container does not die with whoever has started it
+        for folder in abandoned_folders(prefix):  # the containers of a killed run still exist
             self._kind(folder, "delete", "cluster")
         self._directory = self._end.enter_context(own_folder(prefix))
         config = self._directory / "kind.yaml"
         config.write_text(json.dumps(_CLUSTER))
         self._end.callback(self._kind, self._directory, "delete", "cluster")
         try:
-            # Kept where it fails: a cluster of which nothing is left has no logs either.
+            # Retained on failure, for its logs.
             self._kind(self._directory, "create", "cluster", "--config", str(config), "--retain")
             self._until_usable()
         except BaseException:
@@ -81,7 +81,7 @@ class KindCluster(Cluster):
         self._end.close()
 
     def _until_usable(self) -> None:
-        """kind's own ``--wait`` only warns when the time is over."""
+        """Wait for node and service account: the ``--wait`` of kind only warns after its time-out."""
         ready = ("wait", "--for=condition=Ready", "node", "--all", "--timeout=5s")
         wait_until(lambda: self.commands.try_kubectl(*ready).status == 0, 180, "the node to be ready")
         account = ("get", "serviceaccount", "default")
@@ -91,7 +91,7 @@ class KindCluster(Cluster):
         run(self._engine, "exec", f"{self._directory.name}-control-plane", *command)
 
     def _kind(self, folder: Path, *arguments: str) -> None:
-        """With the cluster that has its name from the folder; whatever its user has configured stays as it is."""
+        """Run kind for the cluster named by the folder, without its user's kubeconfig."""
         own = {"KIND_EXPERIMENTAL_PROVIDER": self._engine, "KUBECONFIG": str(_kubeconfig(folder))}
         run(str(kubernetes_program("kind")), *arguments, "--name", folder.name, env=own)
 
@@ -101,18 +101,18 @@ def _kubeconfig(folder: Path) -> Path:
 
 
 def container_engine() -> str | None:
-    """``docker`` or ``podman`` if one is here and runs; having the program alone is not enough."""
+    """``docker`` or ``podman``, if one is installed and its engine answers."""
     for engine in ("docker", "podman"):
-        # A `docker` that is podman by another name is asked for as podman: kind has to know.
-        if shutil.which(engine) is not None and engine in _said(engine, "--version") and _said(engine, "info"):
+        # A `docker` that is an alias of podman is reported as podman: kind needs the real name.
+        if shutil.which(engine) is not None and engine in _output(engine, "--version") and _output(engine, "info"):
             return engine
     return None
 
 
-def _said(*command: str) -> str:
-    """In small letters; nothing where it failed, or hangs."""
+def _output(*command: str) -> str:
+    """Output of a command in lower case; empty if it fails or hangs."""
     try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     except subprocess.TimeoutExpired:
         return ""
-    return asked.stdout.lower() if asked.returncode == 0 else ""
+    return done.stdout.lower() if done.returncode == 0 else ""

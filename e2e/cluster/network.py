@@ -1,8 +1,7 @@
-"""The addresses of a one-node cluster: ranges of its own, so that several can run on one machine.
+"""The addresses of a one-node cluster: separate ranges, so that several clusters can run on one machine.
 
-A cable (a pair of virtual interfaces) connects the node with the machine, so that the API server can be asked. No route
-leads over it: the machine has none to pods and services, and the node none to anywhere, so that nothing that a story
-does can leave it.
+A veth pair connects the node with the machine, so that the machine reaches the API server. The machine has no route to
+pods and services, and the node has no default route: no packet of a story leaves the node.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from pathlib import Path
 
 _NETWORKS = 64
 _LOCKS = Path("/run/lock")
-"""The machine's own, not a user's: interfaces and addresses are the machine's, too."""
+"""One folder for all users, since interfaces and addresses are global to the machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +24,8 @@ class Network:
     number: int
 
     @property
-    def cable(self) -> str:
-        """The name of the machine's end; the node's is ``eth0``."""
+    def interface(self) -> str:
+        """The machine's end of the veth pair; the node's is ``eth0``."""
         return f"mailboat{self.number}"
 
     @property
@@ -59,8 +58,8 @@ class Network:
 
 
 @contextmanager
-def a_free_network() -> Iterator[Network]:
-    """A network that no other run on this machine has; ours for as long as the block lasts, however it ends."""
+def free_network() -> Iterator[Network]:
+    """Lock a network that no other run on this machine uses until the end of the block or of the process."""
     _LOCKS.mkdir(parents=True, exist_ok=True)
     for number in range(_NETWORKS):
         with (_LOCKS / f"mailboat-e2e-network-{number}").open("w") as lock:

@@ -1,32 +1,32 @@
 #!/bin/bash
 # Process 1 of a cluster's namespaces: node.sh RUN NODE_ADDRESS SERVICES
 #
-# It makes mounts and network of its own, starts what it finds in RUN/control-plane and then in RUN/node, starts again
-# whatever ends, and buries what nobody else buries. Its end ends everything: the kernel kills all processes of the
-# namespaces, and with them go mounts, interfaces, firewall rules.
+# Sets up mounts and network, starts the commands in RUN/control-plane and then in RUN/node, restarts each that ends,
+# and reaps orphans. When it ends, the kernel kills all processes of the namespaces and removes their mounts, interfaces
+# and firewall rules.
 set -eu
 run=$1 node=$2 services=$3
 
-# There is no way out, so there is no proxy either; some programs would ask it for the addresses of the cluster.
+# The node has no route to a proxy, and some programs would use it for addresses of the cluster.
 unset {http,https,all,no}_proxy {HTTP,HTTPS,ALL,NO}_PROXY
 
-# All programs keep their usual paths, and none of them appears on the machine.
+# Programs use their default paths, and none of these files appears on the machine.
 mount --make-rshared /
 mount -t tmpfs -o size=8g tmpfs /var/lib
 mount -t tmpfs tmpfs /run
 mount --bind "$run/var-log" /var/log
 mkdir -p /run/netns /run/lock
 
-# kubelet sets these for the whole machine: it gets files that already say what it wants.
+# kubelet sets these for the whole machine. Bind mounts with the desired values keep it from doing so.
 (cd "$run/sysctl" && find . -type f) | while read -r file; do
   [ ! -e "/proc/sys/$file" ] || mount --bind "$run/sysctl/$file" "/proc/sys/$file"
 done
 
-read -r _ <"$run/go" # the cable is plugged in
+read -r _ <"$run/go" # eth0 exists
 ip link set lo up
 ip address add "$node/30" dev eth0
 ip link set eth0 up
-# The firewall rewrites a service's address only in what has a route; nothing leaves by this one.
+# iptables rewrites the address of a service only in packets that have a route. No packet leaves by this one.
 ip route add "$services" dev lo src "$node"
 echo 1 >/proc/sys/net/ipv4/ip_forward
 
@@ -41,7 +41,7 @@ keep_running() { # FILE: a shell command
 }
 
 for file in "$run"/control-plane/*; do keep_running "$file" & done
-read -r _ <"$run/go" # the API server answers; some programs end themselves when it does not
+read -r _ <"$run/go" # the API server answers; some programs exit if it does not
 for file in "$run"/node/*; do keep_running "$file" & done
 
 trap 'exit 0' TERM INT

@@ -1,6 +1,6 @@
-"""What the programs of a one-node cluster are told: their command lines and configuration files. Decides, does nothing.
+"""Command lines and configuration files for the programs of a one-node cluster. Pure.
 
-Where a line differs from what a production cluster has, a comment says why.
+A comment explains each line that differs from a production cluster.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _DOMAIN = "cluster.local"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where a cluster lives and what it is made of."""
+    """Folder, network and programs of a cluster."""
 
     run: Path
     network: Network
     program: Callable[[str], Path]
-    """Where a program is, by its name."""
+    """Path of a program, by name."""
     cgroup: str
     pause_image: str
 
@@ -94,7 +94,7 @@ def configuration(plan: Plan) -> dict[Path, str]:
 
 
 def first_objects(plan: Plan) -> str:
-    """What an installer would create: cluster DNS, which here is a program on the node."""
+    """Objects that an installer would create: cluster DNS, which here is a program on the node."""
     node, ports = plan.network.node, [("dns", "UDP"), ("dns-tcp", "TCP")]
     dns_ports = [{"name": name, "port": 53, "protocol": protocol} for name, protocol in ports]
     rules = [
@@ -184,7 +184,7 @@ def _control_plane(plan: Plan) -> dict[str, list[str]]:
 
 
 def _node(plan: Plan) -> dict[str, list[str]]:
-    def asks_as(user: str) -> dict[str, object]:
+    def client_flags(user: str) -> dict[str, object]:
         own = plan.kubeconfig(user)
         kubeconfigs = ("kubeconfig", "authentication-kubeconfig", "authorization-kubeconfig")
         return {**dict.fromkeys(kubeconfigs, own), "bind-address": "127.0.0.1", "leader-elect": "false"}
@@ -195,7 +195,7 @@ def _node(plan: Plan) -> dict[str, list[str]]:
             str(plan.program("kube-controller-manager")),
             *_flags(
                 {
-                    **asks_as("controller-manager"),
+                    **client_flags("controller-manager"),
                     "cert-dir": plan.run / "pki",
                     "use-service-account-credentials": "true",
                     "service-account-private-key-file": plan.pki("service-accounts.key"),
@@ -208,7 +208,7 @@ def _node(plan: Plan) -> dict[str, list[str]]:
         ],
         "scheduler": [
             str(plan.program("kube-scheduler")),
-            *_flags({**asks_as("scheduler"), "cert-dir": plan.run / "pki"}),
+            *_flags({**client_flags("scheduler"), "cert-dir": plan.run / "pki"}),
         ],
         "kubelet": [
             str(plan.program("kubelet")),
@@ -242,7 +242,7 @@ disabled_plugins = [
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{plan.pause_image}"
   disable_apparmor = true
-  restrict_oom_score_adj = true # a machine that is a virtual one may lack the right to lower it
+  restrict_oom_score_adj = true # a virtual machine may lack the right to lower it
   [plugins."io.containerd.grpc.v1.cri".containerd]
     snapshotter = "overlayfs"
     default_runtime_name = "runc"
@@ -290,15 +290,15 @@ def _kubelet(plan: Plan) -> dict[str, object]:
         "clusterDNS": [plan.network.dns_service],
         "clusterDomain": _DOMAIN,
         "resolvConf": str(plan.run / "config" / "resolv.conf"),
-        # An image that was removed could not be had again: there is no registry.
+        # A removed image could not be pulled again: there is no registry.
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
-        # Not by free disk space: on a machine with a shared disk it drops for moments, and every pod would be evicted.
+        # Not by free disk space: on a shared disk it drops for moments, and kubelet would evict every pod.
         "evictionHard": {"memory.available": "200Mi"},
         "address": plan.network.node,
         "healthzBindAddress": "127.0.0.1",
         "shutdownGracePeriod": "0s",
-        # Changed Secrets and ConfigMaps reach their volumes in seconds, not in a minute.
+        # Update the volumes of changed Secrets and ConfigMaps within seconds, not a minute.
         "syncFrequency": "5s",
         "nodeStatusUpdateFrequency": "5s",
         "crashLoopBackOff": {"maxContainerRestartPeriod": "2s"},
@@ -323,7 +323,7 @@ def _proxy(plan: Plan) -> dict[str, object]:
 
 
 def _corefile(plan: Plan) -> str:
-    # No `forward`: names outside of the cluster fail at once.
+    # No `forward`: a lookup of a name outside the cluster fails at once.
     return f"""\
 .:53 {{
   bind {plan.network.node}
@@ -331,7 +331,7 @@ def _corefile(plan: Plan) -> str:
   health 127.0.0.1:8080
   ready 127.0.0.1:8181
   kubernetes {_DOMAIN} in-addr.arpa ip6.arpa {{
-    kubeconfig {plan.kubeconfig("coredns")} harbor
+    kubeconfig {plan.kubeconfig("coredns")} mailboat
     pods insecure
     fallthrough in-addr.arpa ip6.arpa
     ttl 5

@@ -1,7 +1,7 @@
-"""The images that run in the cluster: ours, by their own Dockerfiles, and the few servers that stories need with them.
+"""The images that run in the cluster: operator and relay, by their own Dockerfiles, and the servers of the stories.
 
-Each is built once per content and kept in the cache as a file that every kind of cluster can load. Its tag is a hash of
-all that went into it, so that a node never runs an old one under a new name.
+Each image is built once per content and cached as an archive that both providers can load. Its tag is a hash of its
+inputs, so that a node never runs an old image under a new name.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from mailboat_devservers.postgres_binaries import find_postgres
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[1]
 _KEPT = 3
-"""How many versions of an image stay in the cache."""
+"""Versions of an image that stay in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How one image is made. Its context holds the files named here and nothing else."""
+    """Inputs of one image. Its build context holds these files only."""
 
     dockerfile: Path
     context: Mapping[str, Callable[[], Path]] = field(default_factory=dict)
-    """Files and folders by their place in the context."""
+    """Files and folders, by path in the context."""
     base: str | None = None
-    """The image that it builds on, if that is one of these; else whatever the Dockerfile says."""
+    """Name of the base image, if it is one of ``RECIPES``; else the Dockerfile's default applies."""
     base_argument: str = "BASE"
-    """The Dockerfile's argument for what it builds on."""
+    """The Dockerfile's argument for the base image."""
     on_node: bool = True
-    """Whether every cluster gets it."""
+    """Whether the image is loaded into every cluster."""
 
 
 def _source(path: str) -> Callable[[], Path]:
@@ -54,12 +54,12 @@ def _beside(name: str, *paths: str) -> dict[str, Callable[[], Path]]:
 
 
 def _postgres_wheel() -> Path:
-    """Where the packages of the wheel lie."""
+    """The folder with the packages of the wheel."""
     return find_postgres().bin.parents[2]
 
 
 RECIPES: Mapping[str, Recipe] = {
-    # A node from source starts with it; kind has its own.
+    # For a node from source; kind has its own.
     "pause": Recipe(_HERE / "pause" / "Dockerfile", {"pause": lambda: kubernetes_program("pause")}, on_node=False),
     "operator": Recipe(
         _ROOT / "Dockerfile.operator", _sources("locks/build.txt", "locks/operator.txt", "crds", "operator")
@@ -83,23 +83,23 @@ RECIPES: Mapping[str, Recipe] = {
         _HERE / "kafka" / "Dockerfile", {"jars": kafka_jars, **_beside("kafka", "start.sh", "server.properties")}
     ),
     "pubsub": Recipe(_HERE / "pubsub" / "Dockerfile", {"pstest": lambda: built_program("pstest")}),
-    # For consumers' idempotency. There is no story about that yet; that it runs is seen in test_cluster.
+    # For the idempotency of consumers. No story uses it yet; test_cluster proves that it runs.
     "redis": Recipe(_HERE / "redis" / "Dockerfile"),
 }
 
 
 def recipes_of_checkout(root: Path) -> dict[str, Recipe]:
-    """Operator and relay of another checkout, by its own Dockerfiles, which find there whatever they ask for."""
+    """Operator and relay of another checkout, by its own Dockerfiles, with the whole checkout as context."""
     return {name: Recipe(root / f"Dockerfile.{name}", {".": lambda: root}) for name in ("operator", "relay")}
 
 
 def built_image(name: str, engine: Engine) -> Image:
-    """The image of that name; built on first use."""
+    """The image of that name, built on first use."""
     return built_by(RECIPES[name], name, engine)
 
 
 def built_by(recipe: Recipe, name: str, engine: Engine) -> Image:
-    """The image that a recipe makes, under that name; built on first use."""
+    """The image of a recipe under that name, built on first use."""
     base = built_image(recipe.base, engine) if recipe.base is not None else engine.base(recipe.dockerfile)
     with tempfile.TemporaryDirectory(prefix=f"mailboat-{name}-") as folder:
         context = Path(folder)
@@ -141,11 +141,11 @@ def _used_at(version: Path) -> float:
     try:
         return version.stat().st_mtime
     except FileNotFoundError:
-        return 0.0  # another run has just removed it
+        return 0.0  # removed by another run
 
 
 def _forget_old(name: str, newest: Path, engine: Engine) -> None:
-    newest.touch()  # used just now
+    newest.touch()
     versions = sorted(cache_dir().glob(f"image-{name}-" + "[0-9a-f]" * 16), key=_used_at)
     for version in versions[:-_KEPT]:
         engine.forget(f"localhost/mailboat-{name}:{version.name.rpartition('-')[2]}")

@@ -1,7 +1,6 @@
-"""A stand-in for python:3.12-slim and debian:bookworm-slim, made from Debian's packages where nothing can be pulled.
+"""A substitute for python:3.12-slim and debian:bookworm-slim, made from Debian's packages if there is no registry.
 
-Debian's own Python, which is 3.11, under the paths of the official image. Not the same bits: what users build is built
-where there is a registry.
+It has Debian's Python 3.11 under the paths of the official image. Published images are built from the official one.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _PACKAGES = ("ca-certificates", "netbase", "tzdata", "python3", "python3-venv", 
 _NOT_NEEDED = ("usr/share/doc", "usr/share/man", "usr/share/info", "usr/share/locale", "var/cache/apt/archives")
 _SCRIPT = """\
 set -eu
-# Debian's pip leaves its system's Python alone; in an image there is nothing else to leave alone.
+# Debian's pip refuses to change the system's Python. An image has no other packages to protect.
 rm -f /usr/lib/python3*/EXTERNALLY-MANAGED
 for name in python python3; do ln -s /usr/bin/python3 "/usr/local/bin/$name"; done
 ln -s /usr/bin/pip3 /usr/local/bin/pip
@@ -29,14 +28,14 @@ _ENVIRONMENT = ("PATH=/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/b
 
 
 def debian_base(buildah: list[str]) -> tuple[str, Path]:
-    """The tag of the base and the archive that holds it; made on first use, which takes minutes."""
+    """Tag and archive of the base, built on first use, which takes minutes."""
     recipe = repr((_SUITE, _PACKAGES, _NOT_NEEDED, _SCRIPT, _ENVIRONMENT))
     digest = hashlib.sha256(recipe.encode()).hexdigest()[:16]
     tag = f"localhost/mailboat-base:{digest}"
     try:
         made = made_once(f"image-base-{digest}", lambda into: _make(buildah, tag, into))
     except ServerFailed as error:
-        raise PartMissing(f"the base of all images could not be made; is the network there? {error}") from error
+        raise PartMissing(f"the base of all images could not be built; is the network up? {error}") from error
     return tag, made / "image.tar"
 
 

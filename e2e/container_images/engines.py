@@ -1,7 +1,7 @@
-"""The programs that turn a Dockerfile into an image: docker or podman where one runs, else buildah, a plain program.
+"""The programs that build a Dockerfile: docker or podman if one runs, else buildah.
 
-buildah pulls nothing: it builds on a base made here from Debian's packages (``debian_base``), so that a machine without
-a registry builds the same Dockerfiles.
+buildah pulls nothing: it builds on a base made from Debian's packages (``debian_base``), so that a machine without a
+registry builds the same Dockerfiles.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from container_images.debian_base import debian_base
 from mailboat_devservers.cache import cache_dir
 from programs import run
 
-# An attestation makes an index of an image, which a node can't load from a file; and a builder of its user's own keeps
-# what it builds to itself, so that there would be nothing to save.
+# With attestations the image becomes an index, which a node can't load from a file. A user's own builder does not store
+# its images in the engine, so that `save` would not find them.
 _PLAIN_IMAGES = {"BUILDX_NO_DEFAULT_ATTESTATIONS": "1", "BUILDX_BUILDER": "default"}
 _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A name that pods can use once the archive is loaded into their node."""
+    """A tag for pods, and the archive to load into their node."""
 
     tag: str
     archive: Path
@@ -33,15 +33,15 @@ class Image:
 
 class Engine(Protocol):
     def base(self, dockerfile: Path) -> Image | None:
-        """What stands in for the Dockerfile's BASE; None: the Dockerfile's own choice, which is pulled."""
+        """Substitute for the Dockerfile's BASE, or None to pull the Dockerfile's default."""
         ...
 
     def build(self, tag: str, context: Path, arguments: Mapping[str, Image], archive: Path) -> None:
-        """Build the context's Dockerfile, with these images for its arguments, and write it to the archive."""
+        """Build the context's Dockerfile with these images as arguments, and write the archive."""
         ...
 
     def forget(self, tag: str) -> None:
-        """Let go of an image, if it has it."""
+        """Delete an image from the engine, if it is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class ContainerEngine:
 
 
 class Buildah:
-    """buildah with a store of its own in the cache, so that layers are built once. ``check_machine`` asks for it."""
+    """buildah with its store in the cache, so that layers are built once. ``check_machine`` requires it."""
 
     def __init__(self) -> None:
         store = cache_dir() / "buildah"
@@ -78,11 +78,11 @@ class Buildah:
 
     def build(self, tag: str, context: Path, arguments: Mapping[str, Image], archive: Path) -> None:
         for image in arguments.values():
-            self._have(image)
+            self._load(image)
         # runc: buildah's default runtime refuses machines with both versions of control groups.
         options = ["--pull-never", "--network=host", "--layers", "--force-rm", f"--runtime={shutil.which('runc')}"]
         if _CERTIFICATES.exists():
-            # The machine's own authorities, while building only: its way out may be signed by one of them.
+            # The machine's certificate authorities, during the build only: a proxy's certificate may need them.
             options += ["--volume", f"{_CERTIFICATES}:{_CERTIFICATES}:ro"]
         run(*self._buildah, "bud", *options, *_build_arguments(arguments), "--tag", tag, str(context))
         run(*self._buildah, "push", "--quiet", tag, f"docker-archive:{archive}:{tag}")
@@ -90,11 +90,9 @@ class Buildah:
     def forget(self, tag: str) -> None:
         subprocess.run([*self._buildah, "rmi", tag], capture_output=True, check=False)
 
-    def _have(self, image: Image) -> None:
-        known = subprocess.run(
-            [*self._buildah, "inspect", "--type", "image", image.tag], capture_output=True, check=False
-        )
-        if known.returncode != 0:
+    def _load(self, image: Image) -> None:
+        inspect = [*self._buildah, "inspect", "--type", "image", image.tag]
+        if subprocess.run(inspect, capture_output=True, check=False).returncode != 0:
             run(*self._buildah, "pull", "--quiet", f"docker-archive:{image.archive}")
 
 

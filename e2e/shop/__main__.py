@@ -1,4 +1,4 @@
-"""``python -m shop``: what the stories start inside the cluster. Answers are single lines of JSON."""
+"""``python -m shop``: commands that the stories run inside the cluster. Results are single lines of JSON."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _url() -> str:
 
 @click.group()
 def shop() -> None:
-    """A shop and its auditor."""
+    """A shop and its audit."""
 
 
 @shop.command()
@@ -35,7 +35,7 @@ def shop() -> None:
 @click.option("--topic", "topics", multiple=True, help="A Kafka topic as name:partitions[:largest message].")
 @click.option("--pubsub-topic", "pubsub_topics", multiple=True, help="project/topic")
 def prepare(kafka: str | None, topics: tuple[str, ...], pubsub_topics: tuple[str, ...]) -> None:
-    """Make tables and topics, as far as they are not there."""
+    """Create missing tables and topics."""
     lay_out(_url(), [f"order-{number}" for number in range(_ORDERS)])
     for topic in topics:
         assert kafka is not None, "--topic needs --kafka"
@@ -48,25 +48,25 @@ def prepare(kafka: str | None, topics: tuple[str, ...], pubsub_topics: tuple[str
 
 @shop.command()
 @click.option("--count", type=int, help="Changes to commit. [default: until SIGTERM]")
-@click.option("--per-second", type=float, default=0.0, help="0: as fast as it goes.")
+@click.option("--per-second", type=float, default=0.0, help="0: no limit.")
 @click.option("--writers", type=int, default=4)
 def trade(count: int | None, per_second: float, writers: int) -> None:
-    """Change orders, with their events; fails if a change did although the database was there.
+    """Change orders, with their events. Fails if a change failed while the database was up.
 
-    Its last line says how it was; SIGUSR1 makes it say so meanwhile.
+    The last line is the report; SIGUSR1 prints it at once.
     """
     trading = Trade(_url(), orders=_ORDERS, writers=writers, per_second=per_second, count=count)
 
-    def tell() -> None:
-        # Whole lines, and no buffer: a signal may come while another line is being written.
+    def print_report() -> None:
+        # A whole line without a buffer: a signal may arrive during the write of another line.
         os.write(sys.stdout.fileno(), f"{json.dumps(dataclasses.asdict(trading.report))}\n".encode())
 
     signal.signal(signal.SIGTERM, lambda *_: trading.stop())
-    signal.signal(signal.SIGUSR1, lambda *_: tell())
+    signal.signal(signal.SIGUSR1, lambda *_: print_report())
     trading.start()
     trading.join()
-    tell()
-    sys.exit(1 if trading.report.complaints else 0)
+    print_report()
+    sys.exit(1 if trading.report.errors else 0)
 
 
 @shop.command("change")
@@ -74,9 +74,9 @@ def trade(count: int | None, per_second: float, writers: int) -> None:
 @click.option("--type", "type_", default="order.changed")
 @click.option("--filler", type=int, default=0, help="Bytes to add to the payload.")
 @click.option("--count", type=int, default=1)
-@click.option("--header-of-number", is_flag=True, help="Give it a header that is no string, as only plain SQL does it.")
+@click.option("--header-of-number", is_flag=True, help="Add a header that is a number, which only plain SQL can write.")
 def change_one(order: str, type_: str, filler: int, count: int, header_of_number: bool) -> None:
-    """Change one order so many times."""
+    """Change one order a number of times."""
     for _ in range(count):
         with psycopg.connect(_url()) as connection:
             change(connection, order, type=type_, filler=filler)
@@ -89,9 +89,9 @@ def change_one(order: str, type_: str, filler: int, count: int, header_of_number
 @shop.command()
 @click.option("--kafka", metavar="HOST:PORT", required=True)
 @click.option("--topic", required=True)
-@click.option("--largest", type=int, required=True, help="Bytes that a message may have from now on.")
+@click.option("--largest", type=int, required=True, help="New size limit of a message, in bytes.")
 def resize(kafka: str, topic: str, largest: int) -> None:
-    """Let larger messages into a topic."""
+    """Change the size limit of a topic."""
     resize_kafka_topic(kafka, topic, largest)
 
 
@@ -99,7 +99,7 @@ def resize(kafka: str, topic: str, largest: int) -> None:
 @click.option("--kafka", metavar="HOST:PORT", required=True)
 @click.option("--topic", required=True)
 def arrived(kafka: str, topic: str) -> None:
-    """How many messages a topic got so far."""
+    """Print the number of messages in a topic."""
     click.echo(arrived_at_kafka(kafka, topic))
 
 
@@ -107,7 +107,7 @@ def arrived(kafka: str, topic: str) -> None:
 @click.option("--kafka", metavar="HOST:PORT", required=True)
 @click.option("--topic", required=True)
 def headers(kafka: str, topic: str) -> None:
-    """The headers of all messages of a topic, and how large their payloads are."""
+    """Print headers and payload sizes of all messages of a topic."""
     click.echo(json.dumps([{**each.headers, "payload-bytes": len(each.body)} for each in from_kafka(kafka, topic)]))
 
 
@@ -115,7 +115,7 @@ def headers(kafka: str, topic: str) -> None:
 @click.option("--kafka", metavar="HOST:PORT")
 @click.option("--topic", required=True, help="A Kafka topic, or project/topic of Pub/Sub.")
 def audit(kafka: str | None, topic: str) -> None:
-    """Compare what was committed with what has arrived by now."""
+    """Compare committed and received events."""
     received = from_pubsub(*topic.split("/", 1)) if kafka is None else from_kafka(kafka, topic)
     messages = [stamped(message) for message in received]
     proof = verify_delivery(book(_url()), [message.arrival for message in messages])

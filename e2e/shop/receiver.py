@@ -1,4 +1,4 @@
-"""The auditor's ears: everything that a destination holds, in the order in which it came."""
+"""Readers of the audit: all messages of a destination, in the order of arrival."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from mailboat_demo.verification import Arrival
 from shop.sequence_numbers import Stamped
 from shop.topics import AUDIT
 
-if TYPE_CHECKING:  # takes a second of a processor's time to import, and most commands do without
+if TYPE_CHECKING:  # the import takes a second of CPU time, and most commands do not need it
     from google.cloud import pubsub_v1
 
 _TIMEOUT = 60.0
 
 
 class Received(NamedTuple):
-    """A message as any consumer gets it."""
+    """A message as a consumer receives it."""
 
     headers: Mapping[str, str]
     body: bytes
@@ -45,7 +45,7 @@ def stamped(message: Received) -> Stamped:
 
 
 def from_kafka(bootstrap: str, topic: str) -> Iterator[Received]:
-    """All partitions from their beginning to where they end now."""
+    """Yield the messages of all partitions up to the current high watermarks."""
     with _consumer(bootstrap) as consumer:
         for place, low, high in _partitions(consumer, topic):
             consumer.assign([TopicPartition(topic, place.partition, low)])
@@ -53,7 +53,7 @@ def from_kafka(bootstrap: str, topic: str) -> Iterator[Received]:
             while at < high:
                 message = consumer.poll(_TIMEOUT)
                 if message is None:
-                    raise TimeoutError(f"{place} says it ends at {high}, and nothing came after {at}")
+                    raise TimeoutError(f"the high watermark of {place} is {high}, and no message came after {at}")
                 offset = message.offset()
                 if message.error() is None and offset is not None:
                     at = offset + 1
@@ -62,14 +62,14 @@ def from_kafka(bootstrap: str, topic: str) -> Iterator[Received]:
 
 
 def arrived_at_kafka(bootstrap: str, topic: str) -> int:
-    """How many messages a topic got so far."""
+    """Number of messages in a topic."""
     with _consumer(bootstrap) as consumer:
         return sum(high for _, _, high in _partitions(consumer, topic))
 
 
 @contextmanager
 def _consumer(bootstrap: str) -> Iterator[Consumer]:
-    # A question about the next partition waits until the one about the last is answered: soon, also with nothing.
+    # A fetch for the next partition waits for the pending fetch of the last one, which would wait for new messages.
     quick = {"fetch.wait.max.ms": 20}
     own = {"bootstrap.servers": bootstrap, "group.id": "audit", "enable.auto.commit": False, "log_level": 0}
     consumer = Consumer({**own, **quick})
@@ -87,7 +87,7 @@ def _partitions(consumer: Consumer, topic: str) -> Iterator[tuple[TopicPartition
 
 
 def from_pubsub(project: str, topic: str) -> Iterator[Received]:
-    """All that ever waited at the auditor's subscription: Pub/Sub gives it once, and this container keeps it."""
+    """Yield all messages of the audit's subscription. Since Pub/Sub delivers them once, a file keeps them."""
     from google.cloud import pubsub_v1
 
     kept = Path(tempfile.gettempdir()) / f"{project}.{topic}.received"

@@ -1,14 +1,13 @@
-"""What the relays stamped on the messages: places in their partitions' sequences, and attempts. Pure, like the proof.
+"""Audit of the sequence numbers and attempts in the messages' headers. Pure.
 
-A place is given once and for all: a copy comes under the number of its original, no number is given twice, and none is
-left out. A relay that went on with a partition after it had lost it would break that (G5), and so would false copies
-(G9).
+A sequence number is final: a copy has the number of its original, no number belongs to two events, and none is left
+out. A relay that continues with a partition after it lost the lease breaks this (G5), and so do changed copies (G9).
 
-Copies have an order, too (G9): what followed an event follows its copy again. A relay that takes over sends all that is
-not settled of a key, one after the other; so a copy comes right after the event before it, or goes back. One that leaps
-ahead has left something out. Two relays whose messages mix never look like that, however late those of the first one
-are: whichever sends a copy, the other one has been there. Three may, if messages of the first come when the second has
-died as well: after many crashes the count is for people to read.
+Copies of a key keep the order of the originals (G9). A relay that takes over a partition sends the unsettled events of
+a key in order. So a copy follows its predecessor, or goes back to an earlier event. A copy that skips an event is out
+of order. The interleaved messages of two relays never skip one: the other relay has already sent the skipped event.
+The messages of three relays can, if those of the first arrive after the crash of the second. So after several crashes
+the count is printed and not asserted.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from mailboat_demo.verification import Arrival
 
 
 class Stamped(NamedTuple):
-    """A message with what the relay that sent it wrote on it."""
+    """A message with the headers of the relay that sent it."""
 
     arrival: Arrival
     generation: int
@@ -33,24 +32,24 @@ class Stamped(NamedTuple):
 
     @property
     def copied(self) -> tuple[int, int, int, bytes]:
-        """What a copy has in common with its original."""
+        """The fields that a copy shares with its original."""
         return self.generation, self.partition, self.sequence, self.body
 
 
 @dataclass(frozen=True, slots=True)
 class Numbering:
-    """Counts that must be 0, and attempts."""
+    """Counts that must be 0, and the highest attempt."""
 
     changed_copies: int
-    """Duplicates with another number or content than the original."""
+    """Copies with another number or content than the original."""
     numbers_twice: int
-    """Numbers that more than one event got."""
+    """Numbers of more than one event."""
     copies_out_of_order: int
-    """Duplicates before which an event of their key was left out. Must be 0 after one crash; see above."""
+    """Copies that skip an event of their key. Must be 0 after one crash; see above."""
     numbers_left_out: int
-    """A dead letter leaves one, until it is replayed."""
+    """Numbers of no event. A dead letter leaves one out until its replay."""
     attempts: int
-    """The highest that was stamped."""
+    """The highest attempt."""
 
 
 def numbering(messages: Iterable[Stamped]) -> Numbering:
@@ -75,15 +74,15 @@ def numbering(messages: Iterable[Stamped]) -> Numbering:
 
 
 class _Copies:
-    """Places of events in their keys, by first arrival: one that is dead was never there, and nobody waits for it."""
+    """Positions of events within their keys, by first arrival. A dead letter has none."""
 
     def __init__(self) -> None:
         self._places: dict[str, dict[str, int]] = defaultdict(dict)
         self._last: dict[str, int] = {}
 
     def leaps(self, arrival: Arrival) -> bool:
-        """Whether this is a copy that comes before its turn."""
-        if arrival.replay:  # late by request
+        """Whether this is a copy that skips an event of its key."""
+        if arrival.replay:  # a replay is out of order by design
             return False
         places = self._places[arrival.key]
         is_copy = arrival.event_id in places

@@ -1,4 +1,4 @@
-"""Topics at the destinations, made before anything is sent: nobody creates them by accident here."""
+"""Creation of topics, since the brokers of the stories do not create them on first use."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
 AUDIT = "audit"
-"""The Pub/Sub subscription that the auditor reads; it must be there before the first event."""
+"""The Pub/Sub subscription of the audit; it must exist before the first event."""
 
 
 def create_kafka_topic(bootstrap: str, name: str, partitions: int, largest_message: int | None) -> None:
-    """Returns once the topic can be produced to. One that is there already is fine."""
+    """Create a topic unless it exists, and return when it accepts messages."""
     config = {} if largest_message is None else {"max.message.bytes": str(largest_message)}
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=config)
@@ -22,7 +22,7 @@ def create_kafka_topic(bootstrap: str, name: str, partitions: int, largest_messa
 
 
 def resize_kafka_topic(bootstrap: str, name: str, largest_message: int) -> None:
-    """What a person does about messages that are refused for their size."""
+    """Raise the size limit of a topic, the remedy for messages that are too large."""
     limit = ConfigEntry("max.message.bytes", str(largest_message), incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=[limit])
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
@@ -30,8 +30,8 @@ def resize_kafka_topic(bootstrap: str, name: str, largest_message: int) -> None:
 
 
 def create_pubsub_topic(project: str, name: str) -> None:
-    """The topic, and the auditor's subscription to it, in order."""
-    from google.api_core.exceptions import AlreadyExists  # large, and needed only here
+    """Create the topic and the audit's ordered subscription."""
+    from google.api_core.exceptions import AlreadyExists  # a slow import, needed only here
     from google.cloud import pubsub_v1
 
     publisher, subscriber = pubsub_v1.PublisherClient(), pubsub_v1.SubscriberClient()

@@ -1,8 +1,8 @@
-"""Trades: every order that changes is written with its event, in one transaction, on several connections at once.
+"""The load of the stories: writers on several connections change orders, each with its event in one transaction.
 
-The database may go away at any moment. A commit whose answer was lost needs no thought: the book of what was committed
-lies in the same database and was written by the same transaction (``mailboat_demo.orders``). Whatever else goes wrong,
-or takes long, is something that Mailboat must not do to a shop (G10): it is written down.
+The database may go down at any moment. A lost acknowledgement of a commit does no harm: the same transaction records
+the change in the same database (``mailboat_demo.orders``). Every other error, and the duration of the slowest change,
+is reported, since Mailboat must not harm the writers (G10).
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ import psycopg
 from mailboat_demo.orders import ChangedMind, change
 
 APPLICATION = "shop"
-"""How Postgres knows the writers."""
-_CHANGES_ITS_MIND = 0.1
+"""Application name of the writers in Postgres."""
+_ROLLBACK_RATE = 0.1
 _PAUSE_AFTER_FAILURE = 0.2
-_GOODBYES = ("57P01", "57P02", "57P03")
-"""The server ends, or has not come up yet."""
+_SHUTDOWN_STATES = ("57P01", "57P02", "57P03")
+"""SQLSTATEs of a server that stops or starts."""
 
 
-class OwnQueue(Exception):
-    """An order that another writer has, for long."""
+class WriterConflict(Exception):
+    """Another writer holds the lock of the order."""
 
 
 @dataclass(slots=True)
 class Report:
-    """A day at the shop."""
+    """Result of the writers."""
 
     committed: int = 0
     slowest: float = 0.0
-    """Seconds that the slowest change took, from its beginning to its commit."""
-    complaints: list[str] = field(default_factory=list)
-    """What failed, though the database was there."""
+    """Seconds of the slowest change, from its beginning to its commit."""
+    errors: list[str] = field(default_factory=list)
+    """Failed changes while the database was up."""
 
 
 class Trade:
-    """Writers that change random orders until ``count`` changes are committed, or until they are stopped."""
+    """Writers that change random orders until ``count`` changes are committed or ``stop`` is called."""
 
     def __init__(self, url: str, *, orders: int, writers: int, per_second: float, count: int | None) -> None:
         self.report = Report()
@@ -75,16 +75,16 @@ class Trade:
                         self._stopped.wait(random.uniform(0.5, 1.5) * self._pause)
                     return
             except Exception as error:
-                # An application may be there before the relay beside it has made the outbox.
+                # An application may start before its sidecar has created the outbox.
                 early = not self.report.committed and isinstance(error, psycopg.errors.UndefinedTable)
-                if not (early or _is_away(error) or isinstance(error, OwnQueue)):
+                if not (early or _is_unavailable(error) or isinstance(error, WriterConflict)):
                     with self._lock:
-                        self.report.complaints.append(f"{type(error).__name__}: {error}")
+                        self.report.errors.append(f"{type(error).__name__}: {error}")
                     return
                 self._stopped.wait(_PAUSE_AFTER_FAILURE)
 
     def _connect(self) -> psycopg.Connection:
-        # A lock that somebody holds for longer is a complaint, not only a slow change.
+        # A longer wait for a lock is an error, not only a slow change.
         return psycopg.connect(self._url, connect_timeout=5, application_name=APPLICATION, options="-c lock_timeout=5s")
 
     def _one_more(self) -> bool:
@@ -95,9 +95,9 @@ class Trade:
         try:
             with connection.transaction():
                 order = f"order-{random.randrange(self._orders)}"
-                _take(connection, order)
+                _lock_order(connection, order)
                 change(connection, order)
-                if random.random() < _CHANGES_ITS_MIND:
+                if random.random() < _ROLLBACK_RATE:
                     raise ChangedMind
         except ChangedMind:
             return
@@ -106,15 +106,15 @@ class Trade:
             self.report.slowest = max(self.report.slowest, time.monotonic() - began)
 
 
-def _is_away(error: Exception) -> bool:
-    """Postgres is away, or says goodbye: that is what stories are about. A lock that did not come is not."""
+def _is_unavailable(error: Exception) -> bool:
+    """Whether Postgres is down, stops or starts, as stories intend. A lock time-out is not among these."""
     state = error.sqlstate if isinstance(error, psycopg.OperationalError) else "none of these"
-    return state is None or state.startswith("08") or state in _GOODBYES
+    return state is None or state.startswith("08") or state in _SHUTDOWN_STATES
 
 
-def _take(connection: psycopg.Connection, order: str) -> None:
-    """Only writers touch these rows: a wait for one is a wait for another writer. Whoever kept that one complains."""
+def _lock_order(connection: psycopg.Connection, order: str) -> None:
+    """Lock the row of an order. Only writers lock these rows, so a time-out is the effect of a delay elsewhere."""
     try:
         connection.execute("select from shop.orders where id = %s for update", (order,))
     except psycopg.errors.LockNotAvailable as error:
-        raise OwnQueue from error
+        raise WriterConflict from error

@@ -1,4 +1,4 @@
-"""Story 8: the mistakes of ``docs/mistakes.md``, made for real: answered as the page says, and harmless to the rest."""
+"""Story 8: each mistake of ``docs/mistakes.md`` gets the message of the page, and other subscriptions keep working."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from helm_release import NAMESPACE, Installed
-from namespace import Stage, restarts, wrong_in
+from namespace import StoryNamespace, restarts, violations
 from support.wait import wait_until
 
 RECONCILES = re.compile(r'^mailboat_operator_reconciles_total\{result="(\w+)"\} (\S+)$', re.MULTILINE)
@@ -42,19 +42,19 @@ def test_the_page_has_at_least_twenty() -> None:
 
 
 @pytest.fixture(scope="module")
-def shop(stage: Stage) -> Stage:
-    """Something that works, before the mistakes begin."""
-    stage.apply("relay", "to-kafka")
-    stage.until_ready("orders-to-kafka")
-    return stage
+def shop(story: StoryNamespace) -> StoryNamespace:
+    """A relay and a subscription that work."""
+    story.apply("relay", "to-kafka")
+    story.until_ready("orders-to-kafka")
+    return story
 
 
 @pytest.fixture(scope="module")
-def crashed(shop: Stage, mailboat: Installed) -> Callable[[], list[str]]:
-    """Operators, and relays of whatever is there just now, that were restarted since the story began.
+def crashed(shop: StoryNamespace, mailboat: Installed) -> Callable[[], list[str]]:
+    """Names of operators and relays that crashed since the story began.
 
-    An operator that was replaced counts too. A relay may be, in good order: a Secret that no pod has mounted yet rolls
-    its Deployment. And an operator that lost the lead to a stalled machine ends as it should.
+    A replaced operator counts. A replaced relay does not, since a new Secret rolls its Deployment. A restart after a
+    lost leader lease on a stalled machine does not count either.
     """
     before = {pod["metadata"]["name"]: restarts(pod) for pod in (*mailboat.operators(), *shop.relay_pods())}
     operators = {pod["metadata"]["name"] for pod in mailboat.operators()}
@@ -72,8 +72,8 @@ def crashed(shop: Stage, mailboat: Installed) -> Callable[[], list[str]]:
 
 
 @pytest.fixture(scope="module")
-def trading(shop: Stage) -> Iterator[ExitStack]:
-    """Events flow all the while; whoever closes it ends that."""
+def trading(shop: StoryNamespace) -> Iterator[ExitStack]:
+    """A load until the stack is closed."""
     with ExitStack() as load:
         load.enter_context(shop.trading())
         yield load
@@ -81,7 +81,7 @@ def trading(shop: Stage) -> Iterator[ExitStack]:
 
 @pytest.mark.parametrize("mistake", REFUSED, ids=lambda mistake: mistake.title)
 @pytest.mark.usefixtures("trading")
-def test_a_mistake_is_refused_in_the_words_of_the_page(shop: Stage, mistake: Mistake) -> None:
+def test_a_mistake_is_refused_with_the_message_of_the_page(shop: StoryNamespace, mistake: Mistake) -> None:
     with pytest.raises(shop.cluster.Failed) as refusal:
         shop.kubectl("apply", "--filename", "-", input=mistake.manifest)
     assert mistake.answer in str(refusal.value)
@@ -89,55 +89,55 @@ def test_a_mistake_is_refused_in_the_words_of_the_page(shop: Stage, mistake: Mis
 
 
 @pytest.fixture(scope="module")
-def made(shop: Stage, trading: ExitStack, crashed: Callable[[], list[str]]) -> None:
-    """All the mistakes of the second chapter, at once: to notice some of them takes a relay's start, or a timeout."""
+def made(shop: StoryNamespace, trading: ExitStack, crashed: Callable[[], list[str]]) -> None:
+    """Apply all mistakes of the second chapter at once, since some are reported only after a start or a time-out."""
     for mistake in NOT_READY:
         shop.apply(mistake.manifest)
 
 
 @pytest.mark.parametrize("mistake", NOT_READY, ids=lambda mistake: mistake.title)
 @pytest.mark.usefixtures("made")
-def test_a_mistake_that_only_shows_later_is_told_in_the_condition(
-    shop: Stage, crashed: Callable[[], list[str]], mistake: Mistake
+def test_a_mistake_found_after_apply_is_reported_in_the_condition(
+    shop: StoryNamespace, crashed: Callable[[], list[str]], mistake: Mistake
 ) -> None:
     expected = re.compile(".*?".join(map(re.escape, mistake.answer.split("…"))), re.DOTALL)
     wait_until(
-        lambda: told(shop, mistake),
+        lambda: ready_conditions(shop, mistake),
         90,
-        f"one of the resources to say: {mistake.answer}",
-        met=lambda words: any(expected.fullmatch(each) for each in words),
+        f"a condition {mistake.answer}",
+        met=lambda conditions: any(expected.fullmatch(each) for each in conditions),
     )
-    assert crashed() == [], "nothing crashes for it"
+    assert crashed() == []
     assert_unharmed(shop)
-    # Not in a `finally`: where it failed, the evidence should show it.
+    # Not in a `finally`: if the test fails, the evidence should contain the resources.
     shop.kubectl("delete", "--filename", "-", "--wait=true", input=shop.filled_in(mistake.manifest))
 
 
-def test_what_worked_before_works_after_all_of_them(
-    shop: Stage, mailboat: Installed, crashed: Callable[[], list[str]], trading: ExitStack
+def test_the_valid_subscription_still_delivers_after_all_mistakes(
+    shop: StoryNamespace, mailboat: Installed, crashed: Callable[[], list[str]], trading: ExitStack
 ) -> None:
     trading.close()
     shop.until_lag("orders-to-kafka")
     shop.until_ready("orders-to-kafka")
     proof = shop.audit("orders")
-    assert wrong_in(proof) == {}
+    assert violations(proof) == {}
     assert proof["numbers_left_out"] == 0
-    assert proof["duplicates"] == 0, "nobody else's mistake made a relay start anew"
+    assert proof["duplicates"] == 0, "a mistake in another resource restarted a relay"
     assert crashed() == []
-    results = [match for said in mailboat.metrics().values() for match in RECONCILES.findall(said)]
-    assert {result for result, count in results if float(count)} >= {"done"}, f"somebody looked at relays: {results}"
+    results = [match for metrics in mailboat.metrics().values() for match in RECONCILES.findall(metrics)]
+    assert {result for result, count in results if float(count)} >= {"done"}, f"no relay was reconciled: {results}"
     assert [count for result, count in results if result == "failed" and float(count)] == [], (
-        "a mistake in a manifest is no error of the operator's"
+        "a mistake in a manifest counts as an error of the operator"
     )
 
 
-def assert_unharmed(shop: Stage) -> None:
-    """What works goes on working. A relay that a stalled machine keeps from answering has a moment to do so."""
+def assert_unharmed(shop: StoryNamespace) -> None:
+    """The valid subscription is Ready, or becomes so: a relay on a stalled machine may answer late."""
     shop.until_ready("orders-to-kafka", timeout=60)
 
 
-def told(shop: Stage, mistake: Mistake) -> list[str]:
-    """What the resources of the manifest say: status, reason and message of Ready."""
+def ready_conditions(shop: StoryNamespace, mistake: Mistake) -> list[str]:
+    """Status, reason and message of the Ready conditions of the manifest's resources."""
     resources = re.findall(
         r"^kind: (OutboxRelay|EventSubscription)$\nmetadata: \{name: ([a-z-]+)", mistake.manifest, re.MULTILINE
     )

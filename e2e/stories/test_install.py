@@ -1,7 +1,7 @@
-"""Story 1: what the README says about Kubernetes: install, apply, and watch events flow.
+"""Story 1: the README's section about Kubernetes: install, apply, deliver.
 
-Its commands are taken from the README and run as they are, but for the namespace, the images and the address of the
-database; the first of them, ``helm install``, has installed the Mailboat of all stories (``installed.py``).
+The test runs the commands of the README with another namespace, other images and another database URL. The first of
+them, ``helm install``, has installed the release of all stories (``helm_release.py``).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import pytest
 
 from helm_release import Installed
 from kubectl_table import Row, tables
-from namespace import DATABASE, Stage, wrong_in
-from readme import ROOT, answer, commands, question
+from namespace import DATABASE, StoryNamespace, violations
+from readme import ROOT, commands, status_command, status_output
 from support.locks import locked
 from support.wait import wait_until
 
@@ -26,76 +26,80 @@ print(json.dumps({re.sub("[-_.]+", "-", each.name).lower(): each.version for eac
 KAFKA, PUBSUB = "orders-to-kafka", "orders-to-pubsub"
 
 
-def test_what_was_installed_passes_the_test_of_its_own_chart(mailboat: Installed) -> None:
+def test_helm_test_succeeds(mailboat: Installed) -> None:
     [phase] = [line.split()[1] for line in mailboat.test().splitlines() if line.startswith("Phase:")]
     assert phase == "Succeeded"
 
 
-def test_what_the_readme_says_leads_to_what_the_readme_shows(stage: Stage) -> None:
+def test_the_commands_of_the_readme_lead_to_the_output_of_the_readme(story: StoryNamespace) -> None:
     _, namespace, *rest = commands()
-    assert namespace == ["kubectl", "create", "namespace", "shop"]  # the stage has made its own
+    assert namespace == ["kubectl", "create", "namespace", "shop"]  # the fixture has created one
     for command in rest:
-        typed(stage, command)
-    stage.until_ready("orders", kind="outboxrelay")
-    stage.until_ready(KAFKA)
-    with stage.trading():
+        run_documented(story, command)
+    story.until_ready("orders", kind="outboxrelay")
+    story.until_ready(KAFKA)
+    with story.trading():
         wait_until(
-            lambda: tables(typed(stage, question())),
+            lambda: tables(run_documented(story, status_command())),
             180,
-            "kubectl to print what the README shows",
-            met=lambda printed: without_figures(printed) == without_figures(tables(answer())),
+            "kubectl to print the output of the README",
+            met=lambda printed: without_figures(printed) == without_figures(tables(status_output())),
         )
 
 
 @pytest.mark.parametrize("image", ["operator", "relay"])
-def test_an_image_holds_what_its_lock_says_and_nothing_else(image: str, stage: Stage, mailboat: Installed) -> None:
-    pods = mailboat.operators() if image == "operator" else stage.all("pods", "mailboat.dev/relay=orders")
+def test_an_image_holds_the_packages_of_its_lock_and_no_others(
+    image: str, story: StoryNamespace, mailboat: Installed
+) -> None:
+    pods = mailboat.operators() if image == "operator" else story.all("pods", "mailboat.dev/relay=orders")
     metadata = pods[0]["metadata"]
     where = ("--namespace", metadata["namespace"], metadata["name"])
-    installed = json.loads(stage.cluster.kubectl("exec", *where, "--", "python", "-c", INSTALLED))
+    installed = json.loads(story.cluster.kubectl("exec", *where, "--", "python", "-c", INSTALLED))
     own = {name for name in installed if name.startswith("mailboat")}
     assert own == {"mailboat-spec", "mailboat-operator" if image == "operator" else "mailboat"}
     assert {name: version for name, version in installed.items() if name not in own}.items() <= locked(image).items()
 
 
-def test_ten_thousand_events_arrive_at_both_destinations_in_order(stage: Stage) -> None:
-    stage.apply("pubsub")
-    stage.kubectl("rollout", "status", "deployment/pubsub", "--timeout=180s")
-    stage.prepare("--pubsub-topic", "shop/orders")
-    stage.apply("to-pubsub")
-    stage.until_ready(PUBSUB)
-    stage.trade(EVENTS)
+def test_ten_thousand_events_arrive_at_both_destinations_in_order(story: StoryNamespace) -> None:
+    story.apply("pubsub")
+    story.kubectl("rollout", "status", "deployment/pubsub", "--timeout=180s")
+    story.prepare("--pubsub-topic", "shop/orders")
+    story.apply("to-pubsub")
+    story.until_ready(PUBSUB)
+    story.trade(EVENTS)
     for topic in ("orders", "shop/orders"):
-        proof = stage.audit(topic)
-        assert wrong_in(proof) == {}, topic
+        proof = story.audit(topic)
+        assert violations(proof) == {}, topic
         assert proof["received"] == proof["written"] >= EVENTS
         assert proof["numbers_left_out"] == 0
-        assert proof["duplicates"] == 0, f"nothing was killed, so nothing may come twice (G9): {moves(stage)}"
+        assert proof["duplicates"] == 0, f"duplicates without a crash (G9): {relay_warnings(story)}"
 
 
-def test_lag_rises_while_a_subscription_is_paused_and_falls_to_nothing_afterwards(stage: Stage) -> None:
-    stage.until_lag(KAFKA)
-    stage.set_state(KAFKA, "Paused")
-    # The status of a pause may still have the lag of the interval before.
+def test_lag_rises_during_a_pause_and_falls_to_zero_after_it(story: StoryNamespace) -> None:
+    story.until_lag(KAFKA)
+    story.set_state(KAFKA, "Paused")
+    # The first status of a pause may have the lag of the previous interval.
     paused = {"STATUS": "PausedBySpec", "LAG": "0"}
-    wait_until(lambda: row(stage, KAFKA), 180, f"{paused}", met=lambda row: paused.items() <= row.items())
-    stage.trade(500)
-    # Each of the eight writers may commit one more; and above a hundred lag is rounded down to two digits.
-    wait_until(lambda: row(stage, KAFKA), 180, "LAG to show what waits", met=lambda row: row["LAG"] == "500")
-    stage.until_lag(PUBSUB)
-    assert row(stage, KAFKA)["STATUS"] == "PausedBySpec"
+    wait_until(lambda: row(story, KAFKA), 180, f"{paused}", met=lambda row: paused.items() <= row.items())
+    story.trade(500)
+    # Each of the eight writers may commit one more, and a lag above 100 is rounded down to two digits.
+    wait_until(lambda: row(story, KAFKA), 180, "a LAG of 500", met=lambda row: row["LAG"] == "500")
+    story.until_lag(PUBSUB)
+    assert row(story, KAFKA)["STATUS"] == "PausedBySpec"
 
-    stage.set_state(KAFKA, "Running")
-    stage.until_lag(KAFKA)
-    stage.until_ready(KAFKA)
+    story.set_state(KAFKA, "Running")
+    story.until_lag(KAFKA)
+    story.until_ready(KAFKA)
     for topic in ("orders", "shop/orders"):
-        proof = stage.audit(topic)
-        assert wrong_in(proof) == {}, topic
-        assert proof["duplicates"] == 0, f"a pause is no crash (G9): {moves(stage)}"
+        proof = story.audit(topic)
+        assert violations(proof) == {}, topic
+        assert proof["duplicates"] == 0, f"duplicates after a pause (G9): {relay_warnings(story)}"
 
 
 @pytest.mark.parametrize(("name", "sink", "partitions"), [(KAFKA, "kafka", "8"), (PUBSUB, "pubsub", "4")])
-def test_kubectl_get_prints_a_row_for_each_subscription(stage: Stage, name: str, sink: str, partitions: str) -> None:
+def test_kubectl_get_prints_a_row_for_each_subscription(
+    story: StoryNamespace, name: str, sink: str, partitions: str
+) -> None:
     expected = {
         "NAME": name,
         "READY": "True",
@@ -107,15 +111,15 @@ def test_kubectl_get_prints_a_row_for_each_subscription(stage: Stage, name: str,
         "DEAD": "0",
         "STATUS": "Delivering",
     }
-    printed = wait_until(lambda: row(stage, name), 180, f"{expected}", met=lambda now: expected.items() <= now.items())
+    printed = wait_until(lambda: row(story, name), 180, f"{expected}", met=lambda now: expected.items() <= now.items())
     assert printed.keys() - expected.keys() == {"AGE"}
 
 
-def test_every_partition_is_shown_with_the_pod_that_moves_it(stage: Stage) -> None:
-    pods = {pod["metadata"]["name"] for pod in stage.relay_pods()}
+def test_the_status_lists_every_partition_with_its_pod(story: StoryNamespace) -> None:
+    pods = {pod["metadata"]["name"] for pod in story.relay_pods()}
     assert len(pods) == 2
     wait_until(
-        lambda: stage.status(KAFKA)["partitions"],
+        lambda: story.status(KAFKA)["partitions"],
         180,
         "two relays to share eight partitions",
         met=lambda shown: (
@@ -124,27 +128,27 @@ def test_every_partition_is_shown_with_the_pod_that_moves_it(stage: Stage) -> No
     )
 
 
-def typed(stage: Stage, command: list[str]) -> str:
-    """As a reader would, at the root of the repository, in a namespace of one's own."""
-    own = {"shop": stage.namespace}
+def run_documented(story: StoryNamespace, command: list[str]) -> str:
+    """Run a command of the README from the root of the repository, in the namespace of the story."""
+    own = {"shop": story.namespace}
     program, *arguments = (own.get(word, word).replace("postgresql://…", DATABASE) for word in command)
     assert program == "kubectl", command
-    return stage.cluster.kubectl(*(str(ROOT / word) if (ROOT / word).is_file() else word for word in arguments))
+    return story.cluster.kubectl(*(str(ROOT / word) if (ROOT / word).is_file() else word for word in arguments))
 
 
 def without_figures(printed: list[list[Row]]) -> list[list[Row]]:
-    """But for what is another number every time, or none where nothing waits."""
+    """Mask the columns whose values vary."""
     figures = dict.fromkeys(("AGE", "LAG", "OLDEST"), "…")
     return [[{name: figures.get(name, cell) for name, cell in row.items()} for row in table] for table in printed]
 
 
-def row(stage: Stage, name: str) -> Row:
-    """What ``kubectl get eventsubscriptions`` prints about one."""
-    [found] = [row for row in tables(stage.kubectl("get", "eventsubscriptions"))[0] if row["NAME"] == name]
+def row(story: StoryNamespace, name: str) -> Row:
+    """The row of one subscription in ``kubectl get eventsubscriptions``."""
+    [found] = [row for row in tables(story.kubectl("get", "eventsubscriptions"))[0] if row["NAME"] == name]
     return found
 
 
-def moves(stage: Stage) -> list[str]:
-    """What the relays told of leases and timeouts, which would explain it."""
-    logs = [stage.kubectl("logs", pod["metadata"]["name"]) for pod in stage.relay_pods()]
+def relay_warnings(story: StoryNamespace) -> list[str]:
+    """Warnings and errors in the relays' logs, such as lost leases and time-outs."""
+    logs = [story.kubectl("logs", pod["metadata"]["name"]) for pod in story.relay_pods()]
     return [line for log in logs for line in log.splitlines() if '"level": "info"' not in line]

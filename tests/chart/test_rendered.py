@@ -1,4 +1,4 @@
-"""What Helm makes of the chart: rights as few as can be, pods as harmless as can be, names that don't meet."""
+"""The rendered chart: least privilege, restricted pods, unique names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mailboat_operator.settings import WebhookCerts, all_settings, read_settings
 from mailboat_spec.names import INJECT_ANNOTATION, RELAY_LABEL, SUBSCRIPTION_LABEL
 from support.helm_chart import CHART, NAMESPACE, ROOT, Document, names, one, rendered, variants
 
-pytestmark = pytest.mark.api  # needs Helm, which takes minutes to build for the first time
+pytestmark = pytest.mark.api  # needs Helm, whose first build takes minutes
 
 CLUSTER_WIDE = {
     "ClusterRole",
@@ -44,7 +44,7 @@ def rules(documents: list[Document], kind: str = "") -> Iterator[tuple[Document,
 
 
 def settings_of(documents: list[Document]) -> Any:
-    """The operator's own reading of the arguments that the chart gives it."""
+    """The operator's settings, parsed from the arguments in the chart."""
     container = one(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]
     command, *arguments = container["args"]
     assert command == "run"
@@ -60,14 +60,14 @@ def settings_of(documents: list[Document]) -> Any:
     return read_settings(given)
 
 
-# ---- the whole ----------------------------------------------------------------------------------------------------
+# ---- names --------------------------------------------------------------------------------------------------------
 
 
-def test_no_two_documents_have_one_name(documents: list[Document]) -> None:
+def test_names_of_documents_are_unique(documents: list[Document]) -> None:
     assert max(Counter(names(document) for document in documents).values()) == 1
 
 
-def test_everything_lies_in_the_release_namespace_or_a_watched_one(documents: list[Document], variant: str) -> None:
+def test_documents_are_in_the_release_namespace_or_a_watched_one(documents: list[Document], variant: str) -> None:
     allowed = {NAMESPACE, *settings_of(documents).namespaces}
     for document in documents:
         if document["kind"] in CLUSTER_WIDE:
@@ -78,7 +78,7 @@ def test_everything_lies_in_the_release_namespace_or_a_watched_one(documents: li
                 assert document["kind"] in ("Role", "RoleBinding")
 
 
-def test_two_releases_of_one_name_in_two_namespaces_do_not_meet(variant: str) -> None:
+def test_releases_of_one_name_in_two_namespaces_share_no_cluster_wide_names(variant: str) -> None:
     def cluster_wide(*arguments: str) -> set[tuple[str, str, str]]:
         return {
             names(document)
@@ -89,16 +89,10 @@ def test_two_releases_of_one_name_in_two_namespaces_do_not_meet(variant: str) ->
     assert not cluster_wide() & cluster_wide("--namespace", "elsewhere")
 
 
-def test_the_chart_and_what_it_installs_are_of_one_version() -> None:
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
-    for folder in ("operator", "relay", "crds"):
-        assert f'version = "{chart["appVersion"]}"' in (ROOT / folder / "pyproject.toml").read_text(encoding="utf-8")
-
-
 # ---- CRDs ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_crds_are_the_generated_ones_and_stay_when_the_release_goes() -> None:
+def test_the_crds_are_the_generated_ones_and_are_kept_by_an_uninstall() -> None:
     generated = {file.name: file.read_text(encoding="utf-8") for file in (ROOT / "crds").glob("*.yaml")}
     in_chart = {file.name: file.read_text(encoding="utf-8") for file in (CHART / "files/crds").glob("*.yaml")}
     assert in_chart == generated, "run `make crds`"
@@ -110,7 +104,7 @@ def test_the_crds_are_the_generated_ones_and_stay_when_the_release_goes() -> Non
 
 
 @pytest.mark.parametrize(("setting", "count", "kept"), [("install=false", 0, False), ("keep=false", 2, False)])
-def test_crds_can_be_left_out_or_made_to_go(setting: str, count: int, kept: bool) -> None:
+def test_crds_can_be_left_out_or_removed_with_the_release(setting: str, count: int, kept: bool) -> None:
     crds = [each for each in rendered("default", "--set", f"crds.{setting}") if each["kind"].startswith("Custom")]
     assert len(crds) == count
     assert all(("annotations" in crd["metadata"]) is kept for crd in crds)
@@ -119,14 +113,14 @@ def test_crds_can_be_left_out_or_made_to_go(setting: str, count: int, kept: bool
 # ---- rights -------------------------------------------------------------------------------------------------------
 
 
-def test_no_right_has_a_wildcard(documents: list[Document]) -> None:
+def test_no_rule_has_a_wildcard(documents: list[Document]) -> None:
     for document, rule in rules(documents):
         for part in ("apiGroups", "resources", "verbs"):
             assert rule[part], names(document)
             assert "*" not in "".join(rule[part]), names(document)
 
 
-def test_secrets_are_the_operators_own_and_by_name(documents: list[Document]) -> None:
+def test_rules_for_secrets_name_the_operators_own_secrets(documents: list[Document]) -> None:
     settings = settings_of(documents)
     seen = False
     for document, rule in rules(documents):
@@ -134,14 +128,14 @@ def test_secrets_are_the_operators_own_and_by_name(documents: list[Document]) ->
             continue
         seen = True
         assert (document["kind"], document["metadata"]["namespace"]) == ("Role", NAMESPACE)
-        if rule["verbs"] != ["create"]:  # which can't be given by name
+        if rule["verbs"] != ["create"]:  # RBAC can't restrict create by name
             certificate = [settings.webhook_secret] if settings.webhook_certs is WebhookCerts.SELF else []
             assert rule["resourceNames"] == [settings.signing_secret, *certificate]
             assert "list" not in rule["verbs"]
     assert seen
 
 
-def test_rights_lie_where_the_resources_do(documents: list[Document], variant: str) -> None:
+def test_roles_are_in_the_watched_namespaces(documents: list[Document], variant: str) -> None:
     watched = settings_of(documents).namespaces
     places = [
         document["metadata"].get("namespace")
@@ -151,7 +145,7 @@ def test_rights_lie_where_the_resources_do(documents: list[Document], variant: s
     assert places == (list(watched) or [None])
 
 
-def test_one_lease_and_one_webhook_configuration_by_name(documents: list[Document]) -> None:
+def test_rules_name_one_lease_and_one_webhook_configuration(documents: list[Document]) -> None:
     settings = settings_of(documents)
     for document, rule in rules(documents):
         if "leases" in rule["resources"] and rule["verbs"] != ["create"]:
@@ -161,7 +155,7 @@ def test_one_lease_and_one_webhook_configuration_by_name(documents: list[Documen
             assert rule["resourceNames"] == [settings.webhook_config_name]
 
 
-def test_every_binding_is_of_the_operators_account_to_a_role_that_is_there(documents: list[Document]) -> None:
+def test_every_binding_binds_the_operators_account_to_an_existing_role(documents: list[Document]) -> None:
     account = one(documents, "ServiceAccount")
     roles = {names(document) for document in documents if document["kind"].endswith("Role")}
     bindings = [document for document in documents if document["kind"].endswith("Binding")]
@@ -174,9 +168,9 @@ def test_every_binding_is_of_the_operators_account_to_a_role_that_is_there(docum
         ]
 
 
-def test_without_rbac_nobody_is_granted_anything() -> None:
-    quiet = rendered("default", "--set", "rbac.create=false,rbac.aggregate=false")
-    assert not [names(document) for document in quiet if "Role" in document["kind"]]
+def test_without_rbac_there_are_no_roles_and_bindings() -> None:
+    documents = rendered("default", "--set", "rbac.create=false,rbac.aggregate=false")
+    assert not [names(document) for document in documents if "Role" in document["kind"]]
 
 
 # ---- pods ---------------------------------------------------------------------------------------------------------
@@ -193,7 +187,7 @@ def test_pods_pass_the_restricted_standard(documents: list[Document]) -> None:
             assert set(container["resources"]) == {"requests", "limits"}
 
 
-def test_the_operator_understands_what_the_chart_tells_it(documents: list[Document], variant: str) -> None:
+def test_ports_mounts_and_certificates_match_the_operators_settings(documents: list[Document], variant: str) -> None:
     settings = settings_of(documents)
     deployment = one(documents, "Deployment")["spec"]["template"]["spec"]
     mounts = {mount["mountPath"] for mount in deployment["containers"][0]["volumeMounts"]}
@@ -211,7 +205,7 @@ def test_the_operator_understands_what_the_chart_tells_it(documents: list[Docume
     assert not ports.get("webhook") or settings.webhook_listen == f":{ports['webhook']}"
 
 
-def test_images_are_taken_by_digest_where_one_is_given() -> None:
+def test_images_use_a_digest_if_one_is_set() -> None:
     documents = rendered("restricted")
     image = one(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]["image"]
     assert image == f"mailboat-operator@sha256:{'1' * 64}"
@@ -219,7 +213,7 @@ def test_images_are_taken_by_digest_where_one_is_given() -> None:
 
 
 @pytest.mark.parametrize(("replicas", "budgets"), [(1, 0), (2, 1)])
-def test_one_operator_has_no_budget_that_would_keep_a_node_from_being_drained(replicas: int, budgets: int) -> None:
+def test_a_single_operator_has_no_disruption_budget_that_blocks_a_drain(replicas: int, budgets: int) -> None:
     documents = rendered("default", "--set", f"replicas={replicas}")
     assert sum(document["kind"] == "PodDisruptionBudget" for document in documents) == budgets
 
@@ -252,14 +246,14 @@ def on(*ports: int | str) -> list[dict[str, Any]]:
     return [{"port": port, "protocol": "TCP"} for port in ports]
 
 
-def test_the_network_policy_lets_through_what_the_operator_lives_by_and_nothing_else() -> None:
+def test_the_network_policy_allows_only_the_connections_of_the_operator() -> None:
     policy = one(rendered("everything"), "NetworkPolicy")["spec"]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     assert policy["ingress"] == [{"ports": on("http")}, {"ports": on("webhook")}]
     assert policy["egress"] == [NAMES, {"ports": on(443, 6443)}, {"to": [RELAYS]}, {"to": [CONSUMERS]}]
 
 
-def test_the_network_policy_can_be_narrowed_and_helm_test_still_gets_through() -> None:
+def test_a_narrowed_network_policy_still_allows_helm_test() -> None:
     documents = rendered("restricted")
     policy = one(documents, "NetworkPolicy")["spec"]
     http, *webhook = policy["ingress"]
@@ -269,7 +263,7 @@ def test_the_network_policy_can_be_narrowed_and_helm_test_still_gets_through() -
     assert tests
     for pod in tests:
         assert tester["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
-    assert webhook == [], "where there is no webhook"
+    assert webhook == [], "a rule for a webhook that is off"
     to_server = {"ports": on(443, 6443), "to": [{"ipBlock": {"cidr": "10.0.0.1/32"}}]}
     assert policy["egress"] == [NAMES, to_server, {"to": [RELAYS]}, {"to": [CONSUMERS]}]
 
@@ -277,7 +271,7 @@ def test_the_network_policy_can_be_narrowed_and_helm_test_still_gets_through() -
 # ---- webhook and monitors -----------------------------------------------------------------------------------------
 
 
-def test_the_webhook_asks_about_pods_that_want_a_sidecar_only() -> None:
+def test_the_webhook_selects_only_pods_that_need_a_sidecar() -> None:
     webhook = one(rendered(), "MutatingWebhookConfiguration")["webhooks"][0]
     assert webhook["failurePolicy"] == "Ignore"
     assert webhook["sideEffects"] == "None"
@@ -294,13 +288,13 @@ def selector(webhook: dict[str, Any], what: str) -> list[dict[str, Any]]:
     return expressions
 
 
-def test_the_ca_bundle_is_never_the_charts(documents: list[Document]) -> None:
+def test_the_chart_sets_no_ca_bundle(documents: list[Document]) -> None:
     for document in documents:
         for webhook in document.get("webhooks", ()):
             assert "caBundle" not in webhook["clientConfig"]
 
 
-def test_cert_manager_writes_the_bundle_where_it_makes_the_certificate() -> None:
+def test_cert_manager_injects_the_bundle_of_its_certificate() -> None:
     documents = rendered("cert-manager")
     certificate = one(documents, "Certificate", "mailboat-webhook-cert")
     annotations = one(documents, "MutatingWebhookConfiguration")["metadata"]["annotations"]
@@ -310,7 +304,7 @@ def test_cert_manager_writes_the_bundle_where_it_makes_the_certificate() -> None
 
 
 def test_a_serving_certificate_of_cert_manager_is_trusted_before_and_after_its_renewal() -> None:
-    """By the authority that signed it, which outlives it and keeps its key: one that signed itself leaves a gap."""
+    """Its CA outlives it and keeps its key. The renewal of a self-signed certificate would leave a gap."""
     documents = rendered("cert-manager")
     serving = one(documents, "Certificate", "mailboat-webhook-cert")["spec"]
     issuer = one(documents, "Issuer", serving["issuerRef"]["name"])["spec"]
@@ -320,11 +314,11 @@ def test_a_serving_certificate_of_cert_manager_is_trusted_before_and_after_its_r
     assert one(documents, "Issuer", authority["issuerRef"]["name"])["spec"] == {"selfSigned": {}}
     assert authority["privateKey"]["rotationPolicy"] == "Never"
     hours = [int(each.removesuffix("h")) for each in (authority["renewBefore"], serving["duration"])]
-    assert hours[0] > hours[1], "nothing that it signed outlives it"
-    assert not [each for each in rendered("everything") if each["kind"] == "Issuer"], "where one is given"
+    assert hours[0] > hours[1], "a certificate outlives its CA"
+    assert not [each for each in rendered("everything") if each["kind"] == "Issuer"], "an issuer beside the given one"
 
 
-def test_monitors_find_the_ports_that_are_there() -> None:
+def test_monitors_name_existing_ports() -> None:
     documents = rendered("everything")
     service = one(documents, "Service", "mailboat-operator")
     monitor = one(documents, "ServiceMonitor")["spec"]
@@ -340,6 +334,6 @@ def test_monitors_find_the_ports_that_are_there() -> None:
     assert one(narrow, "PodMonitor")["spec"]["namespaceSelector"] == {"matchNames": ["shop", "billing"]}
 
 
-def test_what_needs_other_peoples_crds_is_off_by_default() -> None:
+def test_resources_of_third_party_crds_are_off_by_default() -> None:
     groups = {document["apiVersion"].split("/")[0] for document in rendered() if "/" in document["apiVersion"]}
     assert not [group for group in groups if re.search(r"coreos|cert-manager", group)]

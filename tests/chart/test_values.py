@@ -1,4 +1,4 @@
-"""What may be set is written down, checked, and nothing else is taken."""
+"""The schema of the values is complete, and Helm refuses unknown and invalid values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text(encodi
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
 
 OF_KUBERNETES = {"podSecurityContext", "securityContext", "affinity", "resources.requests", "resources.limits"}
-"""What is handed through: the API server knows its fields better."""
+"""Passed through as they are: the API server validates their fields."""
 
 
 def resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -32,15 +32,15 @@ def objects(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Ma
             yield from objects(each, f"{path}.{name}".lstrip("."))
 
 
-def test_every_object_refuses_what_it_does_not_know() -> None:
-    lax = {path for path, schema in objects(SCHEMA) if "additionalProperties" not in schema}
-    assert lax == OF_KUBERNETES | {"global"}
+def test_every_object_refuses_unknown_fields() -> None:
+    open_objects = {path for path, schema in objects(SCHEMA) if "additionalProperties" not in schema}
+    assert open_objects == OF_KUBERNETES | {"global"}
 
 
-def test_every_setting_has_a_default_and_every_default_a_setting() -> None:
+def test_schema_and_defaults_have_the_same_fields() -> None:
     def compare(schema: Mapping[str, Any], values: Any, path: str) -> None:
         known = resolved(schema).get("properties")
-        if known is None or path == "webhook.certManager.issuerRef":  # a reference is whole or not there
+        if known is None or path == "webhook.certManager.issuerRef":  # a complete reference or none
             return
         assert set(values) == set(known) - ({"global"} if not path else {"claims"}), path or "the top"
         for name, each in values.items():
@@ -51,11 +51,11 @@ def test_every_setting_has_a_default_and_every_default_a_setting() -> None:
 
 @pytest.mark.api
 @pytest.mark.parametrize("variant", variants())
-def test_helm_lint_has_nothing_to_say(variant: str) -> None:
+def test_helm_lint_passes(variant: str) -> None:
     done = helm("lint", "--strict", *COMMON, "--values", str(CHART / "ci" / f"{variant}-values.yaml"), str(CHART))
     assert done.returncode == 0, done.stdout + done.stderr
-    remarks = [line for line in done.stdout.splitlines() if line.startswith("[")]
-    assert remarks == ["[INFO] Chart.yaml: icon is recommended"]
+    findings = [line for line in done.stdout.splitlines() if line.startswith("[")]
+    assert findings == ["[INFO] Chart.yaml: icon is recommended"]
 
 
 @pytest.mark.api
@@ -84,14 +84,14 @@ def test_helm_lint_has_nothing_to_say(variant: str) -> None:
         ("networkPolicy.apiServerPorts={}", "apiServerPorts"),
     ],
 )
-def test_a_typo_is_refused_by_name(setting: str, complaint: str) -> None:
+def test_an_invalid_value_is_refused_by_name(setting: str, complaint: str) -> None:
     done = helm("template", RELEASE, str(CHART), *COMMON, "--set", setting)
     assert done.returncode != 0
     assert complaint in done.stderr
 
 
 @pytest.mark.api
-def test_an_account_that_is_not_made_must_be_named() -> None:
+def test_without_an_account_of_the_chart_a_name_is_required() -> None:
     done = helm("template", RELEASE, str(CHART), *COMMON, "--set", "serviceAccount.create=false")
     assert done.returncode != 0
     assert "serviceAccount.name is required" in done.stderr

@@ -51,6 +51,7 @@ Commands:
   emit        Write one event, for trying things out.
   match       Show which subscriptions take an event.
   schema      Print the JSON Schema of manifests, for editors.
+  debug       Show how a relay works inside.
   completion  Print the completion script of a shell.
 """
 

@@ -1,4 +1,4 @@
-"""The playground comes up with everything that it names, events flow through it, and Ctrl-C leaves nothing behind."""
+"""The playground starts, delivers events, and leaves no processes and files after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from mailboat_devservers.golang import built_program
 from support.wait import wait_until
 
 
-@pytest.mark.timeout(600)  # half a dozen processes start, one after the other
-def test_events_flow_and_ctrl_c_removes_everything(
+@pytest.mark.timeout(600)  # half a dozen processes start in sequence
+def test_the_playground_delivers_events_and_ctrl_c_removes_processes_and_files(
     tmp_path: Path, or_skip: Callable[[Callable[[], Path]], Path]
 ) -> None:
     or_skip(lambda: built_program("kfake"))
@@ -39,12 +39,12 @@ def test_events_flow_and_ctrl_c_removes_everything(
             timeout=420,
             what="the playground",
         )
-        told = output.read_text()
-        assert process.poll() is None, told
-        servants = psutil.Process(process.pid).children(recursive=True)
-        consumer_log = Path(re.findall(r"its log: (\S+)", told)[0])
+        text = output.read_text()
+        assert process.poll() is None, text
+        children = psutil.Process(process.pid).children(recursive=True)
+        consumer_log = Path(re.findall(r"its log: (\S+)", text)[0])
         wait_until(lambda: "order.changed order-0 version 1" in consumer_log.read_text(), timeout=120, what="an event")
-        for address in re.findall(r"http://127\.0\.0\.1:\d+(?=/)", told):
+        for address in re.findall(r"http://127\.0\.0\.1:\d+(?=/)", text):
             with urlopen(f"{address}/status", timeout=60) as answer:
                 assert answer.status == 200
         process.send_signal(signal.SIGINT)
@@ -55,6 +55,6 @@ def test_events_flow_and_ctrl_c_removes_everything(
             process.wait()
     assert "everything was stopped and removed" in output.read_text()
     wait_until(
-        lambda: not any(psutil.pid_exists(each.pid) and each.is_running() for each in servants), what="their end"
+        lambda: not any(psutil.pid_exists(each.pid) and each.is_running() for each in children), what="their end"
     )
     assert list(folder.iterdir()) == []

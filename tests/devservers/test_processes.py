@@ -1,4 +1,4 @@
-"""Servers that we start end with us, however we end."""
+"""The servers of a test run end with it, however it ends."""
 
 from __future__ import annotations
 
@@ -55,4 +55,4 @@ time.sleep(600)
         server = int(run.stdout.readline())
         assert not is_gone(server)
         run.send_signal(how)
-    wait_until(lambda: is_gone(server), what="the server to follow the killed run")
+    wait_until(lambda: is_gone(server), what="the end of the server after the killed run")

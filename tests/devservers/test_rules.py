@@ -1,4 +1,4 @@
-"""The rules of tests/conftest.py hold: tried on small test runs of their own."""
+"""The rules of tests/conftest.py, checked with small test runs."""
 
 from __future__ import annotations
 
@@ -36,16 +36,6 @@ def test_a_task_left_behind_fails_the_test(run: pytest.Pytester) -> None:
     result = run.runpytest_subprocess("-p", "no:xdist")
     result.assert_outcomes(passed=2, errors=1)
     result.stdout.fnmatch_lines(["*the test left tasks behind*"])
-
-
-def test_a_warning_fails_the_test(run: pytest.Pytester) -> None:
-    run.makepyfile("""
-        import warnings
-
-        def test_warns():
-            warnings.warn("old habits", DeprecationWarning)
-    """)
-    run.runpytest_subprocess("-p", "no:xdist").assert_outcomes(failed=1)
 
 
 MISSING_PART = """

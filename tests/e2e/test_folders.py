@@ -1,4 +1,4 @@
-"""A cluster's folder is never taken for one that somebody left behind, not even while it is being made."""
+"""The folder of a running cluster is never treated as abandoned, not even during its creation."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from cluster.folders import abandoned_folders, own_folder
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
-def test_a_folder_is_its_owners_until_the_owner_is_done():
+def test_a_folder_in_use_is_not_abandoned_and_is_removed_by_its_owner():
     with own_folder("cluster-") as folder:
         assert list(abandoned_folders("cluster-")) == []
         assert folder.is_dir()
@@ -31,21 +31,21 @@ def test_a_folder_whose_owner_was_killed_is_found_once_and_removed(tmp_path: Pat
     assert list(abandoned_folders("other-")) == []
     found = abandoned_folders("cluster-")
     assert next(found) == left
-    assert list(abandoned_folders("cluster-")) == [], "somebody is at it"
+    assert list(abandoned_folders("cluster-")) == [], "two runs clean up the same folder"
     assert list(found) == []
     assert not left.exists()
 
 
-def test_there_is_no_moment_in_which_a_new_folder_seems_to_be_nobodys(monkeypatch: pytest.MonkeyPatch):
+def test_a_folder_is_not_abandoned_before_its_owner_has_the_lock(monkeypatch: pytest.MonkeyPatch):
     flock = fcntl.flock
-    asked = []
+    found = []
 
-    def after_a_look_around(file: Any, operation: int) -> None:
-        if operation == fcntl.LOCK_EX:  # the owner is about to lock it
-            asked.append(list(abandoned_folders("cluster-")))
+    def search_before_lock(file: Any, operation: int) -> None:
+        if operation == fcntl.LOCK_EX:  # by the owner
+            found.append(list(abandoned_folders("cluster-")))
         flock(file, operation)
 
-    monkeypatch.setattr(fcntl, "flock", after_a_look_around)
+    monkeypatch.setattr(fcntl, "flock", search_before_lock)
     with own_folder("cluster-") as folder:
-        assert asked == [[]]
+        assert found == [[]]
         assert folder.is_dir()

@@ -1,4 +1,4 @@
-"""The stories find in Postgres' log who made the shop wait, and only that."""
+"""Only waits of the shop for locks of relays are found in the log of Postgres."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ STARTING = "2026-01-01 00:00:00.000 UTC [1] LOG:  starting PostgreSQL 18.0 on x8
 
 
 def connected(pid: int, name: str) -> str:
-    who = f"user=shop database=shop application_name={name}"
-    return f"2026-01-01 00:00:01.000 UTC [{pid}] LOG:  connection authorized: {who}"
+    session = f"user=shop database=shop application_name={name}"
+    return f"2026-01-01 00:00:01.000 UTC [{pid}] LOG:  connection authorized: {session}"
 
 
 def waits(pid: int, *holders: int) -> list[str]:
@@ -33,21 +33,21 @@ def test_a_writer_behind_a_relay_is_found():
     assert "behind mailboat reader" in found
 
 
-def test_one_of_several_who_hold_it_is_enough():
+def test_a_relay_among_several_holders_is_found():
     log = [connected(20, "shop"), connected(21, "shop"), connected(30, "mailboat main"), *waits(20, 21, 30)]
     assert len(list(waits_behind("mailboat", "shop", log))) == 1
 
 
-def test_writers_behind_each_other_and_relays_behind_writers_are_none_of_it():
+def test_writers_behind_writers_and_relays_behind_writers_are_not_reported():
     log = [connected(20, "shop"), connected(21, "shop"), connected(30, "mailboat main"), *waits(20, 21), *waits(30, 20)]
     assert list(waits_behind("mailboat", "shop", log)) == []
 
 
-def test_a_new_server_numbers_its_processes_anew():
+def test_process_ids_of_a_previous_server_are_ignored():
     log = [connected(20, "shop"), connected(30, "mailboat main"), STARTING, connected(20, "shop"), *waits(20, 30)]
     assert list(waits_behind("mailboat", "shop", log)) == []
 
 
-def test_who_ever_connected_is_known_by_name():
+def test_application_names_of_all_servers_are_listed():
     log = [STARTING, connected(20, "shop"), STARTING, connected(20, "mailboat main"), *waits(20, 30)]
     assert sessions(log) == {"shop", "mailboat main"}

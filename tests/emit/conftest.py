@@ -1,4 +1,4 @@
-"""Outboxes to emit into, on the newest and on the oldest supported Postgres."""
+"""Outboxes on the newest and on the oldest supported Postgres."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def shared_outbox(postgres: PostgresServer) -> Iterator[Database]:
 
 @pytest.fixture
 def newest_outbox(shared_outbox: Database) -> Database:
-    """An empty outbox on the newest Postgres, for what doesn't depend on the major (and quicker: one per module)."""
+    """An empty outbox on the newest Postgres, shared by a module, for tests that do not depend on the version."""
     shared_outbox.execute("delete from mailboat.outbox")
     return shared_outbox

@@ -1,4 +1,4 @@
-"""Events are written through whatever connection the application has, in its transaction and in no other."""
+"""Events are written through every supported kind of connection, in the application's transaction."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def emitted(database: Database) -> list[tuple[Any, ...]]:
     )
 
 
-# ---- what applications hold in their hands ------------------------------------------------------------------------
+# ---- kinds of connections -----------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -224,7 +224,7 @@ WRITTEN = ("cust:ömer % ?", b'{"n":1}', "application/json", EVERYTHING["headers
 
 
 class Rolled(Exception):
-    """Raised by the tests to make a transaction roll back."""
+    """Rolls a transaction back."""
 
 
 class Base(DeclarativeBase):
@@ -238,14 +238,14 @@ class Order(Base):
 
 
 @pytest.mark.parametrize("opener", SYNC, ids=lambda opener: opener.__name__)
-def test_an_event_arrives_as_it_was_given(newest_outbox: Database, opener: Opener) -> None:
+def test_an_event_is_stored_with_all_its_fields(newest_outbox: Database, opener: Opener) -> None:
     with opener(newest_outbox) as connection:
         event_id = emit(connection, "order.placed", {"n": 1}, **EVERYTHING)
     assert emitted(newest_outbox) == [(event_id, "order.placed", *WRITTEN)]
 
 
 @pytest.mark.parametrize("opener", SYNC, ids=lambda opener: opener.__name__)
-def test_many_events_keep_their_order_and_may_be_anything(newest_outbox: Database, opener: Opener) -> None:
+def test_many_events_of_all_payload_types_keep_their_order(newest_outbox: Database, opener: Opener) -> None:
     payloads: list[Any] = [None, b"\x00\xff", "[1]", {"n": 2}, 3, [True, None]]
     events = [NewEvent("n", payload, key=str(number)) for number, payload in enumerate(payloads)]
     with opener(newest_outbox) as connection:
@@ -258,7 +258,7 @@ def test_many_events_keep_their_order_and_may_be_anything(newest_outbox: Databas
 
 
 @pytest.mark.parametrize("opener", SYNC, ids=lambda opener: opener.__name__)
-def test_nothing_is_written_when_the_transaction_rolls_back(newest_outbox: Database, opener: Opener) -> None:
+def test_a_rolled_back_transaction_writes_no_event(newest_outbox: Database, opener: Opener) -> None:
     def business() -> None:
         with opener(newest_outbox) as connection:
             emit(connection, "order.placed", {})
@@ -270,7 +270,7 @@ def test_nothing_is_written_when_the_transaction_rolls_back(newest_outbox: Datab
 
 
 @pytest.mark.parametrize("opener", ASYNC, ids=lambda opener: opener.__name__)
-async def test_an_async_connection_is_awaited(newest_outbox: Database, opener: AsyncOpener) -> None:
+async def test_events_are_written_through_an_async_connection(newest_outbox: Database, opener: AsyncOpener) -> None:
     async with opener(newest_outbox) as connection:
         event_id = await emit(connection, "order.placed", {"n": 1}, **EVERYTHING)
         more = await emit_many(connection, [NewEvent("a", b"\x00"), NewEvent("b")])
@@ -287,13 +287,13 @@ async def test_an_async_connection_is_awaited(newest_outbox: Database, opener: A
     assert len(emitted(newest_outbox)) == 3
 
 
-def test_more_events_than_a_statement_holds(outbox: Database) -> None:
+def test_more_events_than_one_statement_can_hold_keep_their_order(outbox: Database) -> None:
     with psycopg.connect(outbox.url) as connection:
         ids = emit_many(connection, (NewEvent("n", {"n": number}, key="k") for number in range(2_345)))
     assert [row[0] for row in emitted(outbox)] == ids
 
 
-def test_events_go_to_the_outbox_that_was_named(outbox: Database) -> None:
+def test_an_event_is_written_to_the_named_outbox(outbox: Database) -> None:
     outbox.execute("""select mailboat.create_outbox('shop."Out Box"')""")
     with psycopg.connect(outbox.url) as connection:
         event_id = emit(connection, "order.placed", {}, outbox='shop."Out Box"')
@@ -302,7 +302,7 @@ def test_events_go_to_the_outbox_that_was_named(outbox: Database) -> None:
 
 
 @pytest.mark.parametrize("name", ["outbox", "a.b.c", "a.b; drop table x", 'a."b%s"', "", "a.b--"])
-def test_a_strange_outbox_name_is_refused(newest_outbox: Database, name: str) -> None:
+def test_an_invalid_outbox_name_is_refused(newest_outbox: Database, name: str) -> None:
     with (
         psycopg.connect(newest_outbox.url) as connection,
         pytest.raises(EmitRefused, match="outbox must be a table's name"),
@@ -310,7 +310,7 @@ def test_a_strange_outbox_name_is_refused(newest_outbox: Database, name: str) ->
         emit(connection, "order.placed", {}, outbox=name)
 
 
-# ---- connections that would commit by themselves ------------------------------------------------------------------
+# ---- autocommit ---------------------------------------------------------------------------------------------------
 
 
 def test_autocommit_outside_a_transaction_is_refused(newest_outbox: Database) -> None:
@@ -353,16 +353,16 @@ async def test_async_autocommit_outside_a_transaction_is_refused(newest_outbox: 
 
 
 @pytest.mark.parametrize("thing", [object(), None, 3, "postgresql://…"])
-def test_what_is_no_connection_is_refused(thing: Any) -> None:
+def test_an_argument_that_is_no_connection_is_refused(thing: Any) -> None:
     with pytest.raises(EmitRefused, match="give a connection of psycopg, SQLAlchemy"):
         emit(thing, "order.placed", {})
 
 
-# ---- what the order of a key depends on ---------------------------------------------------------------------------
+# ---- order of a key -----------------------------------------------------------------------------------------------
 
 
-def test_changes_that_wait_in_a_session_are_written_before_the_event(newest_outbox: Database) -> None:
-    """Otherwise the event would get its position before the session holds the row's lock."""
+def test_pending_changes_of_a_session_are_flushed_before_the_event(newest_outbox: Database) -> None:
+    """Otherwise the event would get its position before the session locks the row."""
     newest_outbox.execute("create table orders (id text primary key, state text)")
     newest_outbox.execute("insert into orders values ('o-1', 'new')")
     engine = sqlalchemy.create_engine(sqlalchemy_url(newest_outbox, "psycopg"))

@@ -25,7 +25,7 @@ def configured() -> None:
 
 @pytest.fixture
 def alias(database: Database) -> Iterator[str]:
-    """A database that nobody migrated, as one of Django's."""
+    """Alias of a database without an outbox."""
     place = urlsplit(database.url)
     connections.settings["shop"] = connections.configure_settings(
         {
@@ -44,11 +44,11 @@ def alias(database: Database) -> Iterator[str]:
     del connections["shop"], connections.settings["shop"]
 
 
-def test_a_migration_makes_the_outbox_and_atomic_writes_into_it(alias: str, database: Database) -> None:
+def test_a_migration_creates_the_outbox_and_atomic_blocks_write_to_it(alias: str, database: Database) -> None:
     connection = connections[alias]
     migration = Migration("0001_outbox", "shop")
     migration.operations = [MigrateOutbox()]
-    for _ in range(2):  # the second time there is nothing to do
+    for _ in range(2):  # idempotent
         with connection.schema_editor(atomic=migration.atomic) as editor:
             migration.apply(ProjectState(), editor)
     with transaction.atomic(using=alias):
@@ -60,7 +60,7 @@ def test_a_migration_makes_the_outbox_and_atomic_writes_into_it(alias: str, data
     assert rows == [(event_id, "7", b'{"total":"100 %"}')]
 
 
-def test_outside_of_atomic_and_outside_of_postgres_it_is_refused(alias: str) -> None:
+def test_emit_outside_of_atomic_or_of_postgres_is_refused(alias: str) -> None:
     with pytest.raises(EmitRefused, match=r"inside `with transaction.atomic\(\):`"):
         emit(connections[alias], "order.paid")
     with pytest.raises(EmitRefused, match="a sqlite database of Django: the outbox is in PostgreSQL"):

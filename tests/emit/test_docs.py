@@ -1,4 +1,4 @@
-"""The examples of docs/emit.md run as they stand."""
+"""The examples of docs/emit.md run unchanged."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_examples_run(outbox: Database) -> None:
     ] * 2 + [("order.paid", "o-1")]
 
 
-def test_the_message_that_is_shown_is_the_one_that_comes() -> None:
+def test_the_documented_message_is_the_message_of_emit() -> None:
     with pytest.raises(EmitRefused) as refusal:
         checked(NewEvent("order.paid", key=""))
     assert f"    {refusal.value}\n" in PAGE

@@ -1,4 +1,4 @@
-"""Payloads and ids as applications have them, and errors with their remedy."""
+"""Types of payloads and ids, and errors with their remedy."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Order(BaseModel):
         ),
     ],
 )
-def test_a_payload_may_have_the_types_of_applications(payload: Any, written: Any) -> None:
+def test_payloads_of_common_python_types_are_written_as_json(payload: Any, written: Any) -> None:
     assert json.loads(checked(NewEvent("x", payload)).payload or b"") == written
 
 
@@ -99,15 +99,15 @@ def test_the_current_span_is_the_trace_context() -> None:
         assert checked(NewEvent("x", traceparent=given)).traceparent == given
 
 
-async def test_a_forgotten_await_is_told_by_name(newest_outbox: Database) -> None:
+async def test_a_missing_await_is_reported_by_name(newest_outbox: Database) -> None:
     async with await psycopg.AsyncConnection.connect(newest_outbox.url) as connection:
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             emit(connection, "order.placed")  # type: ignore[unused-coroutine]
-    assert "coroutine 'mailboat.emit' was never awaited" in [str(each.message) for each in told]
+    assert "coroutine 'mailboat.emit' was never awaited" in [str(each.message) for each in caught]
 
 
-def test_errors_of_the_database_say_what_helps(newest_outbox: Database) -> None:
+def test_errors_of_the_database_have_a_note_with_the_remedy(newest_outbox: Database) -> None:
     newest_outbox.server.execute("create role stranger login")
     try:
         with psycopg.connect(newest_outbox.url_for("stranger")) as connection:

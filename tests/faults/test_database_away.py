@@ -115,37 +115,48 @@ def test_connections_that_are_cut_again_and_again(
 
 
 @pytest.mark.verify
+@pytest.mark.parametrize("pooler", ["Direct", "Transaction"])
 def test_a_relay_that_vanishes_without_a_word_holds_up_nobody(
+    pooler: str,
     outbox: Database,
     proxy: Proxy,
     manifests: Callable[[str], list[Manifest]],
     collector: KafkaCollector,
     tmp_path: Path,
 ) -> None:
-    """Its machine is gone and nobody tells the server: its sessions live on, with their locks and open transactions."""
+    """The machine of a relay is gone without a FIN: the relay's sessions stay on the server.
+
+    If the relay is connected directly, they hold session locks. If its ticks are whole transactions, one is open and
+    locks cursors.
+    """
     timings = replace(HASTY, lease_ttl=4.0)
+    vanishing = manifests(through(proxy, outbox.url))
+    vanishing[0]["spec"]["database"]["pooler"] = pooler
     with (
-        Fleet(tmp_path / "lost", manifests(through(proxy, outbox.url)), timings=timings) as lost,
+        Fleet(tmp_path / "lost", vanishing, timings=timings) as lost,
         Fleet(tmp_path / "fleet", manifests(outbox.url), timings=timings) as fleet,
         Racers(outbox.url, writers=4, seed=33) as racers,
     ):
         gone, heir = lost.start("gone"), fleet.start("heir")
         wait_until(lambda: set(owners(outbox.url).values()) == {"gone", "heir"}, 60, "both relays to own something")
-        _until_in_a_transaction(outbox, proxy)
+        if pooler == "Direct":
+            proxy.deafen()
+        else:
+            _deafen_in_a_transaction(outbox, proxy)
         gone.suspend()
         wait_until(lambda: set(owners(outbox.url).values()) == {"heir"}, 60, "the other relay to take over")
         heir.until_connected()
         catch_up(racers, collector)
 
 
-def _until_in_a_transaction(outbox: Database, proxy: Proxy) -> None:
-    """Deafen the proxy in a moment in which a session behind it has a transaction open, and locks in it."""
+def _deafen_in_a_transaction(outbox: Database, proxy: Proxy) -> None:
+    """Deafen the proxy while a session behind it has an open transaction that locks cursors."""
 
     def caught() -> bool:
         proxy.deafen()
         holding = outbox.execute(
             "select a.client_port from pg_stat_activity a join pg_locks l using (pid)"
-            " where a.state = 'idle in transaction' and a.application_name = 'mailboat desk'"
+            " where a.state = 'idle in transaction' and a.application_name ~ '^mailboat '"
             " and l.relation = 'mailboat.cursors'::regclass and l.mode = 'RowExclusiveLock'"
         )
         ours = {connection.laddr.port for connection in psutil.Process().net_connections("tcp4")}
@@ -154,4 +165,4 @@ def _until_in_a_transaction(outbox: Database, proxy: Proxy) -> None:
             proxy.undeafen()
         return found
 
-    wait_until(caught, 60, "a transaction of a relay to be caught open")
+    wait_until(caught, 60, "an open transaction of the relay")

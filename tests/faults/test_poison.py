@@ -101,7 +101,7 @@ async def test_one_poison_event_among_ten_thousand(
             [notice] = dead.headers
             assert dead.arrivals[0].payload == poison.payload
             assert dead.arrivals[0].key == poison.key
-            assert notice["event_id"] == poison.event_id
+            assert dead.arrivals[0].event_id == poison.event_id
             assert notice["mailboat-dead-reason"] == "InvalidHeaders"
             assert notice["mailboat-dead-error"] == row[5]
             assert notice["mailboat-dead-attempts"] == "1"

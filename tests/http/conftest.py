@@ -1,4 +1,4 @@
-"""A relay's HTTP side, for each way to be let in."""
+"""Clients of a relay's HTTP server, with and without a control token."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def token_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def client(relays: Relays, token_file: Path) -> AsyncIterator[aiohttp.ClientSession]:
-    """A client of a server that takes assignments."""
+    """A client of a server with a control token."""
     async for session in serving(relays, CallerAuth(token_file)):
         yield session
 
 
 @pytest.fixture
 async def tokenless(relays: Relays) -> AsyncIterator[aiohttp.ClientSession]:
-    """A client of a server that was given no control token."""
+    """A client of a server without a control token."""
     async for session in serving(relays, CallerAuth()):
         yield session

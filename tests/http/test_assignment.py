@@ -1,4 +1,4 @@
-"""Assignments from outside: who may give one, and which are followed."""
+"""Assignments over HTTP: authentication, generations, and invalid documents."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def put(client, body, headers=TOKEN):
         return response.status, await response.text()
 
 
-async def test_an_assignment_is_followed(client, relays):
+async def test_an_assignment_is_applied(client, relays):
     relays.generations = {NAME: 0}
     status, text = await put(client, document())
     assert (status, json.loads(text)["accepted"]) == (200, [NAME])
@@ -38,7 +38,7 @@ async def test_an_older_generation_is_refused(client, relays):
     assert relays.assigned == []
 
 
-async def test_a_subscription_that_is_not_served_here_is_named_and_keeps_no_other_back(client, relays):
+async def test_an_unknown_subscription_is_named_and_the_others_are_applied(client, relays):
     relays.generations = {NAME: 0}
     status, text = await put(client, document(**{"shop/other": {"0": "a"}, NAME: {"0": "a"}}))
     answer = json.loads(text)
@@ -46,7 +46,7 @@ async def test_a_subscription_that_is_not_served_here_is_named_and_keeps_no_othe
 
 
 @pytest.mark.parametrize("header", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic correct-horse"}])
-async def test_without_the_token_nothing_is_taken(client, relays, header):
+async def test_without_the_token_an_assignment_is_refused(client, relays, header):
     relays.generations = {NAME: 0}
     status, text = await put(client, document(), header)
     assert status == 401
@@ -55,7 +55,7 @@ async def test_without_the_token_nothing_is_taken(client, relays, header):
     assert relays.assigned == []
 
 
-async def test_a_rotated_token_counts_at_once(client, relays, token_file):
+async def test_a_rotated_token_is_valid_at_once(client, relays, token_file):
     relays.generations = {NAME: 0}
     token_file.write_text("battery-staple")
     assert (await put(client, document()))[0] == 401
@@ -63,18 +63,18 @@ async def test_a_rotated_token_counts_at_once(client, relays, token_file):
 
 
 @pytest.mark.parametrize("content", ["", "\n"])
-async def test_an_empty_token_opens_no_door(client, token_file, content):
+async def test_an_empty_token_is_refused(client, token_file, content):
     token_file.write_text(content)
     status, text = await put(client, document(), {"Authorization": "Bearer "})
     assert (status, "empty" in text) == (403, True)
 
 
-async def test_a_token_file_that_is_gone_opens_no_door(client, token_file):
+async def test_a_missing_token_file_refuses_all_calls(client, token_file):
     token_file.unlink()
     assert (await put(client, document()))[0] == 403
 
 
-async def test_a_relay_without_a_token_says_what_it_lacks(tokenless):
+async def test_a_relay_without_a_token_names_the_missing_option(tokenless):
     status, text = await put(tokenless, document())
     assert (status, text.strip()) == (
         403,
@@ -82,11 +82,11 @@ async def test_a_relay_without_a_token_says_what_it_lacks(tokenless):
     )
 
 
-async def test_a_body_without_end_is_refused(client):
+async def test_a_body_that_is_too_large_is_refused(client):
     assert (await put(client, " " * (LARGEST + 1)))[0] == 413
 
 
-async def test_a_database_that_is_away_is_said_so(client, relays):
+async def test_an_unavailable_database_is_reported(client, relays):
     relays.failure = DatabaseUnavailable("not connected")
     status, text = await put(client, document())
     assert (status, text.strip()) == (503, "The assignment can't be written down: not connected")
@@ -108,7 +108,7 @@ async def test_a_database_that_is_away_is_said_so(client, relays):
         ('{"generation": 1, "subscriptions": {}, "extra": 1}', "extra"),
     ],
 )
-async def test_what_is_no_assignment_is_refused_by_field(client, body, complaint):
+async def test_an_invalid_document_is_refused_with_the_field(client, body, complaint):
     status, text = await put(client, body)
     assert status == 400
     assert complaint in text

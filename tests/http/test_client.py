@@ -1,4 +1,4 @@
-"""Asking relays for their status: whatever comes back is an answer."""
+"""The client for the status of relays: every outcome is a result, never an exception."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from mailboat.http.server import HttpApi, HttpServer
 from support.relay_statuses import relay
 
 
-async def test_each_relay_answers_for_itself_and_one_that_is_away_is_named(relays):
+async def test_an_unreachable_relay_has_an_error_and_the_others_their_status(relays):
     relays.statuses = [relay()]
     server = HttpServer.bind("127.0.0.1", 0)
     await server.start(HttpApi(lambda: relays.statuses, relays.assign))
-    nobody = HttpServer.bind("127.0.0.1", 0)
-    nobodys_address = nobody.address
-    await nobody.close()
+    closed = HttpServer.bind("127.0.0.1", 0)
+    closed_address = closed.address
+    await closed.close()
     try:
-        there, away = await ask([server.address.removeprefix("http://"), nobodys_address])
+        reached, unreachable = await ask([server.address.removeprefix("http://"), closed_address])
     finally:
         await server.close()
-    assert [each["name"] for each in there.relays] == ["shop/orders"]
-    assert away.relays == ()
-    assert "Cannot connect" in (away.error or "")
+    assert [each["name"] for each in reached.relays] == ["shop/orders"]
+    assert unreachable.relays == ()
+    assert "Cannot connect" in (unreachable.error or "")
 
 
-async def test_something_else_that_listens_there_is_not_taken_for_a_relay(relays):
+async def test_another_http_server_is_not_taken_for_a_relay(relays):
     server = HttpServer.bind("127.0.0.1", 0)
     await server.start(HttpApi(lambda: relays.statuses, relays.assign))
     try:
@@ -33,15 +33,15 @@ async def test_something_else_that_listens_there_is_not_taken_for_a_relay(relays
     assert answer.error == "answered 404"
 
 
-async def test_what_is_no_address_is_told():
+async def test_an_invalid_address_is_reported():
     (answer,) = await ask(["http://[::1"])
     assert answer.error == "that is no address: write http://host:port"
 
 
-async def test_a_relay_that_does_not_answer_is_not_waited_for():
-    deaf = HttpServer.bind("127.0.0.1", 0)
+async def test_a_relay_that_accepts_and_never_answers_times_out():
+    silent = HttpServer.bind("127.0.0.1", 0)
     try:
-        (answer,) = await ask([deaf.address], timeout=0.2)
+        (answer,) = await ask([silent.address], timeout=0.2)
     finally:
-        await deaf.close()
+        await silent.close()
     assert answer.error is not None

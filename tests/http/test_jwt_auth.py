@@ -1,4 +1,4 @@
-"""Signed calls: only the operator's, only for this relay, this path and this body, and only for a minute."""
+"""Signed calls: the token is valid for one signer, relay, path and body, and for one minute."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def signed_later(operator: Operator) -> str:
     return operator.sign("PUT", "/assignment", LATER)
 
 
-async def test_a_call_that_the_operator_signed_is_followed(client, operator, relays):
+async def test_a_call_signed_by_the_operator_is_accepted(client, operator, relays):
     assert (await put(client, signed(operator)))[0] == 200
     assert relays.assigned == [("shop/orders", 7, {0: "relay-0"})]
 
@@ -73,7 +73,7 @@ async def test_a_call_that_the_operator_signed_is_followed(client, operator, rel
         ({"iat": +3600, "exp": +7200}, "it is of the future"),
         ({"aud": "shop/relay-1/pod-uid"}, "it is for another relay"),
         ({"aud": [AUDIENCE, "shop/relay-1/pod-uid"]}, "it is for another relay"),
-        ({"iss": "somebody"}, "it is not from mailboat-operator"),
+        ({"iss": "another-issuer"}, "it is not from mailboat-operator"),
         ({"sub": "PUT /config"}, "it was signed for another call"),
         ({"sub": "GET /assignment"}, "it was signed for another call"),
         ({"sha256": hashlib.sha256(b"another").hexdigest()}, "it was signed for another body"),
@@ -81,8 +81,8 @@ async def test_a_call_that_the_operator_signed_is_followed(client, operator, rel
         *(({name: None}, f"it says nothing about {name}") for name in ("iss", "aud", "iat", "exp", "sub", "sha256")),
     ],
 )
-async def test_what_is_wrong_with_a_token_is_said_without_repeating_it(client, operator, relays, claims, reason):
-    now = int(time.time())  # when the test runs: by then much time may have passed since it was collected
+async def test_an_invalid_claim_is_named_and_the_token_is_not_repeated(client, operator, relays, claims, reason):
+    now = int(time.time())  # not at collection, which may be minutes earlier
     seconds = {name: now + claims[name] for name in ("iat", "exp") if claims.get(name) is not None}
     token = signed(operator, **claims | seconds)
     status, text = await put(client, token)
@@ -91,14 +91,14 @@ async def test_what_is_wrong_with_a_token_is_said_without_repeating_it(client, o
     assert relays.assigned == []
 
 
-async def test_a_little_difference_of_clocks_is_no_harm(client, operator):
+async def test_a_small_clock_skew_is_accepted(client, operator):
     now = int(time.time())
     assert (await put(client, signed(operator, iat=now + 15, exp=now + 75)))[0] == 200
     late = operator.sign("PUT", "/assignment", LATER, iat=now - 75, exp=now - 15)
     assert (await put(client, late, LATER))[0] == 200
 
 
-async def test_another_key_and_another_body(client, operator, relays):
+async def test_another_key_or_another_body_is_refused(client, operator, relays):
     status, text = await put(client, signed(Operator(AUDIENCE)))
     assert (status, "none of the operator's keys has signed it" in text) == (401, True)
     assert (await put(client, signed(operator), BODY.replace(b"7", b"8")))[0] == 401
@@ -110,7 +110,7 @@ def _part(document: dict[str, Any]) -> str:
 
 
 def _forged(claims: str, header: dict[str, Any], secret: bytes | None) -> str:
-    """A token by hand: the library would refuse to make it."""
+    """A token that the library refuses to encode."""
     text = f"{_part(header)}.{claims}"
     if secret is None:
         return f"{text}."
@@ -118,7 +118,7 @@ def _forged(claims: str, header: dict[str, Any], secret: bytes | None) -> str:
     return f"{text}.{base64.urlsafe_b64encode(mac).rstrip(b'=').decode()}"
 
 
-async def test_the_algorithm_is_not_the_callers_choice(client, operator, keys, relays):
+async def test_other_algorithms_than_eddsa_are_refused(client, operator, keys, relays):
     claims = signed(operator).split(".")[1]
     public = keys.read_bytes()
     for token in (
@@ -140,12 +140,12 @@ async def test_the_algorithm_is_not_the_callers_choice(client, operator, keys, r
 
 
 @pytest.mark.parametrize("token", [None, "", "a.b.c", "a.b", "..", "é.x.y"])
-async def test_what_is_no_token(client, relays, token):
+async def test_a_malformed_token_is_refused(client, relays, token):
     assert (await put(client, token))[0] == 401
     assert relays.assigned == []
 
 
-async def test_rotated_keys_count_at_once_and_both_while_both_are_there(client, operator, keys):
+async def test_rotated_keys_are_valid_at_once_and_both_during_the_overlap(client, operator, keys):
     newer = Operator(AUDIENCE)
     assert (await put(client, signed(newer)))[0] == 401
     keys.write_text(operator.public_keys + newer.public_keys)
@@ -155,7 +155,7 @@ async def test_rotated_keys_count_at_once_and_both_while_both_are_there(client, 
     assert (await put(client, signed(operator)))[0] == 401
 
 
-async def test_without_keys_nobody_is_let_in(client, operator, keys):
+async def test_without_keys_all_calls_are_refused(client, operator, keys):
     for content in ("", "nonsense", "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n"):
         keys.write_text(content)
         status, text = await put(client, signed(operator))
@@ -164,13 +164,13 @@ async def test_without_keys_nobody_is_let_in(client, operator, keys):
     assert (await put(client, signed(operator)))[0] == 403
 
 
-def test_only_ed25519_keys_are_keys():
+def test_other_keys_than_ed25519_are_refused():
     other = generate_private_key(SECP256R1()).public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     with pytest.raises(ConfigError, match="a file: public key 1 is not of the kind Ed25519"):
         parse_keys(other, "a file")
 
 
-async def test_a_token_of_the_other_kind_is_good_too_where_both_are_taken(relays, keys, token_file, operator):
+async def test_a_relay_with_both_accepts_the_control_token_and_signed_calls(relays, keys, token_file, operator):
     relays.generations = {"shop/orders": 0}
     async for client in serving(relays, CallerAuth(token_file, JwtVerifier(PublicKeys(keys), AUDIENCE))):
         assert (await put(client, "correct-horse"))[0] == 200
@@ -179,7 +179,7 @@ async def test_a_token_of_the_other_kind_is_good_too_where_both_are_taken(relays
         assert (await put(client, signed(Operator(AUDIENCE))))[0] == 401
 
 
-async def test_a_configuration_is_not_taken_where_none_is_followed(client, operator):
+async def test_without_follow_a_configuration_is_refused(client, operator):
     token = operator.sign("PUT", "/config", BODY)
     async with client.put("/config", data=BODY, headers={"Authorization": f"Bearer {token}"}) as response:
         assert (response.status, "--follow" in await response.text()) == (403, True)

@@ -1,4 +1,4 @@
-"""Metrics say what the status says, under labels that can't multiply."""
+"""Metrics have the values of the status, and labels of bounded cardinality."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def of(found, name, **labels):
     return found[name, tuple(sorted(labels.items()))]
 
 
-async def test_a_subscription_in_numbers(client, relays):
+async def test_metrics_of_a_subscription(client, relays):
     relays.statuses = [relay()]
     found = await samples(client)
     assert of(found, "mailboat_lag", **OURS) == 4
@@ -52,7 +52,7 @@ async def test_a_subscription_in_numbers(client, relays):
     assert of(found, "mailboat_failed", **OURS) == 0
 
 
-async def test_events_without_a_subscription_are_a_number_of_the_relay(client, relays):
+async def test_unmatched_events_are_a_metric_of_the_relay(client, relays):
     relays.statuses = [relay(coverage=Coverage({"orders.placed": 2, "invoice.sent": 1}, ("shop/rare",)))]
     assert of(await samples(client), "mailboat_unmatched_events", relay="shop/orders") == 3
     assert as_json(relays.statuses[0])["coverage"] == {
@@ -78,7 +78,7 @@ async def test_histograms_of_delivery(client, relays):
     assert "meters" not in as_json(relays.statuses)[0]["subscriptions"][0]
 
 
-async def test_a_relay_in_numbers(client, relays):
+async def test_metrics_of_a_relay(client, relays):
     relays.statuses = [relay(retention_blocked="p: shop/x has not delivered it yet", oldest_snapshot_age=7.5)]
     found = await samples(client)
     assert of(found, "mailboat_relay_running", relay="shop/orders") == 1
@@ -91,14 +91,14 @@ async def test_a_relay_in_numbers(client, relays):
     assert info["outbox"] == "mailboat.outbox"
 
 
-async def test_trouble_shows(client, relays):
-    troubled = subscription(sink_reachable=False, oldest_age=None, state="Paused", lag=100_000, lag_bounded=True)
+async def test_metrics_of_an_outage_and_a_pause(client, relays):
+    unavailable = subscription(sink_reachable=False, oldest_age=None, state="Paused", lag=100_000, lag_bounded=True)
     relays.statuses = [
         relay(
             state=RelayState.CONNECTING,
             database_reachable=False,
             partitions_ahead_days=None,
-            subscriptions=(troubled,),
+            subscriptions=(unavailable,),
         )
     ]
     found = await samples(client)
@@ -111,21 +111,21 @@ async def test_trouble_shows(client, relays):
     assert not [name for name, _ in found if name == "mailboat_time_partitions_ahead_days"]
 
 
-async def test_a_subscription_that_cannot_run_shows(client, relays):
+async def test_a_failed_subscription_has_a_metric(client, relays):
     relays.statuses = [relay(subscriptions=(subscription(state="Failed", owned=(), sink_reachable=False),))]
     assert of(await samples(client), "mailboat_failed", **OURS) == 1
 
 
-async def test_labels_name_resources_and_nothing_that_can_multiply(client, relays):
-    noisy = subscription(last_error="event 4711 of key customer-12 was refused")
-    relays.statuses = [relay(subscriptions=(noisy,), message="something happened")]
+async def test_labels_are_names_of_resources_only(client, relays):
+    failing = subscription(last_error="event 4711 of key customer-12 was refused")
+    relays.statuses = [relay(subscriptions=(failing,), message="something happened")]
     found = await samples(client)
     names = {label for name, labels in found if name != "mailboat_relay_info" for label, _ in labels}
     assert names == {"relay", "subscription"}
     assert "customer-12" not in str(found)
 
 
-async def test_openmetrics_for_those_who_ask_for_it(client, relays):
+async def test_openmetrics_is_served_on_request(client, relays):
     relays.statuses = [relay()]
     text, content_type = await scrape(client, "application/openmetrics-text; version=1.0.0")
     assert content_type.startswith("application/openmetrics-text")

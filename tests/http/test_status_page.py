@@ -1,4 +1,4 @@
-"""The page at ``/``, as served and as a real browser shows it."""
+"""The page at ``/``, as HTML and in a real browser."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOSTILE = "<script>alert('x')</script><img src=//evil.example/x>" + "&<\">'" * 4
 PICTURE = Path(__file__).parents[2] / "docs" / "images" / "relay-page.png"
 
 
-class Seen(HTMLParser):
+class Page(HTMLParser):
     """Tags and text of a page."""
 
     def __init__(self) -> None:
@@ -36,39 +36,39 @@ class Seen(HTMLParser):
         self.text += data + "\n"
 
 
-async def fetched(client: aiohttp.ClientSession) -> tuple[str, Seen]:
+async def fetched(client: aiohttp.ClientSession) -> tuple[str, Page]:
     async with client.get("/") as response:
         assert response.status == 200
         assert response.content_type == "text/html"
         assert "default-src 'none'" in response.headers["Content-Security-Policy"]
         text = await response.text()
-    seen = Seen()
-    seen.feed(text)
-    return text, seen
+    page = Page()
+    page.feed(text)
+    return text, page
 
 
-async def test_it_shows_subscriptions_owners_and_errors(client: aiohttp.ClientSession, relays: Relays) -> None:
+async def test_the_page_shows_subscriptions_owners_and_errors(client: aiohttp.ClientSession, relays: Relays) -> None:
     relays.statuses = [relay(subscriptions=(subscription(last_error="no broker", last_error_age=192.0),))]
-    text, seen = await fetched(client)
+    text, page = await fetched(client)
     for shown in ("shop/orders-to-kafka", "4/4", "12.5/s", "no broker (3m ago)", "shop/orders-to-kafka 3", "b"):
-        assert f"\n{shown}\n" in seen.text
+        assert f"\n{shown}\n" in page.text
     assert '<meta http-equiv=refresh content="5">' in text
 
 
-async def test_before_there_is_a_configuration_it_says_so(client: aiohttp.ClientSession, relays: Relays) -> None:
+async def test_a_relay_without_configuration_is_reported(client: aiohttp.ClientSession, relays: Relays) -> None:
     assert "No configuration yet." in (await fetched(client))[1].text
 
 
-async def test_it_is_bounded_and_nothing_in_it_is_markup(client: aiohttp.ClientSession, relays: Relays) -> None:
+async def test_the_page_is_bounded_and_escapes_all_values(client: aiohttp.ClientSession, relays: Relays) -> None:
     each = subscription(name=HOSTILE, sink=HOSTILE, last_error=HOSTILE, partitions=256, owners={0: HOSTILE})
     hostile = relay(
         name=HOSTILE, message=HOSTILE, retention_blocked=HOSTILE, peers=(HOSTILE,), subscriptions=(each,) * 999
     )
     relays.statuses = [hostile]
-    text, seen = await fetched(client)
+    text, page = await fetched(client)
     assert len(text) < 2_000_000
-    assert not seen.tags & {"script", "img", "iframe", "link", "form"}
-    assert "and 799 more subscriptions" in seen.text
+    assert not page.tags & {"script", "img", "iframe", "link", "form"}
+    assert "and 799 more subscriptions" in page.text
 
 
 def _browser() -> str | None:
@@ -78,8 +78,8 @@ def _browser() -> str | None:
 
 @pytest.mark.verify
 @pytest.mark.skipif(_browser() is None, reason="needs chromium: apt-get install chromium")
-async def test_a_real_browser_shows_it(client: aiohttp.ClientSession, relays: Relays, tmp_path: Path) -> None:
-    """The picture of the documentation is made here: with MAILBOAT_PICTURES=1 it is replaced."""
+async def test_a_real_browser_shows_the_page(client: aiohttp.ClientSession, relays: Relays, tmp_path: Path) -> None:
+    """With MAILBOAT_PICTURES=1, also replace the picture of the documentation."""
     away = subscription(
         name="shop/orders-to-pubsub",
         sink="pubsub",
@@ -111,10 +111,10 @@ async def test_a_real_browser_shows_it(client: aiohttp.ClientSession, relays: Re
             output, _ = await process.communicate()
         return output.decode()
 
-    seen = Seen()
-    seen.feed(await browser("--dump-dom"))
-    assert "the broker does not answer: connection refused (3s ago)" in seen.text
-    assert "that no subscription matches, by type: orders.placed (2)" in seen.text
+    page = Page()
+    page.feed(await browser("--dump-dom"))
+    assert "the broker does not answer: connection refused (3s ago)" in page.text
+    assert "that no subscription matches, by type: orders.placed (2)" in page.text
     await browser(f"--screenshot={picture}", "--window-size=1180,640")
     assert picture.read_bytes().startswith(b"\x89PNG")
     if os.environ.get("MAILBOAT_PICTURES"):

@@ -1,4 +1,4 @@
-"""What the Dockerfiles promise, read from their text; that the images run is shown by e2e."""
+"""Rules for the text of the Dockerfiles; e2e proves that the images run."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def final_stage(image: str) -> str:
     return dockerfile(image).split("\nFROM ")[-1]
 
 
-def test_both_stages_stand_on_one_base_that_can_be_given_by_digest(image: str) -> None:
+def test_both_stages_use_one_base_that_can_be_replaced_by_a_digest(image: str) -> None:
     text = dockerfile(image)
     assert re.findall(r"^FROM (\S+)", text, re.MULTILINE) == ["${BASE}", "${BASE}"]
-    # A patch and a distribution: what is built today and next year differs by no accident.
+    # With patch version and distribution, so that builds of today and of next year have the same base.
     assert re.search(r"^ARG BASE=python:3\.\d+\.\d+-slim-[a-z]+$", text, re.MULTILINE)
     assert len({re.findall(r"^ARG BASE=(\S+)", dockerfile(each), re.MULTILINE)[0] for each in IMAGES}) == 1
 
 
-def test_everything_from_an_index_comes_with_hashes_and_nothing_is_compiled(image: str) -> None:
+def test_packages_from_an_index_are_wheels_with_hashes(image: str) -> None:
     commands = re.findall(r"pip[^&\n]* install [^&\n]*", dockerfile(image))
     assert commands
     for command in commands:
@@ -45,17 +45,17 @@ def test_everything_from_an_index_comes_with_hashes_and_nothing_is_compiled(imag
             assert "--only-binary :all:" in command
 
 
-def test_it_runs_as_nobody_of_the_machine_by_number(image: str) -> None:
-    # By number: with runAsNonRoot the kubelet refuses an image whose user is a name.
+def test_the_user_is_a_number_other_than_root(image: str) -> None:
+    # With runAsNonRoot, kubelet refuses an image whose user is a name.
     assert re.findall(r"^USER (.*)$", final_stage(image), re.MULTILINE) == ["65532:65532"]
 
 
-def test_nothing_is_written_at_run_time_and_nothing_can_be_installed(image: str) -> None:
+def test_the_image_writes_no_bytecode_and_has_no_pip(image: str) -> None:
     assert "PYTHONDONTWRITEBYTECODE=1" in final_stage(image)
     assert "pip uninstall --yes" in final_stage(image)
 
 
-def test_the_other_sides_sources_stay_outside(image: str) -> None:
+def test_an_image_copies_only_its_own_sources(image: str) -> None:
     copied = set(re.findall(r"^COPY (\w+)/ ", dockerfile(image), re.MULTILINE))
     assert copied == {"crds", image}
 
@@ -67,12 +67,12 @@ def test_the_entry_point_is_a_command_of_the_distribution(image: str) -> None:
     assert re.search(rf"^{re.escape(found[1])} = ", project, re.MULTILINE)
 
 
-def test_the_build_context_holds_what_is_copied_and_no_more() -> None:
+def test_the_build_context_holds_only_copied_files() -> None:
     lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     assert "*" in lines
-    let_in = {line[1:] for line in lines if line.startswith("!")}
+    included = {line[1:] for line in lines if line.startswith("!")}
     copied: set[str] = set()
     for image in IMAGES:
         for sources in re.findall(r"^COPY (?!--from)(.*) \S+$", dockerfile(image), re.MULTILINE):
             copied |= {source.rstrip("/") for source in sources.split()}
-    assert let_in == copied
+    assert included == copied

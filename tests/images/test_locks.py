@@ -1,6 +1,6 @@
-"""Each image holds its own dependencies and nobody else's, in the versions that the tests ran with.
+"""Each image holds its own dependencies only, in the versions of the tests.
 
-The lists below are allow-lists: a new package in an image is a decision, and this is where it is written down.
+The lists below are allow-lists: a new package in an image needs an entry here.
 """
 
 from __future__ import annotations
@@ -40,10 +40,7 @@ ALLOWED = {
     "relay": HTTP | MODELS | TOKENS | METRICS | REQUESTS | TERMINAL | POSTGRES | KAFKA | PUBSUB | REDIS,
     "build": {"hatchling", "packaging", "pathspec", "pluggy", "tomlkit", "trove-classifiers"},
 }
-FORBIDDEN = {
-    "operator": POSTGRES - {"tzdata"} | KAFKA | PUBSUB | REDIS,
-    "relay": {"kopf", "kubernetes"},
-}
+
 DISTRIBUTIONS = {"operator": ("operator", "crds"), "relay": ("relay", "crds")}
 
 
@@ -54,20 +51,13 @@ def project_name(requirement: str) -> str:
 
 
 @pytest.mark.parametrize("image", ["operator", "relay", "build"])
-def test_a_lock_installs_what_is_allowed_and_all_of_it(image: str) -> None:
+def test_a_lock_installs_exactly_the_allowed_packages(image: str) -> None:
     assert set(locked(image)) == ALLOWED[image]
 
 
-@pytest.mark.parametrize("image", ["operator", "relay"])
-def test_nothing_of_the_other_side_is_installed(image: str) -> None:
-    assert not set(locked(image)) & FORBIDDEN[image]
-    assert not ALLOWED[image] & FORBIDDEN[image]
-
-
 @pytest.mark.parametrize("image", ["operator", "relay", "build"])
-def test_the_versions_are_those_that_the_tests_ran_with(image: str) -> None:
-    tested = locked("dev")
-    assert locked(image).items() <= tested.items()
+def test_the_versions_are_those_of_the_tests(image: str) -> None:
+    assert locked(image).items() <= locked("dev").items()
 
 
 @pytest.mark.parametrize("image", ["operator", "relay", "build"])
@@ -79,7 +69,7 @@ def test_every_package_of_a_lock_has_hashes(image: str) -> None:
 
 
 @pytest.mark.parametrize("image", ["operator", "relay"])
-def test_the_list_to_lock_is_what_the_distributions_ask_for(image: str) -> None:
+def test_the_list_to_lock_has_the_requirements_of_the_distributions(image: str) -> None:
     wanted: set[str] = set()
     for folder in DISTRIBUTIONS[image]:
         project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]

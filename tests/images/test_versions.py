@@ -1,4 +1,4 @@
-"""One release, one version: wherever it is written, it is the same."""
+"""All files of a release have the same version."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ PROJECTS = {
 VERSION: str = PROJECTS["crds"]["version"]
 
 
-def test_all_distributions_have_it() -> None:
+def test_all_distributions_have_the_version() -> None:
     assert {project["version"] for project in PROJECTS.values()} == {VERSION}
 
 
 @pytest.mark.parametrize("folder", ["relay", "operator"])
-def test_they_ask_for_the_spec_of_their_own_version(folder: str) -> None:
+def test_relay_and_operator_require_the_spec_of_the_version(folder: str) -> None:
     assert f"mailboat-spec=={VERSION}" in PROJECTS[folder]["dependencies"]
 
 
-def test_the_chart_has_it_and_installs_it() -> None:
+def test_the_chart_has_and_installs_the_version() -> None:
     chart = yaml.safe_load((ROOT / "charts/mailboat/Chart.yaml").read_text(encoding="utf-8"))
     assert (chart["version"], chart["appVersion"]) == (VERSION, VERSION)
 
 
 @pytest.mark.parametrize("file", ["Dockerfile.operator", "Dockerfile.relay", "docs/kubernetes.md"])
-def test_what_is_built_and_shown_has_it(file: str) -> None:
+def test_dockerfiles_and_docs_have_the_version(file: str) -> None:
     text = (ROOT / file).read_text(encoding="utf-8")
     found = re.findall(r"(?:mailboat-(?:operator|relay):|^ARG VERSION=|^Mailboat )(\d+\.\d+\.\d+)", text, re.MULTILINE)
     assert found

@@ -1,4 +1,4 @@
-"""Servers that the tests of sinks may kill and suspend (so not the shared ones), and a backend on each."""
+"""Backends of all sinks, and servers that these tests may kill and freeze, unlike the shared ones."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ OrSkip = Callable[[Callable[[], KafkaServer]], KafkaServer]
 
 
 @pytest.fixture(scope="session")
-def mortal_kfake(tmp_path_factory: pytest.TempPathFactory, or_skip: OrSkip) -> Iterator[KafkaServer]:
+def killable_kfake(tmp_path_factory: pytest.TempPathFactory, or_skip: OrSkip) -> Iterator[KafkaServer]:
     with or_skip(lambda: start_kfake(tmp_path_factory.mktemp("kfake"))) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def mortal_apache_kafka(tmp_path_factory: pytest.TempPathFactory, or_skip: OrSkip) -> Iterator[KafkaServer]:
-    # Not one that counts as dead after two seconds of silence: a busy machine may keep it silent for as long, and then
-    # it leads nothing for a moment. So it is back later after a kill, for which those who kill it have the time.
+def killable_apache_kafka(tmp_path_factory: pytest.TempPathFactory, or_skip: OrSkip) -> Iterator[KafkaServer]:
+    # With the default session time-out: with a short one, a stalled machine would cost the broker its leadership. The
+    # price is a slower restart after a kill.
     with or_skip(lambda: start_apache_kafka(tmp_path_factory.mktemp("apache"))) as server:
         yield server
 
 
 def _backend(name: str, request: pytest.FixtureRequest) -> Backend:
     if name == "kafka-on-kfake":
-        return KafkaBackend(request.getfixturevalue("mortal_kfake"))
+        return KafkaBackend(request.getfixturevalue("killable_kfake"))
     if name == "kafka-on-apache":
         return SharedKafkaBackend(request.getfixturevalue("apache_kafka"))
-    if name == "kafka-on-mortal-apache":
-        return KafkaBackend(request.getfixturevalue("mortal_apache_kafka"))
+    if name == "kafka-on-killable-apache":
+        return KafkaBackend(request.getfixturevalue("killable_apache_kafka"))
     if name == "pubsub-on-pstest":
         server: PubSubServer = request.getfixturevalue("pubsub")
         return PubSubBackend(server)
@@ -56,7 +56,7 @@ def _backend(name: str, request: pytest.FixtureRequest) -> Backend:
 
 @pytest.fixture
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
-    """The backend that ``on_all_that`` names."""
+    """The backend that ``on_backends`` names."""
     backend = _backend(request.param, request)
     yield backend
     backend.close()
@@ -64,7 +64,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
 
 @pytest.fixture(params=["kfake", "apache_kafka"])
 def kafka(request: pytest.FixtureRequest) -> Iterator[KafkaBackend]:
-    """The test runs on both brokers, on a topic of one partition."""
+    """A topic with one partition, on both brokers."""
     backend = KafkaBackend(request.getfixturevalue(request.param), partitions=1)
     yield backend
     backend.close()
@@ -79,7 +79,7 @@ def google(pubsub: PubSubServer) -> Iterator[PubSubBackend]:
 
 @pytest.fixture
 async def opened() -> AsyncIterator[Opened]:
-    """``await opened(backend, timeout=5)`` is an open sink that the test need not close."""
+    """``await opened(backend, timeout=5)`` returns an open sink, which the fixture closes."""
     sinks: list[Sink] = []
 
     async def open_sink(backend: Backend, **arguments: Any) -> Sink:

@@ -1,4 +1,4 @@
-"""What an event looks like on the wire, in each format."""
+"""Encoding of events in each wire format."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def encode(event: OutboxEvent, format: str = "CloudEvents", prefix: str = "ce_",
     return encoder(format, prefix).encode(event, sequence=4711, partition=3, generation=2, attempt=5, replay=replay)
 
 
-def test_binary_mode_carries_everything_in_headers_and_the_payload_untouched() -> None:
+def test_binary_mode_has_all_attributes_in_headers_and_an_unchanged_payload() -> None:
     message = encode(EVENT)
 
     assert message.event_id == EVENT.event_id
@@ -62,7 +62,7 @@ def test_binary_mode_carries_everything_in_headers_and_the_payload_untouched() -
     }
 
 
-def test_what_an_event_lacks_has_no_header() -> None:
+def test_a_missing_attribute_has_no_header() -> None:
     names = encode(BARE).headers.keys()
 
     assert not names & {"ce_subject", "ce_aggregatetype", "ce_partitionkey", "ce_traceparent"}
@@ -75,7 +75,7 @@ def test_the_key_is_sent_as_an_attribute_only_if_it_is_not_the_subject() -> None
     assert b"partitionkey" not in (encode(event, "CloudEventsJson").value or b"")
 
 
-def test_the_sink_chooses_how_attributes_are_spelled() -> None:
+def test_the_sink_chooses_the_prefix_of_attributes() -> None:
     names = encode(EVENT, prefix="ce-").headers.keys()
 
     assert {"ce-id", "ce-source", "ce-type", "ce-partitionkey", "ce-traceparent"} <= names
@@ -93,12 +93,12 @@ def test_values_of_one_batch_do_not_leak_into_the_next() -> None:
     second = same.encode(EVENT, sequence=2, partition=4, generation=2, attempt=7)
 
     assert first.headers["mailboat-sequence"] == "2.3.1"
-    assert "mailboat-attempt" not in first.headers, "only from the second attempt on"
+    assert "mailboat-attempt" not in first.headers, "a header for the first attempt"
     assert second.headers["mailboat-sequence"] == "2.4.2"
     assert second.headers["mailboat-attempt"] == "7"
 
 
-def test_structured_mode_inlines_json_as_the_application_wrote_it() -> None:
+def test_structured_mode_inlines_unchanged_json() -> None:
     message = encode(EVENT, "CloudEventsJson")
 
     assert message.value is not None
@@ -136,7 +136,7 @@ def test_structured_mode_inlines_json_as_the_application_wrote_it() -> None:
         ("application/json", b""),
     ],
 )
-def test_structured_mode_wraps_what_is_not_json(content_type: str, payload: bytes) -> None:
+def test_structured_mode_encodes_other_payloads_than_json_as_base64(content_type: str, payload: bytes) -> None:
     message = encode(EVENT._replace(content_type=content_type, payload=payload), "CloudEventsJson")
 
     assert message.value is not None
@@ -146,14 +146,14 @@ def test_structured_mode_wraps_what_is_not_json(content_type: str, payload: byte
 
 
 @pytest.mark.parametrize("content_type", ["application/json; charset=utf-8", "application/vnd.order+JSON"])
-def test_json_is_known_by_its_media_type(content_type: str) -> None:
+def test_json_is_recognized_by_its_media_type(content_type: str) -> None:
     message = encode(EVENT._replace(content_type=content_type), "CloudEventsJson")
 
     assert message.value is not None
     assert json.loads(message.value)["data"] == {"total": 12.5}
 
 
-def test_raw_adds_only_what_a_consumer_needs_to_see_gaps_and_duplicates() -> None:
+def test_raw_adds_only_the_headers_that_reveal_gaps_and_duplicates() -> None:
     message = encode(EVENT, "Raw")
 
     assert message.value == EVENT.payload
@@ -204,14 +204,14 @@ def test_a_tombstone_has_no_value_in_any_format_and_keeps_its_id(format: str) ->
         "traceparent",
     ],
 )
-def test_application_headers_never_overwrite_ours(name: str) -> None:
+def test_application_headers_never_overwrite_reserved_ones(name: str) -> None:
     headers = encode(EVENT._replace(headers=json.dumps({name: "forged", "kept": "yes"}))).headers
 
     assert "forged" not in headers.values()
     assert headers["kept"] == "yes"
 
 
-def test_applications_may_add_extension_attributes_and_a_trace_of_their_own() -> None:
+def test_applications_may_add_extension_attributes_and_their_own_trace() -> None:
     headers = encode(BARE._replace(headers=json.dumps({"ce_tenant": "acme", "traceparent": TRACE}))).headers
 
     assert headers["ce_tenant"] == "acme"
@@ -243,14 +243,14 @@ def test_headers_that_are_not_an_object_of_strings_refuse_the_event(headers: str
     assert EVENT.event_id in str(refused.value)
 
 
-DEATH = DeadLetterCause("TooLarge", "the topic takes less", 25, "2026-11-16T03:45:00Z", "2026-11-16T04:45:00Z")
+CAUSE = DeadLetterCause("TooLarge", "above the topic's limit", 25, "2026-11-16T03:45:00Z", "2026-11-16T04:45:00Z")
 
 
-def dead(event: OutboxEvent, format: str = "CloudEvents", death: DeadLetterCause = DEATH) -> Message:
+def dead(event: OutboxEvent, format: str = "CloudEvents", cause: DeadLetterCause = CAUSE) -> Message:
     return dead_letter_message(
         encoder(format),
         event,
-        death,
+        cause,
         topic="orders.dead",
         subscription="shop/orders",
         sequence=4711,
@@ -260,7 +260,7 @@ def dead(event: OutboxEvent, format: str = "CloudEvents", death: DeadLetterCause
 
 
 @pytest.mark.parametrize("format", ["CloudEvents", "CloudEventsJson", "Outbox", "Raw"])
-def test_a_dead_letter_is_the_original_and_why_it_died(format: str) -> None:
+def test_a_dead_letter_has_the_original_payload_and_its_cause(format: str) -> None:
     letter = dead(EVENT, format)
 
     assert letter.topic == "orders.dead"
@@ -270,7 +270,7 @@ def test_a_dead_letter_is_the_original_and_why_it_died(format: str) -> None:
     assert headers["mailboat-sequence"] == "2.3.4711"
     assert {name: value for name, value in headers.items() if name.startswith("mailboat-dead-")} == {
         "mailboat-dead-reason": "TooLarge",
-        "mailboat-dead-error": "the topic takes less",
+        "mailboat-dead-error": "above the topic's limit",
         "mailboat-dead-attempts": "25",
         "mailboat-dead-first-failed": "2026-11-16T03:45:00Z",
         "mailboat-dead-last-failed": "2026-11-16T04:45:00Z",
@@ -279,14 +279,14 @@ def test_a_dead_letter_is_the_original_and_why_it_died(format: str) -> None:
 
 
 def test_a_dead_letter_s_error_is_cut_at_1_kib_between_characters() -> None:
-    letter = dead(EVENT, death=DeadLetterCause("Refused", "ü" * 2000, 1, "a", "b"))
+    letter = dead(EVENT, cause=DeadLetterCause("Refused", "ü" * 2000, 1, "a", "b"))
 
     error = letter.headers["mailboat-dead-error"]
     assert 1000 < len(error.encode()) <= 1024
     assert error.endswith("ü…")
 
 
-def test_an_event_that_died_of_its_headers_still_has_a_dead_letter() -> None:
+def test_an_event_with_invalid_headers_still_has_a_dead_letter() -> None:
     letter = dead(EVENT._replace(headers="[]"))
 
     assert letter.value == EVENT.payload

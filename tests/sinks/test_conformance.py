@@ -1,4 +1,4 @@
-"""What every sink must do: the contract of ``mailboat.sinks.protocol``, on every destination there is."""
+"""The contract of ``mailboat.sinks.protocol``, tested on every sink."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from mailboat.errors import EventRefused, SinkUnavailable, Undecided
 from mailboat.model import Message
 from mailboat.sinks.protocol import Failures
-from support.sink_backends import POISON, Backend, Opened, Received, message, on_all_that, until_it_arrives
+from support.sink_backends import POISON, Backend, Opened, Received, message, on_backends, publish_until_delivered
 from support.wait import await_until
 
 
@@ -22,8 +22,8 @@ def numbers(received: Iterable[Received], key: str) -> list[int]:
     return [int(item.value) for item in received if item.key == key and item.value is not None and item.value.isdigit()]
 
 
-@on_all_that()
-async def test_a_batch_arrives_whole_and_each_key_in_order(backend: Backend, opened: Opened) -> None:
+@on_backends()
+async def test_a_batch_arrives_complete_and_each_key_in_order(backend: Backend, opened: Opened) -> None:
     sink = await opened(backend)
     batch = [message(number, key=f"key-{number % 7}") for number in range(500)]
 
@@ -35,8 +35,8 @@ async def test_a_batch_arrives_whole_and_each_key_in_order(backend: Backend, ope
         assert numbers(received, f"key-{key}") == list(range(key, 500, 7))
 
 
-@on_all_that()
-async def test_headers_arrive_as_they_were(backend: Backend, opened: Opened) -> None:
+@on_backends()
+async def test_headers_arrive_unchanged(backend: Backend, opened: Opened) -> None:
     sink = await opened(backend)
 
     await sink.publish([message(1, ce_type="order.created", note="grüße ✓", empty="")])
@@ -45,8 +45,8 @@ async def test_headers_arrive_as_they_were(backend: Backend, opened: Opened) -> 
     assert received.headers == {"event_id": "event-1", "ce_type": "order.created", "note": "grüße ✓", "empty": ""}
 
 
-@on_all_that()
-async def test_a_message_without_a_value_stays_one(backend: Backend, opened: Opened) -> None:
+@on_backends()
+async def test_a_tombstone_arrives_without_a_value(backend: Backend, opened: Opened) -> None:
     sink = await opened(backend)
 
     assert await sink.publish([Message("event-1", "k", None, {"event_id": "event-1"})]) == {}
@@ -55,8 +55,8 @@ async def test_a_message_without_a_value_stays_one(backend: Backend, opened: Ope
     assert received.value == (None if backend.features.keeps_null_values else b"")
 
 
-@on_all_that()
-async def test_values_are_bytes_not_text(backend: Backend, opened: Opened) -> None:
+@on_backends()
+async def test_a_value_may_be_any_bytes(backend: Backend, opened: Opened) -> None:
     sink = await opened(backend)
     binary = bytes(range(256))
 
@@ -65,8 +65,8 @@ async def test_values_are_bytes_not_text(backend: Backend, opened: Opened) -> No
     assert values(await backend.receive(1)) == [binary]
 
 
-@on_all_that()
-async def test_keys_may_be_any_text_or_none(backend: Backend, opened: Opened) -> None:
+@on_backends()
+async def test_a_key_may_be_any_text_or_none(backend: Backend, opened: Opened) -> None:
     sink = await opened(backend)
     keys = ["straße", "鍵", "🗝", "a b/c", None]
 
@@ -75,8 +75,8 @@ async def test_keys_may_be_any_text_or_none(backend: Backend, opened: Opened) ->
     assert {item.key for item in await backend.receive(len(keys))} == set(keys)
 
 
-@on_all_that()
-async def test_an_empty_batch_is_nothing_to_do(backend: Backend, opened: Opened) -> None:
+@on_backends()
+async def test_an_empty_batch_publishes_nothing(backend: Backend, opened: Opened) -> None:
     sink = await opened(backend)
 
     assert await sink.publish([]) == {}
@@ -85,7 +85,7 @@ async def test_an_empty_batch_is_nothing_to_do(backend: Backend, opened: Opened)
     assert len(await backend.receive(1)) == 1
 
 
-@on_all_that()
+@on_backends()
 async def test_a_batch_larger_than_any_request_is_split_and_keeps_its_order(backend: Backend, opened: Opened) -> None:
     sink = await opened(backend)
     padding = "." * 900
@@ -98,8 +98,8 @@ async def test_a_batch_larger_than_any_request_is_split_and_keeps_its_order(back
     assert numbers(received, "hot") == list(range(1, 8_000, 2))
 
 
-@on_all_that()
-async def test_overlapping_calls_keep_the_order_in_which_they_were_made(backend: Backend, opened: Opened) -> None:
+@on_backends()
+async def test_overlapping_calls_publish_in_the_order_of_the_calls(backend: Backend, opened: Opened) -> None:
     sink = await opened(backend)
     batches = [
         [message(number, key=f"key-{number % 3}") for number in range(first, first + 50)]
@@ -114,8 +114,8 @@ async def test_overlapping_calls_keep_the_order_in_which_they_were_made(backend:
         assert numbers(received, f"key-{key}") == list(range(key, 1000, 3))
 
 
-@on_all_that("too_large")
-async def test_what_is_too_large_is_refused_before_anything_is_sent(backend: Backend, opened: Opened) -> None:
+@on_backends("too_large")
+async def test_a_message_above_the_size_limit_is_refused_before_publishing(backend: Backend, opened: Opened) -> None:
     sink = await opened(backend)
 
     refusal = sink.refusal(message(1, value=b"." * backend.features.too_large))
@@ -128,10 +128,8 @@ async def test_what_is_too_large_is_refused_before_anything_is_sent(backend: Bac
     assert await sink.publish([message(2, value=b"." * 900_000)]) == {}
 
 
-@on_all_that("refuses_at_the_destination")
-async def test_a_batch_of_one_that_the_destination_refuses_gets_a_definite_answer(
-    backend: Backend, opened: Opened
-) -> None:
+@on_backends("refuses_at_the_destination")
+async def test_a_refused_batch_of_one_returns_event_refused(backend: Backend, opened: Opened) -> None:
     sink = await opened(backend)
     backend.refuse_poison()
 
@@ -142,13 +140,13 @@ async def test_a_batch_of_one_that_the_destination_refuses_gets_a_definite_answe
     assert values(await backend.receive(1)) == [b"2"]
 
 
-@on_all_that("refuses_at_the_destination")
+@on_backends("refuses_at_the_destination")
 @pytest.mark.parametrize("poisoned", [0, 3])
 async def test_nothing_of_a_key_arrives_behind_its_refused_message(
     backend: Backend, opened: Opened, poisoned: int
 ) -> None:
-    """G2. The first message of all is a case of its own: see ``mailboat.sinks.kafka.producer``."""
-    # Small Kafka batches, so that there is something behind the refused one on the way.
+    """G2. The first message of a producer is a special case: see ``mailboat.sinks.kafka.producer``."""
+    # Small Kafka batches, so that messages after the refused one are in flight.
     sink = await opened(backend, config={"batch.num.messages": "3", "linger.ms": "20"})
     backend.refuse_poison()
     stream = [message(number, value=POISON if number == poisoned else None) for number in range(60)]
@@ -160,10 +158,10 @@ async def test_nothing_of_a_key_arrives_behind_its_refused_message(
     assert POISON not in [item.value for item in delivered]
     received = await backend.receive(len(delivered))
     assert values(received) == [item.value for item in delivered]
-    assert numbers(received, "k") == list(range(len(received))), "something slipped past"
+    assert numbers(received, "k") == list(range(len(received))), "a message passed the refused one"
     assert len(received) <= poisoned
 
-    # As the pump goes on: one at a time until the offender is found, and past it once it is settled.
+    # As a partition worker continues: one message at a time, and past the refused one once it is settled.
     for item in stream[len(received) :]:
         answer = await sink.publish([item])
         if item.value == POISON:
@@ -173,8 +171,8 @@ async def test_nothing_of_a_key_arrives_behind_its_refused_message(
     assert numbers(await backend.receive(59), "k") == [number for number in range(60) if number != poisoned]
 
 
-@on_all_that("refuses_at_the_destination")
-async def test_a_key_is_free_again_once_every_call_that_held_it_has_returned(backend: Backend, opened: Opened) -> None:
+@on_backends("refuses_at_the_destination")
+async def test_a_key_is_unblocked_when_all_its_calls_have_returned(backend: Backend, opened: Opened) -> None:
     sink = await opened(backend)
     backend.refuse_poison()
 
@@ -185,11 +183,11 @@ async def test_a_key_is_free_again_once_every_call_that_held_it_has_returned(bac
     assert isinstance(answers[0][0], EventRefused)
     assert isinstance(answers[1].get(0), Undecided)
 
-    await until_it_arrives(sink, message(4))
+    await publish_until_delivered(sink, message(4))
 
 
-@on_all_that("refuses_at_the_destination")
-async def test_a_batch_of_one_is_told_its_own_fault_whatever_else_is_on_the_way(
+@on_backends("refuses_at_the_destination")
+async def test_a_refused_batch_of_one_returns_event_refused_beside_other_traffic(
     backend: Backend, opened: Opened
 ) -> None:
     sink = await opened(backend)
@@ -203,37 +201,37 @@ async def test_a_batch_of_one_is_told_its_own_fault_whatever_else_is_on_the_way(
             number += 20
 
     lanes = [asyncio.create_task(traffic(lane)) for lane in range(4)]
-    verdicts = [await sink.publish([message(number, value=POISON)]) for number in range(5)]
+    answers = [await sink.publish([message(number, value=POISON)]) for number in range(5)]
     busy = False
     await asyncio.gather(*lanes)
 
-    assert [type(verdict[0]) for verdict in verdicts] == [EventRefused] * 5
+    assert [type(answer[0]) for answer in answers] == [EventRefused] * 5
 
 
-@on_all_that("can_be_away")
-async def test_a_destination_that_is_gone_costs_nobody_an_attempt_and_comes_back(
+@on_backends("can_be_killed")
+async def test_a_killed_broker_costs_no_attempt_and_delivery_continues_after_its_restart(
     backend: Backend, opened: Opened
 ) -> None:
     sink = await opened(backend, timeout=10)
-    await until_it_arrives(sink, message(0))
+    await publish_until_delivered(sink, message(0))
     backend.go_away()
 
     answer = await sink.publish([message(1), message(2, key="other")])
 
     assert [type(error) for error in answer.values()] == [SinkUnavailable] * 2
     backend.come_back()
-    # The same sink, and nothing of what was given up on arrives late.
-    await until_it_arrives(sink, message(3))
-    # (The last one itself may have come twice, where its first answer was late.)
+    # Messages whose call failed do not arrive later.
+    await publish_until_delivered(sink, message(3))
+    # Message 3 may be there twice, if its first acknowledgement was late.
     assert list(dict.fromkeys(values(await backend.receive(2), "k"))) == [b"0", b"3"]
     assert values(await backend.received(), "other") == []
 
 
-@on_all_that("can_be_away")
-async def test_a_destination_that_is_deaf_is_given_up_on_in_time(backend: Backend, opened: Opened) -> None:
+@on_backends("can_be_killed")
+async def test_a_broker_that_accepts_and_never_answers_times_out(backend: Backend, opened: Opened) -> None:
     sink = await opened(backend, timeout=10)
-    await until_it_arrives(sink, message(0))
-    backend.go_deaf()
+    await publish_until_delivered(sink, message(0))
+    backend.freeze()
 
     answers = await asyncio.gather(
         sink.publish([message(number) for number in range(1, 50)]),
@@ -244,17 +242,17 @@ async def test_a_destination_that_is_deaf_is_given_up_on_in_time(backend: Backen
     assert all(isinstance(error, SinkUnavailable | Undecided) for answer in answers for error in answer.values())
     assert isinstance(answers[0][0], SinkUnavailable)
     backend.come_back()
-    await until_it_arrives(sink, *(message(number) for number in range(1, 99)))
-    # What was on the wire may arrive twice; what counts is the order of first arrivals.
+    await publish_until_delivered(sink, *(message(number) for number in range(1, 99)))
+    # Messages in flight may arrive twice; first arrivals must be in order.
     received = numbers(await backend.receive(99), "k")
     assert list(dict.fromkeys(received)) == list(range(99))
 
 
-@on_all_that("can_be_away")
-async def test_cancelling_a_call_purges_what_was_not_sent(backend: Backend, opened: Opened) -> None:
+@on_backends("can_be_killed")
+async def test_a_cancelled_call_purges_unsent_messages_and_unblocks_its_key(backend: Backend, opened: Opened) -> None:
     sink = await opened(backend, timeout=20)
     assert await sink.publish([message(0)]) == {}
-    backend.go_deaf()
+    backend.freeze()
     padding = "." * 900
     batch = [message(number, a=padding, b=padding) for number in range(1, 6_000)]
     publishing = asyncio.create_task(sink.publish(batch))
@@ -265,19 +263,19 @@ async def test_cancelling_a_call_purges_what_was_not_sent(backend: Backend, open
         await publishing
 
     backend.come_back()
-    await until_it_arrives(sink, message(6_000))
+    await publish_until_delivered(sink, message(6_000))
     received = numbers(await backend.receive(2), "k")
     assert received[-1] == 6_000
-    # What was on the wire already may arrive, the rest may not.
+    # Messages in flight may arrive, the others may not.
     assert received[:-1] == list(range(len(received) - 1))
     assert len(received) < 5_000
 
 
-@on_all_that()
-async def test_closing_ends_calls_on_the_way_and_may_be_done_twice(backend: Backend, opened: Opened) -> None:
+@on_backends()
+async def test_close_ends_pending_calls_and_is_idempotent(backend: Backend, opened: Opened) -> None:
     sink = await opened(backend)
-    if backend.features.can_be_away:
-        backend.go_deaf()
+    if backend.features.can_be_killed:
+        backend.freeze()
         publishing = asyncio.create_task(sink.publish([message(1)]))
         await asyncio.sleep(0)
         await sink.close()
@@ -290,14 +288,14 @@ async def test_closing_ends_calls_on_the_way_and_may_be_done_twice(backend: Back
     assert isinstance((await sink.publish([message(2)]))[0], SinkUnavailable)
 
 
-@on_all_that("has_topics")
-async def test_a_topic_that_does_not_exist_is_named_together_with_what_to_do(backend: Backend, opened: Opened) -> None:
+@on_backends("has_topics")
+async def test_a_missing_topic_is_named_with_the_remedy(backend: Backend, opened: Opened) -> None:
     with pytest.raises(SinkUnavailable, match=r"no-such-topic does not exist on .*: create it, or mend spec\.sink"):
         await opened(backend, topic="no-such-topic", timeout=10)
 
 
-@on_all_that("can_be_away")
-async def test_a_sink_that_could_not_open_opens_later(backend: Backend, opened: Opened) -> None:
+@on_backends("can_be_killed")
+async def test_a_sink_that_failed_to_open_opens_later(backend: Backend, opened: Opened) -> None:
     sink = backend.sink(timeout=5)
     backend.go_away()
     with pytest.raises(SinkUnavailable):
@@ -314,7 +312,7 @@ async def test_a_sink_that_could_not_open_opens_later(backend: Backend, opened: 
 
     is_open: bool = await await_until(opens, what="the sink to open")
     assert is_open
-    await until_it_arrives(sink, message(1))
+    await publish_until_delivered(sink, message(1))
     await sink.close()
 
 

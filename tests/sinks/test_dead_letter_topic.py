@@ -1,4 +1,4 @@
-"""A dead-letter topic that does not exist is reported when a relay starts, not with the first dead letter."""
+"""A relay reports a missing dead-letter topic at its start, not at the first dead letter."""
 
 from __future__ import annotations
 
@@ -32,14 +32,16 @@ async def test_a_missing_dead_letter_topic_is_reported_until_it_exists(
         await await_until(lambda: status_of(relay, "orders").last_error is not None, timeout=60, what="the report")
         status = status_of(relay, "orders")
         assert f"the dead-letter topic {topic}.dead (spec.delivery.deadLetter.topic)" in (status.last_error or "")
-        assert status.sink_reachable is True, "delivery does not wait for it"
+        assert status.sink_reachable is True, "delivery waits for the dead-letter topic"
         kfake.create_topic(f"{topic}.dead", 1)
         await await_until(lambda: status_of(relay, "orders").last_error is None, timeout=90, what="the end of it")
 
 
-async def test_on_pubsub_too(outbox: Database, pubsub: PubSubServer, unique_name: Callable[[str], str]) -> None:
+async def test_a_missing_dead_letter_topic_of_pubsub_is_reported(
+    outbox: Database, pubsub: PubSubServer, unique_name: Callable[[str], str]
+) -> None:
     topic = unique_name("orders")
-    with PubSubCollector(pubsub.host, topic):  # makes the topic
+    with PubSubCollector(pubsub.host, topic):  # creates the topic
         delivery = {"deadLetter": {"topic": f"{topic}-dead"}}
         manifest = event_subscription("orders", pubsub_sink(pubsub.host, topic), delivery=delivery)
         async with serving(outbox_relay_on(outbox.url), manifest) as relay:

@@ -1,4 +1,4 @@
-"""One producer of the Kafka sink from its first message to its first failure, with a client that does as it is told."""
+"""One producer of the Kafka sink from its first message to its first failure, with a scripted client."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ LIMIT = 10
 
 
 class Place:
-    """What librdkafka hands to a callback beside the error."""
+    """The message argument of a delivery callback."""
 
     def __init__(self, topic: str) -> None:
         self.topic = lambda: topic
         self.partition = lambda: 0
 
 
-class ToldClient:
-    """A producer whose answers come when the test says so. What is purged is reported at the next poll, as it is."""
+class ScriptedClient:
+    """A producer with answers by the test. As in librdkafka, purged messages are reported at the next poll."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        self.on_the_way: list[tuple[str, Report]] = []
+        self.in_flight: list[tuple[str, Report]] = []
         self._reports: list[tuple[str, Report, KafkaError | None]] = []
 
     def __len__(self) -> int:
-        return len(self.on_the_way) + len(self._reports)
+        return len(self.in_flight) + len(self._reports)
 
     def produce(self, topic: str, value: bytes, key: str, partition: int, report: Report, *_: object) -> None:
-        self.on_the_way.append((topic, report))
+        self.in_flight.append((topic, report))
 
     def topics(self) -> list[str]:
-        return [topic for topic, _ in self.on_the_way]
+        return [topic for topic, _ in self.in_flight]
 
     def answer(self, code: int | None = None) -> None:
-        """The first message on the way."""
-        self._reports.append((*self.on_the_way.pop(0), None if code is None else KafkaError(code)))
+        """Answer the first message in flight."""
+        self._reports.append((*self.in_flight.pop(0), None if code is None else KafkaError(code)))
 
     def purge(self, **_: object) -> None:
-        while self.on_the_way:
+        while self.in_flight:
             self.answer(KafkaError._PURGE_INFLIGHT)
 
     def poll(self, timeout: float) -> int:
@@ -62,7 +62,7 @@ class ToldClient:
 
 @pytest.fixture
 async def session(monkeypatch: pytest.MonkeyPatch) -> ProducerEpoch:
-    monkeypatch.setattr("mailboat.sinks.kafka.producer.Producer", ToldClient)
+    monkeypatch.setattr("mailboat.sinks.kafka.producer.Producer", ScriptedClient)
     settings = {
         "bootstrap.servers": "k:1",
         "queue.buffering.max.messages": str(LIMIT),
@@ -89,8 +89,8 @@ async def answer(call: PublishCall) -> dict[int, DeliveryError]:
     return call.failures
 
 
-async def test_a_lane_that_waits_to_be_idle_notices_the_end_of_the_session(session: ProducerEpoch) -> None:
-    """The session is stopped by a failure first, and the reports of what was purged come a moment later."""
+async def test_waiting_for_an_idle_lane_ends_with_the_session(session: ProducerEpoch) -> None:
+    """A failure stops the session before the reports of purged messages arrive."""
     lane = session.lane("orders")
     refused, purged = [await handed_over(lane, number) for number in range(2)]
     idle = asyncio.create_task(lane.idle())
@@ -106,7 +106,7 @@ async def test_a_lane_that_waits_to_be_idle_notices_the_end_of_the_session(sessi
 
 
 @pytest.mark.parametrize(
-    ("code", "told", "at_fault"),
+    ("code", "expected", "at_fault"),
     [
         (KafkaError.MSG_SIZE_TOO_LARGE, EventRefused, True),
         (KafkaError.UNKNOWN_TOPIC_OR_PART, SinkUnavailable, True),
@@ -114,8 +114,8 @@ async def test_a_lane_that_waits_to_be_idle_notices_the_end_of_the_session(sessi
         (KafkaError.SASL_AUTHENTICATION_FAILED, SinkUnavailable, False),
     ],
 )
-async def test_a_failure_on_one_topic_costs_its_neighbours_no_attempt(
-    session: ProducerEpoch, code: int, told: type[DeliveryError], at_fault: bool
+async def test_a_failure_on_one_topic_costs_other_topics_no_attempt(
+    session: ProducerEpoch, code: int, expected: type[DeliveryError], at_fault: bool
 ) -> None:
     orders, bills = session.lane("orders"), session.lane("bills")
     failed, delivered, purged = [await handed_over(lane, 1) for lane in (orders, bills, bills)]
@@ -125,14 +125,14 @@ async def test_a_failure_on_one_topic_costs_its_neighbours_no_attempt(
     session.producer.answer()
     await bills.hand_over(unsent)
 
-    assert type((await answer(failed))[0]) is told
+    assert type((await answer(failed))[0]) is expected
     assert await answer(delivered) == {}
     assert [type((await answer(call))[0]) for call in (purged, unsent)] == [SinkUnavailable] * 2
     assert ("another subscription" in str(purged.failures[0])) == at_fault
     assert (orders.at_fault, bills.at_fault) == (at_fault, False)
 
 
-async def test_where_no_report_names_a_cause_every_lane_goes_on_apart_and_one_message_at_a_time(
+async def test_if_no_report_names_a_cause_every_lane_in_use_is_at_fault_and_undecided(
     session: ProducerEpoch,
 ) -> None:
     lanes = [session.lane(topic) for topic in ("orders", "bills", "idle")]
@@ -145,7 +145,7 @@ async def test_where_no_report_names_a_cause_every_lane_goes_on_apart_and_one_me
 
 
 @pytest.mark.parametrize("others_got_answers", [True, False])
-async def test_silence_is_a_topics_fault_if_others_got_answers(
+async def test_a_time_out_is_the_fault_of_a_topic_if_others_were_answered(
     session: ProducerEpoch, others_got_answers: bool
 ) -> None:
     orders, bills = session.lane("orders"), session.lane("bills")
@@ -181,17 +181,17 @@ async def test_a_slow_topic_leaves_room_in_the_queue_for_others(
     assert client.topics() == ["orders"] * (LIMIT // 2) + ["bills"] * 2
 
     while not (many.done.is_set() and few.done.is_set()):
-        if client.on_the_way:
+        if client.in_flight:
             client.answer()
         await asyncio.sleep(0)
     await handing
     assert (many.failures, few.failures) == ({}, {})
 
 
-async def test_a_call_of_which_nothing_is_on_the_way_ends_no_session(session: ProducerEpoch) -> None:
+async def test_withdrawing_a_call_without_messages_in_flight_does_not_end_the_session(session: ProducerEpoch) -> None:
     orders, bills = session.lane("orders"), session.lane("bills")
     waits, sent = begun(orders, 1), await handed_over(bills, 2)
-    waits.expected = 0  # handing over was cut short before its first message
+    waits.expected = 0  # the hand-over ended before the first message
 
     assert not bills.withdraw(sent, SinkUnavailable("no answer"))
     assert orders.withdraw(waits, SinkUnavailable("no answer"))

@@ -1,4 +1,4 @@
-"""Subscriptions to one cluster share a producer: what happens to one of them is none of the others' business."""
+"""Subscriptions to one cluster share a producer, and the failures of one do not affect the others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable
 from mailboat.sinks.kafka import KafkaSink
 from mailboat.sinks.kafka.producer import ProducerEpoch
-from support.sink_backends import POISON, KafkaBackend, Opened, message, until_it_arrives
+from support.sink_backends import POISON, KafkaBackend, Opened, message, publish_until_delivered
 from support.wait import await_until
 
 
@@ -39,7 +39,7 @@ async def test_a_producer_is_shared_by_sinks_with_the_same_settings_until_the_la
 
     shared = session(one)
     await one.close()
-    assert await two.publish([message(1), dead]) == {}, "the producer outlives one of its users"
+    assert await two.publish([message(1), dead]) == {}, "the producer ended with one of its sinks"
     assert session(two) is shared
     await two.close()
     assert shared.gone
@@ -56,7 +56,7 @@ async def fails(sink: KafkaSink, value: bytes, error: type[DeliveryError]) -> bo
     ("spoil", "value", "error"),
     [(KafkaBackend.refuse_poison, POISON, EventRefused), (KafkaBackend.delete_topic, b"0", SinkUnavailable)],
 )
-async def test_a_topic_that_fails_costs_its_neighbours_no_attempt_and_no_order_and_ends_their_producer_once(
+async def test_a_failing_topic_costs_other_topics_no_attempt_keeps_their_order_and_ends_their_producer_once(
     kafka: KafkaBackend,
     neighbour: KafkaBackend,
     opened: Opened,
@@ -64,9 +64,9 @@ async def test_a_topic_that_fails_costs_its_neighbours_no_attempt_and_no_order_a
     value: bytes,
     error: type[DeliveryError],
 ) -> None:
-    hasty = {"topic.metadata.propagation.max.ms": "100"}  # how long librdkafka waits for a missing topic
-    sink, other = [await opened(backend, timeout=20, config=hasty) for backend in (neighbour, kafka)]
-    await until_it_arrives(sink, message(0))
+    config = {"topic.metadata.propagation.max.ms": "100"}  # librdkafka's wait for a missing topic
+    sink, other = [await opened(backend, timeout=20, config=config) for backend in (neighbour, kafka)]
+    await publish_until_delivered(sink, message(0))
     spoil(neighbour)
     enough = asyncio.Event()
 
@@ -77,7 +77,7 @@ async def test_a_topic_that_fails_costs_its_neighbours_no_attempt_and_no_order_a
         shared = session(other)
         await fails(sink, value, error)
         assert session(sink) is not session(other)
-        assert (session(other), shared.stopped) == (shared, False), "the second failure is its own affair"
+        assert (session(other), shared.stopped) == (shared, False), "the second failure ended the shared producer"
         enough.set()
 
     received = await kafka.receive(delivering.result())
@@ -86,7 +86,7 @@ async def test_a_topic_that_fails_costs_its_neighbours_no_attempt_and_no_order_a
 
 
 async def delivered_in_order(sink: KafkaSink, enough: asyncio.Event) -> int:
-    """Deliver as a pump does, and return the number of messages. None may be refused: that would cost an attempt."""
+    """Publish and retry as a partition worker does, and return the number of messages. A refusal costs an attempt."""
     number = 0
     while not enough.is_set():
         pending, number = [message(index) for index in range(number, number + 100)], number + 100
@@ -96,20 +96,20 @@ async def delivered_in_order(sink: KafkaSink, enough: asyncio.Event) -> int:
     return number
 
 
-async def test_a_sink_that_failed_shares_again_after_a_while(
+async def test_a_sink_that_failed_shares_the_producer_again_later(
     kafka: KafkaBackend, neighbour: KafkaBackend, opened: Opened
 ) -> None:
     sink, other = await opened(neighbour), await opened(kafka)
     neighbour.refuse_poison()
     await fails(sink, POISON, EventRefused)
-    await until_it_arrives(sink, message(1))
+    await publish_until_delivered(sink, message(1))
     own = session(sink)
-    await until_it_arrives(other, message(1))
+    await publish_until_delivered(other, message(1))
     assert own is not session(other)
     sink._share_again()  # as the timer does after ten minutes
 
     await await_until(lambda: own.gone, what="the end of the sink's own producer")
-    await until_it_arrives(sink, message(2))
+    await publish_until_delivered(sink, message(2))
 
     assert session(sink) is session(other)
     assert [item.value for item in await neighbour.receive(2)] == [b"1", b"2"]

@@ -1,4 +1,4 @@
-"""Kafka behind TLS and a login: settings from the manifest, secrets from the Secret, and neither in any message."""
+"""Kafka with TLS and SASL: settings from the manifest, credentials from the Secret, and no credentials in messages."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from support.certificate_authority import Authority
 from support.cli import RunningRelay
 from support.databases import migrated_database
 from support.kubelet_volumes import Volume
+from support.manifests import event_subscription, outbox_relay_on
 from support.sink_backends import KafkaBackend, context, message
 from support.wait import await_until, wait_until
 
@@ -38,18 +39,18 @@ pytestmark = pytest.mark.timeout(600)
 
 
 class Secured(KafkaBackend):
-    """A topic on a broker that speaks TLS and wants a login; what arrived is read by another way."""
+    """A topic on a broker with a TLS and SASL listener. The test reads it by the plain listener."""
 
-    def __init__(self, server: KafkaServer, way_in: SecureListener, authority: Authority) -> None:
+    def __init__(self, server: KafkaServer, listener: SecureListener, authority: Authority) -> None:
         super().__init__(server, partitions=1)
-        self.way_in = way_in
+        self.listener = listener
         self.authority = authority
 
     def spec(self, **config: str) -> dict[str, Any]:
-        """``spec.sink.kafka``, without what is secret."""
+        """``spec.sink.kafka``, without credentials."""
         settings = {"security.protocol": "SASL_SSL", "ssl.ca.pem": self.authority.certificate}
         dotted = {name.replace("_", "."): value for name, value in config.items()}
-        return {"bootstrapServers": [self.way_in.bootstrap], "topic": self.topic, "config": settings | dotted}
+        return {"bootstrapServers": [self.listener.bootstrap], "topic": self.topic, "config": settings | dotted}
 
     def secured_sink(self, password: str = PASSWORD, timeout: float = 5.0, **config: str) -> KafkaSink:
         spec = self.spec(**config)
@@ -73,18 +74,18 @@ def broker(
     place = tmp_path_factory.mktemp("secured-kafka")
     keystore = place / "keystore.pem"
     keystore.write_text(authority.keystore())
-    way_in = SecureListener(free_port(), keystore, USER, PASSWORD)
-    with or_skip(lambda: start_apache_kafka(place, secure=way_in)) as server:
+    listener = SecureListener(free_port(), keystore, USER, PASSWORD)
+    with or_skip(lambda: start_apache_kafka(place, secure=listener)) as server:
         for mechanism in MECHANISMS:
-            _log_in(way_in, authority, mechanism)
-        yield server, way_in
+            _log_in(listener, authority, mechanism)
+        yield server, listener
 
 
-def _log_in(way_in: SecureListener, authority: Authority, mechanism: str) -> None:
-    """The first one takes a JVM seconds, in which it loads what TLS and the login need; tests wait for less."""
+def _log_in(listener: SecureListener, authority: Authority, mechanism: str) -> None:
+    """Log in once, since the first login takes a JVM longer than the time-outs of the tests."""
     login = {"sasl.mechanism": mechanism, **secret(PASSWORD)}
     tls = {"security.protocol": "SASL_SSL", "ssl.ca.pem": authority.certificate}
-    client = AdminClient({"bootstrap.servers": way_in.bootstrap, "log_level": 0, **tls, **login})
+    client = AdminClient({"bootstrap.servers": listener.bootstrap, "log_level": 0, **tls, **login})
     assert client.list_topics(timeout=60).brokers
 
 
@@ -95,24 +96,24 @@ def kafka(broker: tuple[KafkaServer, SecureListener], authority: Authority) -> I
     backend.close()
 
 
-async def complaints(sink: KafkaSink, pattern: str) -> list[str]:
-    """Why the sink does not open, asked for (as a relay does) until the pattern is found in the last answer.
+async def open_errors(sink: KafkaSink, pattern: str) -> list[str]:
+    """Open the sink until an error matches the pattern, and return all errors.
 
-    On a busy machine the client may not come as far as that in the time that it has.
+    On a busy machine the client may time out before that error.
     """
-    told: list[str] = []
+    errors: list[str] = []
 
     async def found() -> bool:
         with pytest.raises(SinkUnavailable) as error:
             await sink.open()
-        told.append(str(error.value))
-        return re.search(pattern, told[-1]) is not None
+        errors.append(str(error.value))
+        return re.search(pattern, errors[-1]) is not None
 
     try:
-        await await_until(found, what=f"{pattern!r} in {told}")
+        await await_until(found, what=f"{pattern!r} in {errors}")
     finally:
         await sink.close()
-    return told
+    return errors
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -147,27 +148,27 @@ async def test_a_consumer_logs_in_with_the_same_settings(kafka: Secured, unique_
         await await_until(lambda: len(handled) == 3, what="three events")
     assert sorted(each or b"" for each in handled) == [b"0", b"1", b"2"]
     async with running(handle, pattern="*", source=source(WRONG)) as it:
-        told = await await_until(lambda: it.source.state().trouble, what="a refused login")
-    assert "refused the login" in told
-    assert WRONG not in told
+        trouble = await await_until(lambda: it.source.state().trouble, what="a refused login")
+    assert "refused the login" in trouble
+    assert WRONG not in trouble
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-async def test_a_wrong_password_is_nobodys_fault_and_not_repeated(
+async def test_a_wrong_password_makes_the_sink_unavailable_and_is_not_printed(
     kafka: Secured, mechanism: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     sink = kafka.secured_sink(WRONG, sasl_mechanism=mechanism)
-    told = await complaints(sink, r"refused the login: .*check sasl\.\*")
+    errors = await open_errors(sink, r"refused the login: .*check sasl\.\*")
     printed = capfd.readouterr()
-    assert WRONG not in "".join(told) + caplog.text + printed.out + printed.err
+    assert WRONG not in "".join(errors) + caplog.text + printed.out + printed.err
 
 
-async def test_a_broker_that_an_unknown_authority_vouches_for_is_refused(kafka: Secured) -> None:
-    sink = kafka.secured_sink(sasl_mechanism="PLAIN", ssl_ca_pem=Authority("somebody").certificate)
-    await complaints(sink, r"^TLS to Kafka at .* failed: .*check ssl\.\* and security\.protocol")
+async def test_a_broker_with_a_certificate_of_an_unknown_ca_is_refused(kafka: Secured) -> None:
+    sink = kafka.secured_sink(sasl_mechanism="PLAIN", ssl_ca_pem=Authority("another authority").certificate)
+    await open_errors(sink, r"^TLS to Kafka at .* failed: .*check ssl\.\* and security\.protocol")
 
 
-async def test_without_tls_nobody_gets_in(kafka: Secured) -> None:
+async def test_a_client_without_tls_is_refused(kafka: Secured) -> None:
     sink = kafka.secured_sink(timeout=2, security_protocol="SASL_PLAINTEXT", sasl_mechanism="PLAIN")
     try:
         with pytest.raises(SinkUnavailable) as error:
@@ -182,31 +183,12 @@ def outbox(postgres: PostgresServer) -> Iterator[Database]:
     yield from migrated_database(postgres)
 
 
-def test_a_relay_takes_up_a_corrected_password_and_has_counted_no_attempt(
+def test_a_relay_reloads_a_corrected_password_and_has_counted_no_attempt(
     kafka: Secured, outbox: Database, tmp_path: Path
 ) -> None:
     sink = kafka.spec(sasl_mechanism="SCRAM-SHA-512") | {"configSecretRef": {"name": "kafka-login"}}
-    metadata, api = {"namespace": "shop"}, "mailboat.dev/v1alpha1"
-    manifests = [
-        {
-            "apiVersion": api,
-            "kind": "OutboxRelay",
-            "metadata": {"name": "orders", **metadata},
-            "spec": {"database": {"url": outbox.url}},
-        },
-        {
-            "apiVersion": api,
-            "kind": "EventSubscription",
-            "metadata": {"name": "to-kafka", **metadata},
-            "spec": {
-                "relayRef": {"name": "orders"},
-                "partitions": 1,
-                "sink": {"kafka": sink},
-                "delivery": {"timeout": "5s"},
-            },
-        },
-    ]
-    (tmp_path / "manifests.yaml").write_text(yaml.safe_dump_all(manifests))
+    subscription = event_subscription("to-kafka", {"kafka": sink}, partitions=1, delivery={"timeout": "5s"})
+    (tmp_path / "manifests.yaml").write_text(yaml.safe_dump_all([outbox_relay_on(outbox.url), subscription]))
     login = Volume(tmp_path / "secrets" / "kafka-login")
     login.fill(secret(WRONG))
     log = tmp_path / "relay.log"
@@ -217,14 +199,14 @@ def test_a_relay_takes_up_a_corrected_password_and_has_counted_no_attempt(
         with psycopg.connect(outbox.url) as connection:
             connection.execute("select mailboat.emit('order.placed', '1'::bytea, key => 'k')")
 
-        def told() -> dict[str, Any]:
-            (subscription,) = json.loads(relay.get("/status")[1])["relays"][0]["subscriptions"]
-            return dict(subscription)
+        def status() -> dict[str, Any]:
+            (found,) = json.loads(relay.get("/status")[1])["relays"][0]["subscriptions"]
+            return dict(found)
 
-        wait_until(lambda: "refused the login" in (told()["lastError"] or ""), 60, "the refusal to be told")
-        assert (told()["sinkReachable"], told()["refused"], told()["parked"]) == (False, 0, 0)
+        wait_until(lambda: "refused the login" in (status()["lastError"] or ""), 60, "the refused login in the status")
+        assert (status()["sinkReachable"], status()["refused"], status()["parked"]) == (False, 0, 0)
         login.fill(secret(PASSWORD))
-        wait_until(lambda: told()["published"] == 1, 60, "the event to be delivered")
+        wait_until(lambda: status()["published"] == 1, 60, "the event to be delivered")
         assert outbox.execute("select count(*) from mailboat.parked") == [(0,)]
         everything = log.read_text() + relay.get("/status")[1] + relay.get("/metrics")[1]
         assert not [word for word in (WRONG, PASSWORD) if word in everything]

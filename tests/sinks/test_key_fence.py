@@ -1,11 +1,11 @@
-"""Who is blocked by a failure, and for how long."""
+"""The calls that a failure blocks, and the end of the block."""
 
 from __future__ import annotations
 
 from mailboat.sinks.key_fence import KeyFence
 
 
-def test_a_call_that_begins_while_a_key_is_stopped_is_blocked_and_later_ones_are_not() -> None:
+def test_a_call_that_begins_while_a_key_is_blocked_is_blocked_and_later_ones_are_not() -> None:
     stops = KeyFence()
     with stops.call() as first:
         first.begin()
@@ -18,7 +18,7 @@ def test_a_call_that_begins_while_a_key_is_stopped_is_blocked_and_later_ones_are
         assert third.blocked == set()
 
 
-def test_a_call_made_before_the_failed_one_returned_is_blocked_even_if_it_begins_after() -> None:
+def test_a_call_made_before_the_failed_one_returned_is_blocked_even_if_it_begins_later() -> None:
     stops = KeyFence()
     first = stops.call()
     with first:
@@ -30,7 +30,7 @@ def test_a_call_made_before_the_failed_one_returned_is_blocked_even_if_it_begins
         assert waiting.blocked == {"k"}
 
 
-def test_a_blocked_call_blocks_those_behind_it() -> None:
+def test_a_blocked_call_blocks_later_ones() -> None:
     stops = KeyFence()
     second = stops.call()
     with second:
@@ -55,7 +55,7 @@ def test_a_block_lasts_for_the_whole_call() -> None:
         assert second.blocked == {"k"}
 
 
-def test_a_message_without_a_key_stops_nobody() -> None:
+def test_a_message_without_a_key_blocks_no_call() -> None:
     stops = KeyFence()
     with stops.call() as first:
         first.begin()
@@ -65,7 +65,7 @@ def test_a_message_without_a_key_stops_nobody() -> None:
             assert second.blocked == set()
 
 
-def test_answers_that_come_after_a_call_has_returned_stop_nothing() -> None:
+def test_a_failure_after_the_return_of_its_call_blocks_no_call() -> None:
     stops = KeyFence()
     with stops.call() as cancelled:
         cancelled.begin()
@@ -75,7 +75,7 @@ def test_answers_that_come_after_a_call_has_returned_stop_nothing() -> None:
         assert next_call.blocked == set()
 
 
-def test_a_call_that_was_made_and_never_awaited_is_forgotten() -> None:
+def test_a_call_that_was_never_awaited_is_released() -> None:
     stops = KeyFence()
     stops.call()
     with stops.call() as first:

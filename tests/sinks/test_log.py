@@ -1,4 +1,4 @@
-"""What only the log sink has: lines, pipes whose reader is slow, disks that are full."""
+"""The log sink beyond the common contract: lines, pipes with a slow reader, full disks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.sink_backends import message
 from support.wait import await_until
 
 
-async def test_lines_are_added_to_what_is_there(tmp_path: Path) -> None:
+async def test_lines_are_appended_to_the_file(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text('{"mine": true}\n')
     sink = LogSink(path)
@@ -33,7 +33,7 @@ async def test_lines_are_added_to_what_is_there(tmp_path: Path) -> None:
     ]
 
 
-async def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+async def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     sink = LogSink(tmp_path / "missing" / "events.jsonl")
 
     with pytest.raises(SinkUnavailable, match=r"missing/events\.jsonl: No such file.*spec\.sink\.log\.path"):
@@ -51,7 +51,7 @@ async def test_a_full_disk_costs_no_attempt() -> None:
     await sink.close()
 
 
-async def test_a_pipe_that_nobody_reads_is_given_up_on_and_nothing_is_written_later() -> None:
+async def test_a_pipe_without_a_reader_times_out_and_unsent_lines_are_not_written_later() -> None:
     reading, writing = os.pipe()
     sink = LogSink(None, delivery_timeout=3.0, descriptor=writing)
     await sink.open()
@@ -59,20 +59,20 @@ async def test_a_pipe_that_nobody_reads_is_given_up_on_and_nothing_is_written_la
 
     answer = await sink.publish(batch)
 
-    assert 0 < len(answer) < 200, "a pipe holds some of it"
-    assert set(answer) == set(range(200 - len(answer), 200)), "what arrived is what came first"
+    assert 0 < len(answer) < 200, "the pipe's buffer holds some of the batch"
+    assert set(answer) == set(range(200 - len(answer), 200)), "the first messages were written"
     os.set_blocking(reading, False)
     drained = _drain(reading)
     assert await sink.publish([message(999)]) == {}
     lines = (drained + _drain(reading)).splitlines()
     whole = [line for line in lines if line.endswith(b"}")]
     assert len(whole) == 200 - len(answer) + 1
-    assert json.loads(lines[-1])["event_id"] == "event-999", "a torn line does not swallow the next one"
+    assert json.loads(lines[-1])["event_id"] == "event-999", "a torn line was joined with the next one"
     os.close(reading)
     os.close(writing)
 
 
-async def test_a_reader_that_went_away_costs_no_attempt() -> None:
+async def test_a_closed_pipe_costs_no_attempt() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     sink = LogSink(None, descriptor=writing)
@@ -110,9 +110,9 @@ async def test_a_call_that_is_cancelled_twice_still_ends_after_its_thread(
 
     for _ in range(3):
         publishing.cancel()
-        for _ in range(5):  # turns of the loop, in which it would end
+        for _ in range(5):  # iterations of the event loop
             await asyncio.sleep(0)
-        assert not publishing.done(), "or the next call could write into the middle of a line"
+        assert not publishing.done(), "the next call could write into the middle of a line"
 
     end.set()
     with pytest.raises(asyncio.CancelledError):

@@ -1,4 +1,4 @@
-"""What only Pub/Sub has: Google's limits, requests of one key each, and where the service is."""
+"""The Pub/Sub sink beyond the common contract: limits, requests of one key each, endpoints."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HEADERS = {"event_id": "event-1"}
         (Message("1", "k", b"." * 10_000_000, HEADERS), "TooLarge"),
     ],
 )
-def test_what_google_would_refuse_is_refused_before_it_is_sent(outgoing: Message, reason: str) -> None:
+def test_a_message_above_a_limit_of_pubsub_is_refused_before_publishing(outgoing: Message, reason: str) -> None:
     refused = refusal(outgoing)
 
     assert refused is not None
@@ -41,7 +41,7 @@ def test_what_google_would_refuse_is_refused_before_it_is_sent(outgoing: Message
     assert not refused.retryable
 
 
-def test_what_is_just_within_the_limits_is_taken() -> None:
+def test_a_message_at_the_limits_is_accepted() -> None:
     headers = {f"{n:03}" + "n" * 253: "v" * 1024 for n in range(100)}
 
     assert refusal(Message("1", "k" * 1024, b"." * 9_000_000, headers)) is None
@@ -69,7 +69,7 @@ async def test_12_mb_of_one_key_are_split_and_arrive_in_order(google: PubSubBack
     assert [(item.value or b"")[:2] for item in received] == [b"00", b"01", b"02", b"03", b"04", b"05"]
 
 
-async def test_2500_tiny_messages_of_one_key_go_in_requests_that_google_takes(
+async def test_2500_small_messages_of_one_key_are_split_into_valid_requests(
     google: PubSubBackend, opened: Opened
 ) -> None:
     sink = await opened(google)
@@ -79,10 +79,10 @@ async def test_2500_tiny_messages_of_one_key_go_in_requests_that_google_takes(
     assert [item.value for item in await google.receive(2500)] == [b"%d" % number for number in range(2500)]
     assert sum(google.published) == 2500
     assert max(google.published) <= MAX_REQUEST_MESSAGES
-    assert MAX_REQUEST_MESSAGES == 1000  # Google's limit, whatever ours becomes
+    assert MAX_REQUEST_MESSAGES == 1000  # the limit of Pub/Sub
 
 
-async def test_one_bad_key_does_not_hold_up_the_others(google: PubSubBackend, opened: Opened) -> None:
+async def test_a_failing_key_does_not_block_other_keys(google: PubSubBackend, opened: Opened) -> None:
     sink = await opened(google)
     other = message(2, key="other")._replace(topic="no-such-topic")
 
@@ -102,7 +102,7 @@ async def test_one_bad_key_does_not_hold_up_the_others(google: PubSubBackend, op
         (grpc.StatusCode.ABORTED, SinkUnavailable),
     ],
 )
-async def test_only_what_google_says_about_a_message_is_held_against_it(
+async def test_only_an_error_about_the_message_refuses_it(
     google: PubSubBackend, opened: Opened, answer: grpc.StatusCode, meaning: type[Exception]
 ) -> None:
     sink = await opened(google)
@@ -113,7 +113,7 @@ async def test_only_what_google_says_about_a_message_is_held_against_it(
     assert isinstance(failures[0], meaning)
 
 
-def test_only_google_s_own_hosts_get_tls_and_credentials() -> None:
+def test_only_hosts_of_google_use_tls_and_credentials() -> None:
     assert PubSubEndpoint.choose(None, None, None, "x") == PubSubEndpoint("pubsub.googleapis.com:443", plain=False)
     assert PubSubEndpoint.choose(None, "localhost:8085", None, "x") == PubSubEndpoint("localhost:8085", plain=True)
     assert PubSubEndpoint.choose("emulator:8085", "other:1", None, "x") == PubSubEndpoint("emulator:8085", plain=True)
@@ -133,12 +133,12 @@ def build(secrets: dict[str, str]) -> PubSubSink:
     return PubSubSink.build(model, context(2, secrets))
 
 
-def test_a_secret_without_the_named_key_is_a_mistake_of_the_manifest() -> None:
+def test_a_secret_without_the_named_key_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match=r"shop/orders: Secret google has no key key\.json"):
         build({"other": "x"})
 
 
-def test_a_secret_that_is_no_key_file_is_not_repeated() -> None:
+def test_a_secret_that_is_no_key_file_is_not_printed() -> None:
     with pytest.raises(ConfigError, match="no service account's JSON key") as refused:
         build({"key.json": "hunter2"})
 

@@ -1,4 +1,4 @@
-"""What people do about events that were set aside, as the commands of the CLI do it."""
+"""The commands of the CLI for parked events and dead letters, as functions."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ async def _at(outbox: Database) -> AsyncIterator[PostgresConnection]:
 
 
 async def replay(outbox: Database, **match: Any) -> int:
-    """`mailboat dlq replay`; how many dead letters."""
+    """`mailboat dlq replay`; return the number of dead letters."""
     async with _at(outbox) as link:
         found = await candidates(link, Match(OUTBOX, **match), replayed=False, limit=None)
         return await replay_dead(link, OUTBOX, plan(found).replay, again=False)
 
 
 async def retry(outbox: Database) -> int:
-    """`mailboat parked retry --all`; how many keys are tried again."""
+    """`mailboat parked retry --all`; return the number of keys."""
     async with _at(outbox) as link:
         found = await parked_events.list_parked(link, Match(OUTBOX), behind=True, limit=None)
         return (await parked_events.retry(link, OUTBOX, found)).heads
 
 
 async def drop(outbox: Database) -> int:
-    """`mailboat parked drop --all`; how many events."""
+    """`mailboat parked drop --all`; return the number of events."""
     async with _at(outbox) as link:
         found = await parked_events.list_parked(link, Match(OUTBOX), behind=True, limit=None)
         return await parked_events.drop(link, OUTBOX, found)

@@ -1,4 +1,4 @@
-"""Asking the API server what it thinks of a manifest, without storing it, and what rules it was given."""
+"""Validation of manifests by the API server, without storing them, and the rules of the CRDs."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ PLURALS = {definition.kind: definition.plural for definition in definitions()}
 
 @dataclass(frozen=True)
 class Cause:
-    """One reason for a refusal: the field as the API server spells it, and what it says."""
+    """One cause of a refusal: field and message of the API server."""
 
     field: str
     message: str
 
     @property
     def place(self) -> str:
-        """The field without numbers of items and names of keys: ``spec.filter.eventTypes[]``."""
+        """The field without indexes and keys: ``spec.filter.eventTypes[]``."""
         return re.sub(r"\[[^\]]*\]", "[]", self.field)
 
 
 class Admission:
-    """One namespace of an API server, asked with ``dryRun`` as ``kubectl apply --dry-run=server`` asks."""
+    """One namespace of an API server, with requests as of ``kubectl apply --dry-run=server``."""
 
     def __init__(self, objects: client.CustomObjectsApi, namespace: str) -> None:
         self._objects = objects
         self._namespace = namespace
 
     def refusals(self, body: Body) -> list[Cause]:
-        """Why it would not be created; empty if it would."""
+        """Causes that prevent the creation; empty if the manifest is valid."""
         return self._causes(self._objects.create_namespaced_custom_object, PLURALS[body["kind"]], body, dry_run="All")
 
     def refusals_of_change(self, before: Body, after: Body) -> list[Cause]:
-        """Why the one, which is created, could not be changed to the other."""
+        """Create the first manifest and return the causes that prevent its change to the second."""
         plural, name = PLURALS[before["kind"]], before["metadata"]["name"]
         self._objects.create_namespaced_custom_object(GROUP, VERSION, self._namespace, plural, before)
         try:
@@ -67,14 +67,14 @@ class Admission:
 
 @contextmanager
 def admission(api: ApiServer, namespace: str) -> Iterator[Admission]:
-    """Ask that server about manifests of that namespace."""
+    """Validate manifests in a namespace of a server."""
     with config.new_client_from_config(config_file=str(api.kubeconfig)) as connection:
         yield Admission(client.CustomObjectsApi(connection), namespace)
 
 
 @dataclass(frozen=True)
 class PlacedRule:
-    """One rule of the CRDs and the place in a manifest that it stands at."""
+    """One rule of the CRDs and its place in a manifest."""
 
     kind: str
     place: str
@@ -88,7 +88,7 @@ class PlacedRule:
 
     @property
     def words(self) -> str:
-        """What its refusal says in any case."""
+        """The constant part of its message."""
         if expression := self.rule.get("messageExpression"):
             return str(re.findall(r"'([^']*)'", expression)[-1])
         return self.rule["message"]

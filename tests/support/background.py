@@ -1,4 +1,4 @@
-"""Somebody who works on a thread of their own while a test goes on."""
+"""Work on a thread beside a test."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import Self
 
 
-class Bystander:
-    """Works for as long as its block lasts. What goes wrong there is told where the block ends, or sooner."""
+class BackgroundThread:
+    """Works during its ``with`` block. An error is raised at the end of the block, or by ``raise_failure``."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -20,8 +20,8 @@ class Bystander:
         """Work until ``self._ending`` is set."""
         raise NotImplementedError
 
-    def complain(self) -> None:
-        """Raises if it failed."""
+    def raise_failure(self) -> None:
+        """Raise if the thread failed."""
         if self._failure is not None:
             raise AssertionError(f"{self.name} failed") from self._failure
 
@@ -41,4 +41,4 @@ class Bystander:
         self._ending.set()
         self._thread.join(timeout=30)
         if error is None:
-            self.complain()
+            self.raise_failure()

@@ -1,7 +1,6 @@
-"""Manifests that are wrong in one place each, with who refuses them and in what words.
+"""Manifests with one invalid field each, and the messages that refuse them.
 
-One table for two readers: the models, which speak on a laptop and in the operator, and the API server, which speaks in
-``kubectl apply``.
+One table for both validators: the models, used by the CLI and the operator, and the API server.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ REMOVED = object()
 
 
 def changed(body: dict[str, Any], path: str, value: object) -> dict[str, Any]:
-    """A copy of a document with one field set (mappings on the way are made), or removed."""
+    """A copy of a document with one field set or removed. Missing parents are created."""
     copied = copy.deepcopy(body)
     *parents, last = path.split(".")
     here = copied
@@ -53,22 +52,22 @@ def changed(body: dict[str, Any], path: str, value: object) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Later:
-    """The API server lets it pass, or never sees it; the operator refuses it (Ready False, InvalidSpec)."""
+    """The API server accepts the manifest, and the operator refuses it (Ready False, InvalidSpec)."""
 
     why: str
 
 
 class Bad(NamedTuple):
-    """One field of a good manifest, and what it must not be."""
+    """One field of a valid manifest, and an invalid value."""
 
     path: str
     value: object
     where: str
-    """The field that the refusal names."""
+    """The field in the message."""
     what: str
-    """Words of the model's refusal."""
+    """Text of the model's message."""
     server: str | Later = ""
-    """Words of the API server, where they are not the same."""
+    """Text of the API server's message, if it differs."""
 
 
 RELAY_REFUSALS: list[Bad] = [
@@ -598,7 +597,7 @@ SUBSCRIPTION_REFUSALS: list[Bad] = [
         {"custom": {"type": "nats", "config": {"auth": {"token": "x"}}}},
         'spec.sink.custom.config["auth.token"]',
         "is a secret",
-        Later("a rule can't look into what has no schema"),
+        Later("a rule can't validate a field without a schema"),
     ),
     Bad(
         "spec.sink",

@@ -1,4 +1,4 @@
-"""A certificate authority of a test's own."""
+"""A certificate authority for tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Authority:
 
     @property
     def certificate(self) -> str:
-        """What clients trust, in PEM."""
+        """The certificate that clients trust, in PEM."""
         return self._certificate.public_bytes(Encoding.PEM).decode()
 
     def keystore(self, host: str = "127.0.0.1") -> str:

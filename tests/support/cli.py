@@ -56,14 +56,14 @@ class Place:
         return CliRunner(env=self.environment).invoke(main, [*arguments, *files], terminal_width=100)
 
     def ok(self, *arguments: str) -> str:
-        """Run a command that must succeed; returns what it printed."""
+        """Run a command that must succeed and return its output."""
         result = self.mailboat(*arguments)
         assert result.exit_code == 0, f"{arguments}: exit code {result.exit_code}\n{result.output}\n{result.exception}"
         return result.stdout
 
 
 async def make_known(database: Database, *manifests: dict[str, Any]) -> list[int]:
-    """Subscriptions as a relay would make them known; returns their numbers."""
+    """Declare subscriptions as a relay does, and return their numbers."""
     store = await PostgresStore.open(lambda: database.url, RelayIdentity("test", str(uuid.uuid4())), StoreSettings())
     try:
         resources = [EventSubscription.model_validate(manifest, by_alias=True) for manifest in manifests]
@@ -72,14 +72,14 @@ async def make_known(database: Database, *manifests: dict[str, Any]) -> list[int
         await store.close(leave=True)
 
 
-# ---- relays in processes of their own -----------------------------------------------------------------------------
+# ---- relay processes ----------------------------------------------------------------------------------------------
 
 
 class RunningRelay:
-    """``mailboat run`` in a process of its own."""
+    """``mailboat run`` as a process."""
 
     def __init__(self, arguments: Sequence[str], log: Path, output: Path = Path(os.devnull)) -> None:
-        """``output`` gets what the log sink prints."""
+        """``output`` is the file for standard output, which the log sink writes to."""
         self._log = log
         with log.open("wb") as stderr, output.open("wb") as stdout:
             self.process = subprocess.Popen(
@@ -90,7 +90,7 @@ class RunningRelay:
             )
 
     def lines(self) -> list[dict[str, Any]]:
-        """What it logged so far."""
+        """Complete lines of its log."""
         whole = self._log.read_text().rpartition("\n")[0]
         return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
 
@@ -99,7 +99,7 @@ class RunningRelay:
             assert self.process.poll() is None, f"the relay ended:\n{self._log.read_text()}"
             return next((line["address"] for line in self.lines() if line["message"] == "Listening."), None)
 
-        # Importing everything takes seconds of a processor's time, and a busy machine may stretch them tenfold.
+        # The imports take seconds of CPU time, and ten times as long on a busy machine.
         return str(wait_until(listening, timeout=60, what=f"the relay to listen (its log: {self._log})"))
 
     def get(self, path: str) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""Consumers that collect everything that arrives, on a thread each: from a Kafka topic, or from Pub/Sub in order."""
+"""Consumers that collect all messages of a Kafka topic or of an ordered Pub/Sub subscription, on a thread each."""
 
 from __future__ import annotations
 
@@ -11,41 +11,43 @@ from google.pubsub_v1 import PublisherClient, SubscriberClient
 from google.pubsub_v1.services.publisher.transports import PublisherGrpcTransport
 from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcTransport
 
-from support.background import Bystander
+from support.background import BackgroundThread
 from support.ledger import Arrival, sequence_of
 from support.wait import wait_until
 
 
-class Collector(Bystander):
-    """Collects until its block ends. A subclass says where from."""
+class Collector(BackgroundThread):
+    """Collects during its ``with`` block. Subclasses implement the source."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.arrivals: list[Arrival] = []
         self.ids: dict[str, float] = {}
-        """Of each event, when it first arrived."""
+        """Time of the first arrival, by event id."""
 
     def until_all(self, expected: Collection[str], timeout: float = 60.0) -> None:
-        """Returns once all of these events have arrived. What is lost is named."""
-
-        def missing() -> list[str]:
-            self.complain()
-            return [event_id for event_id in expected if event_id not in self.ids]
-
-        deadline = time.monotonic() + timeout
-        while left := missing():
-            if time.monotonic() > deadline:
-                missed = f"{len(left)} of {len(expected)} events did not arrive at {self.name} within {timeout:g} s"
-                raise AssertionError(f"{missed}: {left[:5]}")
+        """Wait until all of these events have arrived. Fail if none arrives for ``timeout`` seconds."""
+        missing = set(expected)
+        progress = time.monotonic()
+        while missing:
+            self.raise_failure()
+            left = {event_id for event_id in missing if event_id not in self.ids}
+            if len(left) < len(missing):
+                missing, progress = left, time.monotonic()
+            elif time.monotonic() - progress > timeout:
+                raise AssertionError(
+                    f"{len(left)} of {len(expected)} events did not arrive at {self.name},"
+                    f" and none arrived for {timeout:g} s: {sorted(left)[:5]}"
+                )
             self._ending.wait(0.02)
 
     def until(self, event_id: str, timeout: float = 30.0) -> float:
-        """Returns when the event arrived, in monotonic seconds."""
+        """Wait for the event and return the time of its arrival, in monotonic seconds."""
         self.until_all([event_id], timeout)
         return self.ids[event_id]
 
     def until_quiet(self, seconds: float = 1.0, timeout: float = 30.0) -> None:
-        """Returns once nothing has arrived for a while: duplicates may follow the last event."""
+        """Wait until no message has arrived for a while, since duplicates may follow the last event."""
         wait_until(
             lambda: not self.arrivals or time.monotonic() - self.arrivals[-1].at > seconds,
             timeout,
@@ -61,7 +63,7 @@ class Collector(Bystander):
 
 
 class KafkaCollector(Collector):
-    """Reads all partitions of a topic from their beginning, in the order of each."""
+    """Reads all partitions of a topic from the beginning."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         super().__init__(f"Kafka topic {topic}")
@@ -81,7 +83,7 @@ class KafkaCollector(Collector):
 
     def _take_all(self, messages: Iterable[Message]) -> None:
         for message in messages:
-            if message.error():  # a broker that is away: librdkafka goes on by itself
+            if message.error():  # the broker is unavailable; librdkafka reconnects
                 continue
             key = message.key()
             headers = {name: _text(value) for name, value in dict(message.headers() or []).items()}
@@ -93,7 +95,7 @@ def _text(value: bytes | str | None) -> str:
 
 
 class PubSubCollector(Collector):
-    """Makes the topic and an ordered subscription on it, and pulls."""
+    """Creates the topic and an ordered subscription to it, and pulls."""
 
     def __init__(self, host: str, topic: str, project: str = "faults") -> None:
         super().__init__(f"Pub/Sub topic {topic}")

@@ -1,6 +1,6 @@
-"""Manifests in which every field that there is has a value, so that a test can reach any field by changing one.
+"""Manifests with a value for every field, so that a test can change any field.
 
-Some fields exclude one another (kinds of sinks, a URL and a reference to one), hence several manifests.
+Some fields exclude each other (kinds of sinks, a URL and a reference to one), hence several manifests.
 """
 
 from __future__ import annotations

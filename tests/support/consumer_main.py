@@ -1,8 +1,9 @@
-"""A consumer as a process of its own, for tests that kill it.
+"""A consumer process for tests that kill it.
 
     python -m support.consumer_main '{"url": ..., "die_at": "handled", "passage": 3}'
 
-Its handler writes each event into the table ``effects``, fails now and then, and dies of events of type ``lethal``.
+Its handler inserts each event into the table ``effects``. It fails the first attempt of every thirtieth event of a key,
+and ends the process for events of type ``lethal``.
 """
 
 from __future__ import annotations

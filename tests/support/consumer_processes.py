@@ -1,4 +1,4 @@
-"""Parts of consumers that run as processes of their own, so that a test can kill them."""
+"""Parts of consumer processes that a test can kill."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FORKS.set_forkserver_preload(
         "redis.asyncio",
     ]
 )
-"""To import these takes seconds of a processor. Each consumer is a fork of a process that has done so."""
+"""The imports take seconds of CPU time. Each consumer is a fork of a process that has imported them."""
 STARTED = "Consumer started"
 
 
@@ -33,7 +33,7 @@ class Death:
     """Kills the process with SIGKILL at a point of the engine. Implements ``PassingPoint``."""
 
     def __init__(self, point: str | None, passage: int = 1, *, armed: bool = True) -> None:
-        """``passage``: the process dies when it passes the point for so many times while ``armed``."""
+        """The process dies at the passage of that number while ``armed``."""
         self._point = point
         self._left = passage
         self.armed = armed

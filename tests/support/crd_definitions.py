@@ -1,4 +1,4 @@
-"""Waiting for kinds that were just made known to the server."""
+"""Waits for newly created CRDs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from support.wait import wait_until
 
 
 def until_established(server: ApiServer, *which: str) -> None:
-    """``which``: the arguments that name the definitions.
+    """Wait until the CRDs that the arguments select are established.
 
-    ``kubectl wait`` waits for a condition, but fails at once on a definition so young that it has none: asked again.
+    ``kubectl wait`` fails at once for a new CRD without conditions, so it is repeated.
     """
     wait_until(
         lambda: server.try_kubectl("wait", "--for=condition=Established", "--timeout=5s", *which),
@@ -20,10 +20,10 @@ def until_established(server: ApiServer, *which: str) -> None:
 
 
 def until_served(server: ApiServer) -> None:
-    """Our kinds: what is established may take a moment more to be found by those who look for it."""
+    """Wait until the API server serves both kinds, which takes a moment after they are established."""
     wait_until(
         lambda: server.try_kubectl("get", "outboxrelays,eventsubscriptions", "--all-namespaces"),
         60,
-        "our kinds to be served",
+        "both kinds to be served",
         met=lambda answer: answer.status == 0,
     )

@@ -1,4 +1,4 @@
-"""The chart as tests see it: rendered by the real Helm, into documents."""
+"""The chart, rendered by the real Helm."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def values_of(variant: str) -> Path:
 
 
 def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs Helm away from whatever configuration and cluster the machine has."""
+    """Run Helm without the machine's configuration and cluster."""
     with tempfile.TemporaryDirectory() as home:
         return subprocess.run(
             [str(kubernetes_program("helm")), *arguments],
@@ -46,9 +46,9 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
         )
 
 
-@functools.cache  # many tests look at the same text
+@functools.cache  # many tests share the text
 def manifest(variant: str = "default", *arguments: str) -> str:
-    """The release as Helm would send it, hooks included."""
+    """The rendered release, hooks included."""
     done = helm("template", RELEASE, str(CHART), *COMMON, "--values", str(values_of(variant)), *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -1,4 +1,4 @@
-"""A relay's HTTP side on a real socket, with a status that the test may change."""
+"""A relay's HTTP server on a real socket, with a status that the test sets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mailboat.runtime.relay_status import RelayStatus
 
 @dataclass
 class Relays:
-    """What the surface asks, under the test's control."""
+    """The relays behind the HTTP server, controlled by the test."""
 
     statuses: list[RelayStatus] = field(default_factory=list)
     stopping: bool = False
@@ -25,7 +25,7 @@ class Relays:
     async def assign(self, name: str, generation: int, owners: dict[int, str]) -> bool:
         if self.failure is not None:
             raise self.failure
-        if generation <= self.generations[name]:  # a KeyError is a LookupError: not served here
+        if generation <= self.generations[name]:  # KeyError, a LookupError: an unknown subscription
             return False
         self.generations[name] = generation
         self.assigned.append((name, generation, owners))
@@ -33,10 +33,9 @@ class Relays:
 
 
 async def serving(relays: Relays, callers: CallerAuth) -> AsyncIterator[aiohttp.ClientSession]:
-    """A client of a server that lets these callers in."""
+    """A client of a server with this authentication."""
     server = HttpServer.bind("127.0.0.1", 0)
-    surface = HttpApi(lambda: relays.statuses, relays.assign, callers, stopping=lambda: relays.stopping)
-    await server.start(surface)
+    await server.start(HttpApi(lambda: relays.statuses, relays.assign, callers, stopping=lambda: relays.stopping))
     try:
         async with aiohttp.ClientSession(server.address) as session:
             yield session

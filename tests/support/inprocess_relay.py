@@ -1,7 +1,7 @@
-"""Relays inside the test's own process, with sinks that a test can hold, refuse and send away by name.
+"""Production relays inside the test's process, on a real database, with sinks that a test controls by name.
 
-For tests of load shapes and outages, where nothing is killed: what runs is the production relay on a real database,
-and it can be asked for its status. Staged sinks come in the way that a third party's would: by entry point.
+For tests of load and outages without kills. A test can read the status of the relay. Staged sinks are found by entry
+point, as sinks of third parties.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ async def serving(
     secrets: Secrets | None = None,
     follows: bool = False,
 ) -> AsyncIterator[Relay]:
-    """A relay that runs while its block does, and is stopped in good order then."""
+    """Run a relay during the block, and stop it gracefully."""
     read = read_documents([(f"manifest {number}", manifest) for number, manifest in enumerate(manifests)])
     running = Relay(
         read.relays[0],
@@ -67,7 +67,7 @@ async def serving(
 
 
 def status_of(relay: Relay, name: str) -> SubscriptionStatus:
-    """What a relay says about one subscription."""
+    """The status of one subscription."""
     return next(s for s in relay.status().subscriptions if s.name.endswith(f"/{name}"))
 
 
@@ -75,11 +75,11 @@ def status_of(relay: Relay, name: str) -> SubscriptionStatus:
 
 
 class StagedSink(MemorySink):
-    """A memory sink that a test finds by the name of its subscription. All relays of the test share it."""
+    """A memory sink, found by the name of its subscription and shared by all relays of a test."""
 
     stage: ClassVar[dict[str, StagedSink]] = {}
     given: SinkContext
-    """By the last relay that built it."""
+    """Context of the last ``build``."""
 
     @classmethod
     def build(cls, config: Any, context: SinkContext) -> StagedSink:
@@ -90,11 +90,11 @@ class StagedSink(MemorySink):
         return cls.stage[name]
 
     async def close(self) -> None:
-        """Others may still use it."""
+        """Keep the sink open, since other relays share it."""
 
     @property
     def numbers(self) -> dict[str | None, list[int]]:
-        """Of each key, the numbers of its events as they arrived."""
+        """Numbers of the arrived events in order, by key."""
         seen: dict[str | None, list[int]] = {}
         for message in self.arrived:
             seen.setdefault(message.key, []).append(json.loads(message.value or b"{}")["number"])
@@ -102,12 +102,12 @@ class StagedSink(MemorySink):
 
     @property
     def ids(self) -> set[str]:
-        """Which events arrived."""
+        """Ids of the arrived events."""
         return {message.event_id for message in self.arrived}
 
     @property
     def arrivals(self) -> list[Arrival]:
-        """What arrived, as ``check_delivery`` wants it."""
+        """Arrivals for ``check_delivery``."""
         return [_arrival(message) for message in self.arrived]
 
 
@@ -118,7 +118,7 @@ STAGED: Manifest = {"custom": {"type": "staged"}}
 
 @contextmanager
 def staged_sinks_installed(directory: Path) -> Iterator[dict[str, StagedSink]]:
-    """Makes ``custom: {type: staged}`` known, as an installed package would, and gives the stage."""
+    """Register ``custom: {type: staged}`` as an installed package does, and return the sinks by name."""
     information = directory / "staged_sinks-1.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: staged-sinks\nVersion: 1\n")
@@ -139,7 +139,7 @@ def _arrival(message: Message) -> Arrival:
 
 
 def events(count: int, keys: int, *, first: int = 1, prefix: str = "key") -> list[Written]:
-    """Events with keys in turn; each key's are numbered from ``first`` on."""
+    """Events with keys in turn. The events of a key are numbered from ``first``."""
     made = []
     for index in range(count):
         key, number = f"{prefix} {index % keys}", first + index // keys
@@ -150,7 +150,7 @@ def events(count: int, keys: int, *, first: int = 1, prefix: str = "key") -> lis
 def write(
     url: str, written: Sequence[Written], event_type: str = "order.placed", *, layout: TableLayout = OURS
 ) -> dict[str, Written]:
-    """Commits events in one transaction, in order, and returns them by id."""
+    """Commit events in one transaction, in order, and return them by id."""
     names = (layout.columns.get(name, name) for name in ("event_id", "event_type", "key", "payload"))
     statement = sql.SQL("copy {} ({}) from stdin (format binary)").format(
         layout.outbox, sql.SQL(", ").join(map(sql.Identifier, names))
@@ -163,7 +163,7 @@ def write(
 
 
 class Load:
-    """Writes on a thread for as long as a block lasts: rounds of one event per key, numbered in order."""
+    """Writes on a thread during a block, in rounds of one numbered event per key."""
 
     def __init__(self, url: str, keys: int, committed: dict[str, Written]) -> None:
         self.rounds = 0
@@ -188,7 +188,7 @@ class Load:
             thread.join()
 
     async def goes_on(self, rounds: int = 10) -> None:
-        """Returns once some more rounds have been written."""
+        """Wait for a number of further rounds."""
         goal = self.rounds + rounds
         await await_until(lambda: self.rounds >= goal, timeout=30, what="some load")
 

@@ -1,4 +1,4 @@
-"""Events on a Kafka topic, and what a consumer group has committed."""
+"""Events on a Kafka topic, and the committed offsets of a consumer group."""
 
 from __future__ import annotations
 

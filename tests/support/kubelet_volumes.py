@@ -1,4 +1,4 @@
-"""Volumes as kubelet mounts them: files are links through ``..data``, which is swapped as a whole."""
+"""Volumes as kubelet mounts them: files are links through ``..data``, which is replaced atomically."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _NUMBERS = itertools.count(1)
 
 
 class Volume:
-    """A Secret or a ConfigMap in a pod. Empty until it is first filled."""
+    """A Secret or a ConfigMap in a pod, empty until ``fill``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True)
 
     def fill(self, files: Mapping[str, str]) -> str:
-        """Puts another content in place, in one move; returns its version."""
+        """Replace the content atomically and return its version."""
         version = f"..2026_01_01_00_00_00.{next(_NUMBERS)}"
         fresh = self.folder / version
         fresh.mkdir()

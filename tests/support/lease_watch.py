@@ -1,4 +1,4 @@
-"""Looks at the relays' bookkeeping while something else goes on, so that a test can say what really happened."""
+"""Samples of the cursors during a test, as evidence of owners and windows."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from typing import Any
 
 import psycopg
 
-from support.background import Bystander
+from support.background import BackgroundThread
 
 
-class Watch(Bystander):
-    """Samples all cursors for as long as its block lasts."""
+class Watch(BackgroundThread):
+    """Samples all cursors during its ``with`` block."""
 
     def __init__(self, url: str) -> None:
         super().__init__("the watch")
         self.owners: frozenset[str] = frozenset()
-        """Relays that own a partition, at the last look."""
+        """Relays that owned a partition in the last sample."""
         self.reigns: set[str] = set()
-        """One for every time that a relay took a partition over."""
+        """Epochs of all leases."""
         self.small: set[tuple[Any, ...]] = set()
-        """Windows that were seen open, and were read at once."""
+        """Open windows that are read at once."""
         self.large: set[tuple[Any, ...]] = set()
-        """Those that were walked in stretches."""
+        """Open windows that are read in chunks."""
         self._url = url
 
     def work(self) -> None:
         with psycopg.connect(self._url, autocommit=True) as connection:
             while not self._ending.wait(0.02):
-                self._look(connection)
+                self._sample(connection)
 
-    def _look(self, connection: psycopg.Connection[Any]) -> None:
+    def _sample(self, connection: psycopg.Connection[Any]) -> None:
         rows = connection.execute(
             "select subscription_id, partition, window_snapshot::text, highest, owner, epoch::text"
             " from mailboat.cursors"

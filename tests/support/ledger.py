@@ -1,7 +1,7 @@
-"""What was written, what arrived, and the one check that compares them: guarantees G1, G2, G3 and G9.
+"""Written and arrived events, and the check that compares them: guarantees G1, G2, G3 and G9.
 
-Every test event carries its truth in its payload: its key and its number within the key, taken under the key's lock, so
-that the numbers of a key's committed events are 1, 2, 3, … in the order of their commits.
+The payload of a test event has its key and its number within the key. Writers take the number under the key's lock, so
+that the committed events of a key have the numbers 1, 2, 3, … in the order of their commits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import psycopg
 
 
 class Written(NamedTuple):
-    """An event as its writer knows it."""
+    """An event, as written."""
 
     event_id: str
     key: str | None
@@ -27,7 +27,7 @@ class Written(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """A message as a consumer got it, in the order of its consumer."""
+    """A message, as received by a consumer."""
 
     event_id: str
     key: str | None
@@ -47,7 +47,7 @@ def sequence_of(headers: Mapping[str, str]) -> tuple[int, int, int, int]:
 
 
 class Ledger:
-    """Events by the fate of their transactions. Writers on many threads share it."""
+    """Events by the outcome of their transactions. Thread-safe."""
 
     def __init__(self) -> None:
         self.committed: dict[str, Written] = {}
@@ -68,7 +68,7 @@ def payload(key: str | None, number: int, **more: object) -> bytes:
 
 
 def in_the_table(url: str, table: str = "mailboat.outbox") -> dict[str, Written]:
-    """What the outbox holds: the truth where a writer can't know whether its commit survived."""
+    """Events in the outbox, for tests in which a writer can't know whether its commit survived."""
     with psycopg.connect(url) as connection:
         rows = connection.execute(f"select event_id::text, key, payload from {table}").fetchall()
     return {
@@ -79,7 +79,7 @@ def in_the_table(url: str, table: str = "mailboat.outbox") -> dict[str, Written]
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """What a check found, for the test's output."""
+    """Result of a check, for the test's output."""
 
     committed: int
     arrivals: int
@@ -102,10 +102,10 @@ def check_delivery(
     ambiguous: bool = False,
     gapless: bool = True,
 ) -> Delivered:
-    """Everything that was committed arrived, nothing else did, and every key's first arrivals are in commit order.
+    """Check that exactly the committed events arrived, and that the first arrivals of a key are in commit order.
 
-    Duplicates are allowed only where something was killed or the sink's answer was ``ambiguous``, and must be true
-    copies: same payload, same place in the sequence. ``gapless``: each partition's sequence numbers are 1 to n, one per
+    Duplicates are allowed only after ``kills`` or if answers of the sink were ``ambiguous``, and must have the payload
+    and the sequence number of the original. ``gapless``: the sequence numbers of each partition are 1 to n, one per
     event.
     """
     first: dict[str, Arrival] = {}
@@ -115,7 +115,7 @@ def check_delivery(
     undone = first.keys() & set(rolled_back)
     assert not undone, f"G3: {len(undone)} events of rolled-back transactions were published: {_some(undone)}"
     unknown = first.keys() - committed.keys()
-    assert not unknown, f"G3: {len(unknown)} events were published that nobody committed: {_some(unknown)}"
+    assert not unknown, f"G3: {len(unknown)} events were published that were never committed: {_some(unknown)}"
     lost = committed.keys() - first.keys()
     assert not lost, (
         f"G1: {len(lost)} of {len(committed)} committed events did not arrive: {_some(committed[i] for i in lost)}"
@@ -132,7 +132,7 @@ def check_delivery(
 
 def _check_order(committed: Mapping[str, Written], first: Iterable[Arrival]) -> None:
     seen: dict[str, list[Written]] = defaultdict(list)
-    for arrival in first:  # in order of arrival: dictionaries keep it
+    for arrival in first:  # in order of arrival
         event = committed[arrival.event_id]
         if event.key is not None:
             seen[event.key].append(event)

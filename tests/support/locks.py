@@ -1,4 +1,4 @@
-"""What the lock files say."""
+"""Parser of the lock files."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ _LOCKS = Path(__file__).parents[2] / "locks"
 
 
 def locked(name: str) -> dict[str, str]:
-    """Package -> version, of ``locks/<name>.txt``."""
+    """Versions by package in ``locks/<name>.txt``."""
     text = (_LOCKS / f"{name}.txt").read_text(encoding="utf-8")
     return dict(re.findall(r"^([a-z0-9.-]+)(?:\[[^]]*\])?==([^\s;\\]+)", text, re.MULTILINE))

@@ -1,4 +1,4 @@
-"""Servers of a test's own whose last commits can get lost, and events with the numbers that the server gave them."""
+"""Servers that can lose their last commits, and events with their positions and transaction ids."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ NEVER_FLUSHED = {
     "autovacuum": "off",
     "bgwriter_lru_maxpages": "0",
 }
-"""Nobody but a commit that waits for it writes the log out: what was committed asynchronously after that is lost."""
+"""Only a synchronous commit flushes the WAL. A crash loses all later asynchronous commits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An event with what the server gave it."""
+    """An event with its position and transaction id."""
 
     event: Written
     id: int
@@ -39,7 +39,7 @@ class Row:
 
 
 def write(url: str, count: int, *, asynchronous: bool = False) -> list[Row]:
-    """Events of a few keys, a transaction each. What this returns was committed, and may get lost all the same."""
+    """Commit events of a few keys, one transaction each. A crash may lose asynchronous commits."""
     rows = []
     with psycopg.connect(url, autocommit=True) as connection:
         if asynchronous:
@@ -70,8 +70,7 @@ def _one(connection: psycopg.Connection[tuple[Any, ...]], statement: str, *value
 
 
 def hold_the_log_writer(server: PostgresServer) -> None:
-    """It would flush every ten seconds, and on a busy machine those may be over before the crash. To call after every
-    start."""
+    """Suspend the WAL writer, which flushes every ten seconds. To be called after every start."""
 
     def found() -> list[psutil.Process]:
         children = psutil.Process(server.pid).children()
@@ -84,12 +83,12 @@ def hold_the_log_writer(server: PostgresServer) -> None:
 def _title(process: psutil.Process) -> str:
     try:
         return " ".join(process.cmdline())
-    except psutil.NoSuchProcess:  # a session that has just ended
+    except psutil.NoSuchProcess:  # an ended session
         return ""
 
 
 def start_primary(major: int, directory: Path) -> PostgresServer:
-    """With an outbox in its database ``postgres``; ends with the test run at the latest."""
+    """A server with an outbox in its database ``postgres``. It ends with the test run at the latest."""
     server = PostgresServer.start(find_postgres(major), directory, settings=NEVER_FLUSHED)
     asyncio.run(_migrate(server.url()))
     with psycopg.connect(server.url()) as connection:
@@ -103,8 +102,8 @@ async def _migrate(url: str) -> None:
 
 
 def assert_reused(lost: Collection[Row], later: Collection[Row]) -> None:
-    """The server really gave numbers of lost events to other events."""
-    assert lost, "nothing was lost, so nothing was tested"
+    """Check that the server reused positions and transaction ids of lost events."""
+    assert lost, "no commit was lost"
     ids, xids = {row.id for row in lost}, {row.xid for row in lost}
     assert ids & {row.id for row in later}, f"no position was given out again: {sorted(ids)[:3]}…"
     assert xids & {row.xid for row in later}, f"no transaction id was given out again: {sorted(xids)[:3]}…"
@@ -115,8 +114,10 @@ def of(events: Collection[str], arrivals: Collection[Arrival]) -> list[Arrival]:
 
 
 def cut_off(primary: PostgresServer, standby: PostgresServer) -> None:
-    """The standby has everything up to here and gets nothing more. (One that is merely paused would catch up before its
-    promotion, from the log that it has received.)"""
+    """Disconnect the standby from the primary after it has caught up.
+
+    A standby with paused replay would still replay the received WAL before its promotion.
+    """
     (end,) = primary.execute("select pg_current_wal_insert_lsn()::text")[0]
     primary.execute("select pg_switch_wal()")
     replayed = sql.SQL("select pg_last_wal_replay_lsn() >= {}::pg_lsn").format(sql.Literal(end))

@@ -1,4 +1,4 @@
-"""Manifests of the two resources with as few fields as the API allows. A test adds the fields that it is about."""
+"""Manifests of both resources with required fields only. A test adds the fields that it needs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def event_subscription(
 
 
 def declared(name: str = "all", **spec: Any) -> SubscriptionManifest:
-    """An EventSubscription as stores take it."""
+    """An EventSubscription in the form that stores declare."""
     return SubscriptionManifest.of(EventSubscription.model_validate(event_subscription(name, **spec)))
 
 

@@ -1,4 +1,4 @@
-"""What tests read out of a page: its fenced blocks and the cells of its tables."""
+"""Parser for fenced blocks and tables of Markdown pages."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 
 
 def blocks(page: str, language: str) -> list[str]:
-    """The texts of all fences that are marked with a language; with "", of those that are marked with none."""
+    """Texts of all fenced blocks with that language; "" selects blocks without one."""
     fenced = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     return [text for name, text in fenced if name == language]
 
 
 def rows(page: str, title: str) -> list[list[str]]:
-    """The cells of the first table after a text, without its header."""
+    """Cells of the first table after a text, without the header."""
     table = re.search(r"\n((?:\|.*\n)+)", page.split(title, 1)[1])
     assert table is not None
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table[1].splitlines()[2:]]

@@ -1,6 +1,6 @@
-"""The mistakes of docs/laptop-messages.md: a part of a manifest, the commands, and what they print.
+"""The mistakes of docs/laptop-messages.md: a part of a manifest, the commands and their output.
 
-The page is the table. Each section is one mistake, and running its commands again must print what it shows.
+Each section of the page is one mistake, and its commands must print the output of the page.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def mistakes() -> list[Mistake]:
 
 
 def run_mistake(mistake: Mistake, folder: Path, database: Database | None) -> str:
-    """Run the commands in a folder with the manifest, and return them with what they printed, as the page shows it."""
+    """Run the commands in a folder with the manifest, and return commands and output in the format of the page."""
     if not mistake.no_manifest:
         (folder / "mailboat.yaml").write_text(_manifest(mistake.manifest), encoding="utf-8")
     environment: dict[str, str | None] = {"MAILBOAT_MANIFESTS": None, "MAILBOAT_SECRETS_DIR": None}

@@ -1,4 +1,4 @@
-"""Operators in processes of their own, and the webhook configuration that leads an API server to them."""
+"""Operator processes, and the webhook configuration for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IMAGE = "mailboat-relay:test"
 
 
 class RunningOperator:
-    """``mailboat-operator run`` for one namespace, which is its own as well."""
+    """``mailboat-operator run`` that watches its own namespace."""
 
     def __init__(self, folder: Path, name: str, kubeconfig: Path, namespace: str, *flags: str) -> None:
         self.name = name
@@ -46,7 +46,7 @@ class RunningOperator:
             "--webhook-config-name": namespace,
             "--health-listen": "127.0.0.1:0",
             "--shutdown-delay": "0s",
-            "--lease-duration": "60s",  # a machine that stands still for a while costs nobody the lead
+            "--lease-duration": "60s",  # so that a stalled machine does not cost the leader lease
             "--log-format": "json",
         } | dict(flag.split("=", 1) for flag in flags)
         return [f"{flag}={value}" for flag, value in given.items()]
@@ -57,7 +57,7 @@ class RunningOperator:
         return self._log.read_text()
 
     def lines(self) -> list[dict[str, Any]]:
-        """What it logged so far."""
+        """Complete lines of its log."""
         whole = self.text.rpartition("\n")[0]
         return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
 
@@ -66,7 +66,7 @@ class RunningOperator:
         return next((line for line in self.lines() if line["message"] == message), None)
 
     def address(self, of: str) -> str:
-        # Importing everything takes seconds of a processor's time, and a busy machine may stretch them tenfold.
+        # The imports take seconds of CPU time, and ten times as long on a busy machine.
         line = wait_until(lambda: self.said("Listening."), timeout=60, what=f"{self.name} to listen ({self._log})")
         assert line is not None
         return str(line[of])
@@ -94,7 +94,7 @@ class RunningOperator:
 
 
 def webhook_configuration(namespace: str, address: str, failure_policy: str = "Ignore") -> dict[str, Any]:
-    """As the chart has it, but for one namespace, by address, and without a caBundle."""
+    """The configuration of the chart for one namespace, by address and without a caBundle."""
     return {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "MutatingWebhookConfiguration",
@@ -125,7 +125,7 @@ def webhook_configuration(namespace: str, address: str, failure_policy: str = "I
 
 
 def a_pod(name: str, relay: str = "orders", **spec: Any) -> dict[str, Any]:
-    """A pod that asks for a relay, good enough for a restricted namespace."""
+    """A pod with the label of a relay, valid in a restricted namespace."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -148,7 +148,7 @@ a_relay = partial(outbox_relay, namespace=None, runtime="Sidecar")
 
 
 def a_subscription(name: str = "to-kafka", relay: str = "orders") -> Manifest:
-    """With a Secret of its own and a dead-letter topic."""
+    """A subscription with its own Secret and a dead-letter topic."""
     sink = kafka_sink(configSecretRef={"name": "kafka-login"})
     return event_subscription(
         name, sink, relay=relay, namespace=None, delivery={"deadLetter": {"topic": "orders.dead"}}

@@ -1,7 +1,7 @@
-"""The operator's core inside a test: it leads from the first moment on, on a real API server, with stand-in relays.
+"""The operator's controller inside a test, without leader election, on a real API server, with stub relays.
 
-Objects are written and read as the cluster's administrator; the operator is a user of its own, so that its requests
-can be counted.
+Tests read and write objects as the cluster's administrator. The operator is another user, so that its requests can be
+counted.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from support.stub_relays import Outbox, RelayStandIn
 from support.wait import PATIENCE, await_until
 
 CHILDREN = (CONFIG_MAP, SERVICE, SERVICE_ACCOUNT, DEPLOYMENT, DISRUPTION_BUDGET)
-"""What an OutboxRelay with a Deployment becomes; all of one name."""
+"""Kinds of the children of an OutboxRelay with a Deployment, all with the same name."""
 
 USER = "operator-under-test"
 
@@ -61,7 +61,7 @@ def subscription(name: str = "orders-to-kafka", of: str = "orders", **spec: Any)
 
 
 class Cluster:
-    """One namespace, as its administrator sees it, and the relays that stand in for those in its pods."""
+    """One namespace, accessed as administrator, and the stub relays of its pods."""
 
     def __init__(self, api: ApiServer, kube: Kube, namespace: str, place: Path) -> None:
         self.api = api
@@ -74,7 +74,7 @@ class Cluster:
         self._keys.write_text(self.signing.public_keys())
 
     def trust(self, public_keys: str) -> None:
-        """Let the relays believe another operator than the one beside the test."""
+        """Let the relays trust the keys of another operator."""
         self._keys.write_text(public_keys)
 
     # ---- resources -------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class Cluster:
     async def until(
         self, kind: Kind, name: str, holds: Callable[[Object], Any], what: str, timeout: float = PATIENCE
     ) -> Object:
-        """The object, once it is there and the condition holds."""
+        """Wait until the object exists and the condition holds, and return it."""
 
         async def look() -> Any:
             found = await self.find(kind, name)
@@ -135,8 +135,10 @@ class Cluster:
         ]
 
     async def until_told(self, name: str, reason: str) -> list[tuple[str, str, str]]:
-        """All events about a resource, once one for this reason is among them: the operator writes them after the
-        status that they are about."""
+        """Wait for an event with this reason, and return all events of the resource.
+
+        The operator writes an event after the status that it describes.
+        """
 
         async def look() -> list[tuple[str, str, str]]:
             events = await self.events(name)
@@ -158,7 +160,7 @@ class Cluster:
         annotations: dict[str, str] | None = None,
         outbox: Outbox | None = None,
     ) -> RelayStandIn:
-        """A running pod with a relay that answers."""
+        """Create a running pod with a stub relay."""
         stand_in = RelayStandIn(outbox or self.outbox, name, self.namespace, self._keys)
         containers: list[Object] = [{"name": "application", "image": "application:1"}]
         container = {"name": CONTAINER, "image": "mailboat-relay:test"}
@@ -193,7 +195,7 @@ class Cluster:
 
     async def remove_pod(self, name: str) -> None:
         await self.relays.pop(name).stop()
-        # Nobody is there to end it in good order.
+        # No kubelet ends the pod.
         await asyncio.to_thread(
             self.api.kubectl, "delete", "pod", name, "--namespace", self.namespace, "--grace-period=0", "--force"
         )
@@ -209,23 +211,23 @@ def condition_of(found: Object, type_: str) -> dict[str, Any]:
 
 
 def holders(found: Object) -> dict[int, str]:
-    """Partition -> pod, as the status has it."""
+    """Pods by partition, from the status."""
     return {each["partition"]: each["pod"] for each in (found.get("status") or {}).get("partitions") or ()}
 
 
 def spread(*shares: int) -> Callable[[Object], bool]:
-    """Whether so many partitions are at each pod, whichever pods they are."""
+    """Condition: the pods have these numbers of partitions, in any order."""
     return lambda found: sorted(Counter(holders(found).values()).values()) == sorted(shares)
 
 
 def configuring(*expected: str) -> Callable[[Object], bool]:
-    """Whether a ConfigMap holds the resources of these names, in this order."""
+    """Condition: a ConfigMap holds the resources of these names, in this order."""
 
     def holds(config_map: Object) -> bool:
         try:
             text = unpack(config_map["data"].get(RESOURCES_KEY, "").encode() or _binary(config_map))
             return [each["metadata"]["name"] for each in json.loads(text)["items"]] == list(expected)
-        except ValueError:  # somebody tampered with it
+        except ValueError:  # a corrupted ConfigMap
             return False
 
     return holds
@@ -236,12 +238,12 @@ def _binary(config_map: Object) -> bytes:
 
 
 def quick(namespace: str | None, **changes: Any) -> ControllerSettings:
-    """Settings of a real operator, with shorter breaths."""
+    """Settings of an operator with short intervals."""
     settings = ControllerSettings(
         image=RelayImage("mailboat-relay:test"),
         namespaces=(namespace,) if namespace else (),
         status_interval=0.3,
-        relay_timeout=30.0,  # who is away refuses; nobody is silent
+        relay_timeout=30.0,  # a stopped stub refuses connections, so no test waits for it
         backoff=Backoff(initial=0.1, longest=1.0),
     )
     return replace(settings, **changes)
@@ -255,7 +257,7 @@ async def operating(
     groups: Sequence[str] = ("system:masters",),
     kubeconfig: Path | None = None,
 ) -> AsyncIterator[CollectorRegistry]:
-    """The operator at work. What ends it before its time fails the test."""
+    """Run the operator during the block. If it ends early, the test fails."""
     if kubeconfig is None:
         kubeconfig = await asyncio.to_thread(cluster.api.kubeconfig_for, user, groups)
     kube = await Kube.connect(kubeconfig)

@@ -1,7 +1,7 @@
-"""A consumer of Pub/Sub as a process of its own, for tests that kill it: ``consume`` is the target of the process.
+"""A Pub/Sub consumer process for tests that kill it. ``consume`` is the target of the process.
 
-Its handler appends a line per event to a file that all consumers share, and fails now and then. ``die_at`` names a
-point of the engine at which the process kills itself.
+Its handler appends a line per event to a file that all consumers share, and fails the first attempt of every thirtieth
+event of a key. ``die_at`` names the point of the engine at which the process kills itself.
 """
 
 from __future__ import annotations

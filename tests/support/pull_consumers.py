@@ -1,4 +1,4 @@
-"""Pull subscriptions for tests: declared as `mailboat migrate -f` declares them, and pulled by plain SQL."""
+"""Pull subscriptions for tests: declared as by `mailboat migrate -f`, and pulled by plain SQL."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def declare(database: Database, layout: TableLayout | None = None, **spec: Any) 
 
 
 class Puller:
-    """One consumer: a connection, its open transaction, and the statements that a consumer of any language sends."""
+    """One consumer: a connection, its open transaction, and the SQL statements of consumers in any language."""
 
     def __init__(self, url: str, isolation: psycopg.IsolationLevel | None = None, name: str = NAME) -> None:
         self.name = name
@@ -61,7 +61,7 @@ class Puller:
         return self.run("select * from mailboat.pull(%s, %s)", self.name, most)
 
     def ids(self, most: int | None = None) -> list[str]:
-        """The payloads of what was pulled, as text."""
+        """Pull and return the payloads as text."""
         return [bytes(row.payload).decode() for row in self.pull(most)]
 
     def take(self, most: int | None = None) -> list[str]:
@@ -71,14 +71,14 @@ class Puller:
         return found
 
     def take_all(self, most: int | None = None) -> list[str]:
-        """Pull and commit until nothing comes."""
+        """Pull and commit until there are no more events."""
         found: list[str] = []
         while batch := self.take(most):
             found += batch
         return found
 
     def refuse(self, event: Any, error: str = "no", **options: Any) -> str:
-        """After a rollback, in a transaction of its own."""
+        """Roll back, and refuse the event in another transaction."""
         self.connection.rollback()
         named = "".join(f", {option} => %s" for option in options)
         statement: Any = f"select mailboat.refuse(%s, %s, %s{named})"
@@ -90,7 +90,7 @@ class Puller:
         return self.connection.execute(statement, values).fetchall()
 
     def vanish(self) -> None:
-        """What the server sees of a killed consumer: the connection ends in the middle of its transaction."""
+        """Close the connection within its transaction, as the kernel does for a killed consumer."""
         self.connection.pgconn.finish()
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class Puller:
 
 
 def emit(database: Database, *payloads: str, key: str | None = None, **event: Any) -> None:
-    """One transaction: an event per payload, with the key given, or with what is before the payload's dash."""
+    """Commit an event per payload. The default key is the part of the payload before its dash."""
     with psycopg.connect(database.url) as connection:
         for payload in payloads:
             connection.execute(

@@ -1,8 +1,8 @@
-"""Writers that do what real applications do to an outbox, at random and all at once.
+"""Concurrent writers with the random behaviour of applications.
 
-Each locks the row of its key (or of two keys, in one order, so that nobody waits in a circle) and takes the key's next
-number under that lock. At random it takes its transaction id long before, dawdles with the lock held, writes through
-savepoints of which some are rolled back, and rolls the whole back in the end.
+Each locks the row of its key (or of two keys in sorted order, which avoids deadlocks) and takes the key's next number
+under that lock. At random a writer takes its transaction id early, pauses with the lock held, writes through savepoints
+of which some are rolled back, and rolls back the whole transaction.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ insert into accounts (key) select 'account-' || n from generate_series(1, {keys}
 
 
 class _Undo(Exception):
-    """Rolls back what it leaves."""
+    """Rolls back a transaction or a savepoint."""
 
 
 class Racers:
-    """So many writer connections, on a thread each, for as long as the block lasts."""
+    """Writers during a ``with`` block, each with a thread and a connection."""
 
     def __init__(self, url: str, writers: int = 8, keys: int = 40, *, seed: int = 1, dawdle: float = 0.02) -> None:
         self.ledger = Ledger()
@@ -58,7 +58,7 @@ class Racers:
         try:
             with connection.transaction():
                 if chance.random() < 0.4:
-                    connection.execute("select pg_current_xact_id()")  # as an earlier write would
+                    connection.execute("select pg_current_xact_id()")  # as an earlier write does
                     self._pause(chance)
                 keys = sorted(chance.sample(self._keys, 2 if chance.random() < 0.2 else 1))
                 for key in keys:
@@ -100,19 +100,19 @@ class Racers:
             written.append(event)
 
     def _pause(self, chance: random.Random) -> None:
-        """Part of what is tested, not a way to wait: a transaction takes its time, most of them little."""
+        """Vary the duration of transactions. Most are short."""
         if chance.random() < 0.5:
             time.sleep(chance.random() ** 3 * self._dawdle)
 
     def wait(self, seconds: float) -> None:
-        """Let them write for a while; ends at once, with an error, when one of them failed."""
+        """Let the writers run for a time. If one fails, raise its error at once."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0 and not self._failures:
             self._ending.wait(min(left, 0.1))
         self._raise()
 
     def finish(self) -> Ledger:
-        """Stop writing; returns what was written."""
+        """Stop the writers and return the ledger."""
         self._ending.set()
         for thread in self._threads:
             thread.join(timeout=30)

@@ -1,7 +1,7 @@
-"""Google's fake refuses nothing, the real service does. This stands before it and refuses what a test calls poison.
+"""A gRPC proxy in front of Google's fake that refuses chosen messages, as the real service does and the fake does not.
 
-A gRPC server that passes every call on as bytes, and answers INVALID_ARGUMENT (or what it is told to answer) to a
-request that holds the poison.
+It forwards every call as bytes, and answers requests that contain ``poison`` with ``answer``, by default
+INVALID_ARGUMENT.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class RefusingPubSub(grpc.GenericRpcHandler):  # type: ignore[misc]
         self.poison: bytes | None = None
         self.answer = grpc.StatusCode.INVALID_ARGUMENT
         self.published: list[int] = []
-        """Of each request to publish, how many messages it held."""
+        """Number of messages in each publish request."""
         unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         self._channel = grpc.insecure_channel(target, options=unlimited)
         self._workers = ThreadPoolExecutor(max_workers=16)

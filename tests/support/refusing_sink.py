@@ -1,8 +1,8 @@
-"""A sink of a third party, found by its entry point: appends to a file, and refuses what asks for it.
+"""A third-party sink, found by its entry point: it appends to a file and refuses events by their headers.
 
-An event with the header ``refused-until: 3`` is refused at its first two attempts; with ``always`` at all of them. One
-with the header ``kills`` is the death of its relay. The file may end in a torn line after a SIGKILL in the middle of a
-write; a line that is not whole counts as not written.
+An event with the header ``refused-until: 3`` is refused in its first two attempts, with ``always`` in all attempts. The
+header ``kills`` kills the relay. After a SIGKILL during a write the file may end in a torn line, which counts as not
+written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from support.ledger import Arrival, sequence_of
 
 
 class PickySink:
-    """Nothing of a key is on the way while another of it is: it does not stop behind failures by itself."""
+    """Does not stop a key after a failure, so the relay publishes one message of a key at a time."""
 
     traits = Traits(header_prefix="ce_", stops_behind_failure=False)
 
@@ -33,10 +33,10 @@ class PickySink:
         return cls(Path(config["path"]))
 
     async def open(self) -> None:
-        self._append(b"\n")  # ends the line that a killed process may have left unfinished
+        self._append(b"\n")  # ends a torn line of a killed process
 
     async def close(self) -> None:
-        """Nothing is kept open."""
+        """Nothing to close."""
 
     def refusal(self, message: Message) -> EventRefused | None:
         return None
@@ -75,7 +75,7 @@ def _line(message: Message) -> bytes:
 
 
 def arrivals(path: Path, topic: str | None = None) -> Iterator[Arrival]:
-    """What the file holds of a topic, in order."""
+    """Arrivals of a topic in the file, in order."""
     if not path.exists():
         return
     for line in path.read_text().splitlines():
@@ -91,7 +91,7 @@ def arrivals(path: Path, topic: str | None = None) -> Iterator[Arrival]:
 
 
 def install(directory: Path) -> None:
-    """Write what an installed package would: a folder for PYTHONPATH that offers the sink under the name ``picky``."""
+    """Write the metadata of an installed package, with the entry point ``picky``, into a folder for PYTHONPATH."""
     info = directory / "picky-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: picky\nVersion: 1.0\n")

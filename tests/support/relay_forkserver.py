@@ -1,12 +1,12 @@
-"""Where relays come from that tests kill by the dozen: a process that has imported everything, and forks.
+"""A fork server for relays: a process that has imported the relay, and forks one per request.
 
     python -m support.relay_forkserver NAME
 
-Starting an interpreter and importing the relay takes a second of a processor, and a race in which one relay dies every
-second would do little else. A forked relay is one like any other: a process with its own session, log and death.
+The start of an interpreter and the imports take a second of CPU time, too much for tests that kill a relay every
+second. A forked relay is an ordinary process with its own session, log and exit status.
 
-The nursery listens on a socket of that name. Each connection is one relay: orders come in (see `relay_process`), the
-process id goes out, and once the relay has ended, what it ended with.
+The fork server listens on a socket of that name. Each connection is one relay: the client sends its settings (see
+`relay_main`), and receives the process id and, after the end of the relay, its exit status.
 """
 
 from __future__ import annotations
@@ -27,59 +27,59 @@ from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 _LONGEST = 1 << 20
-"""Bytes that a message has at most."""
+"""Largest message, in bytes."""
 
 
 def address(name: str) -> str:
-    """In the kernel's own name space: no file is left behind, and no folder's name is too long for it."""
-    return f"\0mailboat-nursery-{name}"
+    """Address in the abstract namespace: no file is left behind, and the length of folder names does not matter."""
+    return f"\0mailboat-forkserver-{name}"
 
 
-# ---- the test's side ------------------------------------------------------------------------------------------------
+# ---- client -------------------------------------------------------------------------------------------------------
 
 
 def is_open(name: str) -> bool:
-    """Whether a nursery takes orders."""
+    """Whether a fork server accepts connections."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
         return line.connect_ex(address(name)) == 0
 
 
-class Newborn:
-    """A relay that a nursery forked, as ``subprocess.Popen`` would show it."""
+class ForkedProcess:
+    """A forked relay with the interface of ``subprocess.Popen``."""
 
-    def __init__(self, nursery: str, orders: Mapping[str, Any], log: Path) -> None:
+    def __init__(self, server: str, orders: Mapping[str, Any], log: Path) -> None:
         self.returncode: int | None = None
         self._line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._line.connect(address(nursery))
+        self._line.connect(address(server))
         self._line.send(json.dumps({"orders": orders, "log": str(log)}).encode())
         self.pid = int(self._line.recv(_LONGEST))
 
     def poll(self) -> int | None:
-        return self._heard(0)
+        return self._receive(0)
 
     def wait(self, timeout: float | None = None) -> int:
-        status = self._heard(timeout)
+        status = self._receive(timeout)
         if status is None:
             raise subprocess.TimeoutExpired(f"relay {self.pid}", timeout or 0)
         return status
 
     def send_signal(self, number: signal.Signals) -> None:
         if self.poll() is None:
-            with suppress(ProcessLookupError):  # it has ended by itself just now
+            with suppress(ProcessLookupError):  # it ended by itself
                 os.kill(self.pid, number)
 
-    def _heard(self, timeout: float | None) -> int | None:
+    def _receive(self, timeout: float | None) -> int | None:
         if self.returncode is None and select.select([self._line], [], [], timeout)[0]:
-            self.returncode = int(self._line.recv(_LONGEST) or -signal.SIGKILL)  # empty: the nursery itself is gone
+            self.returncode = int(self._line.recv(_LONGEST) or -signal.SIGKILL)  # empty: the fork server has ended
             self._line.close()
         return self.returncode
 
 
-# ---- the nursery's side ---------------------------------------------------------------------------------------------
+# ---- server -------------------------------------------------------------------------------------------------------
 
 
 def next_orders(name: str) -> dict[str, Any]:
-    """Forks a relay for each connection; returns in the relays only."""
+    """Fork a relay for each connection. Return in the forked processes only."""
     alarm, bell = socket.socketpair()
     for end in (alarm, bell):
         end.setblocking(False)
@@ -93,14 +93,14 @@ def next_orders(name: str) -> dict[str, Any]:
             ready, _, _ = select.select([listener, alarm], [], [])
             if alarm in ready:
                 alarm.recv(4096)
-                _tell_deaths(lines)
+                _send_exit_statuses(lines)
             if listener in ready:
                 line, _ = listener.accept()
-                asked = line.recv(_LONGEST)
-                if not asked:  # somebody only wanted to know whether we are here
+                request = line.recv(_LONGEST)
+                if not request:  # from is_open
                     line.close()
                     continue
-                given = json.loads(asked)
+                given = json.loads(request)
                 pid = os.fork()
                 if pid:
                     lines[pid] = line
@@ -109,13 +109,13 @@ def next_orders(name: str) -> dict[str, Any]:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 for other in (alarm, bell, *lines.values()):
                     other.close()
-                _stand_alone(given["log"])
+                _detach(given["log"])
                 line.send(str(os.getpid()).encode())
                 line.close()
                 return dict(given["orders"])
 
 
-def _tell_deaths(lines: dict[int, socket.socket]) -> None:
+def _send_exit_statuses(lines: dict[int, socket.socket]) -> None:
     while lines:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
@@ -124,16 +124,16 @@ def _tell_deaths(lines: dict[int, socket.socket]) -> None:
             try:
                 line.send(str(os.waitstatus_to_exitcode(status)).encode())
             except BrokenPipeError:
-                pass  # nobody wants to know any more
+                pass  # the client has closed the connection
 
 
-def _stand_alone(log: str) -> None:
-    """A session of its own, its own log, and the nursery's death is its death."""
+def _detach(log: str) -> None:
+    """Start a session, redirect the output to the log, and end with the fork server."""
     os.setsid()
-    nursery = os.getppid()
+    parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != nursery:
-        sys.exit("the nursery died before its relay started")
+    if os.getppid() != parent:
+        sys.exit("the fork server died before its relay started")
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     for standard in (1, 2):
         os.dup2(descriptor, standard)
@@ -141,11 +141,11 @@ def _stand_alone(log: str) -> None:
 
 
 if __name__ == "__main__":
-    from support import relay_main  # the tests' side has no use for it
+    from support import relay_main  # not needed by clients
 
     for sink in entry_points(group="mailboat.sinks"):
         sink.load()
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
-        sys.exit(f"there are {threads} threads already, and of those a fork takes only one along")
-    relay_main.obey(next_orders(sys.argv[1]))
+        sys.exit(f"there are {threads} threads, and a fork has only one of them")
+    relay_main.run_relay(next_orders(sys.argv[1]))

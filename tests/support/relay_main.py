@@ -1,7 +1,6 @@
-"""A relay as a process of its own, for tests that kill it: the production parts, with a clockwork to choose.
+"""A relay process for tests that kill it: the production parts, with settings that the command line does not offer.
 
-What the command line does not offer, on purpose, and tests need: other timings and read limits, and a death by SIGKILL
-when the relay passes a named point of its cycle for the n-th time.
+These are timings, read limits, and a SIGKILL at the n-th passage of a checkpoint.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from mailboat.store.settings import ReadLimits, RelayIdentity
 
 
 def dying_at(point: Checkpoint, passage: int, in_the_air: int, answers: int) -> Passing:
-    """Dies as a crash would, nothing flushed and nothing said, when ``point`` is passed for the n-th time.
+    """Kill the process, without a flush or a log message, at the n-th passage of ``point``.
 
-    Passages count only with so many batches handed over and not answered yet, and so many answers, or more.
+    A passage counts only with at least ``in_the_air`` unanswered batches and at least ``answers`` answered ones.
     """
     left, handed_over, answered = passage, 0, 0
 
     def passing(passed: Checkpoint) -> None:
         nonlocal left, handed_over, answered
         handed_over += passed is Checkpoint.HANDED_OVER
-        # What is sent again after a failure is answered without having been handed over.
+        # A retry after a failure is answered without a hand-over.
         if passed is point and max(handed_over - answered, 0) >= in_the_air and answered >= answers:
             left -= 1
             if left == 0:
@@ -65,8 +64,8 @@ async def run(orders: Mapping[str, Any]) -> None:
     await relay(orders).run(stop)
 
 
-def obey(orders: Mapping[str, Any]) -> NoReturn:
-    """All that the process does. It leaves as ``mailboat run`` does: without the exit handlers of C libraries."""
+def run_relay(orders: Mapping[str, Any]) -> NoReturn:
+    """Run the relay and end the process like ``mailboat run``, without the exit handlers of C libraries."""
     configure("debug", LogFormat.TEXT)
     asyncio.run(run(orders))
     logging.shutdown()

@@ -1,8 +1,8 @@
-"""Relays as real processes, to be killed, suspended, stopped and started again, and the manifests they run on.
+"""Relay processes that a test can kill, suspend, stop and restart, and their manifests.
 
-A fleet serves one outbox. Its relays are subprocesses that die with the test run: ``mailboat run``, or
-`relay_process.py`, forked in a `nursery`, where a test wants another clockwork or a death at a named point. When a test
-fails, the ends of their logs and the tables that they share are added to its report.
+A fleet serves one outbox. Its relays end with the test run. They are ``mailboat run`` or, for other timings or a kill
+at a checkpoint, `relay_main` forked by `relay_forkserver`. The report of a failed test has the ends of their logs and
+the rows of relays, cursors and parked events.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from mailboat.runtime.session import Timings
 from mailboat.store.settings import ReadLimits
 from mailboat_devservers.processes import Child
 from support.manifests import Manifest, event_subscription, outbox_relay_on
-from support.relay_forkserver import Newborn, is_open
+from support.relay_forkserver import ForkedProcess, is_open
 from support.wait import wait_until
 
 TESTS = Path(__file__).parents[1]
 
 SWIFT = Timings(beat_every=0.25, lease_ttl=20.0, overdue_after=0.75, grace=3.0, probe_every=1.0, deadline=15.0)
-"""A clockwork in which takeovers take a second, so that a minute has room for many."""
+"""Timings with takeovers in a second, so that many fit into a minute."""
 
 WALKING = ReadLimits(small_rows=30, rows=200)
-"""So little at once that many windows count as large, and are walked in stretches."""
+"""Small limits, so that many windows are large and read in chunks."""
 
 
 # ---- manifests ----------------------------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ outbox_relay = functools.partial(outbox_relay_on, name="outbox", namespace="faul
 
 
 def subscription(name: str, sink: Mapping[str, Any], **spec: Any) -> Manifest:
-    """An EventSubscription of that relay, with a time-out that an outage of seconds exceeds."""
+    """An EventSubscription of that relay, with a delivery time-out below the outages of the tests."""
     return event_subscription(
         name, sink, **{"relay": "outbox", "namespace": "faults", "delivery": {"timeout": "5s"}, **spec}
     )
@@ -56,7 +56,7 @@ def subscription(name: str, sink: Mapping[str, Any], **spec: Any) -> Manifest:
 
 
 class RelayProcess(Child):
-    """One relay. ``launch`` returns at once: a relay may be meant to die before it is ready."""
+    """One relay. ``launch`` does not wait for readiness, since a relay may be killed before it is ready."""
 
     def __init__(self, relay: str, command: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
         self.relay = relay
@@ -65,12 +65,12 @@ class RelayProcess(Child):
 
     @property
     def status(self) -> int | None:
-        """What it ended with; None while it runs. A signal counts as negative."""
+        """Exit status, or minus the signal; None while it runs."""
         return None if self._process is None else self._process.poll()
 
     @property
     def connections(self) -> int:
-        """How often it has connected. (Earlier processes of its name wrote to the same log.)"""
+        """Number of its connections. Earlier processes of the same name wrote to the same log."""
         return _mentions(self.log) - self._earlier
 
     def until_connected(self, times: int = 1, timeout: float = 60.0) -> None:
@@ -83,38 +83,38 @@ class RelayProcess(Child):
 
 
 class ForkedRelay(RelayProcess):
-    """One that comes out of a nursery."""
+    """A relay of a fork server."""
 
-    def __init__(self, relay: str, nursery: Nursery, orders: Mapping[str, Any], log: Path) -> None:
+    def __init__(self, relay: str, server: ForkServer, orders: Mapping[str, Any], log: Path) -> None:
         super().__init__(relay, (), log, {})
-        self._nursery = nursery
+        self._server = server
         self._orders = orders
 
     def launch(self) -> None:
-        self._process = cast("subprocess.Popen[bytes]", Newborn(self._nursery.id, self._orders, self.log))
+        self._process = cast("subprocess.Popen[bytes]", ForkedProcess(self._server.id, self._orders, self.log))
 
 
-class Nursery(Child):
-    """The process that relays are forked from."""
+class ForkServer(Child):
+    """The process that forks relays."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self.id = secrets.token_hex(8)
         path = os.pathsep.join([str(TESTS), env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))])
         command = [sys.executable, "-m", "support.relay_forkserver", self.id]
         ready = functools.partial(is_open, self.id)
-        super().__init__("nursery", command, log=None, ready=ready, env={**env, "PYTHONPATH": path})
+        super().__init__("fork server", command, log=None, ready=ready, env={**env, "PYTHONPATH": path})
 
 
-_nurseries: dict[frozenset[tuple[str, str]], Nursery] = {}
+_fork_servers: dict[frozenset[tuple[str, str]], ForkServer] = {}
 
 
-def nursery(env: Mapping[str, str]) -> Nursery:
-    """The one for all fleets with this environment. It ends with the test run."""
+def fork_server(env: Mapping[str, str]) -> ForkServer:
+    """The fork server of all fleets with this environment. It ends with the test run."""
     kind = frozenset(env.items())
-    if kind not in _nurseries:
-        _nurseries[kind] = Nursery(env)
-        _nurseries[kind].launch()
-    return _nurseries[kind]
+    if kind not in _fork_servers:
+        _fork_servers[kind] = ForkServer(env)
+        _fork_servers[kind].launch()
+    return _fork_servers[kind]
 
 
 def _at_once() -> bool:
@@ -127,20 +127,20 @@ def _mentions(log: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DieAt:
-    """Where a relay kills itself."""
+    """Checkpoint at which a relay kills itself."""
 
     point: Checkpoint
     passage: int = 1
     in_the_air: int = 0
-    """Batches on their way without an answer, at least."""
+    """Least number of unanswered batches."""
     answers: int = 0
-    """Batches that were answered before, at least."""
+    """Least number of answered batches."""
 
 
 class Fleet:
-    """The relays of one outbox. Leaves nothing behind when its block ends.
+    """The relays of one outbox, which are killed at the end of its ``with`` block.
 
-    Without ``timings`` they are what a user runs, with the timings that a user gets.
+    Without ``timings`` they are ``mailboat run`` with default timings.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Fleet:
     ) -> None:
         self.relays: dict[str, RelayProcess] = {}
         self.kills = 0
-        """SIGKILLs so far, those that relays gave themselves included."""
+        """Number of kills, those by ``die_at`` included."""
         self.manifests = manifests
         self._directory = directory
         self._timings = timings
@@ -167,13 +167,13 @@ class Fleet:
             (directory / f"{number:02}.json").write_text(json.dumps(manifest))
 
     def start(self, relay: str | None = None, *, die_at: DieAt | None = None) -> RelayProcess:
-        """Start a relay, under a new id or again under an old one. Does not wait for it."""
+        """Start a relay with a new or a previous id. Do not wait for its connection."""
         relay = relay or f"relay-{next(self._numbers)}"
         place = self._directory / "orders"
         place.mkdir(exist_ok=True)
         log = place / f"{relay}.log"
         process = (
-            ForkedRelay(relay, nursery(self._env), self._tuned(relay, die_at), log)
+            ForkedRelay(relay, fork_server(self._env), self._tuned(relay, die_at), log)
             if self._timings or die_at
             else RelayProcess(relay, self._as_a_user_would(relay), log, self._env)
         )
@@ -205,31 +205,31 @@ class Fleet:
         return [*command, "--listen", "127.0.0.1:0", "--log-format", "text", "--log-level", "debug"]
 
     def start_connected(self, count: int) -> list[RelayProcess]:
-        """Several at once; returns when all of them are connected."""
+        """Start several relays and wait until all are connected."""
         started = [self.start() for _ in range(count)]
         for process in started:
             process.until_connected()
         return started
 
     def kill(self, relay: RelayProcess) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         relay.kill()
         self.kills += 1
         self.relays.pop(relay.relay, None)
 
     def stop(self, relay: RelayProcess) -> None:
-        """SIGTERM, and the end in good order that follows."""
+        """Send SIGTERM and require exit status 0."""
         relay.stop()
         assert relay.status == 0, f"{relay.name} ended with status {relay.status}.\n{relay.log_tail()}"
         self.relays.pop(relay.relay, None)
 
     @property
     def working(self) -> list[RelayProcess]:
-        """Those that are connected: killing one before would test the start of a process only."""
+        """Connected relays. A kill of any other tests only the start of a process."""
         return [relay for relay in self.relays.values() if relay.running and relay.connections]
 
     def logs(self, lines: int = 40) -> str:
-        """The ends of all logs, those of dead relays included, the newest last."""
+        """Ends of the logs, also of ended relays, the newest last."""
         files = sorted((self._directory / "orders").glob("*.log"), key=lambda file: file.stat().st_mtime)
         return "\n".join(
             f"--- {file.stem}\n" + "\n".join(file.read_text(errors="replace").splitlines()[-lines:])
@@ -245,15 +245,15 @@ class Fleet:
         for relay in self.relays.values():
             relay.kill()
         if error is not None:
-            error.add_note(f"What the relays said last:\n{self.logs()}")
-            error.add_note(f"What the database says about them:\n{bookkeeping(self._url)}")
+            error.add_note(f"Logs of the relays:\n{self.logs()}")
+            error.add_note(f"State in the database:\n{bookkeeping(self._url)}")
 
 
-# ---- ownership as the database knows it ---------------------------------------------------------------------------
+# ---- ownership in the database ------------------------------------------------------------------------------------
 
 
 def owners(url: str) -> dict[tuple[str, int], str | None]:
-    """(subscription, partition) -> the relay that owns it."""
+    """Owners by subscription and partition."""
     with psycopg.connect(url) as connection:
         rows = connection.execute(
             "select s.name, c.partition, c.owner from mailboat.cursors c"
@@ -279,12 +279,12 @@ def bookkeeping(url: str) -> str:
                 rows = connection.execute(f"select {columns} from mailboat.{table} order by 1, 2").fetchall()
                 lines += [f"--- {table} ({columns})", *(" | ".join(map(str, row)) for row in rows[:40])]
     except psycopg.Error as error:
-        lines.append(f"(it can't be asked: {error})")
+        lines.append(f"(not available: {error})")
     return "\n".join(lines)
 
 
 def shares(url: str) -> dict[str | None, int]:
-    """How many partitions each relay owns."""
+    """Number of partitions per owner."""
     counts: dict[str | None, int] = {}
     for owner in owners(url).values():
         counts[owner] = counts.get(owner, 0) + 1

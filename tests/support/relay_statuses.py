@@ -1,4 +1,4 @@
-"""Statuses as relays would give them, for tests of what is made of them."""
+"""Statuses of relays, for tests of their readers."""
 
 from __future__ import annotations
 
@@ -67,5 +67,5 @@ def relay(**changes: Any) -> RelayStatus:
 
 
 def process_status(document: dict[str, Any]) -> ProcessStatus:
-    """The answer of a relay, as its reader understands it."""
+    """The parsed status of a relay's process."""
     return TypeAdapter(ProcessStatus).validate_python(document)

@@ -1,4 +1,4 @@
-"""An outbox with names of its own; most of its columns are called as Debezium calls them."""
+"""An outbox with other names of table and columns, most of them those of Debezium."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RENAMED = TableLayout("shop.events", renamed(COLUMNS))
 
 
 def make_renamed(database: Database) -> None:
-    """Makes the table, beside ``mailboat.outbox``."""
+    """Create the table, beside ``mailboat.outbox``."""
     with psycopg.connect(database.url) as connection:
         connection.execute("select mailboat.create_outbox(%s)", [RENAMED.table])
         for ours, theirs in sorted(RENAMED.columns.items(), key=lambda names: names[1] in RENAMED.columns):

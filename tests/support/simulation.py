@@ -1,4 +1,4 @@
-"""Relays on an outbox in memory, in virtual time: everything but Postgres and the broker is the real thing."""
+"""Production relays on an outbox and sinks in memory, in virtual time."""
 
 from __future__ import annotations
 
@@ -145,14 +145,14 @@ class Fleet:
         )
 
     async def stop(self, name: str = "relay") -> None:
-        """SIGTERM."""
+        """Stop a relay as SIGTERM does."""
         relay = self.relays[name]
         relay.stop.set()
         await relay.task
         del self.relays[name]
 
     async def kill(self, name: str = "relay") -> None:
-        """SIGKILL: nothing is settled, nothing released."""
+        """End a relay as SIGKILL does: no settlement, no release."""
         relay = self.relays[name]
         relay.task.cancel()
         with suppress(asyncio.CancelledError):
@@ -166,20 +166,20 @@ class Fleet:
     # -- writers -----------------------------------------------------------------------------------------------------
 
     def write(self, *keys: str | None, payload: bytes | None = b"{}") -> list[OutboxEvent]:
-        """One committed transaction with an event per key."""
+        """Commit a transaction with an event per key."""
         transaction = self.outbox.begin()
         written = [transaction.insert("order.placed", key=key, payload=payload) for key in keys]
         transaction.commit()
         return written
 
-    # -- what is to be seen ------------------------------------------------------------------------------------------
+    # -- results -----------------------------------------------------------------------------------------------------
 
     def arrived(self, name: str = "shop/orders") -> list[str]:
-        """The ids of what arrived, in order; without dead-letter messages."""
+        """Ids of arrived events in order, without dead letters."""
         return [message.event_id for message in self.sinks[name].arrived if message.topic is None]
 
     async def all_settled(self, timeout: float = 120.0) -> None:
-        """Until every committed event is delivered, parked for good or dead, and every window closed."""
+        """Wait until every committed event is delivered, blocked or dead, and every window is closed."""
         await until(self._settled, "all events to be settled", timeout)
 
     def _settled(self) -> bool:
@@ -210,7 +210,7 @@ def by_event(messages: Sequence[Message]) -> dict[str, list[Message]]:
 
 @dataclass
 class Refusals:
-    """A predicate for a sink that refuses chosen events, as often as is said for each."""
+    """A predicate for a sink that refuses each chosen event a number of times."""
 
     times: Counter[str] = field(default_factory=Counter)
     given: Counter[str] = field(default_factory=Counter)
@@ -224,7 +224,7 @@ class Refusals:
 
 
 def refusing(fleet: Fleet, tells_which: bool = True, **times: int) -> Refusals:
-    """The fleet's sink refuses these events so many times."""
+    """Let the fleet's sink refuse these events a number of times."""
     refusals = Refusals(Counter(times))
     fleet.sink.refuse(refusals, tells_which=tells_which)
     return refusals

@@ -1,6 +1,6 @@
-"""The destinations that the conformance suite runs on, behind one face: make a sink, break the way to it, read back.
+"""Backends of the conformance suite for sinks: create a sink, break its connection, and read the destination.
 
-Each backend says what it can do in a ``Features`` object; a test says what it needs by ``on_all_that``.
+Each backend lists its ``Features``. A test lists the features that it needs with ``on_backends``.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from support.refusing_pubsub import RefusingPubSub
 from support.wait import await_until, wait_until
 
 POISON = b"poison" + b"." * 30_000
-"""A value that ``Backend.refuse_poison`` makes the destination refuse."""
+"""A value that the destination refuses after ``Backend.refuse_poison``."""
 _UNIMPORTANT = "file.delete.delay.ms"
-"""A setting of a topic that no test cares about."""
+"""A setting of a topic that no test uses."""
 
 
 Opened = Callable[..., Awaitable[Any]]
@@ -58,10 +58,10 @@ class Received(NamedTuple):
 class Features:
     refuses_at_the_destination: bool = True
     has_topics: bool = True
-    can_be_away: bool = True
+    can_be_killed: bool = True
     keeps_null_values: bool = True
     too_large: int = 12_000_000
-    """Bytes of a value that ``refusal`` must refuse; 0: there is no limit."""
+    """Size of a value that ``refusal`` must refuse, in bytes; 0: no limit."""
 
 
 def context(timeout: float = 60.0, secrets_: Mapping[str, str] | None = None) -> SinkContext:
@@ -69,39 +69,39 @@ def context(timeout: float = 60.0, secrets_: Mapping[str, str] | None = None) ->
 
 
 class Backend(abc.ABC):
-    """One fresh, empty destination."""
+    """One new, empty destination."""
 
     features = Features()
 
     @abc.abstractmethod
     def sink(self, *, timeout: float = 60.0, topic: str | None = None, config: Mapping[str, str] | None = None) -> Sink:
-        """A sink that is not open yet. ``config`` counts on Kafka only."""
+        """A closed sink. ``config`` applies to Kafka only."""
 
     @abc.abstractmethod
     async def received(self) -> list[Received]:
-        """All that has arrived so far; in the order of arrival, per key at least."""
+        """All arrived messages, those of a key in the order of arrival."""
 
     def refuse_poison(self) -> None:
-        """From now on the destination itself refuses every message whose value is POISON. After ``open``."""
+        """Let the destination refuse messages with the value POISON. To be called after ``open``."""
         raise NotImplementedError
 
     def go_away(self) -> None:
-        """Nothing listens any more."""
+        """Refuse connections and close open ones."""
         raise NotImplementedError
 
-    def go_deaf(self) -> None:
-        """Connections stand, nobody answers."""
+    def freeze(self) -> None:
+        """Keep connections open and do not answer."""
         raise NotImplementedError
 
     def come_back(self) -> None:
-        """From either."""
+        """Undo ``go_away`` or ``freeze``."""
         raise NotImplementedError
 
     def close(self) -> None:  # noqa: B027  most have nothing to close
-        """The end of the test."""
+        """Release resources at the end of the test."""
 
     async def receive(self, count: int) -> list[Received]:
-        """Wait for at least so many."""
+        """Wait for at least ``count`` messages."""
 
         async def enough() -> list[Received]:
             received = await self.received()
@@ -114,7 +114,7 @@ class KafkaBackend(Backend):
     features = Features(too_large=1_100_000)
 
     def __init__(self, server: KafkaServer, partitions: int = 4, topic: str | None = None) -> None:
-        """``topic``: a topic that exists; else one is created."""
+        """``topic``: an existing topic; by default a new one."""
         self.server = server
         self.topic = topic or f"topic-{secrets.token_hex(4)}"
         self._partitions = partitions
@@ -172,16 +172,16 @@ class KafkaBackend(Backend):
         self.configure("max.message.bytes", "20000")
 
     def configure(self, name: str, value: str) -> None:
-        """Returns once the broker heeds it."""
+        """Change a setting of the topic and return when it is effective."""
         admin = AdminClient({"bootstrap.servers": self.server.bootstrap, "log_level": 0})
         self._set(admin, name, value)
-        # Apache Kafka shows a change before its logs heed it. It finishes one change before it shows the next, so one
-        # more, which nobody cares about, tells. (kfake does both at once, and has no such setting.)
+        # Apache Kafka reports a change before it is effective, and completes it before it reports the next one. So the
+        # report of a second change proves the first. kfake does both at once, and has no such setting.
         if unimportant := self._settings(admin).get(_UNIMPORTANT):
             self._set(admin, _UNIMPORTANT, str(int(unimportant) + 1))
 
     def _set(self, admin: AdminClient, name: str, value: str) -> None:
-        """Returns once the broker shows it."""
+        """Change a setting and return when the broker reports it."""
         entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ResourceType.TOPIC, self.topic, incremental_configs=[entry])
         admin.incremental_alter_configs([resource])[resource].result(60)
@@ -199,23 +199,23 @@ class KafkaBackend(Backend):
         self.server.kill()
         self._broken = self.server.restart
 
-    def go_deaf(self) -> None:
+    def freeze(self) -> None:
         self.server.suspend()
         self._broken = self.server.resume
 
     def come_back(self) -> None:
         if self._broken is not None:
-            mend, self._broken = self._broken, None
-            mend()
+            restore, self._broken = self._broken, None
+            restore()
 
     def close(self) -> None:
         self.come_back()
 
 
 def _high_watermark(consumer: Consumer, place: TopicPartition) -> int:
-    """Asked again where nobody leads the partition: so it is, for a moment, if the broker was silent for too long."""
+    """Retried while the partition has no leader, as for a moment after a lost broker session."""
 
-    def told() -> list[int]:
+    def high_watermark() -> list[int]:
         try:
             return [consumer.get_watermark_offsets(place, timeout=60)[1]]
         except KafkaException as error:
@@ -223,7 +223,7 @@ def _high_watermark(consumer: Consumer, place: TopicPartition) -> int:
                 return []
             raise
 
-    (high,) = wait_until(told, what=f"a leader of {place}")
+    (high,) = wait_until(high_watermark, what=f"a leader of {place}")
     return high
 
 
@@ -234,9 +234,9 @@ def _from_kafka(message: Any) -> Received:
 
 
 class SharedKafkaBackend(KafkaBackend):
-    """On a broker that other tests use too, so that it cannot be killed."""
+    """On the shared broker, which a test must not kill."""
 
-    features = replace(KafkaBackend.features, can_be_away=False)
+    features = replace(KafkaBackend.features, can_be_killed=False)
 
 
 class PubSubBackend(Backend):
@@ -273,14 +273,14 @@ class PubSubBackend(Backend):
 
     def _read(self) -> list[Received]:
         while True:
-            # By hand: the client warns of return_immediately, which is right for services and wrong for tests.
+            # Without the client library, which warns about return_immediately.
             request = PullRequest(subscription=self._subscription, max_messages=1000, return_immediately=True)
             found = self._pull(request, timeout=60).received_messages
             if not found:
                 return [self._received[number] for number in sorted(self._received)]
             for item in found:
                 message = item.message
-                number = int(message.message_id.removeprefix("m"))  # the fake counts them as they come
+                number = int(message.message_id.removeprefix("m"))  # the fake numbers messages by arrival
                 self._received[number] = Received(
                     message.ordering_key or None, bytes(message.data), dict(message.attributes)
                 )
@@ -288,7 +288,7 @@ class PubSubBackend(Backend):
 
     @property
     def published(self) -> list[int]:
-        """Of each request that the server got, how many messages it held."""
+        """Number of messages in each publish request."""
         return self._refusing.published
 
     def refuse_poison(self, answer: grpc.StatusCode = grpc.StatusCode.INVALID_ARGUMENT) -> None:
@@ -297,7 +297,7 @@ class PubSubBackend(Backend):
     def go_away(self) -> None:
         self._proxy.stop()
 
-    def go_deaf(self) -> None:
+    def freeze(self) -> None:
         self._proxy.deafen()
 
     def come_back(self) -> None:
@@ -311,7 +311,7 @@ class PubSubBackend(Backend):
 
 
 class LogBackend(Backend):
-    features = Features(refuses_at_the_destination=False, has_topics=False, can_be_away=False, too_large=0)
+    features = Features(refuses_at_the_destination=False, has_topics=False, can_be_killed=False, too_large=0)
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -359,7 +359,7 @@ class MemoryBackend(Backend):
         for sink in self._sinks:
             sink.go_away()
 
-    def go_deaf(self) -> None:
+    def freeze(self) -> None:
         for sink in self._sinks:
             sink.hold_answers()
 
@@ -369,18 +369,17 @@ class MemoryBackend(Backend):
             sink.let_go()
 
 
-async def until_it_arrives(sink: Sink, *batch: Message) -> None:
-    """Publish until the destination has recovered enough to take all of it."""
+async def publish_until_delivered(sink: Sink, *batch: Message) -> None:
+    """Publish until the destination accepts the whole batch."""
 
-    async def arrives() -> bool:
+    async def delivered() -> bool:
         return not await sink.publish(batch)
 
-    arrived: bool = await await_until(arrives, timeout=120, what="the sink to recover")
-    assert arrived
+    await await_until(delivered, timeout=120, what="the sink to recover")
 
 
 def message(number: int, key: str | None = "k", value: bytes | None = None, **headers: str) -> Message:
-    """A small message; its value says who it is."""
+    """A small message whose value is its number."""
     value = b"%d" % number if value is None else value
     return Message(f"event-{number}", key, value, {"event_id": f"event-{number}", **headers})
 
@@ -388,21 +387,21 @@ def message(number: int, key: str | None = "k", value: bytes | None = None, **he
 BACKENDS: Mapping[str, type[Backend]] = {
     "kafka-on-kfake": KafkaBackend,
     "kafka-on-apache": SharedKafkaBackend,
-    "kafka-on-mortal-apache": KafkaBackend,
+    "kafka-on-killable-apache": KafkaBackend,
     "pubsub-on-pstest": PubSubBackend,
     "log": LogBackend,
     "memory": MemoryBackend,
 }
 
 
-def on_all_that(*features: str) -> pytest.MarkDecorator:
-    """The test runs on every backend that has these features.
+def on_backends(*features: str) -> pytest.MarkDecorator:
+    """Run the test on every backend with these features.
 
-    An Apache Kafka that may be killed costs half a minute, so it serves only tests that kill it, in ``make verify``.
+    A killable Apache Kafka starts in half a minute, so it runs only in ``make verify``, for tests that kill it.
     """
     names = [name for name, kind in BACKENDS.items() if all(getattr(kind.features, feature) for feature in features)]
-    mortal = pytest.param("kafka-on-mortal-apache", marks=pytest.mark.verify)
-    chosen = [name for name in names if name != "kafka-on-mortal-apache"]
+    killable = pytest.param("kafka-on-killable-apache", marks=pytest.mark.verify)
+    chosen = [name for name in names if name != "kafka-on-killable-apache"]
     return pytest.mark.parametrize(
-        "backend", [*chosen, *([mortal] if "can_be_away" in features else [])], indirect=True
+        "backend", [*chosen, *([killable] if "can_be_killed" in features else [])], indirect=True
     )

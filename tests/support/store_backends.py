@@ -1,6 +1,6 @@
-"""The worlds that the conformance suite runs in: an outbox that writers write to and relays read from.
+"""Backends of the conformance suite for stores: an outbox with writers and relays.
 
-One is in memory, the others are real servers. The suite sees only what is here, so that what it says holds for all.
+One is in memory, the others are real servers. The suite uses only this interface, so that it runs on all backends.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Writer(Protocol):
     """An application's transaction."""
 
     def insert(self, type: str, *, key: str | None = None, payload: bytes | None = b"{}", **columns: Any) -> str:
-        """Adds an event and returns its id."""
+        """Add an event and return its id."""
         ...
 
     def commit(self) -> None: ...
@@ -49,7 +49,7 @@ class Writer(Protocol):
 
 
 class Store(OutboxStore, Protocol):
-    """A store, with what a session's beginning needs."""
+    """A store, with the methods that start a session."""
 
     async def declare(
         self, subscriptions: Sequence[SubscriptionManifest], *, may_lay_out: bool = True
@@ -62,36 +62,36 @@ class World(Protocol):
     """An outbox."""
 
     def begin(self, *, early: bool = False) -> Writer:
-        """``early``: the transaction takes its number before it writes anything."""
+        """``early``: the transaction takes its id before its first write."""
         ...
 
     async def open(self, relay: str, settings: StoreSettings = SETTINGS) -> Store:
-        """A relay's store, connected; not declared, not joined."""
+        """A relay's store, connected, before ``declare`` and ``join``."""
         ...
 
     def pause(self, number: int, paused: bool) -> None: ...
 
     def set_clock(self, forward: timedelta) -> None:
-        """The server's clock is set: heartbeats from before lie so much further back, or ahead."""
+        """Set the server's clock forward: earlier heartbeats become older by that time."""
         ...
 
     async def replay_all(self) -> None:
-        """All dead letters, as a person would."""
+        """Replay all dead letters, as by the CLI."""
         ...
 
     def reset(self) -> None:
-        """An empty outbox again."""
+        """Empty the outbox."""
         ...
 
     async def close(self) -> None:
-        """Closes all stores and writers."""
+        """Close all stores and writers."""
         ...
 
     def dismiss_writers(self) -> None: ...
 
 
 class MemoryWorld:
-    """All of it in memory."""
+    """An outbox in memory."""
 
     def __init__(self) -> None:
         self.outbox = MemoryOutbox()
@@ -140,10 +140,10 @@ class PostgresWorld:
     def __init__(
         self,
         database: Database,
-        layout: TableLayout = TableLayout(),  # noqa: B008  # it never changes
+        layout: TableLayout = TableLayout(),  # noqa: B008  # immutable
         url: str | None = None,
     ) -> None:
-        """``url``: of the relays' user, where it is not the owner."""
+        """``url``: for the relays' user, if it is not the owner."""
         self.database = database
         self._url = url or database.url
         self._layout = layout
@@ -151,7 +151,7 @@ class PostgresWorld:
         self._stores: list[PostgresStore] = []
 
     def begin(self, *, early: bool = False) -> Writer:
-        # Writers do not wait for the disk: what they write is visible at once, and no test here crashes the server.
+        # Commits need not reach the disk, since no test of the suite crashes the server.
         options = "-c synchronous_commit=off"
         connection = self._idle.pop() if self._idle else psycopg.connect(self.database.url, options=options)
         connection.execute("select pg_current_xact_id()" if early else "select 1")
@@ -184,9 +184,9 @@ class PostgresWorld:
             await link.close()
 
     def row_versions(self) -> list[tuple[Any, ...]]:
-        """Every row of Mailboat's tables by its version. A write changes xmin and ctid, a row lock changes xmax.
+        """Versions of all rows of Mailboat's tables. A write changes xmin and ctid, a row lock changes xmax.
 
-        Transaction ids say less: the server is shared, and other tests use them up too.
+        Transaction ids would prove less, since other tests on the shared server consume them too.
         """
         tables = ("subscriptions", "cursors", "relays", "wakeup_requests", "parked", "dead_letters")
         query = sql.SQL(" union all ").join(
@@ -251,7 +251,7 @@ class _PostgresWriter:
 
 
 async def joined(store: Store) -> None:
-    """Joins under a name whose last process has just died: a server needs a moment to notice."""
+    """Join under the name of a crashed relay. Retried, since the server detects the lost session with a delay."""
 
     async def join() -> bool:
         try:
@@ -264,6 +264,6 @@ async def joined(store: Store) -> None:
 
 
 async def eventually(condition: Callable[[], Awaitable[object]], what: str) -> None:
-    """Waits until the condition, a coroutine function, answers with something true."""
+    """Wait until the condition, a coroutine function, returns a true value."""
     asked: Callable[[], object | Awaitable[object]] = condition
     await await_until(asked, what=what)

@@ -1,4 +1,4 @@
-"""A relay of the conformance suite: a store with the leases it holds, and shorthands for what a relay does."""
+"""A relay of the conformance suite: a store, its leases, and the steps of a relay."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from support.store_backends import SETTINGS, Store, World, joined
 
 @dataclass
 class Relay:
-    """Claims, looks, settles; keeps only what a relay must remember."""
+    """Claims, polls and settles, with the state of a relay only."""
 
     store: Store
     subscriptions: dict[int, Subscription]
@@ -56,7 +56,7 @@ class Relay:
         return self.cursors[key].lease
 
     async def claim(self, keys: Collection[CursorKey] | None = None) -> list[CursorKey]:
-        """Takes what can be had (all, if nothing is named), and says what that was."""
+        """Claim partitions, by default all, and return the claimed ones."""
         cursors = await self.store.claim(self.keys if keys is None else keys)
         for cursor in cursors:
             key = cursor.lease.key
@@ -85,7 +85,7 @@ class Relay:
         return result
 
     async def events(self, opened: Opened, after: int = 0) -> dict[CursorKey, list[OutboxEvent]]:
-        """All events of a window, read in stretches where it is large."""
+        """All events of a window; a large one is read in chunks."""
         if opened.events is not None:
             return {key: list(events) for key, events in opened.events.items()}
         found: dict[CursorKey, list[OutboxEvent]] = defaultdict(list)
@@ -99,7 +99,7 @@ class Relay:
             after = chunk.reached
 
     async def drain(self) -> dict[CursorKey, list[OutboxEvent]]:
-        """Delivers all there is, and says what went where."""
+        """Deliver and settle all events, and return them by partition."""
         delivered: dict[CursorKey, list[OutboxEvent]] = defaultdict(list)
         result = await self.tick()
         while not result.quiet:
@@ -118,7 +118,7 @@ class Relay:
         return dict(delivered)
 
     async def drained(self) -> list[OutboxEvent]:
-        """The same for all partitions together, by position."""
+        """Deliver and settle all events, and return them by position."""
         return sorted(event for events in (await self.drain()).values() for event in events)
 
     async def crash(self) -> None:
@@ -126,7 +126,7 @@ class Relay:
 
 
 async def ticked(store: OutboxStore, settlements: Sequence[Settlement], tips: Sequence[CursorGroup]) -> TickResult:
-    """A tick, and another one that opens what the first found to be too large for one read."""
+    """A tick, and a second one that opens the windows that were too large for the first."""
     first = await store.tick(settlements, tips)
     measured = [
         Measured(window, group.members)
@@ -140,7 +140,7 @@ async def ticked(store: OutboxStore, settlements: Sequence[Settlement], tips: Se
 
 
 def write(world: World, *keys: str | None, type: str = "order.placed", **columns: Any) -> list[str]:
-    """One committed transaction with an event per key; their ids."""
+    """Commit a transaction with an event per key, and return their ids."""
     writer = world.begin()
     written = [writer.insert(type, key=key, **columns) for key in keys]
     writer.commit()

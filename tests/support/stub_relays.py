@@ -1,7 +1,7 @@
-"""Relays for tests of the operator: they speak its language over real HTTP, and move nothing.
+"""Stub relays for tests of the operator: the HTTP API of a relay without delivery.
 
-All relays of one outbox share an ``Outbox``, which stands for the database: the assignment that one of them takes is
-seen by the others. Tokens are checked by the relay's own code.
+All relays of one outbox share an ``Outbox`` in place of the database, so that an assignment to one of them is visible
+to the others. The production code verifies tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PORT = 9808
 
 
 class Outbox:
-    """What relays of one outbox have in common."""
+    """Shared state of the relays of one outbox."""
 
     def __init__(self) -> None:
         self.reachable = True
@@ -49,7 +49,7 @@ class RelayStandIn:
         self.pod = pod
         self.namespace = namespace
         self.uid = ""
-        # Any address of 127/8 is this machine: pods of several tests can all use the usual port.
+        # Each pod has its own address in 127/8, so that all can use the default port.
         self.ip = f"127.{secrets.randbelow(200) + 20}.{secrets.randbelow(256)}.{secrets.randbelow(254) + 1}"
         self.documents: list[dict[str, Any]] = []
         self.version: int | None = None
@@ -57,7 +57,7 @@ class RelayStandIn:
         self.failed: dict[str, str] = {}
         self.sink_reachable: bool | None = True
         self.silent: list[str] = []
-        """Relays whose heartbeats it misses, and whose partitions it counts."""
+        """Relays without heartbeats, whose partitions this relay reports."""
         self.paused: set[str] = set()
         self.configs = 0
         self.asked = 0

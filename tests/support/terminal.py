@@ -1,4 +1,4 @@
-"""A terminal with a program on it: what it draws can be read, and keys can be pressed."""
+"""A program on a pseudo-terminal, with its output and a keyboard."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Terminal:
         without_size = {name: value for name, value in env.items() if name not in ("COLUMNS", "LINES")}
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
         self.process = subprocess.Popen(
-            # The controlling terminal of a session of its own: that is what turns Ctrl-C into a signal.
+            # Ctrl-C becomes a signal only on the controlling terminal of a session.
             ["setsid", "--ctty", "--wait", *command],
             stdin=theirs,
             stdout=theirs,
@@ -41,19 +41,19 @@ class Terminal:
 
     @property
     def raw(self) -> str:
-        """All that was written to it."""
+        """All output."""
         return self._drawn.decode(errors="replace")
 
     @property
     def text(self) -> str:
-        """The same without colours and movements: one frame after the other."""
+        """All output without control sequences, one frame after the other."""
         return _CONTROL.sub("", self.raw)
 
     def press(self, key: bytes) -> None:
         os.write(self._ours, key)
 
     def wait(self, timeout: float) -> int:
-        """What the program ended with."""
+        """Wait for the end of the program and return its exit status."""
         status = self.process.wait(timeout)
         self._reader.join(timeout)
         return status
@@ -62,7 +62,7 @@ class Terminal:
         while True:
             try:
                 some = os.read(self._ours, 65536)
-            except OSError:  # nobody has the other side any more
+            except OSError:  # the program has closed the terminal
                 return
             self._drawn += some
 

@@ -1,7 +1,7 @@
-"""Time that passes only when everybody waits: minutes of back-off and heartbeats in milliseconds, the same every time.
+"""An event loop with virtual time: minutes of back-off and heartbeats run in milliseconds, and deterministically.
 
-A loop of this kind has no sockets and no threads to wait for, so instead of sleeping it sets its clock to the next
-timer. When nobody has a timer either, nothing could ever happen again, and it says so instead of hanging.
+The loop has no sockets and no threads. When all tasks wait, it sets its clock to the next timer. If there is no timer
+either, it raises an error instead of hanging.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class _Jumping(selectors.SelectSelector):
-    """Never blocks: tells how long it would have."""
+    """Never blocks, and adds the time-out to ``passed`` instead."""
 
     passed = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
         if not ready and timeout is None:
-            raise RuntimeError("everybody waits for ever")
+            raise RuntimeError("all tasks wait, and there is no timer")
         if not ready and timeout is not None:
             self.passed += timeout
         return ready
@@ -64,7 +64,7 @@ def now() -> datetime:
 
 
 async def until(condition: Callable[[], object], what: str, within: float = 120.0) -> None:
-    """Lets time pass until the condition is true: the waiting of `support.wait`, by this loop's clock."""
+    """Wait until the condition is true, by the loop's clock; see `support.wait`."""
     deadline = asyncio.get_running_loop().time() + within
     while not condition():
         assert asyncio.get_running_loop().time() < deadline, f"waited {within:g} s for {what}, and it did not come"
@@ -72,7 +72,7 @@ async def until(condition: Callable[[], object], what: str, within: float = 120.
 
 
 def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Runs a test in such a loop. One that leaves a task behind fails."""
+    """Run a test in virtual time. A test that leaves a task behind fails."""
 
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:

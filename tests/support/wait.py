@@ -1,6 +1,6 @@
-"""The one way in which tests wait: until something is true, with a deadline and a sentence about what was awaited.
+"""Waits of all tests: poll a condition until a deadline, with a description for the error.
 
-What a condition raises is not swallowed: it answers by the truth of its value.
+A condition reports by its value. An exception of a condition is raised.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import TypeVar, cast, overload
 Answer = TypeVar("Answer")
 
 PATIENCE = 60.0
-"""Seconds. What takes one on an idle machine may take many on a busy one; what comes soon is waited for no longer."""
+"""Default deadline in seconds, generous for a busy machine. A condition that is met early ends the wait."""
 _POLL = 0.02
 _LONGEST_PAUSE = 0.5
 _DAY = 86_400
 _BEFORE_MIDNIGHT = 20
-"""Seconds in which no test begins that may count days."""
+"""Seconds before midnight in which no test starts that depends on the day."""
 
 
 def wait_until(
@@ -28,10 +28,9 @@ def wait_until(
     what: str = "the condition",
     met: Callable[[Answer], object] = bool,
 ) -> Answer:
-    """Poll until the condition is true, and return what it answered.
+    """Poll until the condition returns a value that is ``met``, by default a true one, and return the value.
 
-    With ``met`` the condition answers with whatever there is to know, and ``met`` says whether that is it: so the
-    message of a wait in vain has something to tell.
+    After the deadline the error shows the last value.
     """
     deadline = time.monotonic() + timeout
     while True:
@@ -44,7 +43,7 @@ def wait_until(
 
 
 def until_midnight_is_over() -> None:
-    """Time partitions are of days, in UTC: a test that counts them should see one day only."""
+    """Wait until a test fits into one day in UTC, since time partitions are days."""
     wait_until(lambda: time.time() % _DAY < _DAY - _BEFORE_MIDNIGHT, what="midnight to be over")
 
 
@@ -55,7 +54,7 @@ async def await_until(condition: Callable[[], Answer], timeout: float = ..., wha
 async def await_until(
     condition: Callable[[], Answer | Awaitable[Answer]], timeout: float = PATIENCE, what: str = "the condition"
 ) -> Answer:
-    """The same without blocking the event loop; the condition may be a coroutine function."""
+    """Poll without blocking the event loop. The condition may be a coroutine function."""
     deadline = time.monotonic() + timeout
     while True:
         asked = time.monotonic()
@@ -70,7 +69,7 @@ async def await_until(
 
 
 def _pause_since(asked: float) -> float:
-    """A question that takes a whole program, or a long list, to answer must not take all of the machine."""
+    """Pause in proportion to the duration of the condition, so that a slow one does not use all of the machine."""
     return max(_POLL, min(2 * (time.monotonic() - asked), _LONGEST_PAUSE))
 
 

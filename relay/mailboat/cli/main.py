@@ -52,11 +52,12 @@ _COMMANDS: Final = {
     "emit": "emit",
     "match": "manifests",
     "schema": "manifests",
+    "debug": "debug",
     "completion": "completion",
 }
 """Every command and its module, in the order of the help."""
 
-_SUBCOMMANDS: Final = ("dlq list", "dlq show", "dlq replay", "dlq purge", "parked retry", "parked drop")
+_SUBCOMMANDS: Final = ("dlq list", "dlq show", "dlq replay", "dlq purge", "parked retry", "parked drop", "debug sql")
 """Commands of groups that people look for at the top."""
 
 

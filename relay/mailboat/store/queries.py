@@ -109,6 +109,8 @@ class QueryCache:
             "columns": COLUMNS,
             "row_bytes": ROW_BYTES,
             "outbox": layout.regclass,
+            "tip": sql.SQL(_SQL["tip"]),
+            "this_window": sql.SQL(_SQL["this_window"]),
         }
         self._routes: Mapping[int, SubscriptionQuery] = {}
         self._composed: dict[tuple[int, ...], ComposedQueries] = {}

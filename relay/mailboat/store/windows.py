@@ -31,6 +31,7 @@ from psycopg import Cursor
 from mailboat.errors import DatabaseUnavailable
 from mailboat.model import OutboxEvent
 from mailboat.store.connection import Pipeline, PostgresConnection, Row, Server, refuse_other_server
+from mailboat.store.occupied_partitions import OccupiedPartitions
 from mailboat.store.outbox_store import (
     Advanced,
     CursorGroup,
@@ -43,7 +44,6 @@ from mailboat.store.outbox_store import (
     Window,
 )
 from mailboat.store.parked_rows import ParkedRows
-from mailboat.store.partition_pruning import OccupiedPartitions
 from mailboat.store.queries import QueryCache, asking, lease_arrays
 from mailboat.store.session_settings import BEGIN
 from mailboat.store.settings import ReadLimits

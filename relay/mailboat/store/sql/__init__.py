@@ -20,7 +20,15 @@ _COMMENT = re.compile(r"^--.*\n", re.MULTILINE)
 @cache
 def statements(file: str) -> dict[str, LiteralString]:
     """Return the statements of ``mailboat/store/sql/<file>.sql`` by name."""
+    return {name: _COMMENT.sub("", body).strip() for name, body in _bodies(file).items()}
+
+
+def comments(file: str) -> dict[str, str]:
+    """Return the lines of comment of each statement."""
+    return {name: "".join(_COMMENT.findall(body)) for name, body in _bodies(file).items()}
+
+
+def _bodies(file: str) -> dict[str, LiteralString]:
     text = (resources.files(__name__) / f"{file}.sql").read_text(encoding="utf-8")
     _, *parts = _NAME.split(text)
-    names, bodies = parts[::2], parts[1::2]
-    return {name: _COMMENT.sub("", body).strip() for name, body in zip(names, bodies, strict=True)}
+    return dict(zip(parts[::2], parts[1::2], strict=True))

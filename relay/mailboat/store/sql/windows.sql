@@ -26,18 +26,31 @@ select set_config('jit', 'off', true),
        case when pg_is_in_recovery() then null else left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) end,
        (select system_identifier from pg_control_system())
 
+-- name: tip
+-- The P of a group of closed cursors, by the lease of one of them. No row if that lease was lost or the cursor is not at P any more.
+tip as materialized (
+    select %(settled_snapshot)s::text::pg_snapshot as settled_snapshot
+    from mailboat.cursors
+    where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s and window_snapshot is null
+      and (not %(pooled)s or settled_snapshot::text = %(settled_snapshot)s)
+)
+
+-- name: this_window
+-- An open window, by the lease of one of its cursors. No row if that lease was lost or the cursor is in another window.
+w as materialized (
+    select settled_snapshot, window_snapshot, lowest, highest, previous_layout
+    from mailboat.cursors
+    where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s
+      and window_snapshot::text = %(window_snapshot)s
+)
+
 -- name: tail
 -- The events that became visible since the group's `settled_snapshot`, by transaction id, up to a limit. The result has at least
 -- one row, with the snapshot. It has no row if this relay lost the lease of the cursor; that says nothing about events. If there
 -- are too many rows or bytes for one read, the result has no events, only their number. `stray`: a time partition that the
 -- statement leaves out has rows, so the result is void.
 -- Last column: the server process.
-with tip as materialized (
-    select %(settled_snapshot)s::text::pg_snapshot as settled_snapshot
-    from mailboat.cursors
-    where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s and window_snapshot is null
-      and (not %(pooled)s or settled_snapshot::text = %(settled_snapshot)s)
-),
+with {tip},
 fresh as materialized (
     {late_arm}
     select e.*
@@ -114,12 +127,7 @@ having bool_and(c.plain) and (select before from ahead) is not null
 -- transactions were open at `settled_snapshot`, may lie far back, with all that was settled since in between; where they are few
 -- the walk begins behind them, and `late` reads them by transaction. `offset 0` is a fence: without it the planner walks the
 -- primary key from its beginning to find a minimum.
-with tip as materialized (
-    select %(settled_snapshot)s::text::pg_snapshot as settled_snapshot
-    from mailboat.cursors
-    where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s and window_snapshot is null
-      and (not %(pooled)s or settled_snapshot::text = %(settled_snapshot)s)
-)
+with {tip}
 select pg_current_snapshot()::text,
        case when count(*) filter (where fresh.late) < %(limit)s
              and coalesce(sum(fresh.bytes) filter (where fresh.late), 0) <= %(max_bytes)s
@@ -180,12 +188,7 @@ where c.window_snapshot::text = %(window_snapshot)s
 -- name: small_window
 -- A window of at most one read, again (after a restart, or by a new owner): the same events in the same order. At least one,
 -- then as many as this relay reads at once, which may be less than before. Last column: how many there are.
-with w as materialized (
-    select settled_snapshot, window_snapshot
-    from mailboat.cursors
-    where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s
-      and window_snapshot::text = %(window_snapshot)s
-)
+with {this_window}
 select {columns}{also_routes}, found.events
 from (
     select found.*, row_number() over in_order as place, sum(found.bytes) over in_order as bytes_so_far, count(*) over () as events
@@ -213,12 +216,7 @@ order by found.id
 -- name: late
 -- The events of a large window that lie before its walk, as many at a time as above. By transaction and not by id, whatever the
 -- planner thinks of it.
-with w as materialized (
-    select settled_snapshot, window_snapshot, lowest
-    from mailboat.cursors
-    where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s
-      and window_snapshot::text = %(window_snapshot)s
-)
+with {this_window}
 select {columns}{also_routes}, found.events
 from (
     select found.*, row_number() over in_order as place, sum(found.bytes) over in_order as bytes_so_far, count(*) over () as events
@@ -241,12 +239,7 @@ order by found.id
 -- name: reach
 -- How far the next stretch of a large window reaches: so many rows along the primary key, whoever they are for, and the bytes of
 -- those that are sent.
-with w as materialized (
-    select highest
-    from mailboat.cursors
-    where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s
-      and window_snapshot::text = %(window_snapshot)s
-)
+with {this_window}
 select max(found.id), count(*), coalesce(sum({row_bytes}) filter (where {wanted}), 0)::bigint
 from (
     select e.*
@@ -258,12 +251,7 @@ from (
 
 -- name: reach_within
 -- The same, where that would be too many bytes: one event, or as many as have at most so much.
-with w as materialized (
-    select highest
-    from mailboat.cursors
-    where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s
-      and window_snapshot::text = %(window_snapshot)s
-)
+with {this_window}
 select max(ahead.id), count(*), sum(ahead.bytes)::bigint
 from (
     select found.id, found.bytes, row_number() over in_order as place, sum(found.bytes) over in_order as bytes_so_far
@@ -284,12 +272,7 @@ where ahead.place = 1 or ahead.bytes_so_far <= %(max_bytes)s
 
 -- name: large_window
 -- A stretch of a large window, along the primary key.
-with w as materialized (
-    select settled_snapshot, window_snapshot, previous_layout
-    from mailboat.cursors
-    where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s
-      and window_snapshot::text = %(window_snapshot)s
-)
+with {this_window}
 select {columns}{also_routes}
 from (
     select e.*
