@@ -54,6 +54,9 @@ class ConditionType(StrEnum):
     """True while delivery is paused by the spec, by a command, or by the destination (HTTP 410)."""
     RETENTION_BLOCKED = "RetentionBlocked"
     """True while old events are kept only because a subscription has not delivered them. The message names it."""
+    SNAPSHOT_HELD = "SnapshotHeld"
+    """True while a snapshot older than 15 minutes keeps Postgres from removing old versions of rows. The message names
+    its holder."""
     KEYS_BLOCKED = "KeysBlocked"
     """True while keys are blocked because an event used up its attempts and ``onExhausted`` is ``Block``."""
     SIDECARS_INJECTED = "SidecarsInjected"
@@ -80,7 +83,7 @@ class Reason(StrEnum):
     RUNNING = "Running"
     """Not paused."""
     NOTHING_BLOCKED = "NothingBlocked"
-    """No key is blocked; old events are removed on time."""
+    """No key is blocked; old events are removed on time; no old snapshot is held."""
 
     INVALID_SPEC = "InvalidSpec"
     """The spec is invalid; nothing was changed in the cluster. The message names the field."""
@@ -158,6 +161,8 @@ class Reason(StrEnum):
     """``mailboat pause``, or an update of ``mailboat.subscriptions``."""
     UNDELIVERED_EVENTS = "UndeliveredEvents"
     """Retention is blocked by a subscription that has not delivered old events."""
+    OLD_SNAPSHOT = "OldSnapshot"
+    """A transaction, prepared transaction or replication slot holds an old snapshot: end it as the message says."""
     SIDECAR_MISSING = "SidecarMissing"
     """Pods were created while the webhook was unavailable, or the injection failed: restart them."""
     RESTART_NEEDED = "RestartNeeded"

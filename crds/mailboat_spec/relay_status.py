@@ -110,6 +110,10 @@ class RelayStatus:
     partitions_ahead_days: Seconds | None = None
     """Days for which the outbox has time partitions ahead; below 7 needs attention."""
     retention_blocked: str | None = None
+    oldest_snapshot_age: Seconds | None = None
+    """Age of the oldest snapshot in the database: Postgres keeps former versions of rows as long."""
+    old_snapshot: str = ""
+    """Holder of a snapshot that is older than 15 minutes, and the remedy; else empty."""
     peers: tuple[str, ...] = ()
     silent: tuple[str, ...] = ()
     """Peers that hang or are cut off: their heartbeats are missing, and their leases still run."""

@@ -393,6 +393,16 @@ def test_partitions_that_run_out_and_retention_that_waits_are_conditions_of_thei
     assert found["RetentionBlocked"] == ("True", "UndeliveredEvents")
 
 
+def test_an_old_snapshot_is_a_condition_that_names_its_holder():
+    words = {"oldSnapshot": "A snapshot is held since 10:00, by process 7. End it: select pg_terminate_backend(7)"}
+    status = relay_status(replace(RELAY_FACTS, answers=(answer(relay=words),)), NOW)
+    assert conditions(status)["SnapshotHeld"] == ("True", "OldSnapshot")
+    (condition,) = (each for each in status["conditions"] if each["type"] == "SnapshotHeld")
+    assert condition["message"] == words["oldSnapshot"]
+    well = conditions(relay_status(replace(RELAY_FACTS, answers=(answer(),)), NOW))
+    assert well["SnapshotHeld"] == ("False", "NothingBlocked")
+
+
 def test_why_partitions_run_out_is_told_where_a_relay_knows():
     words = {"partitionsAheadDays": 2.0, "message": "Upkeep of the outbox failed: a table is in the way"}
     status = relay_status(replace(RELAY_FACTS, answers=(answer(relay=words),)), NOW)

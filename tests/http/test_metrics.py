@@ -79,12 +79,13 @@ async def test_histograms_of_delivery(client, relays):
 
 
 async def test_metrics_of_a_relay(client, relays):
-    relays.statuses = [relay(retention_blocked="p: shop/x has not delivered it yet")]
+    relays.statuses = [relay(retention_blocked="p: shop/x has not delivered it yet", oldest_snapshot_age=7.5)]
     found = await samples(client)
     assert of(found, "mailboat_relay_running", relay="shop/orders") == 1
     assert of(found, "mailboat_database_up", relay="shop/orders") == 1
     assert of(found, "mailboat_time_partitions_ahead_days", relay="shop/orders") == 29.5
     assert of(found, "mailboat_retention_blocked", relay="shop/orders") == 1
+    assert of(found, "mailboat_oldest_snapshot_age_seconds", relay="shop/orders") == 7.5
     (info,) = [dict(labels) for name, labels in found if name == "mailboat_relay_info"]
     assert info["id"] == "a"
     assert info["outbox"] == "mailboat.outbox"

@@ -322,6 +322,24 @@ def test_a_relay_of_one_outbox_changes_nothing_of_another(
         connection.execute(statement)
 
 
+def _checked(database: Database) -> list[str]:
+    """Return the triggers that an update of a cursor runs."""
+    [([plan],)] = database.execute(
+        "explain (analyze, format json) update mailboat.cursors set position = position where partition = 0"
+    )
+    return [trigger["Trigger Name"] for trigger in plan["Triggers"]]
+
+
+def test_rights_on_progress_are_checked_only_where_outboxes_have_different_relay_roles(outbox: Database) -> None:
+    assert _checked(outbox) == []
+    outbox.execute("select mailboat.create_outbox('shop.events')")
+    assert _checked(outbox) == []
+    outbox.execute("select mailboat.create_outbox('shop.events', relay => 'postgres')")
+    assert _checked(outbox) == ["rights_update"]
+    outbox.execute("delete from mailboat.outboxes where name = 'shop.events'")
+    assert _checked(outbox) == ["rights_update"], "it may come back with a rollback"
+
+
 async def test_a_relay_with_rights_on_one_outbox_serves_it(outbox: Database, shop: dict[str, str]) -> None:
     world = PostgresWorld(outbox, TableLayout("shop.events"), url=shop["relay"])
     relay = await Relay.start(world, [subscription()])

@@ -9,6 +9,8 @@ import psycopg
 import pytest
 import pytest_asyncio
 
+from mailboat.store.outbox_store import Settlement
+from mailboat.store.windows import MOST_UNCHECKED
 from mailboat_devservers.postgres import Database
 from support.databases import migrated_database
 from support.store_backends import PostgresWorld, subscription
@@ -58,6 +60,48 @@ async def test_an_event_in_a_time_partition_that_was_empty_is_delivered(outbox: 
         with psycopg.connect(outbox.url) as connection:
             position = insert(connection, TODAY + timedelta(days=days))
         assert await drained(relay) == [position]
+
+
+async def test_the_check_is_left_to_a_later_tick_that_settles_nothing_or_finds_events(
+    outbox: Database, relay: Relay
+) -> None:
+    for then in ("nothing", "an event"):
+        with psycopg.connect(outbox.url) as connection:
+            insert(connection, TODAY)
+        [settlement] = await settlements(relay)
+        with psycopg.connect(outbox.url) as connection:
+            expected = [insert(connection, TODAY + timedelta(days=10 if then == "nothing" else 20))]
+            if then == "an event":
+                expected.append(insert(connection, TODAY))
+        if then == "nothing":
+            assert (await relay.tick(settlement)).quiet
+            assert await drained(relay) == expected
+        else:
+            [opened] = (await relay.tick(settlement)).opened
+            assert [event.id for events in (await relay.events(opened)).values() for event in events] == expected
+
+
+async def test_a_relay_that_settles_without_a_break_finds_the_events_of_a_new_day(
+    outbox: Database, relay: Relay
+) -> None:
+    with psycopg.connect(outbox.url) as connection:
+        insert(connection, TODAY)
+    [closing] = await settlements(relay)
+    assert (await relay.tick(closing)).quiet
+    with psycopg.connect(outbox.url) as connection:
+        insert(connection, TODAY + timedelta(days=1))
+    parked_only = Settlement(closing.lease, None)
+    found = [bool((await relay.tick(parked_only)).opened) for _ in range(MOST_UNCHECKED)]
+    assert found == [False] * (MOST_UNCHECKED - 1) + [True]
+
+
+async def settlements(relay: Relay) -> list[Settlement]:
+    """Open a window and return what closes it."""
+    [opened] = (await relay.tick()).opened
+    return [
+        Settlement(lease, opened.window.window_snapshot, 0, relay.sequence[lease.key] + 1, closes=True)
+        for lease in opened.members
+    ]
 
 
 async def test_a_late_commit_into_a_time_partition_that_was_empty_is_delivered(outbox: Database, relay: Relay) -> None:

@@ -91,10 +91,13 @@ def bounded(status: ProcessStatus, relay: str, partitions: Partitions) -> Proces
     return ProcessStatus(relays, _cut(status.config, "error"))
 
 
+_REMARKS = ("retention_blocked", "old_snapshot")
+
+
 def _bounded_relay(status: RelayStatus, partitions: Partitions) -> RelayStatus:
     named = {each.name: each for each in status.subscriptions if each.name in partitions}
     kept = tuple(_bounded_subscription(each, partitions[each.name]) for each in named.values())
-    cut = _cut(status, "relay", "state", "message", "reason", "retention_blocked", "database", "missing_roles")
+    cut = _cut(status, "relay", "state", "message", "reason", "database", "missing_roles", *_REMARKS)
     silent = tuple(name for name in status.silent if len(name) <= _LONGEST_NAME)[:_MOST_SILENT]
     return replace(cut, subscriptions=kept, silent=silent, peers=(), outbox="")
 

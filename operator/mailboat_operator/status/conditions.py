@@ -29,6 +29,7 @@ _WELL: Final[Mapping[str, ConditionStatus]] = {
     ConditionType.SECRETS_MOUNTED: ConditionStatus.TRUE,
     ConditionType.PAUSED: ConditionStatus.FALSE,
     ConditionType.RETENTION_BLOCKED: ConditionStatus.FALSE,
+    ConditionType.SNAPSHOT_HELD: ConditionStatus.FALSE,
     ConditionType.KEYS_BLOCKED: ConditionStatus.FALSE,
 }
 """The healthy status per type. Types not listed here are for tools, not people, and cause no events."""

@@ -91,7 +91,7 @@ def _verdicts(facts: RelayFacts) -> list[Verdict]:
     reports = _reports(facts)
     verdicts = [_ready(facts, reports)]
     if reports:
-        verdicts += [_database(facts, reports), _schema(reports), _retention(reports)]
+        verdicts += [_database(facts, reports), _schema(reports), _retention(reports), _snapshot(reports)]
     if facts.relay is not None:
         verdicts.append(secrets_mounted(facts.lacking))
         if facts.relay.spec.runtime is Runtime.SIDECAR:
@@ -227,6 +227,13 @@ def _retention(reports: Sequence[RelayStatus]) -> Verdict:
     if blocked is not None:
         return yes(ConditionType.RETENTION_BLOCKED, Reason.UNDELIVERED_EVENTS, blocked)
     return no(ConditionType.RETENTION_BLOCKED, Reason.NOTHING_BLOCKED, "Old events are removed in time.")
+
+
+def _snapshot(reports: Sequence[RelayStatus]) -> Verdict:
+    held = next((report.old_snapshot for report in reports if report.old_snapshot), None)
+    if held is not None:
+        return yes(ConditionType.SNAPSHOT_HELD, Reason.OLD_SNAPSHOT, held)
+    return no(ConditionType.SNAPSHOT_HELD, Reason.NOTHING_BLOCKED, "No old snapshot is held.")
 
 
 def _sidecars(facts: RelayFacts) -> Verdict:

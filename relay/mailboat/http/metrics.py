@@ -123,6 +123,11 @@ def _relay_metrics(statuses: Sequence[RelayStatus]) -> Iterator[Metric]:
         "1 while old events can't be removed, since somebody needs them.",
         labels=_BY_RELAY,
     )
+    snapshot = GaugeMetricFamily(
+        "mailboat_oldest_snapshot_age_seconds",
+        "Age of the oldest snapshot in the database; the same in all relays. Former versions of rows are kept as long.",
+        labels=_BY_RELAY,
+    )
     unmatched = GaugeMetricFamily(
         "mailboat_unmatched_events",
         "Of the newest 1000 events, those of the last day that no subscription matches; the same in all relays.",
@@ -135,8 +140,10 @@ def _relay_metrics(statuses: Sequence[RelayStatus]) -> Iterator[Metric]:
         if relay.partitions_ahead_days is not None:
             ahead.add_metric([relay.name], relay.partitions_ahead_days)
         blocked.add_metric([relay.name], float(relay.retention_blocked is not None))
+        if relay.oldest_snapshot_age is not None:
+            snapshot.add_metric([relay.name], relay.oldest_snapshot_age)
         unmatched.add_metric([relay.name], float(sum(relay.coverage.unmatched.values())))
-    yield from (info, running, database, ahead, blocked, unmatched)
+    yield from (info, running, database, ahead, blocked, snapshot, unmatched)
 
 
 class Metrics:

@@ -58,7 +58,8 @@ def render_page(relays: Sequence[RelayStatus], trouble: str | None) -> str:
 def _relay(relay: RelayStatus) -> str:
     state = "good" if relay.state == "Running" else "bad"
     peers = f"; relays of this outbox: {_text(', '.join(relay.peers))}" if relay.peers else ""
-    remarks = [relay.message, f"retention is blocked: {relay.retention_blocked}" if relay.retention_blocked else ""]
+    retention = f"retention is blocked: {relay.retention_blocked}" if relay.retention_blocked else ""
+    remarks = [relay.message, retention, relay.old_snapshot]
     shown = relay.subscriptions[:_MOST_ROWS]
     left_out = len(relay.subscriptions) - len(shown)
     more = f"<p class=quiet>and {left_out} more subscriptions: see /status</p>" if left_out else ""

@@ -334,6 +334,8 @@ class Relay:
             missing_roles=self._schema.missing_roles,
             partitions_ahead_days=maintenance.upkeep.days_ahead if maintenance else None,
             retention_blocked=maintenance.upkeep.blocked if maintenance else None,
+            oldest_snapshot_age=self._coverage.snapshot.age.total_seconds() if self._coverage else None,
+            old_snapshot=self._coverage.snapshot.warning if self._coverage else "",
             coverage=self._coverage.found if self._coverage else Coverage(),
             peers=tuple(peer.id for peer in peers if peer.alive),
             silent=tuple(peer.id for peer in peers if peer.silent),

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, LiteralString, TypeVar
 
@@ -177,6 +178,7 @@ class PostgresConnection:
         self._turn = asyncio.Lock()
         self._timeout: asyncio.Timeout | None = None
         self._blocking: Connection[Row] | None = None
+        self._notification = asyncio.Event()
         self._work = BlockingWork("ticks", deadline, lambda: connection.pgconn)
 
     @classmethod
@@ -269,6 +271,62 @@ class PostgresConnection:
             self.connection.cursor(binary=True) as cursor,
         ):
             yield cursor
+
+    async def listen(self, channel: LiteralString, payload: str) -> None:
+        """Note notifications of the channel with this payload from now on."""
+
+        def note(notification: psycopg.Notify) -> None:
+            if notification.payload == payload:
+                self._notification.set()
+
+        self.connection.add_notify_handler(note)
+        async with self.autocommit() as cursor:
+            await cursor.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
+
+    async def notified(self, timeout: float) -> bool:
+        """Wait up to ``timeout`` seconds for a notification. Return True if one arrived since the last call.
+
+        psycopg's own wait wakes up ten times a second, and keeps other statements off the connection meanwhile.
+        """
+        async with explained(self.connection, timeout + self._deadline):
+            self._receive()
+            with suppress(TimeoutError), self._receiving():
+                async with asyncio.timeout(timeout):
+                    await self._notification.wait()
+            self._receive()  # raises the error of a connection that ended meanwhile
+        arrived = self._notification.is_set()
+        self._notification.clear()
+        return arrived
+
+    def _receive(self) -> None:
+        """Read notifications that the server sent while no statement was running."""
+        if not self._turn.locked():  # else the running statement reads them
+            pgconn = self.connection.pgconn
+            pgconn.consume_input()
+            while (notification := pgconn.notifies()) is not None:
+                if pgconn.notify_handler is not None:
+                    pgconn.notify_handler(notification)
+
+    @contextmanager
+    def _receiving(self) -> Iterator[None]:
+        """Call ``_receive`` whenever the server sends something. psycopg watches the socket itself during a statement,
+        so this watches a copy of its descriptor."""
+        loop = asyncio.get_running_loop()
+        copy = os.dup(self.connection.pgconn.socket)
+
+        def read() -> None:
+            try:
+                self._receive()
+            except psycopg.Error:
+                loop.remove_reader(copy)
+                self._notification.set()  # ends the wait
+
+        loop.add_reader(copy, read)
+        try:
+            yield
+        finally:
+            loop.remove_reader(copy)
+            os.close(copy)
 
     async def close(self) -> None:
         """Close the connection once the operation in progress has ended. Idempotent."""

@@ -45,6 +45,7 @@ _EXAMPLES = {
     "outbox": "0",
     "before": "infinity",
     "read": "{}",
+    "checks": "true",
     "subscriptions": "{1}",
     "partitions": "{0}",
     "epochs": f"{{{_EPOCH}}}",

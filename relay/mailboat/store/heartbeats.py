@@ -8,7 +8,6 @@ Silence before the first read does not count, because the database itself may ha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import NamedTuple
 
 
@@ -16,7 +15,8 @@ class Heartbeat(NamedTuple):
     """Last heartbeat of one process. Every new heartbeat differs from the previous one."""
 
     incarnation: str
-    at: datetime
+    at: str
+    """The database's time, as text."""
 
 
 class Heartbeats:

@@ -28,7 +28,16 @@ from collections.abc import Callable, Collection, Mapping
 from mailboat.errors import LeaseLost
 from mailboat.store.connection import PostgresConnection
 from mailboat.store.heartbeats import Heartbeat, Heartbeats
-from mailboat.store.outbox_store import Cursor, CursorKey, Lease, PartitionOwner, RelayPeer, Window
+from mailboat.store.outbox_store import (
+    Cursor,
+    CursorKey,
+    Lease,
+    Membership,
+    PartitionOwner,
+    RelayPeer,
+    Subscription,
+    Window,
+)
 from mailboat.store.queries import lease_arrays
 from mailboat.store.settings import RelayIdentity
 from mailboat.store.sql import statements
@@ -112,40 +121,45 @@ class Leases:
         )
         return False
 
-    async def beat(self, link: PostgresConnection, serves: Collection[int]) -> tuple[RelayPeer, ...]:
-        """Renew all leases with one statement, expire dead relays, and return all relays."""
+    async def beat(self, link: PostgresConnection, serves: Collection[int], delivered: Collection[int]) -> Membership:
+        """Renew all leases with one statement, expire dead relays, and return the state of ownership.
+
+        ``delivered``: the subscriptions among ``serves`` whose partitions relays own.
+        """
+        asked_at = self._clock()
         async with link.autocommit() as cursor:
-            await cursor.execute(_SQL["beat"], {**self._who, "serves": list(serves)})
-            if await cursor.fetchone() is None:
+            where = {**self._who, "serves": list(serves), "delivered": list(delivered)}
+            await cursor.execute(_SQL["beat"], where)
+            found = await cursor.fetchone()
+            if found is None:
                 raise LeaseLost(f"relay {self._me.id!r} was declared dead or replaced by another process of that name")
-            asked_at = self._clock()
-            await cursor.execute(_SQL["peers"], self._who)
-            rows = await cursor.fetchall()
-            latest = {relay: Heartbeat(incarnation, beat_at) for relay, incarnation, beat_at, *_ in rows}
+            relays, owners, subscriptions, due = (column or () for column in found)
+            latest = {relay: Heartbeat(incarnation, beat_at) for relay, incarnation, beat_at, *_ in relays}
             silences = self._heartbeats.silences(latest, asked_at, self._clock())
             peers: list[RelayPeer] = []
-            for relay, _, _, ttl, served, session_lock in rows:
+            for relay, _, _, ttl, served, session_lock in relays:
+                if relay == self._me.id:
+                    peers.append(RelayPeer(relay, frozenset(serves), alive=True))
+                    continue
                 silence, alive = silences[relay], True
-                if relay != self._me.id and (silence > ttl or (session_lock and silence > self._overdue_after)):
+                if silence > ttl or (session_lock and silence > self._overdue_after):
                     high, low = lock_key(relay)
                     about = {"relay": relay, **latest[relay]._asdict(), "expired": silence > ttl}
                     await cursor.execute(_SQL["bury"], {**about, "high": high, "low": low})
                     alive = await cursor.fetchone() is None
-                silent = alive and relay != self._me.id and silence > self._overdue_after
-                peers.append(RelayPeer(relay, frozenset(served), alive, silent))
-        return tuple(peers)
+                peers.append(RelayPeer(relay, frozenset(served), alive, alive and silence > self._overdue_after))
+        holdings = tuple(
+            PartitionOwner(CursorKey(number, partition), owner, assigned_to)
+            for number, *columns in owners
+            for partition, owner, assigned_to in zip(*columns, strict=True)
+        )
+        states = {row[0]: Subscription(*row) for row in subscriptions}
+        return Membership(tuple(peers), holdings, states, frozenset(CursorKey(*key) for key in due))
 
     async def leave(self, link: PostgresConnection) -> None:
         """Deregister this relay, so that its peers need not wait for expiry."""
         async with link.autocommit() as cursor:
             await cursor.execute(_SQL["leave"], self._who)
-
-    async def holdings(self, link: PostgresConnection, serves: Collection[int]) -> tuple[PartitionOwner, ...]:
-        """Return owner and assigned owner of every cursor of the given subscriptions."""
-        async with link.autocommit() as cursor:
-            await cursor.execute(_SQL["holdings"], {"serves": list(serves)})
-            rows = await cursor.fetchall()
-        return tuple(PartitionOwner(CursorKey(s, p), owner, assigned_to) for s, p, owner, assigned_to in rows)
 
     async def claim(self, link: PostgresConnection, keys: Mapping[CursorKey, int]) -> list[Cursor]:
         """Acquire the cursors that no live relay owns, if their generation is the one given by the caller.

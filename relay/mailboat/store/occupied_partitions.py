@@ -3,7 +3,8 @@
 Time partitions are made 30 days ahead (G10), and an index scan of an empty one costs as much as of one with rows. A
 poll therefore leaves out the empty ones after the last that has rows. No clock decides which ones these are: the poll
 checks in the same statement that the files of all partitions left out are still empty (``stray``). If one is not, the
-poll is void and repeated with the current list.
+poll is void and repeated with the current list. A poll that finds no events moves no snapshot, so it may leave the
+check to a later one.
 """
 
 from __future__ import annotations

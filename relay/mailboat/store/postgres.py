@@ -22,7 +22,7 @@ from typing import Self
 from psycopg import sql
 
 from mailboat.errors import DatabaseUnavailable, MailboatError
-from mailboat.store.connection import Pipeline, PostgresConnection, UrlProvider, explained
+from mailboat.store.connection import Pipeline, PostgresConnection, UrlProvider
 from mailboat.store.leases import Leases
 from mailboat.store.outbox_store import (
     Backlog,
@@ -60,6 +60,9 @@ from mailboat_spec import Notify
 
 _SQL = statements("subscription_rows")
 _PLANNER = statements("windows")["planner"]
+_PREPARE_AFTER = 5
+"""Executions of a statement on the control after which it is prepared. No thread uses this connection, so the names of
+prepared statements are free (see ``PostgresConnection.open``)."""
 
 
 class PostgresStore:
@@ -102,7 +105,10 @@ class PostgresStore:
     @classmethod
     async def open(cls, url: UrlProvider, me: RelayIdentity, settings: StoreSettings) -> Self:
         """Connect one session. Callers then call ``declare`` and ``join``."""
-        return cls(url, me, settings, await _open(url, "control", settings))
+        control = await _open(url, "control", settings)
+        if not control.server.pooled:
+            control.connection.prepare_threshold = _PREPARE_AFTER
+        return cls(url, me, settings, control)
 
     @property
     def database(self) -> str:
@@ -170,32 +176,20 @@ class PostgresStore:
         await self._leases.join(self._control, list(self._serves))
         self._joined = True
         if self.rings:
-            async with self._control.autocommit() as cursor:
-                await cursor.execute("listen mailboat")
+            await self._control.listen("mailboat", self._settings.layout.table)
             self._listens = True
         # An earlier process of this name may have left wake-ups enabled.
         await self._leases.request_wakeup(self._control, self._listens and self._settings.notify is Notify.ALWAYS)
 
     async def beat(self) -> Membership:
-        numbers = list(self._serves)
-        peers = await self._leases.beat(self._control, numbers)
-        moved = [number for number in numbers if self._routes[number].subscription.name not in self._pulled]
-        holdings = await self._leases.holdings(self._control, moved)
-        async with self._control.autocommit() as cursor:
-            await cursor.execute(_SQL["states"], {"numbers": numbers})
-            states = {row[0]: Subscription(*row) for row in await cursor.fetchall()}
-            await cursor.execute(_SQL["due"], {"numbers": numbers})
-            due = frozenset(CursorKey(*row) for row in await cursor.fetchall())
-        return Membership(peers, holdings, states, due)
+        delivered = [n for n in self._serves if self._routes[n].subscription.name not in self._pulled]
+        return await self._leases.beat(self._control, self._serves, delivered)
 
     async def rung(self, timeout: float) -> bool:
         if not self._listens:
             await asyncio.sleep(timeout)
             return False
-        async with explained(self._control.connection, timeout + self._settings.deadline):
-            rings = self._control.connection.notifies(timeout=timeout, stop_after=1)
-            # Drain all notifications of the batch: the first may be for another outbox in this database.
-            return self._settings.layout.table in [ring.payload async for ring in rings]
+        return await self._control.notified(timeout)
 
     async def claim(self, keys: Collection[CursorKey]) -> list[Cursor]:
         if not keys:

@@ -55,6 +55,10 @@ _SQL = statements("windows")
 STORE_EVERY: Final = 2.0
 """Seconds between two writes of the progress of idle cursors. A cursor without events is not written per tick."""
 
+MOST_UNCHECKED: Final = 7
+"""Ticks in a row that check for strays (events in time partitions that a poll leaves out) only if they find events. A
+relay that settles without a break still finds the events of a new day."""
+
 _STRAY: Final = -5
 """Column of a poll that is true if the poll left out a time partition with rows."""
 
@@ -88,6 +92,8 @@ class Windows:
         self._occupied: OccupiedPartitions | None = None
         """None: a poll reads the whole table."""
         self._knows_partitions = False
+        self._unchecked = 0
+        """Ticks since the last one that checked for strays in any case."""
 
     async def tick(
         self,
@@ -142,7 +148,10 @@ class Windows:
             for settlement in durable:
                 if settlement.lease.key not in lost:
                     self._parking.apply(pipeline, settlement)
-        asked = [self._ask(pipeline, group, server) for group in tips]
+        # A tick that settles leaves the check for strays to a later one. With several groups, a snapshot may move.
+        checks = not settlements or len(tips) > 1 or self._unchecked == MOST_UNCHECKED
+        self._unchecked = 0 if checks else self._unchecked + 1
+        asked = [self._ask(pipeline, group, server, checks=checks) for group in tips]
         pipeline.wait()
         if guard is not None:
             refuse_other_server(guard.fetchone(), server)
@@ -161,7 +170,7 @@ class Windows:
             pipeline.send(_SQL["sync"], {"level": "off"})
         return lost, opening, [overflow for overflow in looks if isinstance(overflow, CursorGroup)]
 
-    def _ask(self, pipeline: Pipeline, group: CursorGroup, server: Server) -> Cursor[Row]:
+    def _ask(self, pipeline: Pipeline, group: CursorGroup, server: Server, *, checks: bool = True) -> Cursor[Row]:
         """Send the query for events visible since ``settled_snapshot``, with the lease of the first member for all."""
         occupied = self._occupied
         composed = self._query_cache.for_members(group.members)
@@ -173,7 +182,8 @@ class Windows:
             "settled_snapshot": group.settled_snapshot,
             "pooled": server.pooled,
         }
-        return pipeline.send(tail, where | bounds | (occupied.parameters if occupied is not None else {}))
+        pruning = {**occupied.parameters, "checks": checks} if occupied is not None else {}
+        return pipeline.send(tail, where | bounds | pruning)
 
     def _load_partitions(self, pipeline: Pipeline) -> None:
         self._occupied = OccupiedPartitions.load(pipeline, self._layout)

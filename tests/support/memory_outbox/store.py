@@ -137,7 +137,7 @@ class MemoryStore:
             raise LeaseLost(f"relay {self._me.id!r} was declared dead or replaced by another process of that name")
         mine.beat_at, mine.serves = now, self._serves
         moment = asyncio.get_running_loop().time()
-        latest = {relay: Heartbeat(peer.incarnation, peer.beat_at) for relay, peer in outbox.relays.items()}
+        latest = {relay: Heartbeat(peer.incarnation, str(peer.beat_at)) for relay, peer in outbox.relays.items()}
         silences = self._heartbeats.silences(latest, moment, moment)
         peers: list[RelayPeer] = []
         for relay, peer in sorted(outbox.relays.items()):

@@ -25,23 +25,37 @@ set owner = null, epoch = null, released = true
 where owner = %(relay)s and subscription_id <> all (%(serves)s)
 
 -- name: beat
--- One statement renews all leases of this relay.
-update mailboat.relays
-set beat_at = clock_timestamp(), expires_at = clock_timestamp() + make_interval(secs => %(ttl)s), serves = %(serves)s
-where id = %(relay)s and incarnation = %(incarnation)s
-returning id
+-- Renews all leases of this relay and returns the state of ownership, in one round trip. No row: the relay was declared dead.
+-- Columns: all relays of the outbox (the difference of the two times is the length of their leases, whatever the clock says; this
+-- relay's own times are those before the renewal), the owners of the cursors, the subscriptions, the partitions with a parked event that is due.
+with renewed as (
+    update mailboat.relays
+    set beat_at = clock_timestamp(), expires_at = clock_timestamp() + make_interval(secs => %(ttl)s), serves = %(serves)s
+    where id = %(relay)s and incarnation = %(incarnation)s
+    returning id
+)
+select (select json_agg(json_build_array(r.id, r.incarnation, r.beat_at::text, extract(epoch from r.expires_at - r.beat_at), r.serves,
+                                         r.session_lock) order by r.id)
+        from mailboat.relays as r
+        where r.outbox = %(outbox)s),
+       (select json_agg(json_build_array(c.subscription_id, c.partitions, c.owners, c.assigned))
+        from (select subscription_id, array_agg(partition order by partition) as partitions,
+                     array_agg(owner order by partition) as owners, array_agg(assigned_to order by partition) as assigned
+              from mailboat.cursors
+              where subscription_id = any (%(delivered)s)
+              group by subscription_id) as c),
+       (select json_agg(json_build_array(s.id, s.name, s.partitions, s.generation, s.state = 'Paused'))
+        from mailboat.subscriptions as s
+        where s.id = any (%(serves)s)),
+       (select json_agg(distinct jsonb_build_array(p.subscription_id, p.partition))
+        from mailboat.parked as p
+        where p.subscription_id = any (%(serves)s) and p.next_attempt_at <= clock_timestamp())
+from renewed
 
 -- name: leave
 -- A relay that stops in good order is not waited for.
 with gone as (delete from mailboat.wakeup_requests where relay = %(relay)s)
 delete from mailboat.relays where id = %(relay)s and incarnation = %(incarnation)s
-
--- name: peers
--- All relays of this outbox. The difference of the two times is the length of their leases, whatever the clock says.
-select id, incarnation::text, beat_at, extract(epoch from expires_at - beat_at)::float8, serves, session_lock
-from mailboat.relays
-where outbox = %(outbox)s
-order by id
 
 -- name: lock
 -- The liveness lock of a relay, for the life of a session.
@@ -66,20 +80,13 @@ with corpse as materialized (
 ),
 gone as (
     delete from mailboat.relays
-    where id = %(relay)s and incarnation = %(incarnation)s and beat_at = %(at)s and (select is_dead from corpse)
+    where id = %(relay)s and incarnation = %(incarnation)s and beat_at = %(at)s::timestamptz and (select is_dead from corpse)
     returning id
 ),
 bell as (
     delete from mailboat.wakeup_requests where relay in (select id from gone)
 )
 select id from gone
-
--- name: holdings
--- Who owns what, for the subscriptions that this relay serves.
-select subscription_id, partition, owner, assigned_to
-from mailboat.cursors
-where subscription_id = any (%(serves)s)
-order by subscription_id, partition
 
 -- name: claim
 -- Takes cursors that nobody alive holds. The new epoch makes everything the last owner still has in hand void.

@@ -108,12 +108,6 @@ select %(id)s, partition, case when %(latest)s then pg_current_snapshot() else '
 from generate_series(0, %(partitions)s - 1) as partition
 on conflict do nothing
 
--- name: states
--- What relays look up at every heartbeat.
-select id, name, partitions, generation, state = 'Paused'
-from mailboat.subscriptions
-where id = any (%(numbers)s)
-
 -- name: set_state
 -- The same as pausing or resuming by hand.
 update mailboat.subscriptions
@@ -128,12 +122,6 @@ from mailboat.cursors as c
 join mailboat.subscriptions as s on s.id = c.subscription_id
 where s.id = any (%(numbers)s)
   and (c.system_identifier <> %(system_identifier)s or c.database_oid <> mailboat.database_oid())
-
--- name: due
--- Partitions that have a parked event whose time has come.
-select distinct subscription_id, partition
-from mailboat.parked
-where subscription_id = any (%(numbers)s) and next_attempt_at <= clock_timestamp()
 
 -- name: probe_at_most
 -- For this transaction only. A probe that waits for somebody's lock, or reads for too long, is given up by the server as well.
