@@ -12,11 +12,12 @@ from mailboat.store.sql import statements
 from mailboat_devservers.postgres import find_postgres
 from mailboat_devservers.postgres_binaries import NEWEST
 from support.cli import Place, relay_manifest, subscription_manifest
+from support.manifests import Manifest
 
 FILTER = {"eventTypes": ["order.*", "50%.'off'"], "tags": {"anyOf": ["eu"]}}
 
 
-def printed(place: Place, *subscriptions: object) -> str:
+def printed(place: Place, *subscriptions: Manifest) -> str:
     place.write(relay_manifest("postgresql://nobody@127.0.0.1:1/nothing"), *subscriptions)
     return place.ok("debug", "sql")
 
