@@ -112,7 +112,7 @@ class Toleration(Model):
         default=None, description="NoSchedule, PreferNoSchedule or NoExecute. Default: none, every effect."
     )
     toleration_seconds: int | None = Field(
-        default=None, strict=True, description="Seconds to stay on after NoExecute. Default: none, for ever."
+        default=None, strict=True, description="Seconds to stay on after NoExecute. Default: no limit."
     )
 
 

@@ -41,7 +41,7 @@ class Runner(Protocol):
     """Life of a consumer for one kind of source."""
 
     async def serve(self, stop: asyncio.Event) -> None:
-        """Handle events until ``stop`` is set or the task is cancelled, then end in good order."""
+        """Handle events until ``stop`` is set or the task is cancelled, then drain."""
 
 
 class Consumer:

@@ -59,7 +59,7 @@ def parse_keys(text: bytes, source: str) -> tuple[Ed25519PublicKey, ...]:
         try:
             key = load_pem_public_key((block.strip() + f"\n{_END}\n").encode())
         except (ValueError, UnsupportedAlgorithm):
-            raise ConfigError(f"{source}: public key {len(keys) + 1} is not PEM: write the keys anew") from None
+            raise ConfigError(f"{source}: public key {len(keys) + 1} is not PEM: write the keys again") from None
         if not isinstance(key, Ed25519PublicKey):
             raise ConfigError(f"{source}: public key {len(keys) + 1} is not of the kind Ed25519")
         keys.append(key)

@@ -82,6 +82,6 @@ class EngineState:
     claims_trouble: str | None
     dead_letters_trouble: str | None
     stopped: str | None
-    """Why the engine starts no more events (``stopAt``); None if it does."""
+    """Reason for which the engine stopped to start events (``stopAt``); None if it starts them."""
     blocked_by: str | None
     """Handler that blocks the event loop."""

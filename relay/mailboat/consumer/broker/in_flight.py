@@ -36,9 +36,9 @@ class InFlight:
         self.burying: set[Work] = set()
         """Waits for its dead letter to be acknowledged."""
         self.stopped: str | None = None
-        """Why no more events start until a person acts."""
+        """Reason for which events do not start until a person acts."""
         self.ending = False
-        """The process ends: no more events start."""
+        """The process ends: events do not start."""
         self.claim_wake = asyncio.Event()
         self._idle = idle
         self._with_claims = with_claims

@@ -93,7 +93,7 @@ class Receiver(Protocol):
         """Accept records. Records of one partition arrive in the order of the broker."""
 
     async def revoke(self, partitions: Iterable[int], within: float) -> None:
-        """Start no more records of these partitions, wait up to ``within`` seconds for running handlers, and forget the
+        """Stop starting records of these partitions, wait up to ``within`` seconds for running handlers, and forget the
         others. Handlers that are still running then are cancelled and their claims released."""
 
     def lose(self, partitions: Iterable[int]) -> None:
@@ -121,7 +121,7 @@ class Source(Protocol):
         """Return the state from values in memory, without a request to the broker."""
 
     async def stop(self) -> None:
-        """Deliver no more, call ``revoke`` for all partitions, commit what is settled, disconnect."""
+        """Stop delivering, call ``revoke`` for all partitions, commit settled offsets, disconnect."""
 
 
 # -- claim stores ----------------------------------------------------------------------------------------------------

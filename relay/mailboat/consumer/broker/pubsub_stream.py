@@ -75,7 +75,7 @@ class ServiceUnavailable(MailboatError):
 class PullStream:
     """One consumer's connection. Methods may be called from the event loop that created the object.
 
-    The service sends no more messages while as many as ``bounds`` allows are not settled. ``deliver`` and ``report``
+    The service stops sending while as many messages as ``bounds`` allows are not settled. ``deliver`` and ``report``
     are called in the event loop that created the object. ``report`` gets why the service is unavailable, once per
     outage, and None when it is available again.
     """
@@ -135,11 +135,11 @@ class PullStream:
         self._soon(self._give_back, ack_ids, confirmed)
 
     def forget(self, ack_id: str) -> None:
-        """Renew the lease of this delivery no more: the message was delivered again, with another ack id."""
+        """Stop renewing the lease of this delivery: the message was delivered again, with another ack id."""
         self._soon(self._leases.pop, ack_id, None)
 
     async def stop_reading(self) -> None:
-        """Receive no more. Messages that are on their way are delivered before this method returns."""
+        """Stop receiving. Messages in flight are delivered before this method returns."""
         if self._thread.is_alive():
             await self._in_thread(self._stop_reading())
 

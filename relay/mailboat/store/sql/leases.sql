@@ -53,7 +53,7 @@ select (select json_agg(json_build_array(r.id, r.incarnation, r.beat_at::text, e
 from renewed
 
 -- name: leave
--- A relay that stops in good order is not waited for.
+-- A relay that drained before it stopped: peers do not wait for its lease to expire.
 with gone as (delete from mailboat.wakeup_requests where relay = %(relay)s)
 delete from mailboat.relays where id = %(relay)s and incarnation = %(incarnation)s
 
@@ -89,12 +89,12 @@ bell as (
 select id from gone
 
 -- name: claim
--- Takes cursors that nobody alive holds. The new epoch makes everything the last owner still has in hand void.
--- What is locked is left for the next time: a relay that vanished may have left a transaction open, which ends when the server
--- notices (see link.py), and whoever waited for it could not even renew what it holds. And nothing is taken of a subscription that
--- was laid out anew since this relay looked: it would route events by the old number of partitions, and settle all of the new.
--- A relay that died while the subscription was paused, or that said so (`released`), had nothing in hand: no event is to blame. A
--- relay that died without an open window may have died while it read the next one: that is noted until a window is opened.
+-- Acquire cursors without a live owner. The new epoch voids the batches that the last owner still has in flight.
+-- Locked rows are skipped: a vanished relay may have left a transaction open until the server ends it, and a relay that waited for
+-- it could not renew its own leases. Cursors of a subscription that was repartitioned since this relay's last poll are skipped too:
+-- the relay would route events by the old number of partitions.
+-- If the subscription was paused, or the last owner released the cursor (`released`), no event was in flight, and no crash is
+-- counted. If the last owner died without an open window, the crash may belong to the next window: it is kept until one is opened.
 with free as materialized (
     select c.subscription_id, c.partition, s.state = 'Paused' as paused
     from mailboat.cursors as c
@@ -122,7 +122,7 @@ returning c.subscription_id, c.partition, c.epoch::text, c.settled_snapshot::tex
           c.position, c.sequence, c.crash_count, c.previous_layout is not null
 
 -- name: release
--- Lets go in good order: the next owner takes over at once and counts no resume.
+-- Release a drained cursor: the next owner takes it over at once and counts no crash.
 update mailboat.cursors as c
 set owner = null, epoch = null, released = true
 from unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::uuid[]) as l (subscription_id, partition, epoch)

@@ -10,7 +10,7 @@ select count(*) from mailboat.parked where subscription_id = %(subscription)s an
 
 -- name: queue_order
 -- The order in which a key's parked events must be sent: replayed ones first, in their old order, then as they were parked.
--- Not by sequence number: a change of `partitions` starts those anew.
+-- Not by sequence number: a change of `partitions` restarts those at 1.
 rank, case when rank = 0 then id end, ordinal
 
 -- name: series
@@ -92,7 +92,7 @@ where subscription_id = %(subscription)s and ordinal = %(ordinal)s
 returning key
 
 -- name: unpark
--- Parked events that were delivered at last (or died).
+-- Delete parked events that were delivered or became dead letters.
 delete from mailboat.parked where subscription_id = %(subscription)s and ordinal = any (%(ordinals)s)
 returning key
 

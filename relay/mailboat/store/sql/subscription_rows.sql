@@ -40,7 +40,7 @@ with cursors as (delete from mailboat.cursors where subscription_id = %(id)s)
 delete from mailboat.parked where subscription_id = %(id)s
 
 -- name: renew
--- A resource of the same name, created after the progress of the old one was given up: it starts anew.
+-- A resource of the same name, created after the progress of the old one was deleted: it has no progress.
 update mailboat.subscriptions
 set uid = %(uid)s, state = %(state)s, declared_state = %(state)s, paused_reason = null, partitions = %(partitions)s,
     generation = generation + 1, since_time = %(since_time)s::timestamptz, since_id = %(since_id)s, assignment_generation = 0,
@@ -85,7 +85,7 @@ where id = %(id)s and retired_at < clock_timestamp() - make_interval(secs => %(g
 for no key update
 
 -- name: in_other_hands
--- Whether another relay, alive, holds partitions of a subscription that is about to be laid out anew.
+-- Whether another relay, alive, holds partitions of a subscription that is about to be repartitioned.
 select exists (
     select
     from mailboat.subscriptions as s

@@ -67,10 +67,9 @@ order by 1
 select set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true)
 
 -- name: holders
--- Subscriptions that have not settled every event of a partition, and why. Exact where the end of a window is concerned:
--- comparing the partition's last transaction with xmin alone would hold it for ever behind one transaction that was open
--- when the last event was settled. A table of somebody's own may have events without a transaction: no relay reads them, and
--- sorted before all others they must not hide those.
+-- Subscriptions that have not settled every event of a time partition, with the reason. Exact at the end of a window: if only xmin
+-- were compared with the last transaction of the time partition, one transaction that was open when the last event was settled would
+-- hold it. An existing table may have events without a transaction id. No relay reads them, so they are left out here.
 with latest as materialized (
     select e.xid
     from {rows} e

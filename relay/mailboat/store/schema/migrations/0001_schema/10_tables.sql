@@ -26,7 +26,7 @@ comment on schema mailboat is 'Mailboat: transactional outbox and the progress o
 -- Our own hash: built-in ones may change between versions of Postgres, and with them every partition of every key.
 -- sha256 rather than md5, which servers in FIPS mode refuse. 31 bits, so that it is a non-negative integer anywhere.
 -- Doubling the backslashes makes the text's own bytes come out of the cast to bytea, as convert_to would give them; but
--- convert_to is only STABLE. In PL/pgSQL, because Postgres prepares the expression of a generated column anew for every insert
+-- convert_to is only STABLE. In PL/pgSQL, because Postgres prepares the expression of a generated column again for every insert
 -- statement: a function in SQL is parsed and inlined each time, twice in a partitioned table (30 µs each; this one 3 µs).
 create function mailboat.key_slot(key text, id bigint) returns integer
     language plpgsql immutable parallel safe
@@ -87,7 +87,7 @@ create table mailboat.subscriptions (
     declared_state         text not null default 'Running',  -- what the resource said last; a change of it wins
     paused_reason          text,
     partitions             integer not null check (partitions between 1 and 256),
-    generation             integer not null default 1,  -- of the partition layout; sequence numbers start anew with it
+    generation             integer not null default 1,  -- of the partition layout; sequence numbers restart with it
     since_time             timestamptz,                 -- start.from: Time
     since_id               bigint,                      -- start.from: Position
     assignment_generation  bigint not null default 0,

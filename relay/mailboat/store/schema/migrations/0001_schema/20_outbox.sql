@@ -1,7 +1,7 @@
 -- Outbox tables: their check, their time partitions, and how one is made.
 
 -- Whether a relay can carry an event, for those who insert by hand; mailboat.emit checks the rest, and says what is wrong. One
--- function in PL/pgSQL, because Postgres prepares a check anew for every insert statement: as an expression it costs 50 µs, so 7.
+-- function in PL/pgSQL, because Postgres prepares a check again for every insert statement: as an expression it costs 50 µs, so 7.
 -- PL/pgSQL prepares an expression once per transaction, so rare ones have a branch of their own.
 create function mailboat.well_formed(
     id bigint, event_type text, aggregate_type text, aggregate_id text, key text, payload bytea, content_type text, headers jsonb,

@@ -16,7 +16,7 @@ $$;
 create trigger wakeup after insert on mailboat.outboxes for each row execute function mailboat.create_wakeup_sequence();
 
 -- Sets the wake-up sequences of the outboxes whose relays or consumers were written: heartbeats, requests for NOTIFY and their end.
--- Only a live relay counts: one that was killed while idle leaves its row behind, and every commit would notify for ever.
+-- Only a live relay counts: one that was killed while idle leaves its row behind, and every later commit would notify.
 -- It takes no lock, so that a hung relay delays no other. If two relays change their minds at once, the value may miss one of them
 -- until its next heartbeat. Its name sorts behind rights_*: a statement without rights has failed by then.
 create function mailboat.set_wakeup() returns trigger

@@ -17,7 +17,7 @@ begin
 end
 $$;
 
--- A consumer process that stops in good order.
+-- A consumer process that drained before it stopped.
 create function mailboat.leave(subscription text, instance text, outbox text default null) returns void
     language plpgsql security definer
     set search_path = pg_catalog, pg_temp

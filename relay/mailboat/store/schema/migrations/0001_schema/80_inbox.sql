@@ -166,7 +166,7 @@ begin
 end
 $$;
 
--- A process that stops in good order.
+-- A process that drained before it stopped.
 create function mailboat.inbox_leave(consumer text, instance text, incarnation text) returns void
     language plpgsql security definer
     set search_path = pg_catalog, pg_temp
