@@ -41,8 +41,11 @@ demo: $(STAMP) ## Show delivery from Postgres to Kafka while a relay is killed, 
 playground: $(STAMP) ## Run Postgres, Kafka, Redis, a relay, a producer and a consumer until Ctrl-C; prints the addresses
 	@$(BIN)/python -m mailboat_demo.playground
 
+# The long tests open pages in a browser.
+PICTURES := $(if $(filter all,$(SCOPE)),pictures)
+
 parts: $(STAMP) ## Fetch and build the real servers of the tests (as root: with apt-get, too)
-	@.ci/packages test || echo "Some packages of the system could not be installed; tests that need them are skipped."
+	@.ci/packages test $(PICTURES) || echo "Some packages of the system could not be installed; tests that need them are skipped."
 	@$(BIN)/python -m mailboat_devservers
 
 # The gate leaves out the long tests; SCOPE=all includes them.

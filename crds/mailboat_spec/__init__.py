@@ -6,24 +6,15 @@ resources or a list of all problems. YAML parsing, files, databases and Kubernet
 dependency is pydantic.
 """
 
-from mailboat_spec.base import Model, Refusal, Refused, StatusModel
 from mailboat_spec.conditions import Condition, ConditionStatus, ConditionType, Reason
 from mailboat_spec.documents import Manifests, read_documents
-from mailboat_spec.durations import Duration, DurationBounds
-from mailboat_spec.names import (
-    API_VERSION,
-    DEFAULT_NAMESPACE,
-    FIELD_MANAGER,
-    GROUP,
-    RELAY_KIND,
-    SUBSCRIPTION_KIND,
-    VERSION,
-)
+from mailboat_spec.durations import Duration
+from mailboat_spec.names import API_VERSION, FIELD_MANAGER, RELAY_KIND
 from mailboat_spec.patterns import Pattern
-from mailboat_spec.references import ConfigMapRef, RelayRef, SecretKeyRef, SecretRef
+from mailboat_spec.references import SecretKeyRef
 from mailboat_spec.resources.connections import Connection
-from mailboat_spec.resources.delivery import Backoff, DeadLetter, Delivery, NoHandler, OnExhausted, StopAt
-from mailboat_spec.resources.idempotency import Idempotency, IdempotencyPostgres, IdempotencyRedis, OnUnavailable
+from mailboat_spec.resources.delivery import Backoff, Delivery, NoHandler, OnExhausted
+from mailboat_spec.resources.idempotency import Idempotency, IdempotencyPostgres, OnUnavailable
 from mailboat_spec.resources.metadata import Metadata
 from mailboat_spec.resources.relay import (
     Columns,
@@ -31,7 +22,6 @@ from mailboat_spec.resources.relay import (
     Database,
     Durability,
     Notify,
-    Outbox,
     OutboxRelay,
     OutboxRelaySpec,
     Pooler,
@@ -39,129 +29,79 @@ from mailboat_spec.resources.relay import (
     RetentionPolicy,
     Runtime,
     Tracking,
-    Wake,
 )
 from mailboat_spec.resources.resource import Resource, full_name
-from mailboat_spec.resources.sinks import (
-    AnySink,
-    CustomSink,
-    HttpSink,
-    KafkaSink,
-    LogSink,
-    PostgresSink,
-    PubSubSink,
-    PullSink,
-    RedisSink,
-    Sink,
-)
-from mailboat_spec.resources.sources import GroupProtocol, KafkaSource, PubSubSource, Source
-from mailboat_spec.resources.status import Assignment, EventSubscriptionStatus, OutboxRelayStatus, ResourceStatus
+from mailboat_spec.resources.sinks import CustomSink, KafkaSink, PubSubSink, Sink
+from mailboat_spec.resources.sources import KafkaSource, PubSubSource
+from mailboat_spec.resources.status import EventSubscriptionStatus, OutboxRelayStatus, ResourceStatus
 from mailboat_spec.resources.subscription import (
-    ConsumerRuntime,
     EventSubscription,
     EventSubscriptionSpec,
     Filter,
     Format,
     Ordering,
-    Schemas,
-    Start,
     StartFrom,
     State,
-    Tags,
 )
-from mailboat_spec.resources.template import EnvVar, PodTemplate, Resources, TaintEffect, Toleration, TolerationOperator
+from mailboat_spec.resources.template import PodTemplate, Toleration
 from mailboat_spec.sizes import Size
 from mailboat_spec.validation_errors import Problem, SpecError
 
 __all__ = [
     "API_VERSION",
-    "DEFAULT_NAMESPACE",
     "FIELD_MANAGER",
-    "GROUP",
     "RELAY_KIND",
-    "SUBSCRIPTION_KIND",
-    "VERSION",
-    "AnySink",
-    "Assignment",
     "Backoff",
     "Columns",
     "ColumnsPreset",
     "Condition",
     "ConditionStatus",
     "ConditionType",
-    "ConfigMapRef",
     "Connection",
-    "ConsumerRuntime",
     "CustomSink",
     "Database",
-    "DeadLetter",
     "Delivery",
     "Durability",
     "Duration",
-    "DurationBounds",
-    "EnvVar",
     "EventSubscription",
     "EventSubscriptionSpec",
     "EventSubscriptionStatus",
     "Filter",
     "Format",
-    "GroupProtocol",
-    "HttpSink",
     "Idempotency",
     "IdempotencyPostgres",
-    "IdempotencyRedis",
     "KafkaSink",
     "KafkaSource",
-    "LogSink",
     "Manifests",
     "Metadata",
-    "Model",
     "NoHandler",
     "Notify",
     "OnExhausted",
     "OnUnavailable",
     "Ordering",
-    "Outbox",
     "OutboxRelay",
     "OutboxRelaySpec",
     "OutboxRelayStatus",
     "Pattern",
     "PodTemplate",
     "Pooler",
-    "PostgresSink",
     "Problem",
     "PubSubSink",
     "PubSubSource",
-    "PullSink",
     "Reason",
-    "RedisSink",
-    "Refusal",
-    "Refused",
-    "RelayRef",
     "Resource",
     "ResourceStatus",
-    "Resources",
     "Retention",
     "RetentionPolicy",
     "Runtime",
-    "Schemas",
     "SecretKeyRef",
-    "SecretRef",
     "Sink",
     "Size",
-    "Source",
     "SpecError",
-    "Start",
     "StartFrom",
     "State",
-    "StatusModel",
-    "StopAt",
-    "Tags",
-    "TaintEffect",
     "Toleration",
-    "TolerationOperator",
     "Tracking",
-    "Wake",
     "full_name",
     "read_documents",
 ]

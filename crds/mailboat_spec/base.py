@@ -7,8 +7,7 @@ never appear in pydantic's own error messages (a value might be a password).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, model_validator
 from pydantic.alias_generators import to_camel
@@ -16,25 +15,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from mailboat_spec.cel_rules import RULES, Rule
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """One wrong combination of fields: YAML path relative to the refusing model, and a message with the remedy."""
-
-    path: tuple[str, ...]
-    message: str
-
-    def __str__(self) -> str:
-        return f"{'.'.join(self.path)}: {self.message}" if self.path else self.message
-
-
-class Refused(ValueError):
-    """Raised inside pydantic's validation with all refusals of one model, so that all are reported at once."""
-
-    def __init__(self, *refusals: Refusal) -> None:
-        super().__init__("; ".join(map(str, refusals)))
-        self.refusals = refusals
+from mailboat_spec.constraints import Constraint, Refusal, Refused
 
 
 def yaml_name(attribute: str) -> str:
@@ -56,6 +37,9 @@ class Model(BaseModel):
         allow_inf_nan=False,
     )
 
+    constraints: ClassVar[tuple[Constraint, ...]] = ()
+    """Conditions on several fields, in Python and in CEL."""
+
     @model_validator(mode="before")
     @classmethod
     def _null_is_absent(cls, data: object) -> object:
@@ -72,13 +56,13 @@ class Model(BaseModel):
         return self
 
     def wrong_combinations(self) -> Iterator[Refusal]:
-        """Yield refusals of fields that are valid individually but not together. Empty unless overridden."""
-        yield from ()
+        """Yield refusals of fields that are valid individually but not together. Override to add further ones."""
+        yield from (each.refusal(self) for each in self.constraints if not each.valid.holds(self))
 
     @classmethod
     def admission_rules(cls) -> Iterator[Rule]:
-        """Yield the same checks as CEL rules, plus those for immutable fields. Empty unless overridden."""
-        yield from ()
+        """Yield the same checks as CEL rules. Override to add further ones, and those for immutable fields."""
+        yield from (each.rule() for each in cls.constraints)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:

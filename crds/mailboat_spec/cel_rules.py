@@ -1,7 +1,7 @@
-"""CEL rules that the API server evaluates, defined beside the equivalent Python checks of the models.
+"""CEL rules that the API server evaluates: the equivalent of the Python checks of the models.
 
-A model defines its constraints twice, with the same messages: ``wrong_combinations`` runs in ``mailboat run`` and in
-the operator; ``admission_rules`` becomes part of the CRD and runs in ``kubectl apply``. Types with a stricter format
+Constraints between fields are defined once for both (``constraints``). Checks that it can't express are overrides of
+``wrong_combinations`` in Python and of ``admission_rules`` in CEL, with the same messages. Types with a stricter format
 than a string (durations, names of topics) define their own rules.
 
 The API server limits the estimated cost of a rule before it accepts a CRD. Strings, lists and mappings of the models

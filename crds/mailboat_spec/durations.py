@@ -16,6 +16,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from mailboat_spec.cel_rules import RULES, Rule, text
+from mailboat_spec.constraints import Constraint, Predicate, read
 
 _NANOSECONDS: Final = {
     "ns": 1,
@@ -148,10 +149,22 @@ def _is_duration(subject: str) -> str:
     return f"{subject}.matches({text(SCHEMA_PATTERN)})"
 
 
-def not_longer(field: str, than: str) -> str:
-    """Return CEL for "one duration is at most another". True for an invalid duration, which another rule refuses."""
-    first, second = f"self.{field}", f"self.{than}"
-    return f"!{_is_duration(first)} || !{_is_duration(second)} || duration({first}) <= duration({second})"
+def at_most(path: str, other: str) -> Predicate:
+    """One duration is at most the other. Also true for an invalid duration, which another rule refuses."""
+    first, second = f"self.{path}", f"self.{other}"
+    cel = f"!{_is_duration(first)} || !{_is_duration(second)} || duration({first}) <= duration({second})"
+    return Predicate(cel, lambda model: bool(read(model, path) <= read(model, other)))
+
+
+def not_longer(field: str, than: str) -> Constraint:
+    """Return the constraint that one duration is at most the other."""
+    remedy = f"make it shorter or raise {than}"
+    return Constraint(
+        field,
+        f"is longer than {than}: {remedy}",
+        at_most(field, than),
+        detailed=f"is {{{field}}}, longer than {than} ({{{than}}}): {remedy}",
+    )
 
 
 def between(minimum: str, maximum: str) -> DurationBounds:

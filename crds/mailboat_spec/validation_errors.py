@@ -14,7 +14,8 @@ from typing import Any, Final
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from mailboat_spec.base import Model, Refused
+from mailboat_spec.base import Model
+from mailboat_spec.constraints import Refused
 from mailboat_spec.field_paths import Step, field_at, model_at, nearest, paths_to, spelled, type_at, yaml_fields
 
 

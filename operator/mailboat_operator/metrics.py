@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from mailboat_spec.names import RELAY_PLURAL, SUBSCRIPTION_PLURAL
@@ -11,56 +13,40 @@ class Metrics:
     """Metrics of the core, in the process's registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.leader = Gauge("mailboat_operator_leader", "1 while this process leads.", registry=registry)
-        self.reconciles = Counter(
-            "mailboat_operator_reconciles", "Looks at a relay, by how they ended.", ["result"], registry=registry
-        )
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        self.leader = gauge("mailboat_operator_leader", "1 while this process leads.")
+        self.reconciles = counter("mailboat_operator_reconciles", "Reconciles, by result.", ["result"])
         self.reconcile_seconds = Histogram(
-            "mailboat_operator_reconcile_seconds", "How long a look at a relay takes.", registry=registry
+            "mailboat_operator_reconcile_seconds", "Duration of a reconcile.", registry=registry
         )
-        self.queue = Gauge(
-            "mailboat_operator_queue", "Relays that are due to be looked at and wait.", registry=registry
+        self.queue = gauge("mailboat_operator_queue", "Relays that are due to be reconciled and wait.")
+        self.api_requests = counter(
+            "mailboat_operator_api_requests", "Requests to the Kubernetes API.", ["verb", "resource", "code"]
         )
-        self.api_requests = Counter(
-            "mailboat_operator_api_requests",
-            "Requests to the Kubernetes API.",
-            ["verb", "resource", "code"],
-            registry=registry,
+        self.status_patches = counter("mailboat_operator_status_patches", "Statuses written.", ["resource"])
+        self.drift_corrected = counter(
+            "mailboat_operator_drift_corrected", "Children restored after a change by another client.", ["kind"]
         )
-        self.status_patches = Counter(
-            "mailboat_operator_status_patches", "Statuses that were written.", ["resource"], registry=registry
+        self.pushes = counter(
+            "mailboat_operator_pushes", "Configurations and assignments pushed to relays.", ["what", "code"]
         )
-        self.drift_corrected = Counter(
-            "mailboat_operator_drift_corrected", "Children that were put back after a change by others.", ["kind"],
-            registry=registry,
-        )  # fmt: skip
-        self.pushes = Counter(
-            "mailboat_operator_pushes", "Configuration and assignments handed to relays.", ["what", "code"],
-            registry=registry,
-        )  # fmt: skip
-        self.relays = Gauge(
-            "mailboat_operator_relay_pods",
-            "Relay pods by whether they answer.",
-            ["namespace", "relay", "answers"],
-            registry=registry,
+        self.relays = gauge(
+            "mailboat_operator_relay_pods", "Relay pods, by whether they answer.", ["namespace", "relay", "answers"]
         )
-        self.without_sidecar = Gauge(
+        self.without_sidecar = gauge(
             "mailboat_operator_pods_without_sidecar",
-            "Pods that ask for a sidecar and have none.",
+            "Pods that request a sidecar and have none.",
             ["namespace", "relay"],
-            registry=registry,
         )
-        self.ready = Gauge(
+        self.ready = gauge(
             "mailboat_operator_ready",
             "1 while the condition Ready of a resource is True.",
             ["resource", "namespace", "name"],
-            registry=registry,
         )
-        self.lag = Gauge(
+        self.lag = gauge(
             "mailboat_operator_subscription_lag",
             "Events that wait, as written into the status.",
             ["namespace", "subscription"],
-            registry=registry,
         )
 
     def forget_relay(self, namespace: str, name: str) -> None:

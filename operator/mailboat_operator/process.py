@@ -15,7 +15,6 @@ import asyncio
 import logging
 import os
 import secrets
-import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable
@@ -33,6 +32,7 @@ from mailboat_operator.settings import Address, Settings, WebhookCerts
 from mailboat_operator.webhook.cert_rotation import CertificateRotation
 from mailboat_operator.webhook.server import InjectionMetrics, Webhook
 from mailboat_operator.webhook.serving_cert import ServedCertificate, follow, from_folder, from_secret
+from mailboat_spec.stop_signals import stop_on_signals
 
 log = logging.getLogger(__name__)
 
@@ -203,9 +203,11 @@ async def run_periodically(what: str, look: Callable[[], Awaitable[None]], every
         await asyncio.sleep(pause)
 
 
-async def _listening(server: HttpServer, address: str, flag: str, certificate: ServedCertificate | None = None) -> str:
+async def _listening(
+    server: HttpServer, address: Address, flag: str, certificate: ServedCertificate | None = None
+) -> str:
     try:
-        return str(await server.start(Address.parse(address), certificate.context if certificate else None))
+        return str(await server.start(address, certificate.context if certificate else None))
     except OSError as error:
         raise StartFailed(
             f"can't listen on {address}: {error.strerror or error}. Choose another address with {flag}."
@@ -220,24 +222,8 @@ async def _end(tasks: list[asyncio.Task[None]], election: Election) -> None:
     await election.release()
 
 
-def stop_on_signals(stop: asyncio.Event) -> None:
-    """Shut down gracefully on the first signal, and exit at once on the second."""
-    loop = asyncio.get_running_loop()
-
-    def told(number: signal.Signals) -> None:
-        if stop.is_set():
-            log.warning("Second signal, exiting at once", extra={"signal": number.name})
-            sys.stderr.flush()
-            os._exit(128 + number)
-        log.info("Stopping; a second signal exits at once", extra={"signal": number.name})
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told, number)
-
-
 async def run_process(settings: Settings, core: LeaderWork, registry: CollectorRegistry) -> None:
     """Run until a stop signal. Raises ``LeadershipLost``, ``StartFailed``, ``KubeError``, or an unexpected error."""
     stop = asyncio.Event()
-    stop_on_signals(stop)
+    stop_on_signals(stop, log)
     await Operator(settings, core, registry).run(stop)

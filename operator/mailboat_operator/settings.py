@@ -6,14 +6,13 @@ reported together, by flag name, without a traceback. Nothing is read at import 
 
 from __future__ import annotations
 
-import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from mailboat_spec.durations import Duration, between
@@ -73,12 +72,7 @@ class Address:
         return f"[{self.host}]:{self.port}" if self.host and ":" in self.host else f"{self.host or ''}:{self.port}"
 
 
-def _is_address(text: str) -> str:
-    Address.parse(text)
-    return text
-
-
-ListenAddress = Annotated[str, AfterValidator(_is_address)]
+ListenAddress = Annotated[Address, PlainValidator(Address.parse)]
 Host = Annotated[
     str, Form(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|[0-9A-Fa-f:.]+", "is neither a host name nor an IP address")
 ]
@@ -134,8 +128,10 @@ class Settings(BaseModel):
     webhook_hosts: Annotated[tuple[Host, ...], Spelled(flag="--webhook-host")] = Field(
         default=(), description="Further host name or IP address in the certificate; may be given again. Default: none."
     )
-    webhook_listen: ListenAddress = Field(default=":9443", description="Address of the webhook (HTTPS).")
-    health_listen: ListenAddress = Field(default=":8080", description="Address of /livez, /readyz, /metrics (HTTP).")
+    webhook_listen: ListenAddress = Field(default=Address(None, 9443), description="Address of the webhook (HTTPS).")
+    health_listen: ListenAddress = Field(
+        default=Address(None, 8080), description="Address of /livez, /readyz, /metrics (HTTP)."
+    )
     cert_dir: Path | None = Field(
         default=None, description="Folder with tls.crt and tls.key, for --webhook-certs external."
     )
@@ -226,11 +222,7 @@ def _problem(setting: Setting | None, kind: str, message: str) -> str:
 def _choices(annotation: object) -> tuple[str, ...]:
     if isinstance(annotation, type) and issubclass(annotation, StrEnum):
         return tuple(member.value for member in annotation)
-    if get_origin(annotation) is Literal:
-        return tuple(str(each) for each in get_args(annotation))
-    if get_origin(annotation) in (Union, types.UnionType):
-        return next((found for each in get_args(annotation) if (found := _choices(each))), ())
-    return ()
+    return get_args(annotation) if get_origin(annotation) is Literal else ()
 
 
 def _help(info: FieldInfo) -> str:

@@ -15,6 +15,8 @@ import base64
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
 from typing import Final, NoReturn
 
 from mailboat.errors import EventRefused
@@ -40,15 +42,18 @@ _new_outgoing: Final = tuple.__new__  # a third of the named constructor's cost,
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetterCause:
-    """Cause and times of the failures that made an event a dead letter."""
+class DeadLetterNotice:
+    """An event that gets no further attempt, and the failures that caused it."""
 
+    event: OutboxEvent
+    sequence: int
+    partition: int
+    generation: int
+    attempts: int
     reason: str
     error: str
-    attempts: int
-    first_failed_at: str
-    """RFC 3339, as is ``last_failed_at``."""
-    last_failed_at: str
+    first_failed_at: str | None
+    """RFC 3339. None if the event failed only now."""
 
 
 class MessageEncoder:
@@ -219,15 +224,7 @@ def _set_columns(headers: Headers, event: OutboxEvent) -> None:
 
 
 def dead_letter_message(
-    encoder: MessageEncoder,
-    event: OutboxEvent,
-    death: DeadLetterCause,
-    *,
-    topic: str,
-    subscription: str,
-    sequence: int,
-    partition: int,
-    generation: int,
+    encoder: MessageEncoder, notice: DeadLetterNotice, *, topic: str, subscription: str, failed_at: datetime
 ) -> Message:
     """Return the message for the dead-letter topic: original id, key, payload and headers, plus headers with the cause.
 
@@ -237,18 +234,24 @@ def dead_letter_message(
     """
     if encoder.format is Format.CLOUD_EVENTS_JSON:
         encoder = MessageEncoder(Format.CLOUD_EVENTS, source=encoder.source, header_prefix=encoder.header_prefix)
-    attempt = max(death.attempts, 1)
+    encode = partial(
+        encoder.encode,
+        sequence=notice.sequence,
+        partition=notice.partition,
+        generation=notice.generation,
+        attempt=max(notice.attempts, 1),
+    )
     try:
-        message = encoder.encode(event, sequence=sequence, partition=partition, generation=generation, attempt=attempt)
+        message = encode(notice.event)
     except EventRefused:
-        event = _sendable(event)
-        message = encoder.encode(event, sequence=sequence, partition=partition, generation=generation, attempt=attempt)
+        message = encode(_sendable(notice.event))
+    last_failed_at = failed_at.isoformat().replace("+00:00", "Z")
     why = {
-        "mailboat-dead-reason": death.reason,
-        "mailboat-dead-error": bounded_error(death.error),
-        "mailboat-dead-attempts": str(death.attempts),
-        "mailboat-dead-first-failed": death.first_failed_at,
-        "mailboat-dead-last-failed": death.last_failed_at,
+        "mailboat-dead-reason": notice.reason,
+        "mailboat-dead-error": bounded_error(notice.error),
+        "mailboat-dead-attempts": str(notice.attempts),
+        "mailboat-dead-first-failed": notice.first_failed_at or last_failed_at,
+        "mailboat-dead-last-failed": last_failed_at,
         "mailboat-dead-subscription": subscription,
     }
     return message._replace(headers=message.headers | why, topic=topic)

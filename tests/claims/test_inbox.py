@@ -17,8 +17,9 @@ from mailboat.consumer.broker.interfaces import Answer, Busy, Claim, Claimed, Cl
 from mailboat.consumer.claims.inbox import InboxClaims, InboxExecution
 from mailboat.consumer.dispatch import Dispatcher, NotHandled
 from mailboat.consumer.handlers import handler
+from mailboat.consumer.pull_statements import Wanted
 from mailboat.consumer.received_event import Event
-from mailboat.consumer.transactions import Psycopg, PsycopgAsync, SqlAlchemy, SqlAlchemyAsync, Wanted
+from mailboat.consumer.transactions import Psycopg, PsycopgAsync, SqlAlchemy, SqlAlchemyAsync
 from mailboat.errors import ConfigError
 from mailboat_devservers.postgres import Database, PostgresServer
 from support.databases import logged_in, migrated_database

@@ -213,6 +213,14 @@ async def test_a_user_with_the_documented_rights(each_redis: RedisServer, store_
     assert await store.fail([FailedAttempt("e1", 0, counted=False)]) == [True]
     assert await store.claim(E1) == [Claimed(1)]
     assert await store.done(["e1"]) == [True]
+    client.execute_command("ACL", "SETUSER", "claims", "-get")  # a refused command tells nothing about an event
+    assert await store.claim([Claim("e2")]) == [Claimed(1)]
+    for call in (store.done, store.dead, store.release):
+        with pytest.raises(ClaimsUnavailable, match="refuses GET or SET to this user"):
+            await call(["e2"])
+    client.execute_command("ACL", "SETUSER", "claims", "-set")
+    with pytest.raises(ClaimsUnavailable, match="refuses GET or SET to this user"):
+        await store.claim([Claim("e3")])
     client.execute_command("ACL", "SETUSER", "claims", "-evalsha")
     with pytest.raises(ClaimsUnavailable, match="refuses evalsha to this user"):
         await store.claim(E1)

@@ -256,11 +256,10 @@ def test_an_outbox_that_is_not_there_is_told_with_those_that_are(place):
     assert message == "mailboat: there is no OutboxRelay nobody; the manifests have: shop/orders.\n"
 
 
-@pytest.mark.parametrize("option", ["--control-token-file", "--control-keys"])
-def test_a_file_with_what_callers_must_bring_has_to_be_there(place, tmp_path, option):
+def test_the_file_of_public_keys_has_to_be_there(place, tmp_path):
     missing = tmp_path / "missing"
-    message = refused(place, 3, "run", option, str(missing), *(["--audience", "me"] if "keys" in option else []))
-    assert message.startswith(f"mailboat: {option}: {missing} is no file. Write the ")
+    message = refused(place, 3, "run", "--control-keys", str(missing), "--audience", "me")
+    assert message.startswith(f"mailboat: --control-keys: {missing} is no file. Write the ")
 
 
 def test_a_bug_is_not_thrown_at_the_user(place, monkeypatch):

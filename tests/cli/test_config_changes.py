@@ -142,7 +142,9 @@ def test_a_pushed_configuration_is_in_use_before_the_file_and_an_older_file_is_p
     assert pod.push(7, pod.to_file(), pod.to_file("second", "uid-2"))[0] == 200  # the same again changes nothing
     pod.mount(6, pod.to_file())
     wait_until(
-        lambda: any("passed over" in line["message"] for line in pod.relay.lines()), PATIENCE, "the old file to be seen"
+        lambda: any("Configuration ignored" in line["message"] for line in pod.relay.lines()),
+        PATIENCE,
+        "the old file to be seen",
     )
     assert pod.status()["config"] == {"version": 7, "error": None}
     assert pod.subscription("second") is not None
@@ -187,7 +189,7 @@ def test_what_only_concerns_pods_disturbs_no_delivery(pod: Pod) -> None:
     pod.until_version(2)
     pod.emit()
     pod.until_arrived(1)
-    assert "The new configuration is in use." not in [line["message"] for line in pod.relay.lines()]
+    assert "Configuration in use" not in [line["message"] for line in pod.relay.lines()]
 
 
 def test_a_deleted_subscription_continues_within_a_day_and_begins_anew_later_or_when_forgotten(

@@ -16,11 +16,11 @@ from mailboat.cli.main import main
 HELP = """\
 Usage: mailboat [OPTIONS] COMMAND [ARGS]...
 
-  Carry a PostgreSQL outbox to Kafka, Pub/Sub and others.
+  Deliver the events of a PostgreSQL outbox to Kafka, Pub/Sub and others.
 
-  Every command reads the manifests that say what there is: -f takes a file, a
-  folder or - (standard input), and may be given again. Without -f:
-  $MAILBOAT_MANIFESTS, then mailboat.yaml in this folder.
+  Every command reads manifests: -f takes a file, a folder or - (standard
+  input), and may be given again. Without -f: $MAILBOAT_MANIFESTS, then
+  mailboat.yaml in this folder.
 
   Begin with:
     mailboat init               write mailboat.yaml
@@ -36,13 +36,13 @@ Options:
 Commands:
   init        Write a first manifest to this folder.
   check       Check manifests; needs no database and no Secret.
-  run         Move events until SIGTERM or SIGINT.
+  run         Deliver events until SIGTERM or SIGINT.
   consume     Run the handlers of a consumer.
   status      Show subscriptions at a glance, once or live.
   migrate     Create or upgrade the outbox and Mailboat's tables.
   verify      Check the schema; print the SQL that is missing.
-  maintain    Make time partitions ahead and drop expired ones, once.
-  rebase      Go on in a restored copy of the database, or after pg_upgrade.
+  maintain    Create time partitions ahead and drop expired ones, once.
+  rebase      Continue in a copy of the database, or after pg_upgrade.
   pause       Stop delivering to subscription NAME; nothing is lost.
   resume      Go on delivering to subscription NAME, where it stopped.
   forget      Delete a subscription's progress and events.

@@ -19,7 +19,7 @@ from mailboat.http.auth import CallerAuth
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.secrets import find_secrets
 from mailboat_devservers.proxy import Proxy
-from support.cli import Place, RunningRelay, relay_manifest, subscription_manifest
+from support.cli import Operator, Place, RunningRelay, relay_manifest, subscription_manifest
 from support.kubelet_volumes import Volume
 from support.wait import wait_until
 
@@ -157,7 +157,6 @@ def test_a_second_signal_ends_it_at_once(place, tmp_path, start_relay):
     ("arguments", "complaint"),
     [
         (("--listen", "nonsense"), "write host:port"),
-        (("--control-token-file", "nowhere"), "nowhere is no file"),
     ],
 )
 def test_what_can_never_work_ends_it_with_a_sentence(place, arguments, complaint):
@@ -167,20 +166,21 @@ def test_what_can_never_work_ends_it_with_a_sentence(place, arguments, complaint
     assert "Traceback" not in result.output
 
 
-def test_an_assignment_over_http_needs_the_token_and_a_generation_that_is_not_older(
+def test_an_assignment_over_http_needs_the_signature_and_a_generation_that_is_not_older(
     place, arrived, start_relay, tmp_path
 ):
-    token = tmp_path / "token"
-    token.write_text("correct-horse")
-    relay: RunningRelay = start_relay("-f", str(place.folder), "--control-token-file", str(token))
+    operator, keys = Operator("relay-0"), tmp_path / "keys.pem"
+    keys.write_text(operator.public_keys)
+    relay: RunningRelay = start_relay("-f", str(place.folder), "--control-keys", str(keys), "--audience", "relay-0")
     relay.wait_ready()
 
-    def put(generation: int, bearer: str) -> int:
-        body = {"generation": generation, "subscriptions": {"shop/to-log": {"0": "r7"}}}
+    def put(generation: int, signer: Operator) -> int:
+        document = {"generation": generation, "subscriptions": {"shop/to-log": {"0": "r7"}}}
+        body = json.dumps(document).encode()
         request = urllib.request.Request(
             relay.address() + "/assignment",
-            data=json.dumps(body).encode(),
-            headers={"Authorization": f"Bearer {bearer}"},
+            data=body,
+            headers={"Authorization": f"Bearer {signer.sign('PUT', '/assignment', body)}"},
             method="PUT",
         )
         try:
@@ -190,10 +190,10 @@ def test_an_assignment_over_http_needs_the_token_and_a_generation_that_is_not_ol
             with error:
                 return error.code
 
-    assert put(5, "wrong") == 401
-    assert put(5, "correct-horse") == 200
-    assert put(5, "correct-horse") == 200  # an operator tells every relay the same
-    assert put(4, "correct-horse") == 409
+    assert put(5, Operator("relay-0")) == 401
+    assert put(5, operator) == 200
+    assert put(5, operator) == 200  # an operator tells every relay the same
+    assert put(4, operator) == 409
     assert place.database.execute("select assigned_to from mailboat.cursors where partition = 0") == [("r7",)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -13,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mailboat.consumer import Event, Ignore, Refuse, RetryLater
+from mailboat.consumer.broker import claimer
+from mailboat.consumer.broker.interfaces import Answer, Claim
 from mailboat.consumer.broker.kafka_offsets import Progress
 from mailboat.consumer.broker.lanes import Lanes
 from support.broker_parts import FakeClaims, FakeSource, record, running
@@ -313,3 +316,31 @@ async def test_the_log_names_a_handler_that_blocks_the_event_loop(caplog: pytest
     assert "rude" in caplog.text
     assert "time.sleep" in caplog.text
     assert isinstance(it.source, FakeSource)
+
+
+async def test_events_are_claimed_while_earlier_ones_are_handled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If handlers do not wait. Events that are claimed and not marked wait for the lease if the process dies."""
+
+    class SlowClaims(FakeClaims):
+        calling = False
+
+        async def claim(self, claims: Sequence[Claim]) -> list[Answer]:
+            self.calling = True
+            for _ in range(5):
+                await asyncio.sleep(0)
+            self.calling = False
+            return await super().claim(claims)
+
+    monkeypatch.setattr(claimer, "_SOON", 60.0)  # a busy machine is not a slow handler
+    store, meanwhile, most = SlowClaims(), 0, 0
+
+    async def handle(event: Event) -> None:
+        nonlocal meanwhile, most
+        meanwhile += store.calling
+        most = max(most, len(it.engine._in_flight.claimed))
+
+    async with running(handle, claims=store) as it:
+        it.source.feed([record(f"key-{n}", n) for n in range(3_000)])
+        await await_until(lambda: len(it.source.settled) == 3_000)
+    assert meanwhile > 1_500, "most events are handled while the next ones are claimed"
+    assert most <= 512

@@ -5,20 +5,14 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
+from collections.abc import Iterable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from cryptography import x509
 
-from mailboat_operator.webhook.certificates import (
-    CA_KEY,
-    CERTIFICATE_KEY,
-    Certificates,
-    Decision,
-    Lifetimes,
-    renewed,
-    what_to_do,
-)
+from mailboat_operator.webhook.certificates import Certificates, Lifetimes, renewed
 from mailboat_operator.webhook.serving_cert import CertificateUnusable, ServedCertificate
 
 NAMES = ("hook.system.svc", "127.0.0.1")
@@ -26,12 +20,19 @@ START = datetime.now(UTC).replace(microsecond=0)
 LIVES = Lifetimes()
 
 
+def after(found: Certificates | None, now: datetime, names: Iterable[str] = NAMES) -> Certificates:
+    """The content of the Secret after a change that is due."""
+    changed = renewed(found, names, now, LIVES)
+    assert changed is not None
+    return changed
+
+
 def first(now: datetime = START) -> Certificates:
-    return renewed(None, Decision.NEW_CA, NAMES, now, LIVES)
+    return after(None, now)
 
 
-def decided(found: Certificates | None, now: datetime) -> Decision:
-    return what_to_do(found, NAMES, now, LIVES)
+def is_kept(found: Certificates, now: datetime, names: Iterable[str] = NAMES) -> bool:
+    return renewed(found, names, now, LIVES) is None
 
 
 def handshake(served: ServedCertificate, bundle: bytes, name: str = NAMES[0]) -> x509.Certificate:
@@ -66,10 +67,10 @@ def serving(certificates: Certificates) -> ServedCertificate:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_client_that_trusts_the_bundle_connects_by_every_name(name: str) -> None:
     made = first()
-    assert handshake(serving(made), made.bundle_pem(), name) == made.leaf
+    assert handshake(serving(made), made.bundle_pem(), name) == made.served.certificate
 
 
-def test_another_name_or_another_ca_is_not_trusted() -> None:
+def test_another_name_or_another_certificate_is_not_trusted() -> None:
     made = first()
     with pytest.raises(ssl.SSLCertVerificationError):
         handshake(serving(made), made.bundle_pem(), "elsewhere.system.svc")
@@ -84,110 +85,111 @@ def test_what_is_written_is_read_again() -> None:
     assert again.data() == made.data()
 
 
-@pytest.mark.parametrize("spoil", ["missing", "garbage", "other key", "empty"])
-@pytest.mark.parametrize("key", ["ca.crt", CA_KEY, "tls.crt", CERTIFICATE_KEY])
-def test_a_damaged_secret_is_made_anew(spoil: str, key: str) -> None:
-    data = first().data()
+@pytest.mark.parametrize("spoil", ["missing", "garbage", "of another one", "empty"])
+@pytest.mark.parametrize("key", ["ca.crt", "tls.crt", "tls.key", "next.crt", "next.key"])
+def test_a_damaged_secret_is_repaired_at_once(spoil: str, key: str) -> None:
+    created = START - LIVES.certificate / 2
+    data = after(first(created), START).data()
     match spoil:
         case "missing":
             del data[key]
         case "garbage":
             data[key] = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
-        case "other key":
-            data[key] = first().data()[key]
+        case "of another one":
+            data[key] = after(first(created), START).data()[key]
         case "empty":
             data[key] = b""
     found = Certificates.parse(data)
-    decision = decided(found, START)
-    assert decision is Decision.NEW_CA
-    mended = renewed(found, decision, NAMES, START, LIVES)
-    assert handshake(serving(mended), mended.bundle_pem()) == mended.leaf
+    if (key, spoil) == ("next.crt", "missing"):
+        assert found is not None, "the served certificate is usable"
+        assert found.successor is None
+        return
+    repaired = after(found, START)
+    while (again := renewed(repaired, NAMES, START, LIVES)) is not None:
+        repaired = again
+    assert handshake(serving(repaired), repaired.bundle_pem()) == repaired.served.certificate
 
 
-def test_a_fresh_one_is_kept_and_renewed_at_half_of_its_life() -> None:
+def test_a_certificate_is_kept_for_half_of_its_life() -> None:
     made = first()
-    assert decided(made, START) is Decision.KEEP
-    assert decided(made, START + LIVES.leaf / 2 - timedelta(seconds=1)) is Decision.KEEP
-    assert decided(made, START + LIVES.leaf / 2) is Decision.NEW_LEAF
-    assert decided(made, START + LIVES.ca / 2) is Decision.NEW_CA
-    assert decided(made, START + LIVES.ca * 2) is Decision.NEW_CA
+    assert is_kept(made, START)
+    assert is_kept(made, START + LIVES.certificate / 2 - timedelta(seconds=1))
+    assert not is_kept(made, START + LIVES.certificate / 2)
 
 
-def test_other_names_need_another_serving_certificate_of_the_same_ca() -> None:
+def test_other_names_need_another_certificate_at_once_and_the_old_one_stays_trusted() -> None:
     made = first()
-    assert what_to_do(made, ("elsewhere",), START, LIVES) is Decision.NEW_LEAF
-    after = renewed(made, Decision.NEW_LEAF, ("elsewhere",), START, LIVES)
-    assert after.bundle == made.bundle
-    assert handshake(serving(after), made.bundle_pem(), "elsewhere") == after.leaf
+    assert not is_kept(made, START, ("elsewhere",))
+    moved = after(made, START, ("elsewhere",))
+    assert handshake(serving(moved), moved.bundle_pem(), "elsewhere") == moved.served.certificate
+    assert handshake(serving(made), moved.bundle_pem()) == made.served.certificate
 
 
 @pytest.mark.parametrize("host", ["2001:DB8:0:0::1", "::ffff:127.0.0.1", "hook.example.com"])
 def test_a_name_in_another_spelling_is_the_same_name(host: str) -> None:
     names = (*NAMES, host)
-    made = renewed(None, Decision.NEW_CA, names, START, LIVES)
-    assert what_to_do(made, names, START, LIVES) is Decision.KEEP
+    assert is_kept(after(None, START, names), START, names)
 
 
-def test_a_new_ca_is_trusted_before_it_signs_and_the_old_one_while_what_it_signed_is_valid() -> None:
-    born = first()
-    time = START + LIVES.ca / 2
-    # The leaf that is served in the middle of the CA's life is a later one.
-    old = renewed(born, Decision.NEW_LEAF, NAMES, time - LIVES.leaf / 4, LIVES)
+def test_a_successor_is_trusted_before_it_is_served_and_the_old_one_until_it_expires() -> None:
+    old = first(START - LIVES.certificate / 2)
+    between = after(old, START)
+    assert between.served == old.served
+    assert len(between.trusted) == 2
+    assert is_kept(between, START + LIVES.settle - timedelta(seconds=1))
 
-    assert decided(old, time) is Decision.NEW_CA
-    between = renewed(old, Decision.NEW_CA, NAMES, time, LIVES)
-    assert between.leaf == old.leaf
-    assert len(between.bundle) == 2
-    assert decided(between, time) is Decision.KEEP
+    time = START + LIVES.settle
+    changed = after(between, time)
+    assert changed.trusted == between.trusted
+    assert (changed.served, changed.successor) == (between.successor, None)
+    assert is_kept(changed, time)
+    assert handshake(serving(changed), between.bundle_pem()) == changed.served.certificate
 
-    time += LIVES.settle
-    assert decided(between, time) is Decision.NEW_LEAF
-    after = renewed(between, Decision.NEW_LEAF, NAMES, time, LIVES)
-    assert after.bundle == between.bundle
-    after.leaf.verify_directly_issued_by(after.ca)
-    assert decided(after, time) is Decision.KEEP
+    last = after(changed, time + LIVES.certificate / 2)
+    assert old.served.certificate not in last.trusted
+    assert len(last.trusted) == 2
 
-    time += LIVES.leaf / 2
-    assert decided(after, time) is Decision.NEW_LEAF
-    later = renewed(after, Decision.NEW_LEAF, NAMES, time, LIVES)
-    assert len(later.bundle) == 2  # an operator may still serve the leaf from before
 
-    time += LIVES.leaf / 2
-    last = renewed(later, decided(later, time), NAMES, time, LIVES)
-    assert last.bundle == (after.ca,)
+def test_a_served_certificate_that_expired_is_replaced_by_its_successor_at_once() -> None:
+    between = after(first(), START + LIVES.certificate - timedelta(seconds=10))
+    assert after(between, START + LIVES.certificate).served == between.successor
+
+
+def test_a_secret_of_a_certificate_authority_is_replaced_and_the_authority_stays_trusted() -> None:
+    authority = first().served.certificate
+    found = replace(first(), trusted=(authority,))
+    replaced = after(found, START)
+    assert replaced.trusted == (replaced.served.certificate, authority)
+    assert is_kept(replaced, START)
 
 
 def test_over_ten_years_whatever_was_served_is_trusted_by_the_bundle_of_the_moment() -> None:
     """A leader looks once a week; an operator read the Secret up to two months ago, and serves what it read."""
-    found: Certificates | None = None
-    served: list[tuple[datetime, Certificates]] = []
-    cas = set()
+    found = first()
+    served: list[tuple[datetime, x509.Certificate]] = []
     for week in range(520):
         now = START + timedelta(weeks=week)
-        decision = decided(found, now)
-        if decision is not Decision.KEEP:
-            found = renewed(found, decision, NAMES, now, LIVES)
-        assert found is not None
-        cas.add(found.ca)
-        served.append((now, found))
+        trusted_before = found.trusted
+        found = renewed(found, NAMES, now, LIVES) or found
+        assert found.served.certificate in trusted_before, "served before the API server could trust it"
+        served.append((now, found.served.certificate))
         for read, each in served[-8:]:
-            still_valid = each.leaf.not_valid_after_utc > now
-            trusted = [ca for ca in found.bundle if ca.subject == each.leaf.issuer and ca.not_valid_after_utc > now]
-            assert not still_valid or trusted, f"what was read at {read} is not trusted at {now}"
-        assert found.leaf.not_valid_after_utc > now
-        assert len(found.bundle) <= 2
-    assert len(cas) >= 9
+            still_valid = each.not_valid_after_utc > now
+            assert not still_valid or each in found.trusted, f"what was read at {read} is not trusted at {now}"
+        assert found.served.certificate.not_valid_after_utc > now
+        assert len(found.trusted) <= 2
+    assert len({certificate for _, certificate in served}) >= 70
 
 
 def test_a_certificate_is_changed_under_a_live_context() -> None:
     old = first()
     served = serving(old)
-    assert handshake(served, old.bundle_pem()) == old.leaf
-    new = renewed(old, Decision.NEW_LEAF, NAMES, START, LIVES)
+    assert handshake(served, old.bundle_pem()) == old.served.certificate
+    new = first()
     assert served.load(new.data()["tls.crt"], new.data()["tls.key"])
-    assert served.ends == new.leaf.not_valid_after_utc.timestamp()
+    assert served.ends == new.served.certificate.not_valid_after_utc.timestamp()
     assert not served.load(new.data()["tls.crt"], new.data()["tls.key"])
-    assert handshake(served, old.bundle_pem()) == new.leaf
+    assert handshake(served, new.bundle_pem()) == new.served.certificate
 
 
 def test_a_pair_that_does_not_fit_leaves_the_old_certificate_in_service() -> None:
@@ -197,7 +199,7 @@ def test_a_pair_that_does_not_fit_leaves_the_old_certificate_in_service() -> Non
         served.load(other.data()["tls.crt"], old.data()["tls.key"])
     with pytest.raises(CertificateUnusable):
         served.load(b"", b"")
-    assert handshake(served, old.bundle_pem()) == old.leaf
+    assert handshake(served, old.bundle_pem()) == old.served.certificate
 
 
 def test_private_keys_are_in_no_repr() -> None:

@@ -15,8 +15,10 @@ from mailboat.runtime.config_source import ConfigSource
 from mailboat.runtime.manifest_files import load
 from mailboat_operator.controller import parse
 from mailboat_operator.controller.cache import ResourceCache
-from mailboat_operator.controller.children import ChildApplier, StillThere
+from mailboat_operator.controller.children import ApplyResult, ChildApplier, StillThere, Taken
+from mailboat_operator.controller.missing_relay import MissingRelay
 from mailboat_operator.controller.reconcile import Reconciler
+from mailboat_operator.controller.status_report import StatusReport
 from mailboat_operator.controller.status_writer import StatusWriter
 from mailboat_operator.kube.client import (
     CONFIG_MAP,
@@ -143,8 +145,9 @@ async def test_what_was_refused_is_not_tried_again_at_once_unless_it_changes(err
     for _ in range(5):
         now[0] += 4
         kept = await keeper.apply(model, wanted(model))
-        assert kept.obstructed == {DEPLOYMENT}
-        assert [*kept.refused, *kept.forbidden] == [str(error)]
+        assert kept.obstructed == {DEPLOYMENT: error}
+        assert kept.obstacle is not None
+        assert kept.obstacle.message.endswith(f": {error}")
     assert server.applied[DEPLOYMENT] == 1
     assert server.applied[DISRUPTION_BUDGET] >= 1, "one child keeps no other from being kept"
     changed = OutboxRelay.model_validate(relay(replicas=5))
@@ -153,7 +156,7 @@ async def test_what_was_refused_is_not_tried_again_at_once_unless_it_changes(err
     now[0] += 30
     del server.refuses[DEPLOYMENT]
     kept = await keeper.apply(changed, wanted(changed))
-    assert (server.applied[DEPLOYMENT], kept.obstructed) == (3, set())
+    assert (server.applied[DEPLOYMENT], kept.obstructed, kept.obstacle) == (3, {}, None)
 
 
 async def test_a_name_that_is_taken_is_looked_at_again_when_it_may_be_free():
@@ -161,12 +164,91 @@ async def test_a_name_that_is_taken_is_looked_at_again_when_it_may_be_free():
     keeper = ChildApplier(server, ResourceCache(), Metrics(CollectorRegistry()), patience=30, clock=lambda: now[0])
     server.theirs[SERVICE] = {"metadata": {"name": "orders-relay", "uid": "theirs"}}
     model = OutboxRelay.model_validate(relay())
-    assert (await keeper.apply(model, wanted(model))).taken == ["Service"]
-    server.theirs.clear()
-    assert (await keeper.apply(model, wanted(model))).taken == ["Service"]
+    for _ in range(2):
+        kept = await keeper.apply(model, wanted(model))
+        assert kept.obstacle is not None
+        assert kept.obstacle.message.startswith('Service "orders-relay" exists')
+        server.theirs.clear()
     now[0] += 30
-    assert (await keeper.apply(model, wanted(model))).taken == []
+    assert (await keeper.apply(model, wanted(model))).obstacle is None
     assert server.applied[SERVICE] == 1
+
+
+@pytest.mark.parametrize(
+    ("errors", "reason", "message"),
+    [
+        ([Forbidden("a quota"), Forbidden("a policy")], "Forbidden", "its work, which tries again: a quota; a policy"),
+        ([Forbidden("a quota"), Invalid("no such field")], "InvalidSpec", "what spec leads to: no such field"),
+        ([Invalid("no such field"), Taken("Service"), Taken("Secret")], "NameTaken", 'Service and Secret "x" exists'),
+        ([ServerFailed("500")], None, ""),
+    ],
+)
+def test_of_several_obstacles_the_one_that_a_person_can_remove_first_is_named(errors, reason, message):
+    result = ApplyResult("x", obstructed=dict(zip(CHILD_KINDS, errors, strict=False)))
+    assert (result.obstacle.reason if result.obstacle else None) == reason
+    assert message in (result.obstacle.message if result.obstacle else "")
+
+
+class Stored(Server):
+    """Server-side apply as the operator relies on it: fields of others stay, and the same content is not written."""
+
+    async def apply(self, kind, body):
+        self.applied[kind] += 1
+        live = self.theirs.get(kind, {})
+        after = _merged(live, body)
+        if after != live:
+            self.theirs[kind] = after = self._taken(after)
+        return after
+
+    def edit(self, kind, change):
+        self.theirs[kind] = self._taken(_merged(self.theirs[kind], change))
+
+
+def _merged(live, body):
+    if not isinstance(live, dict) or not isinstance(body, dict):
+        return body
+    return {**live, **{name: _merged(live.get(name), value) for name, value in body.items()}}
+
+
+@pytest.mark.parametrize(
+    ("edit", "applied", "restored"),
+    [
+        ({}, 1, ""),
+        ({"status": {"replicas": 2}}, 1, ""),
+        ({"metadata": {"managedFields": []}}, 1, ""),
+        ({"metadata": {"annotations": {"theirs": "1"}}}, 2, ""),
+        ({"spec": {"replicas": 7}}, 2, "spec.replicas"),
+        ({"spec": {"replicas": 7, "paused": True}}, 2, "spec.paused, spec.replicas"),
+    ],
+)
+async def test_a_child_is_applied_again_once_if_it_changed_and_restored_fields_are_named(edit, applied, restored):
+    server, registry = Stored(), CollectorRegistry()
+    keeper = ChildApplier(server, ResourceCache(), Metrics(registry))
+    model = OutboxRelay.model_validate(relay())
+    children = wanted(model)
+    await keeper.apply(model, children)
+    server.edit(DEPLOYMENT, edit)
+    keeper.cache.saw(DEPLOYMENT, server.theirs[DEPLOYMENT])
+    events = [event for _ in range(3) for event in (await keeper.apply(model, children)).events]
+    assert {kind: count for kind, count in server.applied.items() if kind != DEPLOYMENT} == dict.fromkeys(
+        (kind for kind in CHILD_KINDS if kind in children and kind != DEPLOYMENT), 1
+    )
+    assert server.applied[DEPLOYMENT] == applied
+    note = f"Deployment orders-relay was changed by another client and is restored: {restored}."
+    assert [event.message for event in events] == ([note] if restored else [])
+    labels = {"kind": "Deployment"}
+    corrected = registry.get_sample_value("mailboat_operator_drift_corrected_total", labels)
+    assert corrected == (1.0 if restored else None)
+
+
+async def test_another_desired_child_is_applied_and_nobody_is_blamed():
+    server = Stored()
+    keeper = ChildApplier(server, ResourceCache(), Metrics(CollectorRegistry()))
+    for replicas in (2, 5):
+        model = OutboxRelay.model_validate(relay(replicas=replicas))
+        assert (await keeper.apply(model, wanted(model))).events == []
+    assert server.theirs[DEPLOYMENT]["spec"]["replicas"] == 5
+    assert (server.applied[DEPLOYMENT], server.applied[SERVICE]) == (2, 1)
 
 
 class LeaderWork(Generic[FleetT]):
@@ -178,7 +260,11 @@ class LeaderWork(Generic[FleetT]):
         self.keeper = ChildApplier(self.server, self.world, metrics)
         self.reporter = StatusWriter(self.server, self.world, metrics, "test")
         self.fleet = relays(client or RelayClient(Keys()), metrics, PollTimeouts())
-        self.reconciler = Reconciler(self.world, self.keeper, self.fleet, self.reporter, metrics, Keys(), IMAGE, 5.0)
+        report = StatusReport(self.world, self.reporter, metrics)
+        missing = MissingRelay(self.world, self.fleet, self.reporter, 5.0)
+        self.reconciler = Reconciler(
+            self.world, self.keeper, self.fleet, self.reporter, report, missing, Keys(), IMAGE, 5.0
+        )
 
 
 async def test_nothing_is_remembered_about_what_was_deleted():

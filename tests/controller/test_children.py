@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mailboat.runtime.session import Timings
+from mailboat.runtime.timings import Timings
 from mailboat_operator.kube.client import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, SERVICE, SERVICE_ACCOUNT
-from mailboat_operator.resources import desired
+from mailboat_operator.resources import desired, disruption_budget
 from mailboat_operator.resources.configmap import (
     Configuration,
     all_paused,
@@ -27,7 +27,6 @@ from mailboat_operator.resources.configmap import (
     too_large,
 )
 from mailboat_operator.resources.deployment import deployment
-from mailboat_operator.resources.disruption_budget import disruption_budget
 from mailboat_operator.resources.ownership import Owner, owner_of
 from mailboat_operator.resources.pod import (
     DRAIN_SECONDS,

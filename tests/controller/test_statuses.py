@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mailboat_operator.controller.status_writer import status_patch
 from mailboat_operator.relays.pods import RelayPod
 from mailboat_operator.relays.reports import Answer, bounded
 from mailboat_operator.relays.totals import RestartTotals
-from mailboat_operator.status.conditions import condition_events, overdue
-from mailboat_operator.status.patch import status_patch
+from mailboat_operator.status.conditions import Obstacle, condition_events, overdue
 from mailboat_operator.status.relay import RelayFacts, database_changed, relay_status
 from mailboat_operator.status.subscription import SubscriptionFacts, subscription_status
-from mailboat_spec import EventSubscription, EventSubscriptionStatus, OutboxRelay, OutboxRelayStatus
+from mailboat_spec import EventSubscription, EventSubscriptionStatus, OutboxRelay, OutboxRelayStatus, Reason
 from mailboat_spec.relay_status import ProcessStatus, as_json, read_process_status
 from support.manifests import event_subscription, outbox_relay
 from support.relay_statuses import process_status
@@ -278,8 +278,8 @@ REFUSES = Answer("a", process_status({"relays": [], "config": {"error": "spec.ur
 """It has never had a configuration that it could use."""
 
 RELAY_FACTS = RelayFacts(
-    name=RELAY, generation=1, before={}, relay=relay(), problem="", taken="", refused="", forbidden="", held="",
-    uncreated="", halted="", stuck="", pods=(pod("a"), pod("b")), answers=BOTH, subscriptions=1, lacking=(),
+    name=RELAY, generation=1, before={}, relay=relay(), problem="", obstacle=None,
+    uncreated="", halted="", pods=(pod("a"), pod("b")), answers=BOTH, subscriptions=1, lacking=(),
     selector="x=y",
 )  # fmt: skip
 
@@ -289,11 +289,7 @@ RELAY_FACTS = RelayFacts(
     [
         ({}, ("True", "Available")),
         ({"relay": None, "problem": "spec: no"}, ("False", "InvalidSpec")),
-        ({"taken": "Service x exists"}, ("False", "NameTaken")),
-        ({"refused": "422"}, ("False", "InvalidSpec")),
-        ({"forbidden": "quota"}, ("False", "Forbidden")),
-        ({"held": "a form is lost"}, ("False", "ConfigurationHeld")),
-        ({"stuck": "still there"}, ("False", "Progressing")),
+        ({"obstacle": Obstacle(Reason.NAME_TAKEN, "Service x exists")}, ("False", "NameTaken")),
         ({"relay": relay(replicas=0), "pods": (), "answers": ()}, ("True", "Available")),
         ({"pods": (), "answers": ()}, ("False", "Starting")),
         ({"relay": relay(runtime="Sidecar"), "pods": (), "answers": ()}, ("False", "NotEnoughRelays")),
@@ -557,7 +553,7 @@ def test_what_keeps_pods_from_starting_is_told_in_kubernetes_words():
 
 
 def test_what_the_api_server_forbids_is_a_warning():
-    after = relay_status(replace(RELAY_FACTS, forbidden="exceeded quota"), NOW)["conditions"]
+    after = relay_status(replace(RELAY_FACTS, obstacle=Obstacle(Reason.FORBIDDEN, "exceeded quota")), NOW)["conditions"]
     assert [(item.warning, item.reason) for item in condition_events((), after) if "quota" in item.message] == [
         (True, "Forbidden")
     ]

@@ -10,10 +10,10 @@ import pytest
 from mailboat.delivery.backoff import RetryPolicy
 from mailboat.errors import EventRefused, SinkUnavailable
 from mailboat.model import Message
-from mailboat.runtime.session import Totals
 from mailboat.runtime.subscription_status import subscription_status
-from mailboat.sinks.memory import MemorySink
+from mailboat.runtime.totals import Totals
 from mailboat.sinks.protocol import Failures
+from mailboat.testing.memory_sink import MemorySink
 from support.simulation import BACKOFF, DEAD_TOPIC, Fleet, always, refusing, sequence_number, settings, subscription
 from support.virtual_time import in_virtual_time, until
 

@@ -13,10 +13,10 @@ from mailboat.delivery.backoff import Backoff, Outage, RetryPolicy
 from mailboat.delivery.outcomes import Attempt, Outcome, judge, set_aside, settled_prefix
 from mailboat.delivery.poll_interval import LINGER, PollInterval, WakeSettings
 from mailboat.delivery.progress import merged
-from mailboat.delivery.rebalance import decide, targets
+from mailboat.delivery.rebalance import decide, orphans, targets
 from mailboat.errors import DatabaseUnavailable, DeliveryError, EventRefused, LeaseLost, SinkUnavailable, Undecided
 from mailboat.model import OutboxEvent
-from mailboat.runtime.session import _most_telling, orphans
+from mailboat.runtime.session import _most_telling
 from mailboat.store.fan_out import fan_out, fan_out_single
 from mailboat.store.outbox_store import (
     CursorKey,

@@ -13,9 +13,9 @@ import pytest
 
 from mailboat.delivery.checkpoints import Checkpoint
 from mailboat.model import Message
-from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.protocol import Failures
 from mailboat.store.outbox_store import CursorKey
+from mailboat.testing.memory_sink import MemorySink
 from support.simulation import TIMINGS, Fleet, RunningRelay, sequence_number, settings, subscription
 from support.virtual_time import in_virtual_time, until
 

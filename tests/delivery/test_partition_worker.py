@@ -12,10 +12,10 @@ import pytest
 from mailboat.delivery.backoff import RetryPolicy
 from mailboat.errors import EventRefused
 from mailboat.model import Message
-from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.protocol import ALL_DELIVERED, Failures, Traits
 from mailboat.store.outbox_store import Parked
 from mailboat.store.settings import ReadLimits
+from mailboat.testing.memory_sink import MemorySink
 from support.memory_outbox import MemoryStore
 from support.simulation import BACKOFF, Fleet, always, attempt_number, refusing, sequence_number, settings, subscription
 from support.virtual_time import in_virtual_time, until

@@ -12,10 +12,10 @@ import pytest
 from mailboat.delivery.poll_interval import WakeSettings
 from mailboat.model import Message, OutboxEvent
 from mailboat.runtime.subscription_status import stalled
-from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.protocol import Failures
 from mailboat.store.outbox_store import CursorGroup, CursorKey, Lease, Measured, Settlement, TickResult, Window
 from mailboat.store.settings import ReadLimits
+from mailboat.testing.memory_sink import MemorySink
 from support.memory_outbox import MemoryOutbox, MemoryStore
 from support.memory_outbox.rows import MemoryRow
 from support.simulation import Fleet, subscription
@@ -216,7 +216,8 @@ def test_others_are_served_while_a_large_window_is_measured(monkeypatch: pytest.
 
 
 def _stands_still(fleet: Fleet) -> bool:
-    return stalled(fleet.relays["relay"].session, asyncio.get_running_loop().time())
+    session = fleet.relays["relay"].session
+    return session is not None and stalled(session, asyncio.get_running_loop().time())
 
 
 @pytest.mark.parametrize("longest", [60.0, 3600.0])

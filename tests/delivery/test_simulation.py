@@ -15,9 +15,9 @@ import pytest
 
 from mailboat.delivery.checkpoints import Checkpoint
 from mailboat.model import OutboxEvent
-from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.protocol import Traits
 from mailboat.store.settings import ReadLimits
+from mailboat.testing.memory_sink import MemorySink
 from support.ledger import sequence_of
 from support.simulation import Fleet, Refusals, attempt_number, by_event, settings, subscription
 from support.virtual_time import in_virtual_time

@@ -11,7 +11,10 @@ from support.markdown import rows
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-PATHS = {"\n## Resource path": (ROOT / "operator" / "mailboat_operator", 102)}
+PATHS = {
+    "\n## Event path": (ROOT / "relay" / "mailboat", 50),
+    "\n## Resource path": (ROOT / "operator" / "mailboat_operator", 102),
+}
 """Folder of the files, and the greatest number of hops."""
 
 

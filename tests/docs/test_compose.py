@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import re
 import shlex
+import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from click import Context
 
@@ -36,7 +41,7 @@ def test_kafka_is_the_version_that_the_tests_run_against() -> None:
 
 
 def test_the_images_of_mailboat_are_built_from_a_dockerfile_here() -> None:
-    for name in ("relay", "producer"):
+    for name in ("relay", "producer", "consumer"):
         build = SERVICES[name]["build"]
         assert (FOLDER / build["context"] / build["dockerfile"]).is_file()
         for volume in SERVICES[name]["volumes"]:
@@ -45,8 +50,8 @@ def test_the_images_of_mailboat_are_built_from_a_dockerfile_here() -> None:
 
 def test_its_commands_are_commands_of_mailboat() -> None:
     (loop,) = SERVICES["producer"]["command"]
-    emit = shlex.split(loop.partition("mailboat ")[2].partition(";")[0])
-    for name, *arguments in (SERVICES["relay"]["command"], emit):
+    emit = shlex.split(loop.partition("mailboat ")[2].splitlines()[0])
+    for name, *arguments in (SERVICES["relay"]["command"], SERVICES["consumer"]["command"], emit):
         command = main.get_command(Context(main), name)
         assert command is not None
         command.make_context(name, [*arguments, "-f", str(FOLDER / "mailboat.yaml")])
@@ -59,8 +64,25 @@ def test_database_and_topics_are_those_of_the_manifests() -> None:
     url = database_url(manifests.relays[0], SecretSources(SecretVariables(environment)))()
     postgres = SERVICES["postgres"]["environment"]
     assert url.endswith(f":{postgres['POSTGRES_PASSWORD']}@postgres:5432/{postgres['POSTGRES_DB']}")
-    (subscription,) = manifests.subscriptions
-    created = set(re.findall(r"for topic in ([\w. ]+);", SERVICES["topics"]["command"][0])[0].split())
+    subscription, view = manifests.subscriptions
+    created = set(re.findall(r"for topic in ([-\w. ]+);", SERVICES["topics"]["command"][0])[0].split())
     assert subscription.spec.sink.kafka is not None
-    assert created == {subscription.spec.sink.kafka.topic, subscription.dead_letter_topic}
+    assert created == {subscription.spec.sink.kafka.topic, subscription.dead_letter_topic, view.dead_letter_topic}
     assert subscription.spec.sink.kafka.bootstrap_servers == ("kafka:9092",)
+
+
+def test_the_producer_emits_what_the_consumer_expects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    consumer = importlib.import_module("consumer")
+    (loop,) = SERVICES["producer"]["command"]
+    _, event_type, payload, *_ = shlex.split(loop.partition("mailboat ")[2].splitlines()[0])
+    assert event_type == "order.placed"
+    assert [field.name for field in fields(consumer.Order)] == list(json.loads(payload.replace("$$order", "1")))
+    sys.modules.pop("consumer")
+
+
+def test_published_ports_are_those_that_the_commands_listen_on() -> None:
+    for name in ("relay", "consumer"):
+        (published,) = SERVICES[name]["ports"]
+        command = SERVICES[name]["command"]
+        assert published.rpartition(":")[2] == command[command.index("--listen") + 1].rpartition(":")[2]

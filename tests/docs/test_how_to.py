@@ -52,6 +52,18 @@ def test_sqlalchemy_emits_in_its_transaction(outbox: Database) -> None:
     assert rows == [("order.paid", "o-1", "paid")]
 
 
+async def test_fastapi_emits_in_the_transaction_of_the_request(
+    outbox: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", outbox.url)
+    place = code("from fastapi")["place"]
+    answer = await place("o-2", 5)
+    assert outbox.execute("select event_id::text, key from mailboat.outbox") == [(answer["event"], "o-2")]
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        await place("o-2", 5)
+    assert outbox.execute("select count(*) from mailboat.outbox") == [(1,)]
+
+
 def test_a_test_of_a_producer_leaves_nothing_behind(outbox: Database) -> None:
     with psycopg.connect(outbox.url) as connection:
         code("check_payment")["check_payment"](connection)
@@ -91,4 +103,4 @@ def test_the_metrics_that_are_named_exist() -> None:
     rendered = Metrics(lambda: [relay()]).render("")[0].decode()
     page = (DOCS / "how-to-grafana.md").read_text(encoding="utf-8")
     for name in set(re.findall(r"`(mailboat_\w+)`", page)):
-        assert f"\n{name}{{" in rendered, name
+        assert f"\n# TYPE {name} " in rendered, name

@@ -17,6 +17,7 @@ from support.inprocess_relay import StagedSink, staged_sinks_installed
 from support.kafka_consumers import PARTITIONS, Consumers
 from support.lost_tail import start_primary
 
+PROTOCOLS = {"classic": "classic", "KIP-848": "consumer"}
 OrSkip = Callable[[Callable[[], PostgresServer]], PostgresServer]
 
 
@@ -63,13 +64,13 @@ def stage(tmp_path: Path) -> Iterator[dict[str, StagedSink]]:
 def consumers(
     request: pytest.FixtureRequest, kafka_topic: Any, unique_name: Callable[[str], str], tmp_path: Path
 ) -> Iterator[Consumers]:
-    """On kfake with claims in Valkey. Parametrized indirectly with another store (none, bare, inbox), or with KIP-848:
-    that group protocol, on Apache Kafka."""
+    """On kfake with claims in Valkey. Parametrized indirectly with another store (none, bare, inbox), or with a group
+    protocol (classic, KIP-848): that one, on Apache Kafka."""
     kind = getattr(request, "param", "redis")
-    server: KafkaServer = request.getfixturevalue("apache_kafka" if kind == "KIP-848" else "kfake")
+    server: KafkaServer = request.getfixturevalue("apache_kafka" if kind in PROTOCOLS else "kfake")
     orders = {"topic": kafka_topic(server, partitions=PARTITIONS), "group": unique_name("group")}
-    if kind == "KIP-848":
-        orders["protocol"] = "consumer"
+    if kind in PROTOCOLS:
+        orders["protocol"] = PROTOCOLS[kind]
     elif kind != "inbox":
         orders["store"] = kind
     orders["redis"] = request.getfixturevalue("valkey").url

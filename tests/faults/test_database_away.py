@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from conftest import TopicFactory
-from mailboat.runtime.session import Timings
+from mailboat.runtime.timings import Timings
 from mailboat_devservers.kafka import KafkaServer
 from mailboat_devservers.postgres import Database
 from mailboat_devservers.proxy import Proxy

@@ -34,7 +34,7 @@ def stage(tmp_path: Path) -> Iterator[dict[str, StagedSink]]:
 
 def probers(database: Database) -> int:
     [(count,)] = database.execute(
-        "select count(*) from pg_stat_activity where application_name = 'mailboat prober'"
+        "select count(*) from pg_stat_activity where application_name = 'mailboat probe'"
         " and datname = current_database()"
     )
     return int(count)
@@ -63,8 +63,8 @@ async def test_a_lock_that_keeps_lag_from_being_asked_for_stops_no_delivery(
         await await_until(lambda: status_of(relay, "orders").last_error is None, timeout=30, what="lag to be known")
     said = [record.getMessage() for record in caplog.records]
     assert said.count("Connected.") == 1
-    assert len([line for line in said if line.startswith("Lag is not known")]) == 1
-    await await_until(lambda: probers(each_outbox) == 0, what="the prober's session to end")
+    assert len([line for line in said if line.startswith("Lag query failed")]) == 1
+    await await_until(lambda: probers(each_outbox) == 0, what="the probe's session to end")
 
 
 async def test_upkeep_that_fails_is_told_in_the_status_of_a_relay_that_runs(
@@ -102,6 +102,29 @@ async def test_who_waits_for_another_migration_says_so_and_hears_when_to_stop(ea
         async with asyncio.timeout(PATIENCE):
             await life
         assert relay.status().state is RelayState.STOPPING
+
+
+async def test_the_states_of_a_relay_that_stops_while_a_batch_is_in_flight(
+    each_outbox: Database, stage: dict[str, StagedSink]
+) -> None:
+    read = read_documents([("relay", outbox_relay(each_outbox.url)), ("orders", subscription("orders", STAGED))])
+    identity = RelayIdentity("relay-1", str(uuid.uuid4()))
+    relay = Relay(read.relays[0], read.subscriptions, secrets=SecretSources(), identity=identity, timings=SWIFT)
+    assert relay.status().state is RelayState.CONNECTING
+    stop = asyncio.Event()
+    life = asyncio.create_task(relay.run(stop))
+    await await_until(lambda: relay.status().state is RelayState.RUNNING, timeout=30, what="the relay to run")
+    stage["orders"].hold_answers()
+    write(each_outbox.url, events(1, keys=1))
+    await await_until(lambda: stage["orders"].publishes == 1, timeout=30, what="a batch in flight")
+    stop.set()
+    await await_until(lambda: relay.status().state is RelayState.STOPPING, timeout=30, what="the relay to stop")
+    assert relay.status().database_reachable
+    assert not life.done()
+    stage["orders"].let_go()
+    await life
+    assert (relay.status().state, relay.status().message) == (RelayState.STOPPING, "stopped")
+    assert len(stage["orders"].arrived) == 1
 
 
 async def test_a_relay_goes_on_when_the_other_migration_has_ended(

@@ -10,7 +10,7 @@ from typing import Self
 import pytest
 
 from mailboat.runtime.relay import Relay
-from mailboat.runtime.session import Timings
+from mailboat.runtime.timings import Timings
 from mailboat_devservers.postgres import Database
 from support.inprocess_relay import STAGED, Load, StagedSink, events, serving, status_of, write
 from support.ledger import Written, check_delivery

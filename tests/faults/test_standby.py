@@ -55,7 +55,7 @@ def _stream(kfake: KafkaServer, collector: KafkaCollector) -> dict[str, object]:
     return subscription("kfake", kafka_sink(kfake.bootstrap, collector.topic), partitions=1)
 
 
-_WAITING = "select pid from pg_stat_activity where application_name = 'mailboat desk' and wait_event = 'SyncRep'"
+_WAITING = "select pid from pg_stat_activity where application_name = 'mailboat work' and wait_event = 'SyncRep'"
 
 
 def _waits_for_the_standby(primary: PostgresServer) -> bool:

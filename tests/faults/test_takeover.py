@@ -289,14 +289,14 @@ async def test_fifty_relays_share_eight_partitions_and_the_idle_ones_hold_one_co
         def at_rest() -> bool:
             counts = shares(outbox.url)
             busy = [relay for relay, count in counts.items() if count]
-            return None not in counts and len(busy) == PARTITIONS and _connections(outbox)["sentry"] == 50
+            return None not in counts and len(busy) == PARTITIONS and _connections(outbox)["control"] == 50
 
         await await_until(at_rest, 150, "fifty relays to be connected, eight of them with a partition")
 
-        # The sentry is the one connection of an idle relay; an owner has two more.
+        # Control is the one connection of an idle relay; an owner has two more.
         def few() -> bool:
             found = _connections(outbox)
-            each = found["desk"] <= PARTITIONS and found["reader"] <= PARTITIONS
+            each = found["work"] <= PARTITIONS and found["read"] <= PARTITIONS
             return each and found.total() <= 50 + 2 * PARTITIONS
 
         await await_until(few, 60, "the idle ones to let go of the rest")

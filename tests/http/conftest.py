@@ -9,7 +9,8 @@ import aiohttp
 import pytest
 
 from mailboat.http.auth import CallerAuth
-from support.http_api import Relays, serving
+from mailboat.http.jwt_auth import JwtVerifier, PublicKeys
+from support.http_api import OPERATOR, Relays, serving
 
 
 @pytest.fixture
@@ -18,21 +19,16 @@ def relays() -> Relays:
 
 
 @pytest.fixture
-def token_file(tmp_path: Path) -> Path:
-    path = tmp_path / "token"
-    path.write_text("correct-horse\n")
-    return path
-
-
-@pytest.fixture
-async def client(relays: Relays, token_file: Path) -> AsyncIterator[aiohttp.ClientSession]:
-    """A client of a server with a control token."""
-    async for session in serving(relays, CallerAuth(token_file)):
+async def client(relays: Relays, tmp_path: Path) -> AsyncIterator[aiohttp.ClientSession]:
+    """A client of a server that takes assignments."""
+    keys = tmp_path / "keys.pem"
+    keys.write_text(OPERATOR.public_keys)
+    async for session in serving(relays, CallerAuth(JwtVerifier(PublicKeys(keys), OPERATOR.audience))):
         yield session
 
 
 @pytest.fixture
-async def tokenless(relays: Relays) -> AsyncIterator[aiohttp.ClientSession]:
-    """A client of a server without a control token."""
+async def keyless(relays: Relays) -> AsyncIterator[aiohttp.ClientSession]:
+    """A client of a server that was given no public keys."""
     async for session in serving(relays, CallerAuth()):
         yield session

@@ -43,7 +43,7 @@ def keys(tmp_path: Path, operator: Operator) -> Path:
 @pytest.fixture
 async def client(relays: Relays, keys: Path) -> AsyncIterator[aiohttp.ClientSession]:
     relays.generations = {"shop/orders": 0}
-    async for session in serving(relays, CallerAuth(None, JwtVerifier(PublicKeys(keys), AUDIENCE))):
+    async for session in serving(relays, CallerAuth(JwtVerifier(PublicKeys(keys), AUDIENCE))):
         yield session
 
 
@@ -168,15 +168,6 @@ def test_other_keys_than_ed25519_are_refused():
     other = generate_private_key(SECP256R1()).public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     with pytest.raises(ConfigError, match="a file: public key 1 is not of the kind Ed25519"):
         parse_keys(other, "a file")
-
-
-async def test_a_relay_with_both_accepts_the_control_token_and_signed_calls(relays, keys, token_file, operator):
-    relays.generations = {"shop/orders": 0}
-    async for client in serving(relays, CallerAuth(token_file, JwtVerifier(PublicKeys(keys), AUDIENCE))):
-        assert (await put(client, "correct-horse"))[0] == 200
-        assert (await put(client, signed_later(operator), LATER))[0] == 200
-        assert (await put(client, "wrong"))[0] == 401
-        assert (await put(client, signed(Operator(AUDIENCE))))[0] == 401
 
 
 async def test_without_follow_a_configuration_is_refused(client, operator):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
-import subprocess
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,11 +12,11 @@ import pytest
 
 from mailboat.runtime.relay_status import RelayState
 from mailboat.store.coverage import Coverage
+from support.browser import Browser
 from support.http_api import Relays
 from support.relay_statuses import partition, relay, subscription
 
 HOSTILE = "<script>alert('x')</script><img src=//evil.example/x>" + "&<\">'" * 400
-PICTURE = Path(__file__).parents[2] / "docs" / "images" / "relay-page.png"
 
 
 class Page(HTMLParser):
@@ -71,15 +69,11 @@ async def test_the_page_is_bounded_and_escapes_all_values(client: aiohttp.Client
     assert "and 799 more subscriptions" in page.text
 
 
-def _browser() -> str | None:
-    names = ("chromium-headless-shell", "headless_shell", "chromium", "chromium-browser", "google-chrome")
-    return next((found for name in names if (found := shutil.which(name))), None)
-
-
 @pytest.mark.verify
-@pytest.mark.skipif(_browser() is None, reason="needs chromium: apt-get install chromium")
-async def test_a_real_browser_shows_the_page(client: aiohttp.ClientSession, relays: Relays, tmp_path: Path) -> None:
-    """With MAILBOAT_PICTURES=1, also replace the picture of the documentation."""
+async def test_a_real_browser_shows_the_page(
+    client: aiohttp.ClientSession, relays: Relays, tmp_path: Path, or_skip: Callable[[Callable[[], Browser]], Browser]
+) -> None:
+    browser = or_skip(lambda: Browser.find(tmp_path / "profile"))
     away = subscription(
         name="shop/orders-to-pubsub",
         sink="pubsub",
@@ -94,29 +88,7 @@ async def test_a_real_browser_shows_the_page(client: aiohttp.ClientSession, rela
     unmatched = Coverage({"orders.placed": 2})
     relays.statuses = [relay(state=RelayState.RUNNING, subscriptions=(whole, away), coverage=unmatched)]
     address = str(client._base_url)
-    picture = tmp_path / "page.png"
-    flags = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--hide-scrollbars",
-        f"--user-data-dir={tmp_path / 'profile'}",
-    ]
-
-    async def browser(*arguments: str) -> str:
-        process = await asyncio.create_subprocess_exec(
-            str(_browser()), *flags, *arguments, address, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-        async with asyncio.timeout(120):
-            output, _ = await process.communicate()
-        return output.decode()
-
     page = Page()
-    page.feed(await browser("--dump-dom"))
+    page.feed(await asyncio.to_thread(browser.document, address))
     assert "the broker does not answer: connection refused (3s ago)" in page.text
     assert "that no subscription matches, by type: orders.placed (2)" in page.text
-    await browser(f"--screenshot={picture}", "--window-size=1180,640")
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    if os.environ.get("MAILBOAT_PICTURES"):
-        PICTURE.write_bytes(picture.read_bytes())
-    assert PICTURE.read_bytes().startswith(b"\x89PNG")

@@ -188,7 +188,7 @@ async def test_an_insert_that_commits_while_its_lock_is_waited_for_holds_its_par
     subscribe(outbox, "shop/a")
     name = sql.Identifier(outbox.name)
     outbox.execute(sql.SQL("alter database {} set default_transaction_isolation = 'repeatable read'").format(name))
-    link = await PostgresConnection.open(lambda: outbox.url, "janitor")
+    link = await PostgresConnection.open(lambda: outbox.url, "maintenance")
     with psycopg.connect(outbox.url) as late:
         insert_old(late)
         sweeping = asyncio.create_task(sweep(link.connection, lock_wait=60))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+from datetime import UTC, datetime
 
 import pytest
 
-from mailboat.cloudevents import DeadLetterCause, MessageEncoder, dead_letter_message
+from mailboat.cloudevents import DeadLetterNotice, MessageEncoder, dead_letter_message
 from mailboat.errors import EventRefused
 from mailboat.model import Message, OutboxEvent
 
@@ -243,19 +244,11 @@ def test_headers_that_are_not_an_object_of_strings_refuse_the_event(headers: str
     assert EVENT.event_id in str(refused.value)
 
 
-CAUSE = DeadLetterCause("TooLarge", "above the topic's limit", 25, "2026-11-16T03:45:00Z", "2026-11-16T04:45:00Z")
-
-
-def dead(event: OutboxEvent, format: str = "CloudEvents", cause: DeadLetterCause = CAUSE) -> Message:
+def dead(event: OutboxEvent, format: str = "CloudEvents", error: str = "above the topic's limit") -> Message:
+    notice = DeadLetterNotice(event, 4711, 3, 2, 25, "TooLarge", error, "2026-11-16T03:45:00Z")
+    failed_at = datetime(2026, 11, 16, 4, 45, tzinfo=UTC)
     return dead_letter_message(
-        encoder(format),
-        event,
-        cause,
-        topic="orders.dead",
-        subscription="shop/orders",
-        sequence=4711,
-        partition=3,
-        generation=2,
+        encoder(format), notice, topic="orders.dead", subscription="shop/orders", failed_at=failed_at
     )
 
 
@@ -279,7 +272,7 @@ def test_a_dead_letter_has_the_original_payload_and_its_cause(format: str) -> No
 
 
 def test_a_dead_letter_s_error_is_cut_at_1_kib_between_characters() -> None:
-    letter = dead(EVENT, cause=DeadLetterCause("Refused", "ü" * 2000, 1, "a", "b"))
+    letter = dead(EVENT, error="ü" * 2000)
 
     error = letter.headers["mailboat-dead-error"]
     assert 1000 < len(error.encode()) <= 1024

@@ -11,9 +11,9 @@ from mailboat.errors import NoSuchSink
 from mailboat.runtime.condition_reasons import reason_for
 from mailboat.sinks.kafka import KafkaSink
 from mailboat.sinks.log import LogSink
-from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.pubsub import PubSubSink
 from mailboat.sinks.registry import build_sink
+from mailboat.testing.memory_sink import MemorySink
 from mailboat_spec import Reason
 from mailboat_spec import Sink as SinkSpec
 from support.sink_backends import context
@@ -31,8 +31,8 @@ def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-sinks\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
         "[mailboat.sinks]\n"
-        "acme = mailboat.sinks.memory:MemorySink\n"
-        "acme-broken = mailboat.sinks.memory:NoSuchClass\n"
+        "acme = mailboat.testing.memory_sink:MemorySink\n"
+        "acme-broken = mailboat.testing.memory_sink:NoSuchClass\n"
         "acme-needy = acme_module_that_is_not_there:Sink\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))

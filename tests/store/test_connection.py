@@ -24,7 +24,7 @@ from support.wait import await_until
 
 
 async def test_what_was_asked_often_by_one_interface_can_be_asked_often_by_the_other(each_database: Database) -> None:
-    link = await PostgresConnection.open(lambda: each_database.url, "desk")
+    link = await PostgresConnection.open(lambda: each_database.url, "work")
     try:
         for _ in range(10):  # psycopg prepares what it sees for the sixth time, and names it by number
             async with link.autocommit() as cursor:
@@ -39,7 +39,7 @@ async def test_what_was_asked_often_by_one_interface_can_be_asked_often_by_the_o
 
 
 async def test_what_is_too_large_for_the_socket_is_sent_to_its_end(each_database: Database) -> None:
-    link = await PostgresConnection.open(lambda: each_database.url, "desk", deadline=10.0)
+    link = await PostgresConnection.open(lambda: each_database.url, "work", deadline=10.0)
     try:
         async with link.autocommit() as cursor:
             await cursor.execute("select pg_backend_pid()")
@@ -75,7 +75,7 @@ async def test_what_takes_longer_the_more_there_is_has_no_deadline_and_all_else_
 
 
 async def test_a_link_is_closed_after_the_thread_that_speaks_over_it(each_database: Database) -> None:
-    link = await PostgresConnection.open(lambda: each_database.url, "desk")
+    link = await PostgresConnection.open(lambda: each_database.url, "work")
     begun = threading.Event()
 
     def work(pipeline: Pipeline) -> list[object]:
@@ -95,7 +95,7 @@ async def test_another_server_behind_the_same_connection_is_noticed(
     each_database: Database, change: dict[str, Any]
 ) -> None:
     """A pooler may lead to a restored copy between two transactions; a relay's user need be no superuser."""
-    link = await PostgresConnection.open(lambda: each_database.url, "desk")
+    link = await PostgresConnection.open(lambda: each_database.url, "work")
 
     def work(pipeline: Pipeline) -> None:
         pipeline.send("set local role pg_read_all_settings")
@@ -117,11 +117,11 @@ async def test_another_server_behind_the_same_connection_is_noticed(
 async def test_a_malformed_url_is_not_repeated(database: Database, password: str) -> None:
     """libpq would take a part of the password for the host, the port or the database, and name it in its errors."""
     url = f"postgresql://shop:{password}@host/db"
-    link = await PostgresConnection.open(lambda: database.url, "sentry")
+    link = await PostgresConnection.open(lambda: database.url, "control")
     reader = ReadThread(lambda: url, link.server, 5.0)
     try:
         for opening in (
-            PostgresConnection.open(lambda: url, "desk"),
+            PostgresConnection.open(lambda: url, "work"),
             reader.transaction(lambda pipeline: lambda: None),
         ):
             with pytest.raises(ConfigError, match="percent-encoded") as told:
@@ -135,7 +135,7 @@ async def test_a_malformed_url_is_not_repeated(database: Database, password: str
 @pytest.mark.parametrize("how", ["explained", "as it is", "in a group"])
 async def test_a_row_that_the_server_repeats_is_in_no_message_and_no_traceback(database: Database, how: str) -> None:
     """The server names a row that breaks a constraint in its DETAIL."""
-    link = await PostgresConnection.open(lambda: database.url, "desk")
+    link = await PostgresConnection.open(lambda: database.url, "work")
     try:
         try:
             if how == "explained":
@@ -164,7 +164,7 @@ _BREAKS_A_CONSTRAINT = """
 
 
 async def test_who_gives_up_while_a_connection_is_made_does_not_wait_for_the_answer(each_database: Database) -> None:
-    link = await PostgresConnection.open(lambda: each_database.url, "sentry")
+    link = await PostgresConnection.open(lambda: each_database.url, "control")
     asked, answer = threading.Event(), threading.Event()
     begun: list[Pipeline] = []
 

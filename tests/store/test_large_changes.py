@@ -49,7 +49,7 @@ async def test_a_rebase_takes_the_time_it_takes(slow: Database) -> None:
 
 
 async def test_another_number_of_partitions_takes_the_time_it_takes(slow: Database) -> None:
-    link = await PostgresConnection.open(lambda: slow.url, "sentry", deadline=DEADLINE)
+    link = await PostgresConnection.open(lambda: slow.url, "control", deadline=DEADLINE)
     try:
         await declare(link, TableLayout(), subscription(partitions=3), may_lay_out=True)
         route = await declare(link, TableLayout(), subscription(partitions=5), may_lay_out=True)
@@ -122,13 +122,13 @@ async def test_of_cursors_that_end_at_the_same_transaction_the_one_that_waits_fo
     await world.close()
 
 
-_WAITING = "select 1 from pg_stat_activity where application_name = 'mailboat sentry' and wait_event_type = 'Lock'"
+_WAITING = "select 1 from pg_stat_activity where application_name = 'mailboat control' and wait_event_type = 'Lock'"
 
 
 async def test_while_a_backlog_is_looked_through_nobody_holds_a_cursor(
     outbox_database: Database,
 ) -> None:
-    link = await PostgresConnection.open(lambda: outbox_database.url, "sentry")
+    link = await PostgresConnection.open(lambda: outbox_database.url, "control")
     try:
         await declare(link, TableLayout(), subscription(partitions=3), may_lay_out=True)
         outbox_database.execute("select mailboat.emit('x', '{}'::jsonb)")

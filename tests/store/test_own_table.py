@@ -6,13 +6,14 @@ import json
 import random
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
 import pytest
 import pytest_asyncio
 
-from mailboat.cloudevents import DeadLetterCause, MessageEncoder, dead_letter_message
+from mailboat.cloudevents import DeadLetterNotice, MessageEncoder, dead_letter_message
 from mailboat.errors import EventRefused
 from mailboat.model import OutboxEvent
 from mailboat.store.admin.dead_letters import show_dead
@@ -191,10 +192,9 @@ async def test_a_row_that_nobody_can_send_is_refused_kept_and_shown(
     with pytest.raises(EventRefused, match=r"can't be sent: its t(ime|ype)") as refusal:
         encoder.encode(event, sequence=1, partition=0, generation=1, attempt=1)
     assert not refusal.value.retryable
-    death = DeadLetterCause("InvalidEvent", "", 1, "", "")
-    assert dead_letter_message(
-        encoder, event, death, topic="dead", subscription="all", sequence=1, partition=0, generation=1
-    ).event_id
+    notice = DeadLetterNotice(event, 1, 0, 1, 1, "InvalidEvent", "", None)
+    failed_at = datetime.now(UTC)
+    assert dead_letter_message(encoder, notice, topic="dead", subscription="all", failed_at=failed_at).event_id
     await set_aside(relay, event)
     assert own.execute(f"select {column}::text from mailboat.dead_letters") == [(value,)]
     link = await PostgresConnection.open(lambda: own.url, "dlq")

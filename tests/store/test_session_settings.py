@@ -70,7 +70,7 @@ def url(
 
 
 async def test_every_session_has_settings_of_its_own(hostile: Database, url: str) -> None:
-    link = await PostgresConnection.open(lambda: url, "desk")
+    link = await PostgresConnection.open(lambda: url, "work")
     reader = ReadThread(lambda: url, link.server, 30.0)
     known = {name for (name,) in hostile.server.execute("select lower(name) from pg_settings")}
     expected = {name: value for name, (_, value) in INHERITED.items() if name in known}

@@ -47,7 +47,7 @@ def database(request: pytest.FixtureRequest) -> Iterator[Database]:
 
 @pytest_asyncio.fixture
 async def link(database: Database) -> AsyncIterator[PostgresConnection]:
-    link = await PostgresConnection.open(lambda: database.url, "sentry")
+    link = await PostgresConnection.open(lambda: database.url, "control")
     yield link
     await link.close()
 

@@ -40,7 +40,8 @@ from mailboat.consumer.claims.inbox import InboxClaims, InboxExecution
 from mailboat.consumer.claims.redis_store import RedisClaims
 from mailboat.consumer.dispatch import Dispatcher
 from mailboat.consumer.handlers import handler
-from mailboat.consumer.transactions import PsycopgAsync, Wanted
+from mailboat.consumer.pull_statements import Wanted
+from mailboat.consumer.transactions import PsycopgAsync
 from mailboat.delivery.backoff import Backoff
 from support.bare_claims import BareClaims
 from support.consumer_processes import STARTED, Death, Lines, log_to
@@ -147,8 +148,7 @@ def engine_of(orders: dict[str, Any]) -> BrokerEngine:
         [orders["bootstrap"]], {}, {}, subscription=NAME, group=orders["group"], group_protocol=orders["protocol"]
     )
     if orders["protocol"] == "classic":
-        # A member that died while it joined may hold up a rebalance for max.poll.interval.ms.
-        client |= {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500, "max.poll.interval.ms": 10_000}
+        client |= {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
     if "instance" in orders:  # a static member: its successor need not wait for the end of the session
         client |= {"group.instance.id": orders["instance"]}
     claims, execution = memory_of(orders)

@@ -10,6 +10,9 @@ import aiohttp
 from mailboat.http.auth import CallerAuth
 from mailboat.http.server import HttpApi, HttpServer
 from mailboat.runtime.relay_status import RelayStatus
+from support.cli import Operator
+
+OPERATOR = Operator("shop/relay-0")
 
 
 @dataclass

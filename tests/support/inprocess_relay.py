@@ -23,11 +23,11 @@ from mailboat.model import Message
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.relay_status import SubscriptionStatus
 from mailboat.runtime.secrets import Secrets, SecretSources
-from mailboat.runtime.session import Timings
-from mailboat.sinks.memory import MemorySink
+from mailboat.runtime.timings import Timings
 from mailboat.sinks.protocol import SinkContext
 from mailboat.store.settings import ReadLimits, RelayIdentity
 from mailboat.store.table import TableLayout
+from mailboat.testing.memory_sink import MemorySink
 from mailboat_spec import read_documents
 from support.ledger import Arrival, Written, payload, sequence_of
 from support.manifests import Manifest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -74,6 +75,20 @@ class Consumers:
             rows = self._outbox.execute("select key, number, attempt from effects order by at")
             return [((key, number), attempt) for key, number, attempt in rows]
         return [((line["key"], line["number"]), line["attempt"]) for line in self._lines("effects")]
+
+    def effect_count(self) -> int:
+        if self._outbox is not None:
+            ((count,),) = self._outbox.execute("select count(*) from effects")
+            return int(count)
+        path = self._folder / "effects"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    def send_and_wait(self, keys: Iterable[str], effects: int) -> None:
+        """Send events and wait until so many more effects have happened. A group whose members were killed continues
+        after their session time-out, and a busy machine may be slow: the deadline is for a group that stands still."""
+        goal = self.effect_count() + effects
+        self.feed.send(keys)
+        wait_until(lambda: self.effect_count() >= goal, timeout=180, what="consumers to handle events")
 
     def letters(self) -> list[tuple[Effect, int, str]]:
         """Return all dead letters with their attempts and reasons."""

@@ -216,8 +216,13 @@ def holders(found: Object) -> dict[int, str]:
 
 
 def spread(*shares: int) -> Callable[[Object], bool]:
-    """Condition: the pods have these numbers of partitions, in any order."""
-    return lambda found: sorted(Counter(holders(found).values()).values()) == sorted(shares)
+    """Condition: the pods have these numbers of partitions, in any order, and every partition has a pod."""
+
+    def is_spread(found: Object) -> bool:
+        counts = Counter(holders(found).values())
+        return "" not in counts and sorted(counts.values()) == sorted(shares)
+
+    return is_spread
 
 
 def configuring(*expected: str) -> Callable[[Object], bool]:

@@ -20,7 +20,7 @@ from mailboat.logs import LogFormat, configure
 from mailboat.runtime.manifest_files import load
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.secrets import find_secrets
-from mailboat.runtime.session import Timings
+from mailboat.runtime.timings import Timings
 from mailboat.store.settings import ReadLimits, RelayIdentity
 
 

@@ -23,7 +23,7 @@ from typing import Any, Self, cast
 import psycopg
 
 from mailboat.delivery.checkpoints import Checkpoint
-from mailboat.runtime.session import Timings
+from mailboat.runtime.timings import Timings
 from mailboat.store.settings import ReadLimits
 from mailboat_devservers.processes import Child
 from support.manifests import Manifest, event_subscription, outbox_relay_on

@@ -9,17 +9,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 
-from mailboat.cloudevents import DeadLetterCause, MessageEncoder, dead_letter_message
+from mailboat.cloudevents import MessageEncoder
 from mailboat.delivery.backoff import Backoff, RetryPolicy
 from mailboat.delivery.checkpoints import Passing, ignore_checkpoint
 from mailboat.delivery.poll_interval import WakeSettings
-from mailboat.delivery.stream import DeadLetterNotice, Stream, StreamSettings
+from mailboat.delivery.stream import Stream, StreamSettings
 from mailboat.errors import DatabaseUnavailable, LeaseLost
 from mailboat.model import Message, OutboxEvent
-from mailboat.runtime.session import RelaySession, Timings, Totals
-from mailboat.sinks.memory import MemorySink
+from mailboat.runtime.session import RelaySession
+from mailboat.runtime.timings import Timings
+from mailboat.runtime.totals import Totals
 from mailboat.store.settings import ReadLimits, RelayIdentity, StoreSettings
 from mailboat.store.subscription_rows import SubscriptionManifest
+from mailboat.testing.memory_sink import MemorySink
 from mailboat_spec import Format
 from support.ledger import sequence_of
 from support.manifests import declared
@@ -117,20 +119,6 @@ class Fleet:
     def _stream(self, number: int, name: str) -> Stream:
         sink = self.sinks[name]
         encoder = MessageEncoder(Format.RAW, source="test", header_prefix=sink.traits.header_prefix)
-
-        def announce(notice: DeadLetterNotice) -> Message:
-            death = DeadLetterCause(notice.reason, notice.error, notice.attempts, notice.first_failed_at or "", "")
-            return dead_letter_message(
-                encoder,
-                notice.event,
-                death,
-                topic=DEAD_TOPIC,
-                subscription=name,
-                sequence=notice.sequence,
-                partition=notice.partition,
-                generation=notice.generation,
-            )
-
         return Stream(
             number,
             name,
@@ -138,7 +126,7 @@ class Fleet:
             sink,
             encoder,
             self.streams,
-            announce if self.dead_topic else None,
+            dead_letter_topic=DEAD_TOPIC if self.dead_topic else None,
             clock=asyncio.get_running_loop().time,
             random=self.random,
             passing=self.passing,

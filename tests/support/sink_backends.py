@@ -28,9 +28,9 @@ from google.pubsub_v1.types import PullRequest, PullResponse
 from mailboat.model import Message
 from mailboat.sinks.kafka import KafkaSink
 from mailboat.sinks.log import LogSink
-from mailboat.sinks.memory import MemorySink
 from mailboat.sinks.protocol import Sink, SinkContext
 from mailboat.sinks.pubsub import PubSubSink
+from mailboat.testing.memory_sink import MemorySink
 from mailboat_devservers.kafka import KafkaServer
 from mailboat_devservers.proxy import Proxy
 from mailboat_devservers.pubsub import PubSubServer

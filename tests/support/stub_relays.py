@@ -88,7 +88,7 @@ class RelayStandIn:
     async def _body(self, request: web.Request) -> bytes:
         audience = f"{self.namespace}/{self.pod}/{self.uid}"
         try:
-            return await CallerAuth(None, JwtVerifier(PublicKeys(self._keys), audience)).body_of(request)
+            return await CallerAuth(JwtVerifier(PublicKeys(self._keys), audience)).body_of(request)
         except web.HTTPException as refusal:
             self.refused.append(refusal.status)
             raise

@@ -7,14 +7,12 @@ from typing import ClassVar, Final
 
 from pydantic import Field, field_validator
 
-from mailboat_spec.base import Refusal
 from mailboat_spec.cel_rules import Because, Rule, text, unless_given
+from mailboat_spec.constraints import exactly_one
 from mailboat_spec.formats import NonEmpty
 from mailboat_spec.redaction import PASSWORD_IN_URL, holds_password
 from mailboat_spec.references import SecretKeyRef, UsesSecrets
 
-_NEITHER: Final = "needs urlSecretRef: {name: ..., key: ...} (or url, if it holds no password)"
-_BOTH: Final = "has both url and urlSecretRef: remove one of them"
 _PASSWORD: Final = "holds a password: put the URL in a Secret and refer to it by urlSecretRef"
 
 
@@ -22,6 +20,12 @@ class Connection(UsesSecrets):
     """Exactly one of ``url`` and ``urlSecretRef``. Subclasses define the accepted schemes."""
 
     schemes: ClassVar[tuple[str, ...]]
+    constraints = exactly_one(
+        "url",
+        "urlSecretRef",
+        none="needs urlSecretRef: {name: ..., key: ...} (or url, if it holds no password)",
+        both="has both url and urlSecretRef: remove one of them",
+    )
 
     url: NonEmpty | None = Field(
         default=None,
@@ -34,16 +38,9 @@ class Connection(UsesSecrets):
         "or url is needed.",
     )
 
-    def wrong_combinations(self) -> Iterator[Refusal]:
-        if self.url is None and self.url_secret_ref is None:
-            yield Refusal((), _NEITHER)
-        elif self.url is not None and self.url_secret_ref is not None:
-            yield Refusal((), _BOTH)
-
     @classmethod
     def admission_rules(cls) -> Iterator[Rule]:
-        yield Rule("has(self.url) || has(self.urlSecretRef)", _NEITHER, because=Because.REQUIRED)
-        yield Rule("!has(self.url) || !has(self.urlSecretRef)", _BOTH)
+        yield from super().admission_rules()
         begins = " || ".join(f"self.url.startsWith('{scheme}://')" for scheme in cls.schemes)
         yield Rule(unless_given("url", begins), cls._begins_wrongly(), field="url")
         # Attached to the object, not to the field: an error on the field would repeat the URL, password included.

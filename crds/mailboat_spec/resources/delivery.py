@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field
 
-from mailboat_spec.base import Model, Refusal
-from mailboat_spec.cel_rules import AS_SET, Rule
+from mailboat_spec.base import Model
+from mailboat_spec.cel_rules import AS_SET
 from mailboat_spec.durations import Duration, between, not_longer
 from mailboat_spec.formats import NonEmpty
 
@@ -35,6 +34,8 @@ class NoHandler(StrEnum):
 class Backoff(Model):
     """The wait before the next attempt: initial * factor^n, at most max, spread by jitter."""
 
+    constraints = (not_longer("initial", than="max"),)
+
     initial: Annotated[Duration, between("1ms", "24h")] = Field(
         default=Duration.parse("1s"),
         description="Wait after the first failure, as a duration between 1ms and 24h. Default: 1s.",
@@ -57,22 +58,6 @@ class Backoff(Model):
         le=1,
         description="How much of a wait is random, as a share between 0 and 1. Default: 0.2.",
     )
-
-    def wrong_combinations(self) -> Iterator[Refusal]:
-        if self.initial > self.max:
-            yield Refusal(
-                ("initial",), f"is {self.initial}, longer than max ({self.max}): make it shorter or raise max"
-            )
-
-    @classmethod
-    def admission_rules(cls) -> Iterator[Rule]:
-        yield Rule(
-            not_longer("initial", than="max"),
-            "is longer than max: make it shorter or raise max",
-            field="initial",
-            message_expression="'is ' + self.initial + ', longer than max (' + self.max + '): "
-            "make it shorter or raise max'",
-        )
 
 
 class StopAt(Model):

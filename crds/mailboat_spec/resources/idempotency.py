@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import StrEnum
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from mailboat_spec.base import Model, Refusal
-from mailboat_spec.cel_rules import Because, Rule
+from mailboat_spec.base import Model
+from mailboat_spec.constraints import exactly_one
 from mailboat_spec.durations import Duration, between
 from mailboat_spec.formats import RedisPrefix
 from mailboat_spec.references import SecretKeyRef
@@ -67,12 +66,15 @@ class IdempotencyPostgres(Connection):
     schemes: ClassVar[tuple[str, ...]] = ("postgresql", "postgres")
 
 
-_NEITHER: Final = "needs exactly one of redis and postgres"
-_BOTH: Final = "has redis and postgres: remove one of them"
-
-
 class Idempotency(Model):
     """Store that recognises events that were handled before. Exactly one of ``redis`` and ``postgres``."""
+
+    constraints = exactly_one(
+        "redis",
+        "postgres",
+        none="needs exactly one of redis and postgres",
+        both="has redis and postgres: remove one of them",
+    )
 
     redis: IdempotencyRedis | None = Field(
         default=None,
@@ -98,17 +100,6 @@ class Idempotency(Model):
         description="What happens while the store can't be reached: Wait (nothing is handled, no attempt is counted) "
         "or Handle (without detection of duplicates). Default: Wait.",
     )
-
-    def wrong_combinations(self) -> Iterator[Refusal]:
-        if self.redis is None and self.postgres is None:
-            yield Refusal((), _NEITHER)
-        if self.redis is not None and self.postgres is not None:
-            yield Refusal((), _BOTH)
-
-    @classmethod
-    def admission_rules(cls) -> Iterator[Rule]:
-        yield Rule("has(self.redis) || has(self.postgres)", _NEITHER, because=Because.REQUIRED)
-        yield Rule("!has(self.redis) || !has(self.postgres)", _BOTH)
 
     @property
     def chosen(self) -> IdempotencyRedis | IdempotencyPostgres:

@@ -8,9 +8,10 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from mailboat_spec.base import Model, Refusal, yaml_name
-from mailboat_spec.cel_rules import Because, Rule, unchangeable, unless_given
-from mailboat_spec.durations import Duration, between, not_longer
+from mailboat_spec.base import Model
+from mailboat_spec.cel_rules import Because, Rule, unchangeable
+from mailboat_spec.constraints import Constraint, Predicate, absent, differs, equals, given
+from mailboat_spec.durations import Duration, at_most, between, not_longer
 from mailboat_spec.formats import ColumnName, TableName
 from mailboat_spec.names import MAX_RELAY_NAME
 from mailboat_spec.resources.connections import Connection
@@ -126,13 +127,38 @@ class Columns(Model):
     last_error: ColumnName | None = Field(default=None, description="Rows only: last failure. Default: the preset's.")
 
 
-_NO_LIMIT: Final = "Drop needs a limit: set maxAge or maxBytes, or use Hold"
-_NEEDLESS_LIMIT: Final = "has no effect with policy Hold: set policy: Drop or remove it"
-_ALL_REMOVED: Final = "must be more than 0: everything would be removed"
+_SOME_SIZE: Final = Predicate(
+    "(type(self.maxBytes) == int ? self.maxBytes > 0 : !isQuantity(self.maxBytes) || "
+    "quantity(self.maxBytes).isGreaterThan(quantity('0')))",
+    lambda retention: retention.max_bytes.bytes > 0,
+)
 
 
 class Retention(Model):
     """Retention of events in the outbox."""
+
+    constraints = (
+        Constraint(
+            "policy",
+            "Drop needs a limit: set maxAge or maxBytes, or use Hold",
+            differs("policy", "Drop") | given("maxAge") | given("maxBytes"),
+        ),
+        *(
+            Constraint(
+                limit,
+                "has no effect with policy Hold: set policy: Drop or remove it",
+                absent(limit) | equals("policy", "Drop"),
+            )
+            for limit in ("maxAge", "maxBytes")
+        ),
+        Constraint(
+            "maxAge",
+            "is shorter than after: raise it or lower after",
+            absent("maxAge") | at_most("after", "maxAge"),
+            detailed="is {maxAge}, shorter than after ({after}): raise it or lower after",
+        ),
+        Constraint("maxBytes", "must be more than 0: everything would be removed", absent("maxBytes") | _SOME_SIZE),
+    )
 
     after: Annotated[Duration, between("1m", "87600h")] = Field(
         default=Duration.parse("720h"),
@@ -153,51 +179,30 @@ class Retention(Model):
         "Default: none.",
     )
 
-    def wrong_combinations(self) -> Iterator[Refusal]:
-        limits = [name for name, limit in (("maxAge", self.max_age), ("maxBytes", self.max_bytes)) if limit is not None]
-        if self.policy is RetentionPolicy.DROP and not limits:
-            yield Refusal(("policy",), _NO_LIMIT)
-        if self.policy is RetentionPolicy.HOLD:
-            for limit in limits:
-                yield Refusal((limit,), _NEEDLESS_LIMIT)
-        if self.max_age is not None and self.max_age < self.after:
-            yield Refusal(("maxAge",), f"is {self.max_age}, shorter than after ({self.after}): raise it or lower after")
-        if self.max_bytes is not None and self.max_bytes.bytes == 0:
-            yield Refusal(("maxBytes",), _ALL_REMOVED)
-
-    @classmethod
-    def admission_rules(cls) -> Iterator[Rule]:
-        yield Rule(
-            "self.policy != 'Drop' || has(self.maxAge) || has(self.maxBytes)",
-            _NO_LIMIT,
-            field="policy",
-        )
-        for limit in ("maxAge", "maxBytes"):
-            yield Rule(unless_given(limit, "self.policy == 'Drop'"), _NEEDLESS_LIMIT, field=limit)
-        yield Rule(
-            unless_given("maxAge", not_longer("after", than="maxAge")),
-            "is shorter than after: raise it or lower after",
-            field="maxAge",
-            message_expression="'is ' + self.maxAge + ', shorter than after (' + self.after + '): "
-            "raise it or lower after'",
-        )
-        more_than_none = (
-            "(type(self.maxBytes) == int ? self.maxBytes > 0 : !isQuantity(self.maxBytes) || "
-            "quantity(self.maxBytes).isGreaterThan(quantity('0')))"
-        )
-        yield Rule(unless_given("maxBytes", more_than_none), _ALL_REMOVED, field="maxBytes")
-
-
-_MARKS: Final = ("published_at", "attempt_count", "last_error")
-_MARK_WITHOUT_ROWS: Final = "is for tracking Rows only, which is not in this release: remove it"
-_PRESET_REMEDIES: Final = {
-    ColumnsPreset.ROWS: "rows goes with tracking Rows, which is not in this release: use mailboat or debezium",
-    ColumnsPreset.MAILBOAT: "mailboat goes with tracking Log: set tracking: Log, the only one in this release",
-}
-
 
 class Outbox(Model):
     """The table that applications insert events into."""
+
+    constraints = (
+        *(
+            Constraint(
+                f"columns.{mark}",
+                "is for tracking Rows only, which is not in this release: remove it",
+                equals("tracking", "Rows") | absent(f"columns.{mark}"),
+            )
+            for mark in ("publishedAt", "attemptCount", "lastError")
+        ),
+        Constraint(
+            "columns.preset",
+            "rows goes with tracking Rows, which is not in this release: use mailboat or debezium",
+            equals("tracking", "Rows") | absent("columns.preset") | differs("columns.preset", "rows"),
+        ),
+        Constraint(
+            "columns.preset",
+            "mailboat goes with tracking Log: set tracking: Log, the only one in this release",
+            equals("tracking", "Log") | absent("columns.preset") | differs("columns.preset", "mailboat"),
+        ),
+    )
 
     tracking: Tracking = Field(
         default=Tracking.LOG,
@@ -224,30 +229,9 @@ class Outbox(Model):
         "primary's disk) or Replicated (on the synchronous standbys). Default: Flushed.",
     )
 
-    def wrong_combinations(self) -> Iterator[Refusal]:
-        if self.tracking is Tracking.LOG:
-            for name in _MARKS:
-                if getattr(self.columns, name) is not None:
-                    yield Refusal(("columns", yaml_name(name)), _MARK_WITHOUT_ROWS)
-        wrong = ColumnsPreset.ROWS if self.tracking is Tracking.LOG else ColumnsPreset.MAILBOAT
-        if self.columns.preset is wrong:
-            yield Refusal(("columns", "preset"), _PRESET_REMEDIES[wrong])
-
     @classmethod
     def admission_rules(cls) -> Iterator[Rule]:
-        for name in map(yaml_name, _MARKS):
-            yield Rule(
-                f"self.tracking == 'Rows' || !has(self.columns) || !has(self.columns.{name})",
-                _MARK_WITHOUT_ROWS,
-                field=f"columns.{name}",
-            )
-        for wrong, right in ((ColumnsPreset.ROWS, Tracking.ROWS), (ColumnsPreset.MAILBOAT, Tracking.LOG)):
-            yield Rule(
-                f"self.tracking == '{right}' || !has(self.columns) || !has(self.columns.preset) "
-                f"|| self.columns.preset != '{wrong}'",
-                _PRESET_REMEDIES[wrong],
-                field="columns.preset",
-            )
+        yield from super().admission_rules()
         for fixed in ("tracking", "table"):
             yield unchangeable(
                 fixed, "progress is kept by it; create another OutboxRelay with subscriptions of its own"
@@ -256,6 +240,8 @@ class Outbox(Model):
 
 class Wake(Model):
     """Detection of new events. Relays rely on polling; NOTIFY only shortens the wait."""
+
+    constraints = (not_longer("pollInterval", than="maxIdleInterval"),)
 
     notify: Notify = Field(
         default=Notify.AUTO,
@@ -277,34 +263,22 @@ class Wake(Model):
         description="Longest interval between two polls, as a duration up to 1h. Default: 60s.",
     )
 
-    def wrong_combinations(self) -> Iterator[Refusal]:
-        if self.poll_interval > self.max_idle_interval:
-            yield Refusal(
-                ("pollInterval",),
-                f"is {self.poll_interval}, longer than maxIdleInterval ({self.max_idle_interval}): make it shorter or "
-                "raise maxIdleInterval",
-            )
-
-    @classmethod
-    def admission_rules(cls) -> Iterator[Rule]:
-        yield Rule(
-            not_longer("pollInterval", than="maxIdleInterval"),
-            "is longer than maxIdleInterval: make it shorter or raise maxIdleInterval",
-            field="pollInterval",
-            message_expression="'is ' + self.pollInterval + ', longer than maxIdleInterval (' + self.maxIdleInterval "
-            "+ '): make it shorter or raise maxIdleInterval'",
-        )
-
 
 def _replicas(given: dict[str, Any]) -> int | None:
     return DEFAULT_REPLICAS if given["runtime"] is Runtime.DEPLOYMENT else None
 
 
-_REPLICAS_OF_A_SIDECAR: Final = "a Sidecar has no replicas of its own, it runs in the application's pods: remove it"
-
-
 class OutboxRelaySpec(Model):
     """Desired state of a relay."""
+
+    constraints = (
+        Constraint(
+            "replicas",
+            "a Sidecar has no replicas of its own, it runs in the application's pods: remove it",
+            differs("runtime", "Sidecar") | absent("replicas"),
+            Because.FORBIDDEN,
+        ),
+    )
 
     database: Database = Field(description="The database that holds the outbox: urlSecretRef, or url.")
     outbox: Outbox = Field(default_factory=Outbox, description="The table. Default: mailboat.outbox, managed.")
@@ -322,19 +296,6 @@ class OutboxRelaySpec(Model):
     )
     wake: Wake = Field(default_factory=Wake, description="How relays learn of new events. Default: polls of 500ms.")
     template: PodTemplate = Field(default_factory=PodTemplate, description="Additions to the pods. Default: none.")
-
-    def wrong_combinations(self) -> Iterator[Refusal]:
-        if self.runtime is Runtime.SIDECAR and self.replicas is not None:
-            yield Refusal(("replicas",), _REPLICAS_OF_A_SIDECAR)
-
-    @classmethod
-    def admission_rules(cls) -> Iterator[Rule]:
-        yield Rule(
-            "self.runtime != 'Sidecar' || !has(self.replicas)",
-            _REPLICAS_OF_A_SIDECAR,
-            field="replicas",
-            because=Because.FORBIDDEN,
-        )
 
 
 class OutboxRelay(Resource):

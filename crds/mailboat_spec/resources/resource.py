@@ -7,8 +7,9 @@ from typing import ClassVar, Final, Literal
 
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field_validator
 
-from mailboat_spec.base import Model, Refusal
+from mailboat_spec.base import Model
 from mailboat_spec.cel_rules import Rule
+from mailboat_spec.constraints import Refusal
 from mailboat_spec.formats import DNS_LABEL
 from mailboat_spec.resources.metadata import Metadata
 

@@ -14,8 +14,9 @@ from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from mailboat_spec.base import Model, Refusal, Refused
+from mailboat_spec.base import Model
 from mailboat_spec.cel_rules import AS_SET, FREE_FORM, RULES, Because, Rule, listed, text
+from mailboat_spec.constraints import Refusal, Refused
 from mailboat_spec.formats import (
     EntryPointName,
     HostAndPort,
@@ -115,11 +116,10 @@ class KafkaSink(KafkaServers):
     )
 
 
-class PubSubSink(UsesSecrets):
-    """Google Cloud Pub/Sub."""
+class PubSubService(UsesSecrets):
+    """Project, address and login of Google Cloud Pub/Sub. Sinks and sources have them."""
 
     project: PubSubProject = Field(description="Id of the Google Cloud project.")
-    topic: PubSubTopic = Field(description="Topic that events are published to, without projects/.../topics/.")
     endpoint: HostAndPort | None = Field(
         default=None,
         description="host:port of the service where it is not the global one (a region, an emulator). Default: none, "
@@ -130,6 +130,12 @@ class PubSubSink(UsesSecrets):
         description="Key of a Secret that holds a service account's JSON key. Default: none, the credentials of the "
         "environment (workload identity).",
     )
+
+
+class PubSubSink(PubSubService):
+    """Google Cloud Pub/Sub."""
+
+    topic: PubSubTopic = Field(description="Topic that events are published to, without projects/.../topics/.")
 
 
 class HttpSink(Connection):

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated
 
 from pydantic import Field
 
-from mailboat_spec.base import Model, Refusal
-from mailboat_spec.cel_rules import Because, Rule
-from mailboat_spec.formats import HostAndPort, KafkaGroup, KafkaTopic, PubSubProject, PubSubSubscription
-from mailboat_spec.references import SecretKeyRef, UsesSecrets
+from mailboat_spec.base import Model
+from mailboat_spec.constraints import exactly_one
+from mailboat_spec.formats import KafkaGroup, KafkaTopic, PubSubSubscription
 from mailboat_spec.resources import kafka_settings
-from mailboat_spec.resources.sinks import KafkaServers, KafkaSettings
+from mailboat_spec.resources.sinks import KafkaServers, KafkaSettings, PubSubService
 
 
 class GroupProtocol(StrEnum):
@@ -53,22 +52,11 @@ class KafkaSource(KafkaServers):
         return self.topic
 
 
-class PubSubSource(UsesSecrets):
+class PubSubSource(PubSubService):
     """A subscription of Google Cloud Pub/Sub."""
 
-    project: PubSubProject = Field(description="Id of the Google Cloud project.")
     subscription: PubSubSubscription = Field(
         description="Pub/Sub subscription that events are pulled from, without projects/.../subscriptions/."
-    )
-    endpoint: HostAndPort | None = Field(
-        default=None,
-        description="host:port of the service where it is not the global one (a region, an emulator). Default: none, "
-        "the global one, or PUBSUB_EMULATOR_HOST where that is set.",
-    )
-    credentials_secret_ref: SecretKeyRef | None = Field(
-        default=None,
-        description="Key of a Secret that holds a service account's JSON key. Default: none, the credentials of the "
-        "environment (workload identity).",
     )
 
     @property
@@ -77,12 +65,15 @@ class PubSubSource(UsesSecrets):
         return self.subscription
 
 
-_NONE: Final = "needs exactly one of kafka and pubsub"
-_BOTH: Final = "has kafka and pubsub: keep one, and give the other one a subscription of its own"
-
-
 class Source(Model):
     """Exactly one broker."""
+
+    constraints = exactly_one(
+        "kafka",
+        "pubsub",
+        none="needs exactly one of kafka and pubsub",
+        both="has kafka and pubsub: keep one, and give the other one a subscription of its own",
+    )
 
     kafka: KafkaSource | None = Field(
         default=None,
@@ -94,17 +85,6 @@ class Source(Model):
         description="A subscription of Google Cloud Pub/Sub. With message ordering enabled, events of one ordering key "
         "are handled in order, one at a time. Default: none.",
     )
-
-    def wrong_combinations(self) -> Iterator[Refusal]:
-        if self.kafka is None and self.pubsub is None:
-            yield Refusal((), _NONE)
-        if self.kafka is not None and self.pubsub is not None:
-            yield Refusal((), _BOTH)
-
-    @classmethod
-    def admission_rules(cls) -> Iterator[Rule]:
-        yield Rule("has(self.kafka) || has(self.pubsub)", _NONE, because=Because.REQUIRED)
-        yield Rule("!has(self.kafka) || !has(self.pubsub)", _BOTH)
 
     @property
     def kind(self) -> str:

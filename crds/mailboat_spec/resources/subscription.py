@@ -8,22 +8,20 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from mailboat_spec.base import Model, Refusal
-from mailboat_spec.cel_rules import AS_SET, Because, Rule, unchangeable, unless_given
-from mailboat_spec.formats import KAFKA_TOPIC, PUBSUB_TOPIC, NonEmpty
+from mailboat_spec.base import Model
+from mailboat_spec.cel_rules import AS_SET, Because, Rule, unchangeable
+from mailboat_spec.constraints import Constraint, Refusal, absent, differs, equals, given
+from mailboat_spec.formats import NonEmpty
 from mailboat_spec.patterns import Pattern
 from mailboat_spec.references import ConfigMapRef, RelayRef
 from mailboat_spec.resources.delivery import Delivery
 from mailboat_spec.resources.idempotency import Idempotency
 from mailboat_spec.resources.resource import Resource
 from mailboat_spec.resources.sinks import Sink
-from mailboat_spec.resources.source_rules import CONSTRAINTS
 from mailboat_spec.resources.sources import Source
 from mailboat_spec.resources.status import EventSubscriptionStatus
+from mailboat_spec.resources.subscription_constraints import DEAD_LETTER_CONSTRAINTS, SOURCE_CONSTRAINTS
 from mailboat_spec.timestamps import Timestamp
-
-_TOPIC_FORMS: Final = {"kafka": KAFKA_TOPIC, "pubsub": PUBSUB_TOPIC}
-_WITHOUT_TOPICS: Final = frozenset({"http", "postgres", "pull"})
 
 
 class State(StrEnum):
@@ -132,14 +130,31 @@ class Filter(Model):
     tags: Tags = Field(default_factory=Tags, description="Conditions on tags. Default: none.")
 
 
-_BEGINNINGS: Final = {
-    "time": (StartFrom.TIME, '"2026-01-31T12:00:00Z"'),
-    "position": (StartFrom.POSITION, "12345"),
-}
+def _only_from(choice: str, field: str, example: str) -> tuple[Constraint, ...]:
+    """Return the constraints of a field that one kind of start needs, and the others exclude."""
+    return (
+        Constraint(
+            field,
+            f"is required with from: {choice}: write {field}: {example}",
+            differs("from", choice) | given(field),
+            Because.REQUIRED,
+        ),
+        Constraint(
+            field,
+            f"is for from: {choice} only: change from or remove it",
+            absent(field) | equals("from", choice),
+            detailed=f"is for from: {choice} only, not {{from}}: change from or remove it",
+        ),
+    )
 
 
 class Start(Model):
     """Start of a new subscription. Has no effect on an existing one."""
+
+    constraints = (
+        *_only_from("Time", "time", '"2026-01-31T12:00:00Z"'),
+        *_only_from("Position", "position", "12345"),
+    )
 
     from_: StartFrom = Field(
         default=StartFrom.EARLIEST,
@@ -157,30 +172,6 @@ class Start(Model):
         description="Position only: events at or after this position (the outbox's column id). Default: none.",
     )
 
-    def wrong_combinations(self) -> Iterator[Refusal]:
-        for name, (choice, example) in _BEGINNINGS.items():
-            value = getattr(self, name)
-            if self.from_ is choice and value is None:
-                yield Refusal((name,), f"is required with from: {choice}: write {name}: {example}")
-            if self.from_ is not choice and value is not None:
-                yield Refusal((name,), f"is for from: {choice} only, not {self.from_}: change from or remove it")
-
-    @classmethod
-    def admission_rules(cls) -> Iterator[Rule]:
-        for name, (choice, example) in _BEGINNINGS.items():
-            yield Rule(
-                f"self.from != '{choice}' || has(self.{name})",
-                f"is required with from: {choice}: write {name}: {example}",
-                field=name,
-                because=Because.REQUIRED,
-            )
-            yield Rule(
-                unless_given(name, f"self.from == '{choice}'"),
-                f"is for from: {choice} only: change from or remove it",
-                field=name,
-                message_expression=f"'is for from: {choice} only, not ' + self.from + ': change from or remove it'",
-            )
-
 
 class Schemas(Model):
     """Registry of event types with their destinations and payload schemas."""
@@ -197,13 +188,10 @@ class ConsumerRuntime(StrEnum):
     DEPLOYMENT = "Deployment"
 
 
-_OWN_TOPIC: Final = "is the topic of the sink or source itself: dead letters need another one"
-
-_PULL_ONLY: Final = "is for sink: {pull: {}} only: remove it"
-
-
 class EventSubscriptionSpec(Model):
     """Desired state of a subscription."""
+
+    constraints = (*SOURCE_CONSTRAINTS, *DEAD_LETTER_CONSTRAINTS)
 
     relay_ref: RelayRef | None = Field(
         default=None,
@@ -292,32 +280,9 @@ class EventSubscriptionSpec(Model):
             return f"{self.source.kind}/{self.source.chosen.stream}"
         return f"outbox/{self.relay}"
 
-    def wrong_combinations(self) -> Iterator[Refusal]:
-        yield from (each.refusal() for each in CONSTRAINTS if each.broken(self))
-        if self.delivery.group_by and self.sink.pull is None:
-            yield Refusal(("delivery", "groupBy"), _PULL_ONLY)
-        if self.delivery.dead_letter is None or self.delivery.dead_letter.topic is None:
-            return
-        field, topic = ("delivery", "deadLetter", "topic"), self.delivery.dead_letter.topic
-        kind, own = self.sink.kind, {getattr(self.sink.chosen, name, None) for name in ("topic", "stream")}
-        if self.source is not None:
-            kind, own = self.source.kind, {getattr(self.source.chosen, "topic", None)}
-        if kind in _WITHOUT_TOPICS:
-            yield Refusal(
-                field[:2],
-                f"a sink of kind {kind} has no topics: remove it (dead letters are kept in mailboat.dead_letters)",
-            )
-        if topic in own:
-            yield Refusal(field, _OWN_TOPIC)
-        elif kind in _TOPIC_FORMS:
-            try:
-                _TOPIC_FORMS[kind].check(topic)
-            except ValueError as error:
-                yield Refusal(field, str(error))
-
     @classmethod
     def admission_rules(cls) -> Iterator[Rule]:
-        yield from (each.rule() for each in CONSTRAINTS)
+        yield from super().admission_rules()
         yield Rule(
             "has(self.relayRef) == has(oldSelf.relayRef) && (!has(self.relayRef) || self.relayRef == oldSelf.relayRef)",
             "can't be changed: progress is kept in the database of that relay; create another EventSubscription "
@@ -328,38 +293,6 @@ class EventSubscriptionSpec(Model):
         yield unchangeable(
             "start", "it has no effect on a subscription that exists; create another EventSubscription instead"
         )
-        yield Rule(
-            unless_given("delivery.groupBy", "self.delivery.groupBy.size() == 0 || has(self.sink.pull)"),
-            _PULL_ONLY,
-            field="delivery.groupBy",
-        )
-        for kind in sorted(_WITHOUT_TOPICS):
-            yield Rule(
-                f"has(self.source) || !has(self.sink.{kind}) || !has(self.delivery.deadLetter)",
-                f"a sink of kind {kind} has no topics: remove it (dead letters are kept in mailboat.dead_letters)",
-                field="delivery.deadLetter",
-            )
-        topic = "self.delivery.deadLetter.topic"
-        without = "!has(self.delivery.deadLetter) || !has(self.delivery.deadLetter.topic)"
-        for own in ("sink.kafka.topic", "sink.pubsub.topic", "sink.redis.stream", "source.kafka.topic"):
-            yield Rule(
-                f"{_lacks(own.rpartition('.')[0])} || {without} || {topic} != self.{own}",
-                _OWN_TOPIC,
-                field="delivery.deadLetter.topic",
-            )
-        for kind, form in _TOPIC_FORMS.items():
-            yield Rule(
-                f"{_lacks(f'sink.{kind}')} && ({_lacks(f'source.{kind}')}) || {without} "
-                f"|| {topic}.size() <= {form.max_length} && {form.condition(topic)}",
-                form.message,
-                field="delivery.deadLetter.topic",
-            )
-
-
-def _lacks(path: str) -> str:
-    """Return a CEL expression that is true if the sink or source at this path is absent."""
-    parent, _, _ = path.partition(".")
-    return f"!has(self.{path})" if parent == "sink" else f"!has(self.{parent}) || !has(self.{path})"
 
 
 class EventSubscription(Resource):

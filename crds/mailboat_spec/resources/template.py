@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from mailboat_spec.base import Model, Refusal
+from mailboat_spec.base import Model
 from mailboat_spec.cel_rules import FREE_FORM, RULES, Because, Rule, keyed_by, text
+from mailboat_spec.constraints import Constraint, Predicate, absent
 from mailboat_spec.formats import DnsSubdomain, EnvName, Form
 from mailboat_spec.redaction import NOT_THE_SECRET_ITSELF, SECRET_NAME, looks_secret
 from mailboat_spec.references import SecretRef
@@ -52,15 +53,26 @@ class Resources(Model):
     )
 
 
-_BOTH: Final = "has both value and valueFrom: remove one of them"
-_SECRET: Final = (
-    "is a secret and must not be written here: put it in a Secret and use "
-    "valueFrom: {secretKeyRef: {name: ..., key: ...}}"
+_HARMLESS: Final = Predicate(
+    "!has(self.value) || self.value == '' || !self.value.contains('PRIVATE KEY-----') && "
+    f"(!self.name.matches({text(SECRET_NAME)}) || self.name.matches({text(NOT_THE_SECRET_ITSELF)}))",
+    lambda variable: not variable.value or not looks_secret(variable.name, variable.value),
 )
 
 
 class EnvVar(Model):
     """One environment variable of the relay's container."""
+
+    constraints = (
+        Constraint("", "has both value and valueFrom: remove one of them", absent("value") | absent("valueFrom")),
+        Constraint(
+            "value",
+            "is a secret and must not be written here: put it in a Secret and use "
+            "valueFrom: {secretKeyRef: {name: ..., key: ...}}",
+            _HARMLESS,
+            Because.FORBIDDEN,
+        ),
+    )
 
     name: EnvName = Field(description="Name of the variable.")
     value: str | None = Field(
@@ -71,23 +83,6 @@ class EnvVar(Model):
         description="Where its value comes from (secretKeyRef, configMapKeyRef, fieldRef, ...). Default: none.",
         json_schema_extra=FREE_FORM,
     )
-
-    def wrong_combinations(self) -> Iterator[Refusal]:
-        if self.value is not None and self.value_from is not None:
-            yield Refusal((), _BOTH)
-        if self.value and looks_secret(self.name, self.value):
-            yield Refusal(("value",), _SECRET)
-
-    @classmethod
-    def admission_rules(cls) -> Iterator[Rule]:
-        yield Rule("!has(self.value) || !has(self.valueFrom)", _BOTH)
-        yield Rule(
-            "!has(self.value) || self.value == '' || !self.value.contains('PRIVATE KEY-----') && "
-            f"(!self.name.matches({text(SECRET_NAME)}) || self.name.matches({text(NOT_THE_SECRET_ITSELF)}))",
-            _SECRET,
-            field="value",
-            because=Because.FORBIDDEN,
-        )
 
 
 class TolerationOperator(StrEnum):

@@ -43,8 +43,6 @@ class ResourceCache:
         self._by_relay: dict[Kind, defaultdict[Key, set[Key]]] = {
             kind: defaultdict(set) for kind in (SUBSCRIPTION, POD, CONSUMER_POD)
         }
-        self._pods: dict[Key, RelayPod] = {}
-        self._consumer_pods: dict[Key, ConsumerPod] = {}
         self._departed: defaultdict[Key, list[Object]] = defaultdict(list)
         self._lost: dict[str, tuple[float, float]] = {}
         """By uid: the version at which the object was removed, and the time."""
@@ -67,10 +65,11 @@ class ResourceCache:
         return sorted(found, key=_age)
 
     def pods_of(self, key: Key) -> list[RelayPod]:
-        return [self._pods[each] for each in sorted(self._by_relay[POD].get(key, ()))]
+        return [relay_pod(self._objects[POD][each]) for each in sorted(self._by_relay[POD].get(key, ()))]
 
     def consumer_pods_of(self, key: Key) -> list[ConsumerPod]:
-        return [self._consumer_pods[each] for each in sorted(self._by_relay[CONSUMER_POD].get(key, ()))]
+        pods = sorted(self._by_relay[CONSUMER_POD].get(key, ()))
+        return [consumer_pod(self._objects[CONSUMER_POD][each]) for each in pods]
 
     def child(self, kind: Kind, key: Key) -> Object | None:
         return self._objects[kind].get((key[0], child_name(key[1])))
@@ -149,10 +148,6 @@ class ResourceCache:
         if kind in self._by_relay:
             for relay in _relays_of(kind, found):
                 self._by_relay[kind][relay].add(key)
-        if kind == POD:
-            self._pods[key] = relay_pod(found)
-        if kind == CONSUMER_POD:
-            self._consumer_pods[key] = consumer_pod(found)
 
     def _forget_links(self, kind: Kind, key: Key) -> None:
         before = self._objects[kind].get(key)
@@ -161,10 +156,6 @@ class ResourceCache:
                 self._by_relay[kind][relay].discard(key)
                 if not self._by_relay[kind][relay]:
                     del self._by_relay[kind][relay]
-        if kind == POD:
-            self._pods.pop(key, None)
-        if kind == CONSUMER_POD:
-            self._consumer_pods.pop(key, None)
 
     def _tell(self, kind: Kind, *versions: Object) -> None:
         for relay in {relay for version in versions for relay in _relays_of(kind, version)}:
@@ -202,10 +193,11 @@ def _matters(kind: Kind, before: Object, found: Object) -> bool:
         return consumer_pod(before) != consumer_pod(found)
     if kind == DEPLOYMENT and any(failure(before) != failure(found) for failure in (replica_failure, rollout_failure)):
         return True
-    return _essence(before) != _essence(found)
+    return essence(before) != essence(found)
 
 
-def _essence(found: Object) -> dict[str, Any]:
+def essence(found: Object) -> dict[str, Any]:
+    """Return the object without its status, and without metadata that changes at every write."""
     metadata = {name: value for name, value in found["metadata"].items() if name not in _NOISE}
     rest = {name: value for name, value in found.items() if name not in ("status", "metadata")}
     return {**rest, "metadata": metadata}

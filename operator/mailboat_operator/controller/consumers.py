@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from mailboat_operator.controller.cache import ResourceCache
@@ -23,46 +24,37 @@ from mailboat_operator.relays.totals import RestartTotals
 from mailboat_operator.status.consumer import ConsumerFacts, consumer_status
 
 
+@dataclass(slots=True)
 class Consumers:
     """Reconcile loop body for all subscriptions with a source."""
 
-    def __init__(
-        self,
-        cache: ResourceCache,
-        client: RelayClient,
-        status_writer: StatusWriter,
-        metrics: Metrics,
-        patience: PollTimeouts,
-        interval: float,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._cache = cache
-        self._client = client
-        self._status_writer = status_writer
-        self._metrics = metrics
-        self._patience = patience
-        self._interval = interval
-        self._wall_clock = wall_clock
-        self._polls: dict[Key, PodPoll[ConsumerAnswer]] = {}
-        self._dead = RestartTotals()
+    cache: ResourceCache
+    client: RelayClient
+    status_writer: StatusWriter
+    metrics: Metrics
+    patience: PollTimeouts
+    interval: float
+    wall_clock: Callable[[], float] = time.time
+    _polls: dict[Key, PodPoll[ConsumerAnswer]] = field(default_factory=dict, init=False)
+    _dead: RestartTotals = field(default_factory=RestartTotals, init=False)
 
     async def reconcile(self, key: Key) -> float | None:
         """Reconcile one subscription. Return the seconds until the next run; None: wait for an event."""
-        for gone in self._cache.departed(key):
+        for gone in self.cache.departed(key):
             self._forget(key, gone["metadata"]["uid"])
-        if not (subscriptions := self._cache.subscriptions_of(key)):
+        if not (subscriptions := self.cache.subscriptions_of(key)):
             return None  # pods refer to a subscription that does not exist, or that reads an outbox
         (found,) = subscriptions
         read = parse_consumer(found)
         metadata, before = found["metadata"], found.get("status") or {}
         name = f"{metadata['namespace']}/{metadata['name']}"
-        pods = [pod for pod in self._cache.consumer_pods_of(key) if pod.alive]
+        pods = [pod for pod in self.cache.consumer_pods_of(key) if pod.alive]
 
         def late(pod: ConsumerPod) -> ConsumerAnswer:
             return ConsumerAnswer(pod.name, None, "was not asked yet: other pods take too long to answer")
 
-        polling = self._polls.setdefault(key, PodPoll(self._patience))
-        polled = await polling.poll(pods, lambda pod: self._client.consumer_status(pod, name), late)
+        polling = self._polls.setdefault(key, PodPoll(self.patience))
+        polled = await polling.poll(pods, lambda pod: self.client.consumer_status(pod, name), late)
         answers = [each.recent or each.answer for each in polled]
         reports = {
             pod.uid: answer.report for pod, answer in zip(pods, answers, strict=True) if answer.report is not None
@@ -77,14 +69,14 @@ class Consumers:
             answers=answers,
             dead=self._dead.count(metadata["uid"], before.get("dead", 0), dead, created),
         )
-        status = consumer_status(facts, datetime.fromtimestamp(self._wall_clock(), UTC))
-        self._metrics.lag.labels(metadata["namespace"], metadata["name"]).set(status.get("lag", 0))
-        await self._status_writer.write_status(SUBSCRIPTION, found, status)
-        return self._interval if pods else None
+        status = consumer_status(facts, datetime.fromtimestamp(self.wall_clock(), UTC))
+        self.metrics.lag.labels(metadata["namespace"], metadata["name"]).set(status.get("lag", 0))
+        await self.status_writer.write_status(SUBSCRIPTION, found, status)
+        return self.interval if pods else None
 
     def _forget(self, key: Key, uid: str) -> None:
         self._polls.pop(key, None)
         self._dead.forget(uid)
-        self._status_writer.forget(uid)
+        self.status_writer.forget(uid)
         namespace, name = key[0], key[1].rpartition("/")[2]
-        self._metrics.forget_subscription(namespace, name)
+        self.metrics.forget_subscription(namespace, name)

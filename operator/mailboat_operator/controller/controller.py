@@ -30,7 +30,9 @@ from mailboat_operator.controller.cache import ResourceCache, is_consumer
 from mailboat_operator.controller.children import ChildApplier, StillThere
 from mailboat_operator.controller.consumers import Consumers
 from mailboat_operator.controller.kopf_feed import KopfFeed, Selection
+from mailboat_operator.controller.missing_relay import MissingRelay
 from mailboat_operator.controller.reconcile import Reconciler
+from mailboat_operator.controller.status_report import StatusReport
 from mailboat_operator.controller.status_writer import StatusWriter
 from mailboat_operator.controller.workqueue import Backoff, WorkQueue
 from mailboat_operator.kube.client import (
@@ -100,12 +102,14 @@ async def run_controller(kube: Kube, settings: ControllerSettings, signing: Sign
     cache = ResourceCache()
     async with RelayClient(signing, timeout=settings.relay_timeout) as client:
         status_writer = StatusWriter(kube, cache, metrics, settings.instance)
+        relays = RelayStates(client, metrics, settings.timeouts)
         reconciler = Reconciler(
             cache,
             ChildApplier(kube, cache, metrics, _OBSTRUCTED * settings.status_interval),
-            RelayStates(client, metrics, settings.timeouts),
+            relays,
             status_writer,
-            metrics,
+            StatusReport(cache, status_writer, metrics),
+            MissingRelay(cache, relays, status_writer, settings.status_interval),
             signing,
             settings.image,
             settings.status_interval,
@@ -114,18 +118,18 @@ async def run_controller(kube: Kube, settings: ControllerSettings, signing: Sign
         await Controller(kube, settings, metrics, cache, reconciler, consumers).run()
 
 
+@dataclass(slots=True)
 class _WatchScope:
     """One namespace, or all of them. No relay in it is reconciled before its lists are complete."""
 
-    def __init__(self, namespace: str | None) -> None:
-        self.namespace = namespace
-        self.unlisted = set(_SELECTIONS)
-        """Selections that were not listed yet while their watch was open."""
-        self.outdated: set[Selection] = set()
-        """Selections whose watch was opened after a list of kopf: deletions before it must be found."""
-        self.wake = asyncio.Event()
-        self.unreadable: dict[Kind, str] = {}
-        """Status codes of failing requests, by kind. The same failure is logged once."""
+    namespace: str | None
+    unlisted: set[Selection] = field(default_factory=lambda: set(_SELECTIONS))
+    """Selections that were not listed yet while their watch was open."""
+    outdated: set[Selection] = field(default_factory=set)
+    """Selections whose watch was opened after a list of kopf: deletions before it must be found."""
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    unreadable: dict[Kind, str] = field(default_factory=dict)
+    """Status codes of failing requests, by kind. The same failure is logged once."""
 
     @property
     def synced(self) -> bool:
@@ -139,50 +143,46 @@ class _WatchScope:
         return self.namespace in (None, namespace)
 
 
+@dataclass(slots=True)
 class Controller:
     """Watches, queue and workers of the leader. Implements ``kopf_feed.FeedListener``."""
 
-    def __init__(
-        self,
-        kube: Kube,
-        settings: ControllerSettings,
-        metrics: Metrics,
-        cache: ResourceCache,
-        reconciler: Reconciler,
-        consumers: Consumers,
-    ) -> None:
-        self._kube = kube
-        self._settings = settings
-        self._metrics = metrics
-        self._cache = cache
-        self._reconciler = reconciler
-        self._consumers = consumers
-        self._queue: WorkQueue[Key] = WorkQueue(settings.backoff)
-        self._scopes = {namespace: _WatchScope(namespace) for namespace in settings.namespaces or (None,)}
+    kube: Kube
+    settings: ControllerSettings
+    metrics: Metrics
+    cache: ResourceCache
+    reconciler: Reconciler
+    consumers: Consumers
+    _queue: WorkQueue[Key] = field(init=False)
+    _scopes: dict[str | None, _WatchScope] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._queue = WorkQueue(self.settings.backoff)
+        self._scopes = {namespace: _WatchScope(namespace) for namespace in self.settings.namespaces or (None,)}
 
     async def run(self) -> None:
-        self._metrics.leader.set(1)
-        self._metrics.queue.set_function(self._queue.waiting)
-        self._cache.on_change = self._key_changed
+        self.metrics.leader.set(1)
+        self.metrics.queue.set_function(self._queue.waiting)
+        self.cache.on_change = self._key_changed
         try:
             async with asyncio.TaskGroup() as tasks:
                 for selections in (_RELAY_FEED, _CONSUMER_FEED):
                     tasks.create_task(self._run_feed(selections))
                 for scope in self._scopes.values():
                     tasks.create_task(self._keep_synced(scope))
-                for _ in range(self._settings.workers):
+                for _ in range(self.settings.workers):
                     tasks.create_task(self._work())
         finally:
-            self._metrics.leader.set(0)
-            self._metrics.queue.set_function(lambda: 0)
+            self.metrics.leader.set(0)
+            self.metrics.queue.set_function(lambda: 0)
 
     # ---- events of the feed ----------------------------------------------------------------------------------------
 
     def object_seen(self, kind: Kind, found: Object) -> None:
-        self._cache.saw(kind, found)
+        self.cache.saw(kind, found)
 
     def object_deleted(self, kind: Kind, gone: Object) -> None:
-        self._cache.lost(kind, gone)
+        self.cache.lost(kind, gone)
 
     def watch_opened(self, kind: Kind, namespace: str | None) -> None:
         scope = self._scopes[namespace]
@@ -190,7 +190,7 @@ class Controller:
         scope.wake.set()
 
     def request_done(self, verb: str, kind: Kind, namespace: str | None, code: str) -> None:
-        self._metrics.on_request(verb, kind.plural, code)
+        self.metrics.on_request(verb, kind.plural, code)
         scope = self._scopes[namespace]
         if code == "200":
             scope.unreadable.pop(kind, None)
@@ -211,9 +211,9 @@ class Controller:
         for attempt in itertools.count():
             try:
                 await self._until_served()
-                await KopfFeed(self._kube, self._settings.namespaces, selections, self).run()
+                await KopfFeed(self.kube, self.settings.namespaces, selections, self).run()
             except Exception as error:
-                delay = self._settings.backoff.delay(attempt)
+                delay = self.settings.backoff.delay(attempt)
                 extra = {"error": str(error) or repr(error), "seconds": round(delay, 1)}
                 log.warning("Watch feed ended, restarting", extra=extra)
                 await asyncio.sleep(delay)
@@ -221,15 +221,15 @@ class Controller:
     async def _until_served(self) -> None:
         """Wait until discovery contains the custom resources: kopf runs discovery only once."""
         for attempt in itertools.count():
-            if await self._kube.is_known(RELAY) and await self._kube.is_known(SUBSCRIPTION):
+            if await self.kube.is_known(RELAY) and await self.kube.is_known(SUBSCRIPTION):
                 return
-            await asyncio.sleep(self._settings.backoff.delay(attempt))
+            await asyncio.sleep(self.settings.backoff.delay(attempt))
 
     async def _keep_synced(self, scope: _WatchScope) -> None:
         """List outdated kinds, and all kinds periodically. Queue every relay after the first complete list."""
         while True:
             try:
-                async with asyncio.timeout(self._settings.compare_interval):
+                async with asyncio.timeout(self.settings.compare_interval):
                     await scope.wake.wait()
                 scope.wake.clear()
             except TimeoutError:
@@ -244,7 +244,7 @@ class Controller:
                 scope.unlisted.discard(selection)
 
     def _queue_all(self, scope: _WatchScope) -> int:
-        keys = [key for key in (*self._cache.relays(), *self._cache.asked_for()) if scope.has(key[0])]
+        keys = [key for key in (*self.cache.relays(), *self.cache.asked_for()) if scope.has(key[0])]
         for key in keys:
             self._key_changed(key)
         return len(keys)
@@ -253,11 +253,11 @@ class Controller:
         """List until it succeeds, with back-off, and compare with the cache."""
         for attempt in itertools.count():
             try:
-                listed = await self._kube.list(selection.kind, scope.namespace, selection.labels)
-                self._cache.listed(selection.kind, listed, scope.namespace)
+                listed = await self.kube.list(selection.kind, scope.namespace, selection.labels)
+                self.cache.listed(selection.kind, listed, scope.namespace)
                 return
             except KubeError as error:
-                delay = max(self._settings.backoff.delay(attempt), error.retry_after or 0.0)
+                delay = max(self.settings.backoff.delay(attempt), error.retry_after or 0.0)
                 extra = {"namespace": scope.name, "error": str(error), "seconds": round(delay, 1)}
                 log.warning("List failed, retrying; relays of the namespace wait", extra=extra)
                 await asyncio.sleep(delay)
@@ -267,23 +267,23 @@ class Controller:
             key = await self._queue.next()
             began = time.perf_counter()
             try:
-                again = await (self._consumers if is_consumer(key) else self._reconciler).reconcile(key)
+                again = await (self.consumers if is_consumer(key) else self.reconciler).reconcile(key)
             except KubeError as error:
                 self._requeue(key, error)
             except Exception:
                 # A bug that affects one relay must not stop the reconciles of the others.
                 log.exception("Reconcile failed, requeued", extra={"relay": "/".join(key)})
-                self._metrics.reconciles.labels("failed").inc()
+                self.metrics.reconciles.labels("failed").inc()
                 self._queue.failed(key)
             else:
-                self._metrics.reconciles.labels("done").inc()
+                self.metrics.reconciles.labels("done").inc()
                 self._queue.succeeded(key, None if again is None else again * random.uniform(0.9, 1.1))
-            self._metrics.reconcile_seconds.observe(time.perf_counter() - began)
+            self.metrics.reconcile_seconds.observe(time.perf_counter() - began)
 
     def _requeue(self, key: Key, error: KubeError) -> None:
         delay = self._queue.failed(key, error.retry_after)
         expected = isinstance(error, Conflict | StillThere)
-        self._metrics.reconciles.labels("conflict" if expected else "unavailable").inc()
+        self.metrics.reconciles.labels("conflict" if expected else "unavailable").inc()
         log.log(
             logging.INFO if expected else logging.WARNING,
             "Reconcile not finished, requeued",

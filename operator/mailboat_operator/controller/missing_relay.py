@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from mailboat_operator.controller.cache import ResourceCache
@@ -23,30 +24,23 @@ from mailboat_operator.status.subscription import SubscriptionFacts, subscriptio
 from mailboat_spec import Reason
 
 
+@dataclass(slots=True)
 class MissingRelay:
     """Reconcile loop body for names without a relay."""
 
-    def __init__(
-        self,
-        cache: ResourceCache,
-        relays: RelayStates,
-        status_writer: StatusWriter,
-        interval: float,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._cache = cache
-        self._relays = relays
-        self._status_writer = status_writer
-        self._interval = interval
-        self._wall_clock = wall_clock
+    cache: ResourceCache
+    relays: RelayStates
+    status_writer: StatusWriter
+    interval: float
+    wall_clock: Callable[[], float] = time.time
 
     async def reconcile(self, key: Key) -> float | None:
         """Report the missing relay. Return the seconds until the next run; None: wait for an event."""
-        for pod in self._cache.pods_of(key):
+        for pod in self.cache.pods_of(key):
             if pod.lacks_sidecar:
-                await self._status_writer.write_events(POD, pod.reference, [_no_such_relay(key)])
-        now = datetime.fromtimestamp(self._wall_clock(), UTC)
-        for found in self._cache.subscriptions_of(key):
+                await self.status_writer.write_events(POD, pod.reference, [_no_such_relay(key)])
+        now = datetime.fromtimestamp(self.wall_clock(), UTC)
+        for found in self.cache.subscriptions_of(key):
             facts = SubscriptionFacts(
                 name=f"{key[0]}/{found['metadata']['name']}",
                 generation=found["metadata"].get("generation", 0),
@@ -58,22 +52,22 @@ class MissingRelay:
                 answers=(),
                 lacking=(),
             )
-            await self._status_writer.write_status(SUBSCRIPTION, found, subscription_status(facts, now))
+            await self.status_writer.write_status(SUBSCRIPTION, found, subscription_status(facts, now))
         return await self._pause_sidecars(key)
 
     async def _pause_sidecars(self, key: Key) -> float | None:
-        pods = [pod for pod in self._cache.pods_of(key) if pod.alive and not pod.own]
-        live = self._cache.child(CONFIG_MAP, key)
+        pods = [pod for pod in self.cache.pods_of(key) if pod.alive and not pod.own]
+        live = self.cache.child(CONFIG_MAP, key)
         # A ConfigMap without an owner was orphaned on purpose, so that relays keep running with it.
         orphaned = live is not None and owner_of(live, key[1], "") is not Owner.PREDECESSOR
-        before = self._relays.pushed_config(key) or await asyncio.to_thread(configuration_in, live)
+        before = self.relays.pushed_config(key) or await asyncio.to_thread(configuration_in, live)
         if pods and before is not None and not orphaned:
-            paused = await asyncio.to_thread(all_paused, before, int(self._wall_clock() * 1000))
-            answers = await self._relays.poll(key, pods, {})
-            pushed = await self._relays.push_config(key, pods, answers, paused)
+            paused = await asyncio.to_thread(all_paused, before, int(self.wall_clock() * 1000))
+            answers = await self.relays.poll(key, pods, {})
+            pushed = await self.relays.push_config(key, pods, answers, paused)
             behind = pushed.behind or any(answer.report is None for answer in answers)
-            return self._interval if behind else None  # the pushed configuration is kept while these pods exist
-        self._relays.forget(key)
+            return self.interval if behind else None  # the pushed configuration is kept while these pods exist
+        self.relays.forget(key)
         return None
 
 

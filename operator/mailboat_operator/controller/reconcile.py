@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from mailboat_operator.controller.cache import ResourceCache
-from mailboat_operator.controller.children import ApplyResult, ChildApplier
+from mailboat_operator.controller.children import ChildApplier, obstacle_of_rights
 from mailboat_operator.controller.missing_relay import MissingRelay
 from mailboat_operator.controller.observation import Observation, ObservedSubscription
 from mailboat_operator.controller.parse import (
@@ -27,8 +27,7 @@ from mailboat_operator.controller.parse import (
 )
 from mailboat_operator.controller.status_report import StatusReport
 from mailboat_operator.controller.status_writer import StatusWriter
-from mailboat_operator.kube.client import CONFIG_MAP, RELAY, Forbidden, Key, KubeError, Object, Throttled
-from mailboat_operator.metrics import Metrics
+from mailboat_operator.kube.client import CONFIG_MAP, RELAY, Forbidden, Key, Kind, KubeError, Object, Throttled
 from mailboat_operator.relays.http_client import Signer
 from mailboat_operator.relays.reports import Answer, partitions_of
 from mailboat_operator.relays.state import RelayStates
@@ -36,7 +35,8 @@ from mailboat_operator.resources import CHILD_KINDS, desired
 from mailboat_operator.resources.configmap import Configuration, configuration_in, next_configuration, too_large
 from mailboat_operator.resources.ownership import Owner, owner_of
 from mailboat_operator.resources.pod import RelayImage
-from mailboat_spec import OutboxRelay, Runtime
+from mailboat_operator.status.conditions import Obstacle
+from mailboat_spec import OutboxRelay, Reason, Runtime
 
 _SOON: Final = 1.0
 """Seconds until the next reconcile while a push or a partition move is in flight."""
@@ -50,52 +50,39 @@ _STUCK: Final = 5
 class Result:
     """Result of applying and pushing."""
 
-    applied: ApplyResult = field(default_factory=ApplyResult)
-    held: str = ""
-    """Why relays get no new configuration; empty if they do."""
-    stuck: str = ""
-    """Why reconciles keep failing; empty if they do not."""
+    obstacle: Obstacle | None = None
+    obstructed: Collection[Kind] = ()
+    """Kinds of children that are not in the desired state."""
     version: int = 0
     """Version of the configuration that relays should run."""
     settled: bool = True
     """True if no push and no partition move is in flight."""
 
 
+@dataclass(slots=True)
 class Reconciler:
     """Reconcile loop body for all relays."""
 
-    def __init__(
-        self,
-        cache: ResourceCache,
-        children: ChildApplier,
-        relays: RelayStates,
-        status_writer: StatusWriter,
-        metrics: Metrics,
-        signing: Signer,
-        image: RelayImage,
-        interval: float,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._cache = cache
-        self._children = children
-        self._relays = relays
-        self._status_writer = status_writer
-        self._signing = signing
-        self._image = image
-        self._interval = interval
-        self._wall_clock = wall_clock
-        self._report = StatusReport(cache, status_writer, metrics, wall_clock)
-        self._missing = MissingRelay(cache, relays, status_writer, interval, wall_clock)
-        self._failures: dict[Key, int] = {}
-        self._parsers: dict[Key, SubscriptionParser] = {}
+    cache: ResourceCache
+    children: ChildApplier
+    relays: RelayStates
+    status_writer: StatusWriter
+    report: StatusReport
+    missing: MissingRelay
+    signing: Signer
+    image: RelayImage
+    interval: float
+    wall_clock: Callable[[], float] = time.time
+    _failures: dict[Key, int] = field(default_factory=dict, init=False)
+    _parsers: dict[Key, SubscriptionParser] = field(default_factory=dict, init=False)
 
     async def reconcile(self, key: Key) -> float | None:
         """Reconcile one relay. Return the seconds until the next run; None: wait for an event."""
-        self._report.forget_deleted(key)
-        found = self._cache.relay(key)
+        self.report.forget_deleted(key)
+        found = self.cache.relay(key)
         if found is None:
             self._forget(key)
-            return await self._missing.reconcile(key)
+            return await self.missing.reconcile(key)
         if found["metadata"].get("deletionTimestamp"):
             return None  # garbage collection removes the children; nothing may delay the deletion
         observed = await self._observe(key, found)
@@ -108,7 +95,7 @@ class Reconciler:
         except KubeError as failure:
             error = failure
             result = self._stuck_result(key, failure)
-        await self._report.write(observed, result.applied, result.held, result.stuck, result.version)
+        await self.report.write(observed, result.obstacle, result.version)
         if error is not None:
             raise error
         return self._next_run(observed, result)
@@ -118,10 +105,10 @@ class Reconciler:
     async def _observe(self, key: Key, found: Object) -> Observation:
         parsed = parse_relay(found)
         written = await asyncio.to_thread(configuration_in, await self._own_config_map(key, found))
-        pods = self._cache.pods_of(key)
+        pods = self.cache.pods_of(key)
         polled = [pod for pod in pods if pod.has_relay and not pod.finished]
-        answers = await self._relays.poll(key, polled, partitions_of(self._cache.subscriptions_of(key)))
-        resources = self._cache.subscriptions_of(key)
+        answers = await self.relays.poll(key, polled, partitions_of(self.cache.subscriptions_of(key)))
+        resources = self.cache.subscriptions_of(key)
         parser = self._parsers.setdefault(key, SubscriptionParser())
 
         def subscriptions() -> list[ObservedSubscription]:
@@ -131,7 +118,7 @@ class Reconciler:
         return Observation(key, found, parsed.relay, parsed.problem, written, observed, pods, polled, answers)
 
     async def _own_config_map(self, key: Key, found: Object) -> Object | None:
-        live = await self._children.find(CONFIG_MAP, key)
+        live = await self.children.find(CONFIG_MAP, key)
         ours = live is not None and owner_of(live, key[1], found["metadata"]["uid"]) is Owner.OURS
         return live if ours else None
 
@@ -141,7 +128,7 @@ class Reconciler:
         """Return the form that relays should run. If the spec is invalid, relays keep the last valid form."""
         if parsed.subscription is not None:
             return ObservedSubscription(parsed, parsed.subscription)
-        known = find_last_valid_form(parsed.found, "/".join(key), written, self._relays.pushed_config(key), answers)
+        known = find_last_valid_form(parsed.found, "/".join(key), written, self.relays.pushed_config(key), answers)
         form = known.form
         subscription = parse_subscription_alone(form) if form is not None else None
         return ObservedSubscription(parsed, subscription, form, known.lost)
@@ -152,7 +139,7 @@ class Reconciler:
         If the relay was deleted meanwhile with ``--cascade=orphan``, its children stay on purpose. If this reconcile
         made it their owner again, garbage collection would remove them.
         """
-        now = self._cache.relay(key)
+        now = self.cache.relay(key)
         if now is None or now["metadata"].get("deletionTimestamp"):
             return False
         return bool(now["metadata"]["uid"] == found["metadata"]["uid"])
@@ -165,32 +152,32 @@ class Reconciler:
         if relay is None:
             return Result()
         if observed.held:
-            return Result(held=observed.held)
+            return Result(Obstacle(Reason.CONFIGURATION_HELD, observed.held))
         configuration, excess = await asyncio.to_thread(self._next_configuration, observed, relay)
         if excess:
-            return Result(held=excess)
-        wanted = desired(relay, observed.secrets, configuration, self._signing.public_keys(), self._image)
-        applied = await self._children.apply(relay, wanted)
-        await self._status_writer.write_events(RELAY, observed.found, applied.events)
+            return Result(Obstacle(Reason.CONFIGURATION_HELD, excess))
+        wanted = desired(relay, observed.secrets, configuration, self.signing.public_keys(), self.image)
+        applied = await self.children.apply(relay, wanted)
+        await self.status_writer.write_events(RELAY, observed.found, applied.events)
         if not applied.obstructed and (relay.spec.runtime is Runtime.DEPLOYMENT or observed.sidecar_works):
-            await self._children.remove(relay, [kind for kind in CHILD_KINDS if kind not in wanted])
+            await self.children.remove(relay, [kind for kind in CHILD_KINDS if kind not in wanted])
         # Push only a configuration that a restarted relay finds in the ConfigMap.
         settled = CONFIG_MAP in applied.obstructed or await self._push(observed, configuration)
         if applied.failed is not None:
             raise applied.failed
-        return Result(applied, version=configuration.version, settled=settled)
+        return Result(applied.obstacle, applied.obstructed, configuration.version, settled)
 
     def _next_configuration(self, observed: Observation, relay: OutboxRelay) -> tuple[Configuration, str]:
         """Return the desired configuration, and why it can't be stored (empty if it can). Takes a while if large."""
-        now_ms = int(self._wall_clock() * 1000)
+        now_ms = int(self.wall_clock() * 1000)
         made = next_configuration(relay, observed.items, observed.configuration, now_ms, observed.version_in_use)
         return made, too_large(made, relay.metadata.name)
 
     async def _push(self, observed: Observation, configuration: Configuration) -> bool:
         """Push configuration and assignment. Return True if no push and no partition move is in flight."""
         key, polled, answers = observed.key, observed.polled, observed.answers
-        pushed = await self._relays.push_config(key, polled, answers, configuration)
-        moving = await self._relays.push_assignment(key, observed.work, polled, answers, configuration)
+        pushed = await self.relays.push_config(key, polled, answers, configuration)
+        moving = await self.relays.push_assignment(key, observed.work, polled, answers, configuration)
         return not (pushed.on_its_way or moving)
 
     # ---- failures and the next run ---------------------------------------------------------------------------------
@@ -203,18 +190,18 @@ class Reconciler:
         self._failures[key] = self._failures.get(key, 0) + 1
         if self._failures[key] < _STUCK or isinstance(error, Throttled):
             raise error
-        forbidden = isinstance(error, Forbidden)
-        return Result(ApplyResult(forbidden=[str(error)])) if forbidden else Result(stuck=str(error))
+        if isinstance(error, Forbidden):
+            return Result(obstacle_of_rights(str(error)))
+        return Result(Obstacle(Reason.PROGRESSING, f"The operator can't finish its work, and tries again: {error}."))
 
     def _next_run(self, observed: Observation, result: Result) -> float:
-        obstructed = result.applied.obstructed
-        if CONFIG_MAP in obstructed or (obstructed and not observed.polled):
-            return self._children.patience
+        if CONFIG_MAP in result.obstructed or (result.obstructed and not observed.polled):
+            return self.children.patience
         if not observed.polled:
             return _WITHOUT_PODS
-        return self._interval if result.settled else min(self._interval, _SOON)
+        return self.interval if result.settled else min(self.interval, _SOON)
 
     def _forget(self, key: Key) -> None:
-        self._children.forget(key)
+        self.children.forget(key)
         self._failures.pop(key, None)
         self._parsers.pop(key, None)

@@ -138,14 +138,6 @@ class Listed:
     resource_version: str
 
 
-OnRequest = Callable[[str, str, str], None]
-"""Callback for every request: verb, plural, status code (or ``error``)."""
-
-
-def _nobody(verb: str, plural: str, code: str) -> None:
-    pass
-
-
 @dataclass(frozen=True, slots=True)
 class Access:
     """Address and credentials of the API server, for libraries with their own HTTP client."""
@@ -161,17 +153,18 @@ class Access:
 class Kube:
     """A connection to one API server."""
 
-    def __init__(self, configuration: Configuration, on_request: OnRequest = _nobody) -> None:
+    def __init__(self, configuration: Configuration) -> None:
         self._configuration = configuration
         self._client = ApiClient(configuration)
         self._connections = ClosableConnections()
         connector = self._connections.connector(self._client.rest_client.ssl_context)
         configuration.client_session_kwargs = {"connector": connector}  # read with the first request
         self._client.user_agent = FIELD_MANAGER
-        self.on_request = on_request
+        self.on_request: Callable[[str, str, str], None] = lambda verb, plural, code: None
+        """Callback for every request: verb, plural, status code (or ``error``)."""
 
     @classmethod
-    async def connect(cls, kubeconfig: Path | None = None, on_request: OnRequest = _nobody) -> Self:
+    async def connect(cls, kubeconfig: Path | None = None) -> Self:
         """Connect with the given kubeconfig, else the pod's service account, else the default kubeconfig."""
         configuration = Configuration()
         try:
@@ -187,7 +180,7 @@ class Kube:
                 f"No cluster to connect to: {error}. Run inside a pod with a service account, or name a kubeconfig."
             ) from error
         configuration.retries = None  # the work queue retries
-        return cls(configuration, on_request)
+        return cls(configuration)
 
     async def close(self) -> None:
         await self._client.close()

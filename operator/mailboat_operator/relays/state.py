@@ -64,28 +64,21 @@ class _Relay:
     """Milliseconds added to the clock for new generations, raised after a relay reported a newer generation."""
 
 
+@dataclass(slots=True)
 class RelayStates:
     """Relay pods of all resources."""
 
-    def __init__(
-        self,
-        client: RelayClient,
-        metrics: Metrics,
-        patience: PollTimeouts,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._client = client
-        self._metrics = metrics
-        self._patience = patience
-        self._clock = clock
-        self._wall_clock = wall_clock
-        self._relays: dict[Key, _Relay] = {}
+    client: RelayClient
+    metrics: Metrics
+    patience: PollTimeouts
+    clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = time.time
+    _relays: dict[Key, _Relay] = field(default_factory=dict, init=False)
 
     def forget(self, key: Key) -> None:
         """Drop the state of a deleted resource."""
         self._relays.pop(key, None)
-        self._metrics.forget_relay(*key)
+        self.metrics.forget_relay(*key)
 
     async def poll(self, key: Key, pods: Sequence[RelayPod], partitions: Partitions) -> list[Answer]:
         """Poll every pod. Return one answer each: the new one, else the last successful one if recent, else the error.
@@ -97,7 +90,7 @@ class RelayStates:
         name = "/".join(key)
         polled = await self._memory(key).polling.poll(
             pods,
-            lambda pod: self._client.status(pod, name, partitions),
+            lambda pod: self.client.status(pod, name, partitions),
             lambda pod: Answer(pod.name, None, _LATE),
         )
         answers = [
@@ -111,12 +104,12 @@ class RelayStates:
             for pod, each in zip(pods, polled, strict=True)
         ]
         answering = sum(each.answer.report is not None for each in polled)
-        self._metrics.relays.labels(*key, "yes").set(answering)
-        self._metrics.relays.labels(*key, "no").set(len(answers) - answering)
+        self.metrics.relays.labels(*key, "yes").set(answering)
+        self.metrics.relays.labels(*key, "no").set(len(answers) - answering)
         return answers
 
     def _memory(self, key: Key) -> _Relay:
-        return self._relays.setdefault(key, _Relay(PodPoll(self._patience, self._clock)))
+        return self._relays.setdefault(key, _Relay(PodPoll(self.patience, self.clock)))
 
     def pushed_config(self, key: Key) -> Configuration | None:
         """Return the configuration pushed last by this process, if any."""
@@ -136,11 +129,11 @@ class RelayStates:
 
         async def push(pod: RelayPod) -> PushResponse:
             async with memory.polling.calls:
-                return await self._client.put_config(pod, configuration.packed)
+                return await self.client.put_config(pod, configuration.packed)
 
         pushed = await asyncio.gather(*map(push, behind))
         for pod, outcome in zip(behind, pushed, strict=True):
-            self._metrics.pushes.labels("config", str(outcome.code)).inc()
+            self.metrics.pushes.labels("config", str(outcome.code)).inc()
             if not outcome.taken and memory.refusals.get(pod.uid) != outcome:
                 extra = {"pod": f"{pod.namespace}/{pod.name}", "code": outcome.code, "answer": outcome.text}
                 log.warning("Relay refused the configuration, push will be retried", extra=extra)
@@ -161,15 +154,15 @@ class RelayStates:
         name = "/".join(key)
         working = _working(name, pods, answers)
         wanted, reported = await asyncio.to_thread(_plan, working, work, memory.plan)
-        now = self._clock()
-        if not worth_pushing(wanted, reported, memory.plan, now, self._patience.following):
+        now = self.clock()
+        if not worth_pushing(wanted, reported, memory.plan, now, self.patience.following):
             return any(reported.get(partition) != pod for partition, pod in wanted.items())
-        generation = next_generation(memory.plan, int(self._wall_clock() * 1000) + memory.ahead)
+        generation = next_generation(memory.plan, int(self.wall_clock() * 1000) + memory.ahead)
         request = assignment_of(wanted, generation, namespace=key[0])
         informed = [pod for pod, answer, _ in working if _version(answer) >= configuration.version]
         for pod in informed:  # one relay suffices: it stores the assignment in the database, where the others read it
-            outcome = await self._client.put_assignment(pod, request)
-            self._metrics.pushes.labels("assignment", str(outcome.code)).inc()
+            outcome = await self.client.put_assignment(pod, request)
+            self.metrics.pushes.labels("assignment", str(outcome.code)).inc()
             if outcome.taken:
                 memory.plan = Plan(generation, wanted, now)
                 log.info("Assignment pushed", extra={"relay": name, "generation": generation})

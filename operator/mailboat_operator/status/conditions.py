@@ -71,6 +71,14 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why a relay can't be brought to its desired state."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class EventNote:
     """A Kubernetes event to be written on a resource."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -12,7 +12,7 @@ from mailboat_operator.status.conditions import Verdict, no, unknown, with_progr
 from mailboat_operator.status.pod_messages import named
 from mailboat_operator.status.precision import displayed, rounded_age, rounded_count
 from mailboat_spec import ConditionType, Duration, EventSubscription, Reason, State
-from mailboat_spec.consumer_report import ConsumedPartition, ConsumerReport
+from mailboat_spec.consumer_report import ConsumedPartition, ConsumerReport, DeadLetterHealth, SourceHealth, StoreHealth
 from mailboat_spec.names import CONSUMER_PORT_NAME, SUBSCRIPTION_LABEL
 from mailboat_spec.redaction import redact
 
@@ -154,66 +154,49 @@ def _paused(facts: ConsumerFacts) -> Verdict:
 
 
 def _about_servers(reports: Sequence[ConsumerReport]) -> list[Verdict]:
-    verdicts = [
-        _reachable(
-            ConditionType.SOURCE_REACHABLE,
-            [each.source for each in reports if each.source is not None],
-            Reason.SOURCE_UNAVAILABLE,
-            "The broker",
-        ),
-        _reachable(
-            ConditionType.IDEMPOTENCY_REACHABLE,
-            [each.idempotency for each in reports if each.idempotency is not None],
-            Reason.IDEMPOTENCY_UNAVAILABLE,
-            "The store of handled events",
-        ),
-        _any(
-            [each.idempotency for each in reports if each.idempotency is not None],
-            lambda each: each.doubt is not None,
-            lambda each: no(
-                ConditionType.IDEMPOTENCY_RELIABLE,
-                reason_given(each.doubt, Reason.EVICTS_KEYS),
-                each.doubt_message or "Handled events may be forgotten.",
-            ),
-            yes(ConditionType.IDEMPOTENCY_RELIABLE, Reason.RELIABLE, "The store keeps handled events."),
-        ),
-        _reachable(
-            ConditionType.DEAD_LETTER_REACHABLE,
-            [each.dead_letters for each in reports if each.dead_letters is not None],
-            Reason.DEAD_LETTER_UNAVAILABLE,
-            "The dead-letter topic",
-        ),
-        _any(
-            [each.dead_letters for each in reports if each.dead_letters is not None],
-            lambda each: each.stopped,
-            lambda _: yes(
-                ConditionType.DEAD_LETTERS_STOPPED,
-                Reason.TOO_MANY_DEAD_LETTERS,
-                "A consumer stopped after too many dead letters in a row (delivery.deadLetter.stopAt): mend the "
-                "handlers, then restart the pods.",
-            ),
-            no(ConditionType.DEAD_LETTERS_STOPPED, Reason.RUNNING, "Not stopped."),
-        ),
-    ]
-    return [each for each in verdicts if each is not None]
+    """Return the conditions of the servers that consumers report."""
+    sources = [each.source for each in reports if each.source is not None]
+    stores = [each.idempotency for each in reports if each.idempotency is not None]
+    topics = [each.dead_letters for each in reports if each.dead_letters is not None]
+    verdicts: list[Verdict] = []
+    if sources:
+        verdicts.append(_reachable(ConditionType.SOURCE_REACHABLE, sources, Reason.SOURCE_UNAVAILABLE, "The broker"))
+    if stores:
+        what, reason = "The store of handled events", Reason.IDEMPOTENCY_UNAVAILABLE
+        verdicts += [_reachable(ConditionType.IDEMPOTENCY_REACHABLE, stores, reason, what), _reliable(stores)]
+    if topics:
+        what, reason = "The dead-letter topic", Reason.DEAD_LETTER_UNAVAILABLE
+        verdicts += [_reachable(ConditionType.DEAD_LETTER_REACHABLE, topics, reason, what), _stopped(topics)]
+    return verdicts
 
 
-def _any(
-    found: Sequence[Any], bad: Callable[[Any], bool], verdict: Callable[[Any], Verdict], otherwise: Verdict
-) -> Verdict | None:
-    """Return the verdict about the first bad one; ``otherwise`` if there is none; None if nothing was reported."""
-    if not found:
-        return None
-    first = next((each for each in found if bad(each)), None)
-    return otherwise if first is None else verdict(first)
+def _reachable(
+    type_: ConditionType,
+    found: Sequence[SourceHealth | StoreHealth | DeadLetterHealth],
+    reason: Reason,
+    what: str,
+) -> Verdict:
+    for each in found:
+        if not each.reachable:
+            message = f"{what} can't be reached; consumers resume by themselves. {each.error or ''}".strip()
+            return no(type_, reason, message)
+    return yes(type_, Reason.REACHABLE, f"{what} answers.")
 
 
-def _reachable(type_: ConditionType, found: Sequence[Any], reason: Reason, what: str) -> Verdict | None:
-    return _any(
-        found,
-        lambda each: not each.reachable,
-        lambda each: no(
-            type_, reason, f"{what} can't be reached; consumers resume by themselves. {each.error or ''}".strip()
-        ),
-        yes(type_, Reason.REACHABLE, f"{what} answers."),
+def _reliable(stores: Sequence[StoreHealth]) -> Verdict:
+    for each in stores:
+        if each.doubt is not None:
+            reason = reason_given(each.doubt, Reason.EVICTS_KEYS)
+            message = each.doubt_message or "Handled events may be forgotten."
+            return no(ConditionType.IDEMPOTENCY_RELIABLE, reason, message)
+    return yes(ConditionType.IDEMPOTENCY_RELIABLE, Reason.RELIABLE, "The store keeps handled events.")
+
+
+def _stopped(topics: Sequence[DeadLetterHealth]) -> Verdict:
+    if not any(each.stopped for each in topics):
+        return no(ConditionType.DEAD_LETTERS_STOPPED, Reason.RUNNING, "Not stopped.")
+    message = (
+        "A consumer stopped after too many dead letters in a row (delivery.deadLetter.stopAt): mend the handlers, then "
+        "restart the pods."
     )
+    return yes(ConditionType.DEAD_LETTERS_STOPPED, Reason.TOO_MANY_DEAD_LETTERS, message)

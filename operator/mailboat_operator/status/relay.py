@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from mailboat_operator.relays.pods import RelayPod
 from mailboat_operator.relays.reports import Answer, reason_given
-from mailboat_operator.status.conditions import EventNote, Verdict, no, unknown, with_progress, written, yes
+from mailboat_operator.status.conditions import EventNote, Obstacle, Verdict, no, unknown, with_progress, written, yes
 from mailboat_operator.status.pod_messages import (
     NAMED,
     named,
@@ -36,20 +36,12 @@ class RelayFacts:
     relay: OutboxRelay | None
     """None if the spec is invalid, for the reason in ``problem``."""
     problem: str
-    taken: str
-    """Message about a foreign object with a child's name; empty if there is none."""
-    refused: str
-    """Why the API server rejects a child as the spec defines it; empty if it does not."""
-    forbidden: str
-    """Why the API server currently rejects a child from the operator; empty if it does not."""
-    held: str
-    """Why relays get no new configuration; empty if they do."""
+    obstacle: Obstacle | None
+    """Why the relay can't be brought to its desired state; None if it can."""
     uncreated: str
     """Why the Deployment can't create pods; empty if it can."""
     halted: str
     """Why Kubernetes gave up on a rollout of the Deployment; empty if it did not."""
-    stuck: str
-    """Why reconciles of this relay keep failing; empty if they do not."""
     pods: Sequence[RelayPod]
     answers: Sequence[Answer]
     subscriptions: int
@@ -111,18 +103,8 @@ def _ready(facts: RelayFacts, reports: Sequence[RelayStatus]) -> Verdict:
     ready = ConditionType.READY
     if facts.relay is None:
         return no(ready, Reason.INVALID_SPEC, facts.problem)
-    if facts.taken:
-        return no(ready, Reason.NAME_TAKEN, facts.taken)
-    if facts.refused:
-        return no(ready, Reason.INVALID_SPEC, f"The API server refuses what spec leads to: {facts.refused}")
-    if facts.forbidden:
-        message = f"The API server does not let the operator do its work, which tries again: {facts.forbidden}"
-        return no(ready, Reason.FORBIDDEN, message)
-    if facts.held:
-        return no(ready, Reason.CONFIGURATION_HELD, facts.held)
-    if facts.stuck:
-        message = f"The operator can't finish its work, and tries again: {facts.stuck}."
-        return no(ready, Reason.PROGRESSING, message)
+    if facts.obstacle is not None:
+        return no(ready, facts.obstacle.reason, facts.obstacle.message)
     wanted = facts.relay.spec.replicas
     if wanted == 0:
         return yes(ready, Reason.AVAILABLE, "Scaled to 0 replicas: nothing is delivered until spec.replicas is raised.")

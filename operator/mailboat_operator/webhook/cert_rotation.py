@@ -1,9 +1,9 @@
 """Rotation of the webhook's certificates by the leader: the Secret that holds them, and the caBundle.
 
 ``certificates.py`` decides; this module only orders the effects. The bundle is published before any
-decision. A bundle that was just published must reach every API server before a serving certificate moves to a CA that
-is new in it. Writes are conditional on the version read: if two leaders overlap, one of them starts over. Every run
-costs two reads; nothing is written unless something changes.
+decision. A bundle that was just published must reach every API server before the successor in it is served. Writes are
+conditional on the version read: if two leaders overlap, one of them starts over. Every run costs two reads; nothing is
+written unless something changes.
 """
 
 from __future__ import annotations
@@ -16,14 +16,7 @@ from datetime import UTC, datetime
 
 from mailboat_operator.kube.client import MUTATING_WEBHOOK, Kube, NotFound, Object
 from mailboat_operator.kube.secrets import SecretContent, read_secret, write_secret
-from mailboat_operator.webhook.certificates import (
-    DEFAULT_LIFETIMES,
-    Certificates,
-    Decision,
-    Lifetimes,
-    renewed,
-    what_to_do,
-)
+from mailboat_operator.webhook.certificates import DEFAULT_LIFETIMES, Certificates, Lifetimes, renewed
 
 log = logging.getLogger(__name__)
 
@@ -58,20 +51,16 @@ class CertificateRotation:
             raise missing
 
     async def _renew(self, content: SecretContent | None, found: Certificates | None, just_published: bool) -> None:
-        now = self.now()
-        decision = what_to_do(found, self.names, now, self.lifetimes)
-        if decision is Decision.KEEP:
+        after = renewed(found, self.names, self.now(), self.lifetimes)
+        if after is None:
             return
-        if decision is Decision.NEW_LEAF and just_published and found is not None and now < _end(found):
-            return  # some API servers may not have this CA yet; wait for the next run
+        if just_published and found is not None and after.served is found.successor:
+            return  # some API servers may not trust the successor yet; wait for the next run
         if content is not None and found is None:
             log.warning("Webhook Secret unusable, recreated", extra={"secret": self.secret})
-        after = renewed(found, decision, self.names, now, self.lifetimes)
         await write_secret(self.kube, self.namespace, self.secret, content, after.data())
-        log.info(
-            "Webhook certificates renewed",
-            extra={"decision": decision, "secret": self.secret, "valid_until": _end(after).isoformat()},
-        )
+        valid_until = after.served.certificate.not_valid_after_utc.isoformat()
+        log.info("Webhook certificates renewed", extra={"secret": self.secret, "valid_until": valid_until})
         await self._publish(after)
 
     async def _publish(self, certificates: Certificates) -> bool:
@@ -96,7 +85,3 @@ class CertificateRotation:
         await self.kube.patch(MUTATING_WEBHOOK, None, self.webhook_config, body)
         log.info("Updated caBundle", extra={"configuration": self.webhook_config})
         return True
-
-
-def _end(certificates: Certificates) -> datetime:
-    return certificates.leaf.not_valid_after_utc

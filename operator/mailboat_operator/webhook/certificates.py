@@ -1,13 +1,15 @@
-"""The webhook's certificates: one CA and one serving certificate that all operators share, and when to renew which.
+"""The webhook's certificates: self-signed serving certificates that all operators share, and when to replace which.
 
 They are stored in one Secret of the operator's namespace. The leader creates and renews them, every operator serves the
-Secret's certificate, and the API server trusts its ``ca.crt`` (the ``caBundle``). Three rules make a renewal invisible:
+Secret's ``tls.crt``, and the API server trusts the certificates in its ``ca.crt`` (the ``caBundle``). A serving
+certificate is its own trust anchor, so there is no CA, and no key can sign a second certificate. Three rules make a
+renewal invisible:
 
-- A new CA is trusted before it signs. It joins the bundle at once, and the serving certificate moves to it only after
-  ``Lifetimes.settle``: by then every API server has the new bundle.
-- An old CA is trusted as long as a certificate that it signed is valid. So an operator that has not read the Secret for
-  weeks still serves a trusted certificate, without any coordination. (The old CA's key is deleted at once.)
-- Everything is renewed at half of its lifetime. The other half is the reserve if the leader can't renew.
+- A new certificate is trusted before it is served. It joins the bundle at once as the *successor*, and replaces the
+  served one only after ``Lifetimes.settle``: by then every API server has the new bundle.
+- A replaced certificate is trusted until it expires. So an operator that has not read the Secret for weeks still serves
+  a trusted certificate, without any coordination. (Its key is deleted at once.)
+- A certificate is renewed at half of its lifetime. The other half is the reserve if the leader can't renew.
 
 Decisions are pure, and time is an argument. Only ``Lifetimes`` defines lifetimes.
 """
@@ -16,34 +18,30 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from typing import Final
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 CA_BUNDLE: Final = "ca.crt"
-"""Key of the Secret: the trusted CAs, the signing one first."""
-CA_KEY: Final = "ca.key"
+"""Key of the Secret: the trusted certificates, the newest first."""
 CERTIFICATE: Final = "tls.crt"
 CERTIFICATE_KEY: Final = "tls.key"
-
-_CA_NAME: Final = "Mailboat webhook CA"
+_SUCCESSOR: Final = "next.crt"
+_SUCCESSOR_KEY: Final = "next.key"
 
 
 @dataclass(frozen=True, slots=True)
 class Lifetimes:
     """Lifetimes of certificates."""
 
-    ca: timedelta = timedelta(days=730)
-    leaf: timedelta = timedelta(days=90)
+    certificate: timedelta = timedelta(days=90)
     settle: timedelta = timedelta(minutes=5)
-    """From the creation of a CA to its first signature."""
+    """From the creation of a successor until it is served."""
     skew: timedelta = timedelta(minutes=10)
     """Tolerated lag of an API server's clock: certificates are valid from that long before their creation."""
 
@@ -51,169 +49,119 @@ class Lifetimes:
 DEFAULT_LIFETIMES: Final = Lifetimes()
 
 
-class Decision(StrEnum):
-    """Action for the leader."""
+@dataclass(frozen=True, slots=True)
+class CertificatePair:
+    """A certificate and its private key."""
 
-    KEEP = "Keep"
-    NEW_LEAF = "NewLeaf"
-    NEW_CA = "NewCA"
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+    @classmethod
+    def parse(cls, certificate: bytes, key: bytes) -> CertificatePair:
+        """Parse PEM. Raises ``ValueError`` or ``TypeError`` if the two are unusable, or do not match."""
+        private = serialization.load_pem_private_key(key, password=None)
+        if not isinstance(private, ec.EllipticCurvePrivateKey):
+            raise TypeError("not a key on an elliptic curve")
+        pair = cls(x509.load_pem_x509_certificate(certificate), private)
+        if pair.certificate.public_key() != private.public_key():
+            raise ValueError("the key is of another certificate")
+        return pair
+
+    @classmethod
+    def create(cls, names: Iterable[str], now: datetime, lifetimes: Lifetimes) -> CertificatePair:
+        """Create a certificate for the host names and IP addresses."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        # The serial number in the name distinguishes two generations: verifiers first find an issuer by name.
+        serial = x509.random_serial_number()
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"mailboat-operator {serial:x}"[:64])])
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(name)
+            .public_key(key.public_key())
+            .serial_number(serial)
+            .not_valid_before(_utc(now - lifetimes.skew))
+            .not_valid_after(_utc(now + lifetimes.certificate))
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+            .add_extension(x509.SubjectAlternativeName([_general_name(each) for each in names]), critical=False)
+            .sign(key, hashes.SHA256())
+        )
+        return cls(certificate, key)
+
+    def pem(self) -> tuple[bytes, bytes]:
+        """Return the certificate and the key as PEM."""
+        key = self.key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        return self.certificate.public_bytes(serialization.Encoding.PEM), key
 
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
     """Parsed content of the Secret."""
 
-    bundle: tuple[x509.Certificate, ...]
-    ca_key: ec.EllipticCurvePrivateKey
-    leaf: x509.Certificate
-    leaf_key: ec.EllipticCurvePrivateKey
-
-    @property
-    def ca(self) -> x509.Certificate:
-        """The signing CA."""
-        return self.bundle[0]
+    served: CertificatePair
+    trusted: tuple[x509.Certificate, ...]
+    successor: CertificatePair | None = None
+    """Trusted, and served after ``Lifetimes.settle``."""
 
     @classmethod
     def parse(cls, data: Mapping[str, bytes]) -> Certificates | None:
         """Parse the Secret's data; None if it is unusable, for whatever reason."""
         try:
-            found = cls(
-                bundle=tuple(x509.load_pem_x509_certificates(data[CA_BUNDLE])),
-                ca_key=_key(data[CA_KEY]),
-                leaf=x509.load_pem_x509_certificate(data[CERTIFICATE]),
-                leaf_key=_key(data[CERTIFICATE_KEY]),
+            return cls(
+                served=CertificatePair.parse(data[CERTIFICATE], data[CERTIFICATE_KEY]),
+                trusted=tuple(x509.load_pem_x509_certificates(data[CA_BUNDLE])),
+                successor=CertificatePair.parse(data[_SUCCESSOR], data[_SUCCESSOR_KEY]) if _SUCCESSOR in data else None,
             )
         except (KeyError, ValueError, TypeError):
             return None
-        pairs = ((found.ca, found.ca_key), (found.leaf, found.leaf_key))
-        if any(certificate.public_key() != key.public_key() for certificate, key in pairs):
-            return None
-        return found
 
     def data(self) -> dict[str, bytes]:
         """Return the data of the Secret."""
-        return {
-            CA_BUNDLE: self.bundle_pem(),
-            CA_KEY: _pem(self.ca_key),
-            CERTIFICATE: self.leaf.public_bytes(serialization.Encoding.PEM),
-            CERTIFICATE_KEY: _pem(self.leaf_key),
-        }
+        data = {CA_BUNDLE: self.bundle_pem()}
+        data[CERTIFICATE], data[CERTIFICATE_KEY] = self.served.pem()
+        if self.successor is not None:
+            data[_SUCCESSOR], data[_SUCCESSOR_KEY] = self.successor.pem()
+        return data
 
     def bundle_pem(self) -> bytes:
         """Return the caBundle."""
-        return b"".join(each.public_bytes(serialization.Encoding.PEM) for each in self.bundle)
-
-
-def what_to_do(
-    found: Certificates | None, names: Iterable[str], now: datetime, lifetimes: Lifetimes = DEFAULT_LIFETIMES
-) -> Decision:
-    """Decide on a renewal; the caller performs it with ``renewed``."""
-    if found is None or _is_past(found.ca, now) or now >= _middle(found.ca, lifetimes):
-        return Decision.NEW_CA
-    if _is_past(found.leaf, now) or _names_of(found.leaf) != _spelled(names) or not _signed_by(found):
-        return Decision.NEW_LEAF  # the API server can't connect with this certificate, so there is no reason to wait
-    if not _is_from(found.leaf, found.ca):
-        trusted_since = _born(found.ca, lifetimes) + lifetimes.settle
-        return Decision.NEW_LEAF if now >= trusted_since else Decision.KEEP
-    if now >= _middle(found.leaf, lifetimes):
-        return Decision.NEW_LEAF
-    return Decision.KEEP
+        return b"".join(each.public_bytes(serialization.Encoding.PEM) for each in self.trusted)
 
 
 def renewed(
-    found: Certificates | None,
-    decision: Decision,
-    names: Iterable[str],
-    now: datetime,
-    lifetimes: Lifetimes = DEFAULT_LIFETIMES,
-) -> Certificates:
-    """Return the content of the Secret after a decision."""
-    if decision is Decision.NEW_CA:
-        key = ec.generate_private_key(ec.SECP256R1())
-        ca = _new_ca(key, now, lifetimes)
-        if found is None or _is_past(found.ca, now) or _is_past(found.leaf, now) or not _signed_by(found):
-            return _with_new_leaf((ca,), key, names, now, lifetimes)
-        # Keep the serving certificate of the old CA until every API server trusts the new one.
-        return Certificates((ca, *_still_needed(found.bundle, now)), key, found.leaf, found.leaf_key)
-    if decision is Decision.NEW_LEAF and found is not None:
-        moved_on = now >= _born(found.ca, lifetimes) + lifetimes.leaf
-        bundle = (found.ca,) if moved_on else (found.ca, *_still_needed(found.bundle[1:], now))
-        return _with_new_leaf(bundle, found.ca_key, names, now, lifetimes)
-    if found is None:
-        raise ValueError(f"{decision} needs certificates to begin with")
-    return found
+    found: Certificates | None, names: Iterable[str], now: datetime, lifetimes: Lifetimes = DEFAULT_LIFETIMES
+) -> Certificates | None:
+    """Return the next content of the Secret; None if nothing is to be changed."""
+    names = tuple(names)
+    if found is not None and found.successor is not None:
+        created = found.successor.certificate.not_valid_before_utc + lifetimes.skew
+        if now < created + lifetimes.settle and _is_usable(found, names, now):
+            return None
+        return replace(found, served=found.successor, successor=None)
+    if found is not None and _is_usable(found, names, now):
+        if now < found.served.certificate.not_valid_after_utc - lifetimes.certificate / 2:
+            return None
+        successor = CertificatePair.create(names, now, lifetimes)
+        return Certificates(found.served, _with_unexpired(successor, found.trusted, now), successor)
+    # The API server can't connect with the served certificate, so there is no reason to wait.
+    served = CertificatePair.create(names, now, lifetimes)
+    return Certificates(served, _with_unexpired(served, found.trusted if found is not None else (), now))
 
 
-def _with_new_leaf(
-    bundle: tuple[x509.Certificate, ...],
-    ca_key: ec.EllipticCurvePrivateKey,
-    names: Iterable[str],
-    now: datetime,
-    lifetimes: Lifetimes,
-) -> Certificates:
-    key = ec.generate_private_key(ec.SECP256R1())
-    return Certificates(bundle, ca_key, _new_leaf(key, bundle[0], ca_key, tuple(names), now, lifetimes), key)
+def _is_usable(found: Certificates, names: Iterable[str], now: datetime) -> bool:
+    """Return whether the API server can connect with the served certificate: trusted, not expired, for all names."""
+    served = found.served.certificate
+    wanted = {str(_general_name(name).value) for name in names}  # an IPv6 address has several spellings
+    return served in found.trusted and now < served.not_valid_after_utc and _names_of(served) == wanted
 
 
-def _new_ca(key: ec.EllipticCurvePrivateKey, now: datetime, lifetimes: Lifetimes) -> x509.Certificate:
-    # The serial number in the name distinguishes two generations: verifiers first find an issuer by name.
-    serial = x509.random_serial_number()
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{_CA_NAME} {serial:x}"[:64])])
-    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    return (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(serial)
-        .not_valid_before(_utc(now - lifetimes.skew))
-        .not_valid_after(_utc(now + lifetimes.ca))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
-        .add_extension(identifier, critical=False)
-        .sign(key, hashes.SHA256())
-    )
-
-
-def _new_leaf(
-    key: ec.EllipticCurvePrivateKey,
-    ca: x509.Certificate,
-    ca_key: ec.EllipticCurvePrivateKey,
-    names: tuple[str, ...],
-    now: datetime,
-    lifetimes: Lifetimes,
-) -> x509.Certificate:
-    issuer = ca.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
-    return (
-        x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mailboat-operator")]))
-        .issuer_name(ca.subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(_utc(max(now - lifetimes.skew, ca.not_valid_before_utc)))
-        .not_valid_after(_utc(min(now + lifetimes.leaf, ca.not_valid_after_utc)))
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(digital_signature=True), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName([_general_name(each) for each in names]), critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer), critical=False)
-        .sign(ca_key, hashes.SHA256())
-    )
-
-
-def _usage(digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=digital_signature,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=key_cert_sign,
-        crl_sign=crl_sign,
-        encipher_only=False,
-        decipher_only=False,
-    )
+def _with_unexpired(
+    new: CertificatePair, trusted: Iterable[x509.Certificate], now: datetime
+) -> tuple[x509.Certificate, ...]:
+    return new.certificate, *(each for each in trusted if now < each.not_valid_after_utc)
 
 
 def _general_name(name: str) -> x509.GeneralName:
@@ -223,63 +171,14 @@ def _general_name(name: str) -> x509.GeneralName:
         return x509.DNSName(name)
 
 
-def _spelled(names: Iterable[str]) -> frozenset[str]:
-    """Normalize names to the form read from a certificate: an IPv6 address has several spellings."""
-    return frozenset(str(_general_name(name).value) for name in names)
-
-
-def _names_of(certificate: x509.Certificate) -> frozenset[str]:
+def _names_of(certificate: x509.Certificate) -> set[str]:
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
-        return frozenset()
-    hosts = names.get_values_for_type(x509.DNSName)
-    return frozenset(hosts) | {str(each) for each in names.get_values_for_type(x509.IPAddress)}
-
-
-def _is_from(leaf: x509.Certificate, ca: x509.Certificate) -> bool:
-    try:
-        leaf.verify_directly_issued_by(ca)
-    except (ValueError, TypeError, InvalidSignature):
-        return False
-    return True
-
-
-def _signed_by(found: Certificates) -> bool:
-    """Return whether a trusted CA signed the serving certificate."""
-    return any(_is_from(found.leaf, ca) for ca in found.bundle)
-
-
-def _still_needed(bundle: Iterable[x509.Certificate], now: datetime) -> tuple[x509.Certificate, ...]:
-    return tuple(each for each in bundle if not _is_past(each, now))
-
-
-def _born(certificate: x509.Certificate, lifetimes: Lifetimes) -> datetime:
-    return certificate.not_valid_before_utc + lifetimes.skew
-
-
-def _middle(certificate: x509.Certificate, lifetimes: Lifetimes) -> datetime:
-    born = _born(certificate, lifetimes)
-    return born + (certificate.not_valid_after_utc - born) / 2
-
-
-def _is_past(certificate: x509.Certificate, now: datetime) -> bool:
-    return now >= certificate.not_valid_after_utc
+        return set()
+    return {str(each.value) for each in names}
 
 
 def _utc(time: datetime) -> datetime:
     """Truncate to whole seconds, the resolution of certificates."""
     return time.astimezone(UTC).replace(microsecond=0)
-
-
-def _key(pem: bytes) -> ec.EllipticCurvePrivateKey:
-    key = serialization.load_pem_private_key(pem, password=None)
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise TypeError("not a key on an elliptic curve")
-    return key
-
-
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )

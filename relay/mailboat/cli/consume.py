@@ -39,7 +39,7 @@ def consume(
     """Run the handlers of a subscription until SIGTERM or SIGINT: one with sink pull, or one with a source.
 
     MODULE:CONSUMER names a mailboat.Consumer, as in shop.billing:consumer; the module is looked for in the current
-    folder first. The first signal ends it in good order: handlers finish, their transactions commit.
+    folder first. At the first signal, running handlers finish and their transactions commit.
     """
     configure(log_level, LogFormat(log_format))
     consumer = find_consumer(target)

@@ -12,9 +12,9 @@ from typing import Any
 import click
 
 from mailboat.cli import topic_dead_letters
-from mailboat.cli.event_filter import Selection, found_in, with_selection
+from mailboat.cli.event_filter import Selection, found_in, print_list, with_selection
 from mailboat.cli.options import Outbox, outboxes, seconds, with_manifests
-from mailboat.cli.output import columns, counted, json_line, json_row, moment, payload_text, shortened
+from mailboat.cli.output import counted, json_line, json_row, moment, payload_text, shortened
 from mailboat.cli.topic_dead_letters import consumer_topic
 from mailboat.errors import ConfigError
 from mailboat.store.admin import dead_letters
@@ -47,17 +47,14 @@ def list_(
         return topic_dead_letters.list_letters(topic, selection, replayed=replayed, as_json=as_json)
     look = partial(dead_letters.list_dead, replayed=replayed, limit=selection.limit)
     letters = asyncio.run(found_in(outboxes(files, secrets_dir), "dlq list", selection, look))
-    if as_json:
-        for letter in letters:
-            click.echo(json_row(letter))
-        return
-    if not letters:
-        click.echo("no dead letters" + (" match" if selection.narrows else ""))
-        return
-    for line in columns(_HEADER, (_cells(letter) for letter in letters)):
-        click.echo(line)
-    if selection.limit is not None and len(letters) >= selection.limit:
-        click.echo(f"(the newest {selection.limit}; --all shows all of them)", err=True)
+    print_list(
+        letters,
+        _HEADER,
+        _cells,
+        to_json=json_row if as_json else None,
+        empty="no dead letters" + (" match" if selection.narrows else ""),
+        limited_to=selection.limited_to(letters, "newest"),
+    )
 
 
 def _cells(letter: DeadLetter) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from mailboat.cli.options import Outbox, like_pattern, point_in_time, refuse_unknown
+from mailboat.cli.output import columns
 from mailboat.store.admin.selection import Match
 from mailboat.store.connection import PostgresConnection
 
@@ -63,6 +64,10 @@ class Selection:
         if self.wanted.subscription is not None:
             await refuse_unknown(chosen, self.wanted.subscription)
 
+    def limited_to(self, found: Sequence[object], which: str) -> str | None:
+        """Return a name for a result that the limit may have cut, such as "newest 100"; else None."""
+        return f"{which} {self.limit}" if self.limit is not None and len(found) >= self.limit else None
+
     @property
     def id(self) -> str:
         """The value of --id, for messages."""
@@ -82,6 +87,31 @@ async def found_in(
         async with outbox.link(purpose) as link:
             found += await look(link, selection.match(outbox.table))
     return found
+
+
+def print_list(
+    found: Sequence[Found],
+    header: Sequence[str],
+    cells: Callable[[Found], Sequence[str]],
+    *,
+    to_json: Callable[[Found], str] | None,
+    empty: str,
+    limited_to: str | None,
+) -> None:
+    """Print rows as a table, or one JSON object per line if ``to_json`` is given.
+
+    ``limited_to`` names the rows if there may be more, as in "newest 100".
+    """
+    if to_json is not None:
+        for each in found:
+            click.echo(to_json(each))
+    elif not found:
+        click.echo(empty)
+    else:
+        for line in columns(header, map(cells, found)):
+            click.echo(line)
+        if limited_to is not None:
+            click.echo(f"(the {limited_to}; --all shows all of them)", err=True)
 
 
 def _id(text: str) -> tuple[int | None, str | None, str | None]:

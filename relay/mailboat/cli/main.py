@@ -58,7 +58,7 @@ _COMMANDS: Final = {
 """Every command and its module, in the order of the help."""
 
 _SUBCOMMANDS: Final = ("dlq list", "dlq show", "dlq replay", "dlq purge", "parked retry", "parked drop", "debug sql")
-"""Commands of groups that people look for at the top."""
+"""Commands of groups, for the hint of an unknown command."""
 
 
 def exit_code(error: MailboatError) -> int:
@@ -115,10 +115,10 @@ class Commands(click.Group):
 @click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
 @click.version_option(package_name="mailboat")
 def main(debug: bool) -> None:
-    """Carry a PostgreSQL outbox to Kafka, Pub/Sub and others.
+    """Deliver the events of a PostgreSQL outbox to Kafka, Pub/Sub and others.
 
-    Every command reads the manifests that say what there is: -f takes a file, a folder or - (standard input), and may
-    be given again. Without -f: $MAILBOAT_MANIFESTS, then mailboat.yaml in this folder.
+    Every command reads manifests: -f takes a file, a folder or - (standard input), and may be given again. Without -f:
+    $MAILBOAT_MANIFESTS, then mailboat.yaml in this folder.
 
     \b
     Begin with:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import astuple
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import click
 
 from mailboat.cli.dlq import describe
-from mailboat.cli.event_filter import Selection, found_in, with_selection
-from mailboat.cli.options import outboxes, with_manifests
-from mailboat.cli.output import columns, counted, json_row, moment, shortened
+from mailboat.cli.event_filter import Selection, found_in, print_list, with_selection
+from mailboat.cli.options import Outbox, outboxes, with_manifests
+from mailboat.cli.output import counted, json_row, moment, shortened
 from mailboat.errors import ConfigError
 from mailboat.store.admin import parked_events
 from mailboat.store.admin.parked_events import ParkedEvent
+from mailboat.store.connection import PostgresConnection
+
+Result = TypeVar("Result")
 
 _HEADER = ("ID", "SUBSCRIPTION", "TYPE", "KEY", "ATTEMPTS", "NEXT ATTEMPT", "BEHIND", "REASON", "ERROR")
 
@@ -34,17 +38,14 @@ def list_(files: tuple[Path, ...], secrets_dir: Path | None, selection: Selectio
     """List the heads of parked keys; BEHIND counts the later events of the same key."""
     look = partial(parked_events.list_parked, behind=behind, limit=selection.limit)
     events = asyncio.run(found_in(outboxes(files, secrets_dir), "parked list", selection, look))
-    if as_json:
-        for event in events:
-            click.echo(json_row(event))
-        return
-    if not events:
-        click.echo("nothing is parked" + (" that matches" if selection.narrows else ""))
-        return
-    for line in columns(_HEADER, (_cells(event) for event in events)):
-        click.echo(line)
-    if selection.limit is not None and len(events) >= selection.limit:
-        click.echo(f"(the first {selection.limit}; --all shows all of them)", err=True)
+    print_list(
+        events,
+        _HEADER,
+        _cells,
+        to_json=json_row if as_json else None,
+        empty="nothing is parked" + (" that matches" if selection.narrows else ""),
+        limited_to=selection.limited_to(events, "first"),
+    )
 
 
 def _cells(event: ParkedEvent) -> tuple[str, ...]:
@@ -90,34 +91,16 @@ def _no_such(id: str) -> ConfigError:
 @with_manifests
 @with_selection
 def retry(files: tuple[Path, ...], secrets_dir: Path | None, selection: Selection) -> None:
-    """Try parked events now instead of at their time.
+    """Retry parked events now instead of at their time.
 
-    Tried is the head of each key; the others follow it. An event that used up its attempts (onExhausted: Block) gets a
-    new count, from 0. Needs a filter, or --all.
+    The head of each key is retried, and the others follow it. An event that used up its attempts (onExhausted: Block)
+    gets a new count, from 0. Needs a filter, or --all.
     """
     selection.must_be_meant()
-
-    async def try_now() -> parked_events.Retried:
-        chosen = outboxes(files, secrets_dir)
-        await selection.must_exist(chosen)
-        heads = unblocked = matched = 0
-        for outbox in chosen:
-            async with outbox.link("parked retry") as link:
-                match = selection.match(outbox.table)
-                events = await parked_events.list_parked(link, match, behind=True, limit=selection.limit)
-                matched += len(events)
-                some_heads, some_unblocked = astuple(
-                    await parked_events.retry(link, outbox.table, events, unordered=outbox.unordered)
-                )
-            heads, unblocked = heads + some_heads, unblocked + some_unblocked
-        if selection.by_id and not matched:
-            raise _no_such(selection.id)
-        return parked_events.Retried(heads, unblocked)
-
-    done = asyncio.run(try_now())
-    click.echo(f"{counted(done.heads, 'event')} will be tried now")
-    if done.unblocked:
-        click.echo(f"{done.unblocked} of them had used up all attempts; they are counted anew, from 0")
+    done = asyncio.run(_apply("parked retry", outboxes(files, secrets_dir), selection, parked_events.retry))
+    click.echo(f"{counted(sum(each.heads for each in done), 'event')} will be tried now")
+    if unblocked := sum(each.unblocked for each in done):
+        click.echo(f"{unblocked} of them had used up all attempts; they are counted from 0 again")
 
 
 @parked.command()
@@ -131,20 +114,30 @@ def drop(files: tuple[Path, ...], secrets_dir: Path | None, selection: Selection
     """
     selection.must_be_meant()
 
-    async def give_up() -> int:
-        chosen = outboxes(files, secrets_dir)
-        await selection.must_exist(chosen)
-        dropped = matched = 0
-        for outbox in chosen:
-            async with outbox.link("parked drop") as link:
-                match = selection.match(outbox.table)
-                events = await parked_events.list_parked(link, match, behind=True, limit=selection.limit)
-                matched += len(events)
-                if events and not yes:
-                    raise ConfigError(f"this gives up on {counted(len(events), 'parked event')}: say --yes.")
-                dropped += await parked_events.drop(link, outbox.table, events, unordered=outbox.unordered)
-        if selection.by_id and not matched:
-            raise _no_such(selection.id)
-        return dropped
+    async def give_up(
+        link: PostgresConnection, outbox: str, events: Sequence[ParkedEvent], *, unordered: Collection[str]
+    ) -> int:
+        if events and not yes:
+            raise ConfigError(f"this gives up on {counted(len(events), 'parked event')}: say --yes.")
+        return await parked_events.drop(link, outbox, events, unordered=unordered)
 
-    click.echo(f"{counted(asyncio.run(give_up()), 'event')} given up on, kept as dead letters")
+    dropped = sum(asyncio.run(_apply("parked drop", outboxes(files, secrets_dir), selection, give_up)))
+    click.echo(f"{counted(dropped, 'event')} given up on, kept as dead letters")
+
+
+async def _apply(
+    purpose: str, chosen: Sequence[Outbox], selection: Selection, change: Callable[..., Awaitable[Result]]
+) -> list[Result]:
+    """Change the selected events of each outbox, heads and those behind them. Return one result per outbox."""
+    await selection.must_exist(chosen)
+    results: list[Result] = []
+    matched = 0
+    for outbox in chosen:
+        async with outbox.link(purpose) as link:
+            match = selection.match(outbox.table)
+            events = await parked_events.list_parked(link, match, behind=True, limit=selection.limit)
+            matched += len(events)
+            results.append(await change(link, outbox.table, events, unordered=outbox.unordered))
+    if selection.by_id and not matched:
+        raise _no_such(selection.id)
+    return results

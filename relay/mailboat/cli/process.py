@@ -25,10 +25,11 @@ from mailboat.runtime.file_watch import fingerprint, secret_versions, watch
 from mailboat.runtime.manifest_warnings import subscription_warnings
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.secrets import Secrets
-from mailboat.runtime.shutdown import stop_on_signals
+from mailboat.runtime.shutdown import first_of
 from mailboat.store.settings import RelayIdentity
 from mailboat_spec import Manifests, full_name
 from mailboat_spec.relay_status import ConfigReport
+from mailboat_spec.stop_signals import stop_on_signals
 
 log = logging.getLogger("mailboat.run")
 
@@ -53,7 +54,7 @@ async def run_relays(options: RunOptions, manifests: Manifests | None) -> None:
         if manifests is not None:
             process.add_all(manifests)
         async with process.serving(followed):
-            await _first(process.configured, process.stop)
+            await first_of(process.configured, process.stop)
             await _run_all(process.relays, process.stop)
 
 
@@ -91,7 +92,8 @@ class Process:
     def _add(self, config: Configuration, relay_id: str, *, follows: bool) -> None:
         if not config.subscriptions:
             log.warning(
-                "No EventSubscription refers to this relay: it moves nothing.", extra={"relay": full_name(config.relay)}
+                "No EventSubscription refers to this relay: nothing is delivered.",
+                extra={"relay": full_name(config.relay)},
             )
         relay = Relay(
             config.relay,
@@ -113,7 +115,7 @@ class Process:
             assign_to(self.relays),
             options.callers,
             stopping=self.stop.is_set,
-            told=lambda: StatusExtras(
+            extras=lambda: StatusExtras(
                 followed.report if followed is not None else ConfigReport(), self.secret_versions
             ),
             configure=followed.push if followed is not None else None,
@@ -156,15 +158,6 @@ class Process:
         for relay in self.relays:
             relay.refresh()
         self.secret_versions = secret_versions(self.options.secrets_folder)
-
-
-async def _first(*events: asyncio.Event) -> None:
-    waits = [asyncio.create_task(event.wait()) for event in events]
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
 
 
 def assign_to(relays: Sequence[Relay]) -> Assign:

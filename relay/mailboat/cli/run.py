@@ -43,19 +43,14 @@ log = logging.getLogger("mailboat.run")
 @click.option(
     "--follow",
     is_flag=True,
-    help="Take up changes of the files, and of PUT /config, without a restart. They may be missing at first.",
-)
-@click.option(
-    "--control-token-file",
-    type=PATH,
-    help="File with the token that PUT /assignment and PUT /config must bring.",
+    help="Apply changes of the files, and of PUT /config, without a restart. The files may be missing at first.",
 )
 @click.option(
     "--control-keys",
     type=PATH,
-    help="File with Ed25519 public keys (PEM): calls that are signed with one of them are followed. With --audience.",
+    help="File with Ed25519 public keys (PEM): calls signed with one of them are accepted. With --audience.",
 )
-@click.option("--audience", metavar="TEXT", help="Whom signed calls must be meant for: this relay.")
+@click.option("--audience", metavar="TEXT", help="Audience that signed calls must name: this relay.")
 @with_logging
 def run(
     files: tuple[Path, ...],
@@ -64,20 +59,17 @@ def run(
     listen: str,
     advertise: str,
     follow: bool,
-    control_token_file: Path | None,
     control_keys: Path | None,
     audience: str | None,
     log_level: str,
     log_format: str,
 ) -> None:
-    """Move events until SIGTERM or SIGINT.
+    """Deliver events until SIGTERM or SIGINT.
 
-    The first signal ends it in good order: batches in hand are finished, progress is written, partitions are released.
-    The second one ends it at once. A database or a destination that is away is waited for.
+    At the first signal, batches in flight are finished, progress is committed and partitions are released. The second
+    signal ends the process at once. If a database or a destination is unavailable, the relay retries.
     """
     configure(log_level, LogFormat(log_format))
-    if control_token_file is not None and not control_token_file.is_file():
-        raise ConfigError(f"--control-token-file: {control_token_file} is no file. Write the token into it first.")
     if (control_keys is None) != (audience is None):
         raise click.UsageError("--control-keys and --audience go together: a signed call names the relay it is for")
     if control_keys is not None and not follow and not control_keys.is_file():  # with --follow it may appear later
@@ -93,7 +85,7 @@ def run(
         find_secrets(secrets_dir, os.environ),
         relay_id or f"{socket.gethostname()}-{random_tokens.token_hex(3)}",
         parse_address(listen),
-        CallerAuth(control_token_file, _signatures(control_keys, audience) if control_keys and audience else None),
+        CallerAuth(_verifier(control_keys, audience) if control_keys and audience else None),
         advertise,
     )
     configure_gc()
@@ -102,7 +94,7 @@ def run(
     except MailboatError:
         raise
     except Exception:
-        log.critical("The relay failed in a way that nobody thought of.", exc_info=True)  # the CLI only prints it
+        log.critical("Relay failed unexpectedly", exc_info=True)  # the CLI only prints it
         raise
     _leave()
 
@@ -121,7 +113,7 @@ def _leave() -> NoReturn:
     os._exit(0)
 
 
-def _signatures(keys: Path, audience: str) -> CallVerifier:
+def _verifier(keys: Path, audience: str) -> CallVerifier:
     from mailboat.http.jwt_auth import JwtVerifier, PublicKeys  # large, needed only with --control-keys
 
     return JwtVerifier(PublicKeys(keys), audience)

@@ -28,14 +28,14 @@ from mailboat_spec import full_name
 
 @click.command()
 @with_manifests
-@click.option("--dry-run", is_flag=True, help="Say what would be applied, and change nothing.")
-@click.option("--sql", is_flag=True, help="Print what would be applied, for psql, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="List the pending migrations, and change nothing.")
+@click.option("--sql", is_flag=True, help="Print the pending migrations as SQL for psql, and change nothing.")
 def migrate(files: tuple[Path, ...], secrets_dir: Path | None, dry_run: bool, sql: bool) -> None:
     """Create or upgrade the outbox and Mailboat's tables.
 
-    Pull subscriptions of the manifests are declared, so that consumers can begin without a relay. May be run any
-    number of times, and by several at once. Where the manifest says manageSchema: false it verifies
-    instead; --sql is for whoever looks after the schema.
+    Also declares the pull subscriptions of the manifests, so that consumers can begin without a relay. May be run any
+    number of times, also concurrently. With manageSchema: false in the manifest, the schema is only verified; --sql
+    prints the statements for its administrator.
     """
     chosen = outboxes(files, secrets_dir)
     asyncio.run(_print_sql(chosen) if sql else _migrate(chosen, dry_run))
@@ -76,14 +76,14 @@ async def _migrate(chosen: Sequence[Outbox], dry_run: bool) -> None:
         for subscription in pulled:
             _say(name, f"subscription {subscription} can be pulled")
         if report.sql_for_an_administrator:
-            _say(name, "this user may not create roles; somebody who may should run:")
+            _say(name, "this user may not create roles; an administrator should run:")
             click.echo(report.sql_for_an_administrator)
 
 
 @click.command(short_help="Check the schema; print the SQL that is missing.")
 @with_manifests
 def verify(files: tuple[Path, ...], secrets_dir: Path | None) -> None:
-    """Check that the database has all that Mailboat needs; print the SQL for what is missing. Changes nothing."""
+    """Check that the database has all that Mailboat needs; print SQL for missing parts. Changes nothing."""
 
     async def all_of_them() -> None:
         for outbox in outboxes(files, secrets_dir):
@@ -104,11 +104,12 @@ async def _verify(outbox: Outbox) -> None:
 @click.command()
 @with_manifests
 def maintain(files: tuple[Path, ...], secrets_dir: Path | None) -> None:
-    """Make time partitions ahead and drop expired ones, once.
+    """Create time partitions ahead and drop expired ones, once.
 
     The progress of subscriptions that were deleted more than 24 hours ago is removed, too.
 
-    Relays do the same every hour; this is for outboxes whose relay may not, or for a look at what holds retention up.
+    Relays do the same every hour. Use this command if the relay lacks the privileges, or to see why retention is
+    blocked.
     """
     asyncio.run(_maintain(outboxes(files, secrets_dir)))
 
@@ -145,16 +146,16 @@ def _listed(names: Sequence[str]) -> str:
 
 @click.command()
 @with_manifests
-@click.option("--yes", is_flag=True, help="Yes, this copy is the database to go on with.")
+@click.option("--yes", is_flag=True, help="Confirm that delivery continues in this copy.")
 @click.option("--same-history", is_flag=True, help="The server was upgraded by pg_upgrade: keep all progress.")
 def rebase(files: tuple[Path, ...], secrets_dir: Path | None, yes: bool, same_history: bool) -> None:
-    """Go on in a restored copy of the database, or after pg_upgrade.
+    """Continue in a copy of the database, or after pg_upgrade.
 
-    Progress belongs to the database system it was made in. In a copy, delivery can go on behind the highest position
-    that was settled; an event with a lower one that had not been delivered yet is not sent. Stop all relays first.
+    Progress belongs to one database system. In a copy, delivery continues after the highest settled position. An
+    undelivered event with a lower position is not sent. Stop all relays first.
 
-    With --same-history all progress is kept and nothing is skipped. That is for a server that pg_upgrade made of the
-    old one, where transaction ids go on; it is checked, and refused elsewhere.
+    With --same-history all progress is kept and nothing is skipped. That is for a server made by pg_upgrade, where
+    transaction ids continue. The command checks this and refuses other servers.
     """
     if not (yes or same_history):
         raise ConfigError(

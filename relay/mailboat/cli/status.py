@@ -70,9 +70,9 @@ class Overview:
     multiple=True,
     is_eager=True,  # parsed before -f, whose default does not apply then
     metavar="URL",
-    help="Ask this relay or consumer, without manifests and database. May be given again.",
+    help="Query this relay or consumer, without manifests and database. May be given again.",
 )
-@click.option("--watch", is_flag=True, help="Show it again and again, until interrupted.")
+@click.option("--watch", is_flag=True, help="Refresh until interrupted.")
 @click.option(
     "--interval",
     type=click.FloatRange(min=0.1),
@@ -87,7 +87,7 @@ class Overview:
     metavar="DURATION",
     default="5m",
     show_default=True,
-    help="For --wait: exit code 1 after this time; 0s looks once.",
+    help="For --wait: exit code 1 after this time; 0s checks once.",
 )
 @click.option("--json", "as_json", is_flag=True, help="For programs: one JSON document (with --watch: one per line).")
 @click.pass_context
@@ -103,12 +103,12 @@ def status(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Show subscriptions: which are ready, how far behind, what is parked and dead.
+    """Show subscriptions: readiness, lag, parked events and dead letters.
 
     With NAME: everything about one subscription, with the owner of every partition and the whole last error.
 
-    Works even while no relay runs. LAG counts up to a bound, and then says so (100000+). RATE and the state of sinks
-    come from relays, and are "-" where none answers. LAST ERROR disappears once delivery succeeds again.
+    Works even while no relay runs. LAG is counted up to a bound, then shown with a plus sign (100000+). RATE and the
+    state of sinks come from relays, and are "-" if no relay answers. LAST ERROR disappears once delivery succeeds.
 
     \b
     Examples:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mailboat.cli.event_filter import Selection
-from mailboat.cli.output import columns, counted, json_line, moment, payload_text, shortened
+from mailboat.cli.event_filter import Selection, print_list
+from mailboat.cli.output import counted, json_line, moment, payload_text, shortened
 from mailboat.errors import ConfigError, DeliveryError, SinkUnavailable
 from mailboat.runtime.manifest_files import load
 from mailboat.runtime.secrets import find_secrets
@@ -105,17 +105,14 @@ def list_letters(topic: ConsumerTopic, selection: Selection, *, replayed: bool, 
     wanted = _filter(selection)
     found = deque(asyncio.run(_matching(topic, wanted, everything=replayed)), maxlen=selection.limit)
     chosen = sorted(found, key=lambda letter: letter.content.failed_at or _EPOCH)
-    if as_json:
-        for letter in chosen:
-            click.echo(json.dumps(_fields(letter), ensure_ascii=False))
-        return
-    if not chosen:
-        click.echo("no dead letters" + (" match" if wanted.narrows else ""))
-        return
-    for line in columns(_HEADER, map(_cells, chosen)):
-        click.echo(line)
-    if selection.limit is not None and len(chosen) >= selection.limit:
-        click.echo(f"(the newest {selection.limit}; --all shows all of them)", err=True)
+    print_list(
+        chosen,
+        _HEADER,
+        _cells,
+        to_json=(lambda letter: json.dumps(_fields(letter), ensure_ascii=False)) if as_json else None,
+        empty="no dead letters" + (" match" if wanted.narrows else ""),
+        limited_to=selection.limited_to(chosen, "newest"),
+    )
 
 
 def show_letters(topic: ConsumerTopic, selection: Selection, *, as_json: bool = False) -> None:

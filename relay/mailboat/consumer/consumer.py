@@ -26,7 +26,8 @@ from mailboat.consumer.points import Passing, ignore_point
 from mailboat.consumer.pull_source import Pace
 from mailboat.errors import ConfigError
 from mailboat.runtime.gc_settings import configure_gc
-from mailboat.runtime.shutdown import exit_on_signals, stop_on_signals
+from mailboat.runtime.shutdown import exit_on_signals
+from mailboat_spec.stop_signals import stop_on_signals
 
 log = logging.getLogger(__name__)
 

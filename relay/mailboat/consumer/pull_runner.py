@@ -13,9 +13,10 @@ from mailboat.consumer.dispatch import Dispatcher
 from mailboat.consumer.monitor import ConsumerLag, Monitor
 from mailboat.consumer.points import Passing, ignore_point
 from mailboat.consumer.pull_source import RECONNECT, Pace, PullSource, WakeUp
+from mailboat.consumer.pull_statements import Wanted
 from mailboat.consumer.session_factory import SessionFactory, libpq_url
 from mailboat.consumer.status_server import run_with_status
-from mailboat.consumer.transactions import Wanted, told
+from mailboat.consumer.transactions import told
 from mailboat.errors import ConfigError, DatabaseUnavailable
 from mailboat.runtime.shutdown import unless_stopped
 from mailboat_spec import NoHandler

@@ -6,7 +6,8 @@ import asyncio
 from typing import Any
 
 from mailboat.consumer.handlers import TransactionKind
-from mailboat.consumer.transactions import Psycopg, PsycopgAsync, SqlAlchemy, SqlAlchemyAsync, Wanted
+from mailboat.consumer.pull_statements import Wanted
+from mailboat.consumer.transactions import Psycopg, PsycopgAsync, SqlAlchemy, SqlAlchemyAsync
 
 OpenedSession = Psycopg | PsycopgAsync | SqlAlchemy | SqlAlchemyAsync
 

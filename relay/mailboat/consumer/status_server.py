@@ -19,7 +19,7 @@ async def run_with_status(
     interrupt: Callable[[], None] = lambda: None,
 ) -> None:
     """Run the work and serve its status at ``listen``, if any. If this task is cancelled, set ``stop``, call
-    ``interrupt``, and wait until the work has ended in good order."""
+    ``interrupt``, and wait for the end of the work."""
     task = asyncio.ensure_future(work)
     server: HttpServer | None = None
     try:

@@ -7,7 +7,6 @@ synchronous connection has a dedicated thread, in which the handlers run as well
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol, Self
@@ -16,21 +15,18 @@ from uuid import UUID
 from mailboat.consumer.dispatch import Scope
 from mailboat.consumer.handler_outcomes import Refusal
 from mailboat.consumer.handlers import TransactionKind
+from mailboat.consumer.pull_statements import (
+    ONCE,
+    PSYCOPG_ONCE,
+    PSYCOPG_PULL,
+    PSYCOPG_REFUSE,
+    PULL,
+    REFUSE,
+    Wanted,
+    event_of,
+)
 from mailboat.consumer.received_event import Event
 from mailboat_spec.redaction import primary_message
-
-_COLUMNS: Final = (
-    "event_id, event_type, key, payload, content_type, headers::text, tags, aggregate_type, aggregate_id,"
-    " traceparent, created_at, attempt, redeliveries, replay, position, partition, group_label"
-)
-_PULL: Final = f"select {_COLUMNS} from mailboat.pull(cast(:p1 as text), cast(:p2 as integer), cast(:p3 as text))"
-_REFUSE: Final = (
-    "select mailboat.refuse(cast(:p1 as text), cast(:p2 as uuid), cast(:p3 as text), cast(:p4 as text),"
-    " cast(:p5 as boolean), make_interval(secs => cast(:p6 as double precision)), cast(:p7 as boolean),"
-    " cast(:p8 as text))"
-)
-
-_ONCE: Final = "select mailboat.once(cast(:p1 as text), cast(:p2 as uuid))"
 
 
 class WorkerSession(Scope, Protocol):
@@ -71,28 +67,6 @@ class InboxSession(Scope, Protocol):
     async def close(self) -> None: ...
 
 
-class Wanted:
-    """Arguments of a pull: subscription, maximum events, outbox (None: the only one with this subscription)."""
-
-    def __init__(self, subscription: str, size: int | None, outbox: str | None) -> None:
-        self.pull = (subscription, size, outbox)
-        self._subscription = subscription
-        self._outbox = outbox
-
-    def refusal(self, event_id: UUID, refusal: Refusal) -> tuple[Any, ...]:
-        delay = None if refusal.retry_in is None else refusal.retry_in.total_seconds()
-        return (
-            self._subscription,
-            str(event_id),
-            refusal.error,
-            refusal.reason,
-            refusal.final,
-            delay,
-            refusal.counted,
-            self._outbox,
-        )
-
-
 def sqlstate(error: BaseException | None) -> str:
     """Return the SQLSTATE of a driver's error or of its causes; empty if there is none."""
     while error is not None:
@@ -117,37 +91,6 @@ def is_transient(error: BaseException) -> bool:
     return sqlstate(error).startswith("40")
 
 
-def _event(row: Sequence[Any]) -> Event:
-    return Event(
-        id=row[0] if isinstance(row[0], UUID) else UUID(row[0]),  # not every driver returns a UUID
-        type=row[1],
-        key=row[2],
-        payload=None if row[3] is None else bytes(row[3]),
-        content_type=row[4],
-        headers=json.loads(row[5]) if row[5] else {},
-        tags=tuple(row[6]),
-        aggregate_type=row[7],
-        aggregate_id=row[8],
-        traceparent=row[9],
-        created_at=row[10],
-        attempt=row[11],
-        redeliveries=row[12],
-        replay=row[13],
-        position=row[14],
-        partition=row[15],
-        group=row[16],
-    )
-
-
-def _psycopg_style(statement: str) -> bytes:
-    for number in range(9, 0, -1):
-        statement = statement.replace(f":p{number}", "%s")
-    return statement.encode()
-
-
-_PSYCOPG_PULL: Final = _psycopg_style(_PULL)
-_PSYCOPG_REFUSE: Final = _psycopg_style(_REFUSE)
-_PSYCOPG_ONCE: Final = _psycopg_style(_ONCE)
 _SETTINGS: Final[dict[str, Any]] = {"application_name": "mailboat consumer", "connect_timeout": 10}
 
 
@@ -172,11 +115,11 @@ class PsycopgAsync:
 
     async def pull(self) -> list[Event]:
         cursor = self._connection.cursor(binary=True)
-        await cursor.execute(_PSYCOPG_PULL, self._wanted.pull)
-        return [_event(row) for row in await cursor.fetchall()]
+        await cursor.execute(PSYCOPG_PULL, self._wanted.pull)
+        return [event_of(row) for row in await cursor.fetchall()]
 
     async def once(self, consumer: str, event_id: UUID) -> bool:
-        cursor = await self._connection.execute(_PSYCOPG_ONCE, [consumer, str(event_id)])
+        cursor = await self._connection.execute(PSYCOPG_ONCE, [consumer, str(event_id)])
         return bool((await cursor.fetchone())[0])
 
     async def commit(self) -> None:
@@ -186,7 +129,7 @@ class PsycopgAsync:
         await self._connection.rollback()
 
     async def refuse(self, event_id: UUID, refusal: Refusal) -> str:
-        cursor = await self._connection.execute(_PSYCOPG_REFUSE, self._wanted.refusal(event_id, refusal))
+        cursor = await self._connection.execute(PSYCOPG_REFUSE, self._wanted.refusal(event_id, refusal))
         (outcome,) = await cursor.fetchone()
         await self._connection.commit()
         return str(outcome)
@@ -234,14 +177,14 @@ class Psycopg(_InThread):
     async def pull(self) -> list[Event]:
         def pull() -> list[Event]:
             cursor = self._connection.cursor(binary=True)
-            return [_event(row) for row in cursor.execute(_PSYCOPG_PULL, self._wanted.pull).fetchall()]
+            return [event_of(row) for row in cursor.execute(PSYCOPG_PULL, self._wanted.pull).fetchall()]
 
         events: list[Event] = await self.in_thread(pull)
         return events
 
     async def once(self, consumer: str, event_id: UUID) -> bool:
         parameters = [consumer, str(event_id)]
-        return bool(await self.in_thread(lambda: self._connection.execute(_PSYCOPG_ONCE, parameters).fetchone()[0]))
+        return bool(await self.in_thread(lambda: self._connection.execute(PSYCOPG_ONCE, parameters).fetchone()[0]))
 
     async def commit(self) -> None:
         await self.in_thread(self._connection.commit)
@@ -251,7 +194,7 @@ class Psycopg(_InThread):
 
     async def refuse(self, event_id: UUID, refusal: Refusal) -> str:
         def refuse() -> str:
-            (outcome,) = self._connection.execute(_PSYCOPG_REFUSE, self._wanted.refusal(event_id, refusal)).fetchone()
+            (outcome,) = self._connection.execute(PSYCOPG_REFUSE, self._wanted.refusal(event_id, refusal)).fetchone()
             self._connection.commit()
             return str(outcome)
 
@@ -292,11 +235,11 @@ class SqlAlchemy(_InThread):
         return self._session
 
     async def pull(self) -> list[Event]:
-        rows: list[Event] = await self.in_thread(lambda: [_event(row) for row in self._run(_PULL, self._wanted.pull)])
+        rows: list[Event] = await self.in_thread(lambda: [event_of(row) for row in self._run(PULL, self._wanted.pull)])
         return rows
 
     async def once(self, consumer: str, event_id: UUID) -> bool:
-        return bool(await self.in_thread(lambda: self._run(_ONCE, (consumer, str(event_id)))[0][0]))
+        return bool(await self.in_thread(lambda: self._run(ONCE, (consumer, str(event_id)))[0][0]))
 
     def _run(self, statement: str, values: Sequence[Any]) -> Any:
         from sqlalchemy import text
@@ -327,7 +270,7 @@ class SqlAlchemy(_InThread):
 
     async def refuse(self, event_id: UUID, refusal: Refusal) -> str:
         def refuse() -> str:
-            ((outcome,),) = self._run(_REFUSE, self._wanted.refusal(event_id, refusal))
+            ((outcome,),) = self._run(REFUSE, self._wanted.refusal(event_id, refusal))
             self._connection.commit()
             return str(outcome)
 
@@ -367,10 +310,10 @@ class SqlAlchemyAsync:
         return await asyncio.to_thread(function)
 
     async def pull(self) -> list[Event]:
-        return [_event(row) for row in await self._run(_PULL, self._wanted.pull)]
+        return [event_of(row) for row in await self._run(PULL, self._wanted.pull)]
 
     async def once(self, consumer: str, event_id: UUID) -> bool:
-        return bool((await self._run(_ONCE, (consumer, str(event_id))))[0][0])
+        return bool((await self._run(ONCE, (consumer, str(event_id))))[0][0])
 
     async def _run(self, statement: str, values: Sequence[Any]) -> Any:
         from sqlalchemy import text
@@ -394,7 +337,7 @@ class SqlAlchemyAsync:
             await session.close()
 
     async def refuse(self, event_id: UUID, refusal: Refusal) -> str:
-        ((outcome,),) = await self._run(_REFUSE, self._wanted.refusal(event_id, refusal))
+        ((outcome,),) = await self._run(REFUSE, self._wanted.refusal(event_id, refusal))
         await self._connection.commit()
         return str(outcome)
 

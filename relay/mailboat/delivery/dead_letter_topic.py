@@ -9,15 +9,28 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import Final
 
+from mailboat.cloudevents import DeadLetterNotice, dead_letter_message
 from mailboat.delivery.checkpoints import Checkpoint
 from mailboat.delivery.publish import start_publish
 from mailboat.delivery.redelivery import RetryLoop
-from mailboat.delivery.stream import DeadLetterNotice, Stream
+from mailboat.delivery.stream import Stream
 from mailboat.delivery.unexpected_errors import exhausted, is_exhaustion, log_origin
 from mailboat.errors import DeliveryError, EventRefused
 
 log = logging.getLogger(__name__)
+
+_TOPIC_FIELDS: Final = ("spec.sink.kafka.topic", "spec.sink.pubsub.project and topic")
+"""Fields that the errors of sinks name for a topic that does not exist."""
+
+
+def dead_letter_topic_error(error: DeliveryError) -> str:
+    """Return the message of a sink's error with the field of the dead-letter topic in it."""
+    text = str(error)
+    for field in _TOPIC_FIELDS:
+        text = text.replace(field, "spec.delivery.deadLetter.topic")
+    return text
 
 
 @dataclass(slots=True)
@@ -27,16 +40,19 @@ class DeadLetterPublisher:
     stream: Stream
     retry_loop: RetryLoop
 
-    async def told(self, notice: DeadLetterNotice) -> bool:
+    async def publish(self, notice: DeadLetterNotice) -> bool:
         """Publish a notice if a topic is configured. Return False if the event must stay parked for now.
 
-        This is the case if the topic is unavailable or in back-off, if the pump is stopping, or if memory ran out.
+        This is the case if the topic is unavailable or in back-off, if the worker is stopping, or if memory ran out.
         """
         stream = self.stream
-        if stream.announce is None:
+        topic = stream.dead_letter_topic
+        if topic is None:
             return True
         try:
-            message = stream.announce(notice)
+            message = dead_letter_message(
+                stream.encoder, notice, topic=topic, subscription=stream.name, failed_at=stream.now()
+            )
             refused = stream.refusal(message)
         except Exception as error:  # otherwise the event could never be dead-lettered, and every relay would crash
             if is_exhaustion(error):
@@ -69,7 +85,8 @@ class DeadLetterPublisher:
 
     def _is_away(self, answer: DeliveryError) -> None:
         stream, known = self.stream, self.stream.dead_topic
-        trouble = f"The dead-letter topic takes nothing, so what is given up on stays parked: {answer}"
+        message = dead_letter_topic_error(answer)
+        trouble = f"The dead-letter topic takes nothing, so what is given up on stays parked: {message}"
         if trouble != known.trouble:
             log.warning("%s", trouble, extra={"subscription": stream.name})
         known.trouble = trouble
@@ -79,5 +96,5 @@ class DeadLetterPublisher:
     def _is_there(self) -> None:
         known = self.stream.dead_topic
         if known.trouble is not None:
-            log.info("The dead-letter topic takes dead letters again", extra={"subscription": self.stream.name})
+            log.info("Dead-letter topic is available again", extra={"subscription": self.stream.name})
         known.trouble, known.outage = None, known.outage.recovered()

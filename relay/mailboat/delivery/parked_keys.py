@@ -1,6 +1,6 @@
 """The parked keys of one partition: parking, retries and dead letters.
 
-The store holds the parked events. This module caches the set of their keys, so that the pump sends no later event of
+The store holds the parked events. This module caches the set of their keys, so that the worker sends no later event of
 such a key, and the time of the next attempt. A key leaves the set when its queue in the store is empty.
 """
 
@@ -10,13 +10,14 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from mailboat.cloudevents import DeadLetterNotice
 from mailboat.delivery.backoff import OUTAGE_BACKOFF, Outage
 from mailboat.delivery.checkpoints import Checkpoint
 from mailboat.delivery.dead_letter_topic import DeadLetterPublisher
 from mailboat.delivery.delivery_session import DeliverySession
 from mailboat.delivery.outcomes import Attempt, Outcome, set_aside
 from mailboat.delivery.redelivery import RetryLoop
-from mailboat.delivery.stream import DeadLetterNotice, Stream
+from mailboat.delivery.stream import Stream
 from mailboat.store.outbox_store import Dead, LastFailure, Lease, OutboxStore, Park, Parked, Repark, Settlement
 
 log = logging.getLogger(__name__)
@@ -66,23 +67,23 @@ class ParkedKeys:
         self._store = store
         self._session = session
         self._retry_loop = retry_loop
-        self._announcer = DeadLetterPublisher(stream, retry_loop)
+        self._publisher = DeadLetterPublisher(stream, retry_loop)
         self._due_at: float | None = None
         self._outage = Outage(OUTAGE_BACKOFF)
         self._prepaid: set[int] = set()
         """Crash suspects whose next attempt is already counted: the sink was unavailable when the attempt was due."""
         self._not_before = 0.0
         self._counted_at = 0.0
-        self._told_full = False
+        self._logged_full = False
 
     @property
     def full(self) -> bool:
-        """Whether the limit of parked events is reached, so that the pump takes no new events."""
+        """Whether the limit of parked events is reached, so that the worker takes no new events."""
         return self.count >= self._stream.settings.max_parked
 
     @property
     def trouble(self) -> str | None:
-        """Message for the status if the pump takes no new events, else None."""
+        """Message for the status if the worker takes no new events, else None."""
         if not self.full:
             return None
         return (
@@ -103,9 +104,9 @@ class ParkedKeys:
         keys, self.count = await self._store.parked_keys(self._lease)
         self.keys = set(keys) if self._stream.settings.ordered else set()
         self._counted_at = self._stream.clock()
-        if self.full and not self._told_full:
+        if self.full and not self._logged_full:
             log.warning("%s", self.trouble, extra={"subscription": self._stream.name})
-        self._told_full = self.full
+        self._logged_full = self.full
         return keys
 
     def nudge(self) -> None:
@@ -117,7 +118,7 @@ class ParkedKeys:
         return self.seconds_until_due() == 0.0
 
     def seconds_until_due(self) -> float | None:
-        """Return how long the pump may wait; None if there is nothing to wait for."""
+        """Return how long the worker may wait; None if there is nothing to wait for."""
         # At the limit no event may ever become due, and only a person can make room. So recount periodically.
         times = [self._counted_at + RECOUNT_EVERY] if self.full else []
         if self._due_at is not None:
@@ -196,7 +197,7 @@ class ParkedKeys:
             failure.error,
             item.first_failed_at,
         )
-        if await self._announcer.told(notice):
+        if await self._publisher.publish(notice):
             return RefusalDecision(attempts, failure, dead=True)
         # If this relay is stopping, the next owner retries without delay.
         return RefusalDecision(

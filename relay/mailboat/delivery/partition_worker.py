@@ -1,22 +1,21 @@
-"""The pump of one partition: takes batches, publishes them, evaluates the results and settles.
+"""The worker of one partition: takes batches, publishes them, evaluates the results and settles.
 
 On the success path no object is allocated per event: batches are lists, and a batch without failures settles with one
-position. Only after a failure do the events become ``Attempt``s with a fate each (`verdicts`).
+position. Only after a failure do the events become ``Attempt``s with an outcome each (`outcomes`).
 
-One task runs a pump, so no lock is needed. While the pump retries parked events, it takes no new events. Therefore new
-events of a key never overtake parked ones.
+One task runs a worker, so no lock is needed. While the worker retries parked events, it takes no new events. Therefore
+new events of a key never overtake parked ones.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from mailboat.delivery.batching import Limits, choose, total_bytes
+from mailboat.delivery.batching import choose, total_bytes
 from mailboat.delivery.checkpoints import Checkpoint
 from mailboat.delivery.delivery_session import DeliverySession
 from mailboat.delivery.outcomes import Attempt, Outcome, judge, set_aside, settled_prefix
@@ -25,6 +24,7 @@ from mailboat.delivery.publish import start_publish
 from mailboat.delivery.redelivery import RetryLoop
 from mailboat.delivery.stream import Stream
 from mailboat.delivery.unexpected_errors import cant_encode
+from mailboat.delivery.worker_counters import WorkerCounters
 from mailboat.errors import EventRefused, SinkUnavailable
 from mailboat.model import Message, OutboxEvent
 from mailboat.sinks.protocol import ALL_DELIVERED, Failures
@@ -42,7 +42,7 @@ sent one event at a time."""
 
 @dataclass(slots=True)
 class QueuedChunk:
-    """A chunk of a window in the pump's inbox."""
+    """A chunk of a window in the inbox."""
 
     window: Window
     events: Sequence[OutboxEvent]
@@ -70,31 +70,6 @@ class InFlightBatch:
     @property
     def landed(self) -> bool:
         return self.answer is None or self.answer.done()
-
-
-@dataclass(slots=True)
-class WorkerCounters:
-    """Counters and errors of a pump, for status and metrics."""
-
-    delivered: int = 0
-    refused: int = 0
-    last_error: str | None = None
-    error_at: float = 0.0
-    """Time of the last error, by the stream's clock."""
-    delivered_at: float = -math.inf
-    """Last successful delivery, also of a parked event."""
-    away: str | None = None
-    """Reason while the sink is unavailable."""
-
-    def note_error(self, error: str, now: float) -> None:
-        self.last_error, self.error_at = error, now
-
-    def note_delivery(self, now: float) -> None:
-        self.delivered_at = now
-
-    def current_error(self, parked: int) -> str | None:
-        """Return the last error until a delivery succeeds, and in any case while events are parked."""
-        return self.last_error if parked or self.delivered_at <= self.error_at else None
 
 
 class PartitionWorker:
@@ -131,12 +106,7 @@ class PartitionWorker:
         self._retry_loop = RetryLoop(stream, cursor.lease.key.partition, self, session)
         self.parked = ParkedKeys(self.lease, stream, store, session, self._retry_loop)
 
-    @property
-    def delivery_errors(self) -> WorkerCounters:
-        return self.counters
-
-    # -- interface for committer and readers
-    # ----------------------------------------------------------------------------
+    # -- interface for session and readers ---------------------------------------------------------------------------
 
     @property
     def has_room(self) -> bool:
@@ -283,9 +253,10 @@ class PartitionWorker:
 
     def _take(self) -> tuple[InFlightBatch, list[Message]]:
         """Take a batch from the inbox, encode it and set aside the events of parked keys."""
-        stretch, parked = self._inbox[0], self.parked.keys
-        events, start = stretch.events, stretch.taken
-        chosen = choose(events, start, self._limits(), parked, stretch.bytes)
+        chunk, parked = self._inbox[0], self.parked.keys
+        events, start = chunk.events, chunk.taken
+        limits = self.stream.limits(one_by_one=self._one_by_one_for > 0)
+        chosen = choose(events, start, limits, parked, chunk.bytes)
         first = self._sequence + 1 - start  # sequence number of an event = first + its index
         sent = [events[index] for index in chosen.sent]
         sequences = [first + index for index in chosen.sent]
@@ -306,27 +277,17 @@ class PartitionWorker:
         asides = [Park(events[index], first + index) for index in aside]
         self._queued -= end - start
         self._sequence += end - start
-        stretch.taken = end
+        chunk.taken = end
         closes = False
         if end == len(events):
             self._inbox.popleft()
-            self._queued_bytes -= stretch.bytes
-            closes, position = stretch.last, stretch.reached
+            self._queued_bytes -= chunk.bytes
+            closes, position = chunk.last, chunk.reached
         else:
             position = events[end - 1].id
         self._note_room()
-        flight = InFlightBatch(
-            stretch.window, sent, sequences, answer, asides, position, self._sequence, closes, refused
-        )
+        flight = InFlightBatch(chunk.window, sent, sequences, answer, asides, position, self._sequence, closes, refused)
         return flight, messages
-
-    def _limits(self) -> Limits:
-        settings, traits = self.stream.settings, self.stream.sink.traits
-        return Limits(
-            messages=min(1 if self._one_by_one_for > 0 else settings.batch_size, traits.max_batch_messages),
-            bytes=min(settings.batch_bytes, traits.max_batch_bytes),
-            one_per_key=settings.ordered and not traits.stops_behind_failure,
-        )
 
     def _encode(
         self, events: list[OutboxEvent], sequences: list[int]
@@ -422,7 +383,7 @@ class PartitionWorker:
                 )
             )
         if not whole:
-            self.stopping = True  # a patient delivery ends early only if the pump is stopped
+            self.stopping = True  # a patient delivery ends early only if the worker is stopped
 
 
 async def _unsent(reason: SinkUnavailable) -> Failures:

@@ -66,7 +66,7 @@ async def _answered(stream: Stream, answers: Coroutine[Any, Any, Failures], coun
 def _no_answer(stream: Stream) -> SinkUnavailable:
     fault = f"the sink gave no answer within {stream.settings.timeout + SLACK:g} s, though it should within less"
     if fault != stream.fault:
-        log.error("A delivery was given up: %s.", fault, extra={"subscription": stream.name})
+        log.error("Delivery cancelled: %s", fault, extra={"subscription": stream.name})
     stream.fault = fault
     return SinkUnavailable(f"{fault}: mend the sink, or raise spec.delivery.timeout")
 
@@ -75,7 +75,7 @@ def as_unavailable(stream: Stream, error: BaseException) -> SinkUnavailable:
     """Convert an unexpected error of a sink to ``SinkUnavailable``. Log its traceback the first time."""
     fault = f"{type(error).__name__}: {error}"
     if fault != stream.fault:
-        log.error("The sink failed in a way that it should not.", extra={"subscription": stream.name}, exc_info=error)
+        log.error("Sink failed unexpectedly", extra={"subscription": stream.name}, exc_info=error)
     stream.fault = fault
     # The text of the error stays in the log, because it may contain anything.
     return SinkUnavailable(f"the sink failed: {type(error).__name__}; the relay's log says where")

@@ -24,6 +24,27 @@ class Moves:
     release: frozenset[CursorKey]
 
 
+def living(membership: Membership) -> set[str]:
+    """Return the ids of the live relays."""
+    return {peer.id for peer in membership.peers if peer.alive}
+
+
+def reporter(membership: Membership, number: int) -> str | None:
+    """Return the relay that reports the lag of partitions that no relay delivers: the lowest id that serves them."""
+    able = (peer.id for peer in membership.peers if peer.alive and not peer.silent and number in peer.serves)
+    return min(able, default=None)
+
+
+def orphans(membership: Membership, me: str, numbers: Set[int]) -> dict[int, frozenset[int]]:
+    """Return the partitions of these subscriptions whose owner is silent or missing, if this relay reports them."""
+    heard = {peer.id for peer in membership.peers if peer.alive and not peer.silent}
+    found: dict[int, set[int]] = defaultdict(set)
+    for holding in membership.holdings:
+        if holding.owner not in heard and holding.key.subscription in numbers:
+            found[holding.key.subscription].add(holding.key.partition)
+    return {number: frozenset(held) for number, held in found.items() if reporter(membership, number) == me}
+
+
 def targets(membership: Membership) -> dict[CursorKey, str]:
     """Return the target owner of each partition that a living relay serves."""
     alive = {peer.id: peer.serves for peer in membership.peers if peer.alive}
@@ -51,7 +72,7 @@ def decide(
 ) -> Moves:
     """Return claims and releases of this relay. ``unheld_since``: first time a cursor was seen without living owner."""
     wanted = targets(membership)
-    alive = {peer.id for peer in membership.peers if peer.alive}
+    alive = living(membership)
     free = {holding.key for holding in membership.holdings if holding.owner is None or holding.owner not in alive}
     served = next((peer.serves for peer in membership.peers if peer.id == me), frozenset())
     claim = {key for key in free if wanted.get(key) == me}

@@ -11,14 +11,16 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from mailboat.delivery.backoff import OUTAGE_BACKOFF, Outage
+from mailboat.delivery.batching import choose, total_bytes
 from mailboat.delivery.checkpoints import Checkpoint
 from mailboat.delivery.delivery_session import DeliverySession
 from mailboat.delivery.outcomes import Attempt, Outcome, judge, set_aside
 from mailboat.delivery.publish import start_publish
 from mailboat.delivery.stream import Stream
 from mailboat.delivery.unexpected_errors import cant_encode
+from mailboat.delivery.worker_counters import WorkerCounters
 from mailboat.errors import EventRefused, SinkUnavailable
-from mailboat.model import Message, event_bytes
+from mailboat.model import Message
 from mailboat.store.outbox_store import Series
 
 
@@ -26,24 +28,13 @@ class Worker(Protocol):
     """The partition worker that a retry loop sends for."""
 
     @property
-    def delivery_errors(self) -> DeliveryErrors: ...
+    def counters(self) -> WorkerCounters: ...
 
     @property
     def stopping(self) -> bool: ...
 
     async def note_in_flight(self, in_flight: bool) -> None:
         """Store whether events are in flight: True before events are sent, False if the sink is unavailable."""
-
-
-class DeliveryErrors(Protocol):
-    """Errors and successes recorded by a retry loop for the status."""
-
-    away: str | None
-    refused: int
-
-    def note_error(self, error: str, now: float) -> None: ...
-
-    def note_delivery(self, now: float) -> None: ...
 
 
 class RetryLoop:
@@ -58,7 +49,7 @@ class RetryLoop:
     ) -> None:
         self._stream = stream
         self._series = Series(partition, stream.generation)
-        self._delivery_errors = worker.delivery_errors
+        self._counters = worker.counters
         self._worker = worker
         self._session = session
         self._hurry = asyncio.Event()
@@ -66,7 +57,7 @@ class RetryLoop:
         self._flowing.set()
 
     def hurry(self) -> None:
-        """End all waits immediately, because the pump is stopping."""
+        """End all waits immediately, because the worker is stopping."""
         self._hurry.set()
         self._flowing.set()
 
@@ -97,13 +88,13 @@ class RetryLoop:
         """Send until no item is pending. If the sink is unavailable: wait if ``patient``, else return the reason.
 
         ``away`` and ``one_by_one`` are the result of the previous round. The method returns early, with items pending,
-        only if the pump is stopping, or if paused and not ``patient``: people may change parked events during a pause.
+        only if the worker is stopping, or if paused and not ``patient``: a person may change parked events in a pause.
         """
         outage = Outage(OUTAGE_BACKOFF)
         while pending := [item for item in items if item.fate is Outcome.PENDING]:
             if away is not None:
-                self._delivery_errors.away = str(away)
-                self._delivery_errors.note_error(str(away), self._stream.clock())
+                self._counters.away = str(away)
+                self._counters.note_error(str(away), self._stream.clock())
                 self._stream.health.unavailable(str(away), self._stream.clock(), self._series.partition)
                 await self._worker.note_in_flight(False)
                 if not patient:
@@ -117,9 +108,8 @@ class RetryLoop:
                 return away
             batch = self._batch(pending, one_by_one)
             messages, exhausted = self._encode(batch)
-            if any(
-                item.fate is Outcome.REFUSED for item in batch
-            ):  # before sending: no later event of the key may pass
+            if any(item.fate is Outcome.REFUSED for item in batch):
+                # Before sending: no later event of the key may pass.
                 set_aside(items, parked, ordered=self._stream.settings.ordered)
                 continue
             if not messages:
@@ -134,7 +124,7 @@ class RetryLoop:
             set_aside(items, parked, ordered=self._stream.settings.ordered)
             away = verdict.away
             if away is None:
-                outage, self._delivery_errors.away = outage.recovered(), None
+                outage, self._counters.away = outage.recovered(), None
                 self._stream.health.reachable(self._stream.clock(), self._series.partition)
             self._note_deliveries(batch)
             found = any(item.fate is Outcome.REFUSED for item in batch)
@@ -143,25 +133,9 @@ class RetryLoop:
         return None
 
     def _batch(self, pending: Sequence[Attempt], one_by_one: bool) -> list[Attempt]:
-        settings, traits = self._stream.settings, self._stream.sink.traits
-        if one_by_one:
-            return [pending[0]]
-        limit = min(settings.batch_size, traits.max_batch_messages)
-        room = min(settings.batch_bytes, traits.max_batch_bytes)
-        careful = settings.ordered and not traits.stops_behind_failure
-        keys: set[str] = set()
-        batch: list[Attempt] = []
-        for item in pending[:limit]:
-            key = item.event.key
-            if careful and key is not None and key in keys:
-                continue  # left for a later round: at most one event per key in flight
-            room -= event_bytes(item.event)
-            if room < 0 and batch:
-                break
-            if key is not None:
-                keys.add(key)
-            batch.append(item)
-        return batch
+        events = [item.event for item in pending]
+        chosen = choose(events, 0, self._stream.limits(one_by_one=one_by_one), (), total_bytes(events))
+        return [pending[index] for index in chosen.sent]
 
     def _encode(self, batch: Sequence[Attempt]) -> tuple[list[Message], SinkUnavailable | None]:
         """Encode the items and mark refused ones. If memory runs out, return the messages so far and the reason."""
@@ -198,7 +172,7 @@ class RetryLoop:
         return item.series or self._series
 
     async def lease_holds(self) -> bool:
-        """Wait until the lease is renewed. Return False if the pump is stopped first."""
+        """Wait until the lease is renewed. Return False if the worker is stopped first."""
         while self._session.lease_left() <= 0:
             if self.stopping:
                 return False
@@ -215,12 +189,12 @@ class RetryLoop:
     def _note_deliveries(self, batch: Sequence[Attempt]) -> None:
         delivered = [item for item in batch if item.fate is Outcome.DELIVERED]
         if delivered:
-            self._delivery_errors.note_delivery(self._stream.clock())
+            self._counters.note_delivery(self._stream.clock())
         for item in delivered:
             self._stream.meters.delivered(item.event.created_at, item.attempts + 1, 1)
 
     def _note_refusals(self, items: Sequence[Attempt]) -> None:
         for item in items:
             if item.refusal is not None and item.fate is Outcome.REFUSED:
-                self._delivery_errors.refused += 1
-                self._delivery_errors.note_error(str(item.refusal), self._stream.clock())
+                self._counters.refused += 1
+                self._counters.note_error(str(item.refusal), self._stream.clock())

@@ -3,47 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from random import Random
-from typing import Protocol
 
+from mailboat.cloudevents import MessageEncoder
 from mailboat.delivery.backoff import DEAD_TOPIC_BACKOFF, Outage, RetryPolicy
+from mailboat.delivery.batching import Limits
 from mailboat.delivery.checkpoints import Passing, ignore_checkpoint
 from mailboat.delivery.histograms import DeliveryHistograms
 from mailboat.delivery.sink_health import SinkHealth
 from mailboat.errors import EventRefused
-from mailboat.model import Message, OutboxEvent
+from mailboat.model import Message
 from mailboat.sinks.protocol import Sink
 
 Clock = Callable[[], float]
 """Monotonic seconds."""
-
-
-class EventEncoder(Protocol):
-    """Converts events to messages of a sink. Raises ``EventRefused`` for an event that can't be encoded."""
-
-    def encode(
-        self, event: OutboxEvent, *, sequence: int, partition: int, generation: int, attempt: int, replay: bool = False
-    ) -> Message: ...
-
-    def encode_all(
-        self, events: Iterable[OutboxEvent], sequences: Iterable[int], *, partition: int, generation: int
-    ) -> Iterator[Message]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLetterNotice:
-    """Content of a message to the dead-letter topic."""
-
-    event: OutboxEvent
-    sequence: int
-    partition: int
-    generation: int
-    attempts: int
-    reason: str
-    error: str
-    first_failed_at: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +57,8 @@ class Stream:
     name: str
     generation: int
     sink: Sink
-    encoder: EventEncoder
+    encoder: MessageEncoder
     settings: StreamSettings
-    announce: Callable[[DeadLetterNotice], Message] | None
-    """Builds the message for the dead-letter topic. If None, dead letters are stored in the table only."""
     dead_topic: DeadTopic = field(default_factory=DeadTopic)
     ready: bool = False
     """Whether the sink is open. Nothing is published before."""
@@ -93,9 +67,11 @@ class Stream:
     fault: str | None = None
     """Last contract violation of the sink; None once a call succeeds."""
     dead_letter_topic: str | None = None
+    """If None, dead letters are stored in the table only."""
     pulled: bool = False
     """The partitions belong to pull consumers; relays only report the lag."""
     clock: Clock = time.monotonic
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
     random: Random = field(default_factory=Random)
     passing: Passing = ignore_checkpoint
     meters: DeliveryHistograms = field(default_factory=DeliveryHistograms)
@@ -103,6 +79,15 @@ class Stream:
 
     def __post_init__(self) -> None:
         self.health = SinkHealth(self.name)
+
+    def limits(self, *, one_by_one: bool) -> Limits:
+        """Return the size limits of the next batch."""
+        settings, traits = self.settings, self.sink.traits
+        return Limits(
+            messages=1 if one_by_one else min(settings.batch_size, traits.max_batch_messages),
+            bytes=min(settings.batch_bytes, traits.max_batch_bytes),
+            one_per_key=settings.ordered and not traits.stops_behind_failure,
+        )
 
     def refusal(self, message: Message) -> EventRefused | None:
         """Return the reason if the sink would refuse this message, as far as that is decidable locally."""

@@ -1,8 +1,4 @@
-"""Authentication of control calls: the operator's signature, or the control token.
-
-A relay without keys and without a token refuses all control calls. Every call uses the current content of both files,
-because both are rotated.
-"""
+"""Authentication of control calls by the operator's signature. A relay without keys refuses all of them."""
 
 from __future__ import annotations
 
@@ -11,7 +7,6 @@ import hashlib
 import hmac
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from aiohttp import web
@@ -38,36 +33,29 @@ class CallVerifier(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CallerAuth:
-    """Accepted credentials of control calls."""
+    """Credentials that control calls need. Without a verifier, no call is accepted."""
 
-    token_file: Path | None = None
-    signed: CallVerifier | None = None
+    verifier: CallVerifier | None = None
 
     async def body_of(self, request: web.Request) -> bytes:
         """Return the body of an authenticated call. For others, raise the HTTP error, if possible before reading."""
-        if self.token_file is None and self.signed is None:
-            raise web.HTTPForbidden(
-                text="Orders are not taken here: start the relay with --control-token-file or --control-keys.\n"
-            )
+        if self.verifier is None:
+            raise web.HTTPForbidden(text="Calls are not accepted: start the relay with --control-keys.\n")
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         given = given.strip() if scheme.lower() == "bearer" else ""
-        if self.token_file is not None and (self.signed is None or given.count(".") != 2):
-            _compare(given, self.token_file)
-            return await _read(request)
-        assert self.signed is not None
         if not given.isascii() or not given:
             raise _unauthorized(_MISSING)
         try:
-            digest = self.signed.check(given, request.method, request.path)
+            digest = self.verifier.check(given, request.method, request.path)
             body = await _read(request)
             check_body(digest, body)
         except Unsigned as error:
-            log.warning("A call was refused: %s.", error, extra={"path": request.path, "from": request.remote})
-            raise _unauthorized(f"The token of Authorization: Bearer is not good here: {error}.") from None
+            log.warning("Call refused: %s", error, extra={"path": request.path, "from": request.remote})
+            raise _unauthorized(f"The token of Authorization: Bearer is not valid here: {error}.") from None
         except ConfigError as error:
-            log.error("The operator's keys can't be used: %s", error)
+            log.error("Public keys of the operator are not readable: %s", error)
             raise web.HTTPForbidden(
-                text="Orders are not taken here: the relay can't read the operator's public keys.\n"
+                text="Calls are not accepted: the relay can't read the operator's public keys.\n"
             ) from None
         return body
 
@@ -87,20 +75,6 @@ def check_body(digest: str, body: bytes) -> None:
     """Raise ``Unsigned`` if the body is not the signed one."""
     if not hmac.compare_digest(hashlib.sha256(body).hexdigest().encode(), digest.encode()):
         raise Unsigned("it was signed for another body (sha256)")
-
-
-def _compare(given: str, file: Path) -> None:
-    try:
-        expected = file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError):
-        log.error("The control token can't be read.", extra={"file": str(file)})
-        raise web.HTTPForbidden(
-            text="Orders are not taken here: the relay can't read its control token file.\n"
-        ) from None
-    if not expected:
-        raise web.HTTPForbidden(text="Orders are not taken here: the relay's control token file is empty.\n")
-    if not hmac.compare_digest(given.encode(errors="surrogateescape"), expected.encode()):
-        raise _unauthorized(_MISSING)
 
 
 def _unauthorized(text: str) -> web.HTTPUnauthorized:

@@ -66,7 +66,7 @@ class HttpApi:
         callers: CallerAuth | None = None,
         *,
         stopping: Callable[[], bool] = lambda: False,
-        told: Callable[[], StatusExtras] = StatusExtras,
+        extras: Callable[[], StatusExtras] = StatusExtras,
         configure: Configure | None = None,
     ) -> None:
         """``configure`` applies a pushed configuration. If it is None, calls can't change the configuration."""
@@ -74,7 +74,7 @@ class HttpApi:
         self._assign = assign
         self._callers = callers or CallerAuth()
         self._stopping = stopping
-        self._told = told
+        self._extras = extras
         self._configure = configure
         self._metrics = Metrics(statuses)
 
@@ -90,7 +90,7 @@ class HttpApi:
         return application
 
     async def _page(self, _: web.Request) -> web.Response:
-        text = render_page(self._statuses(), self._told().config.error)
+        text = render_page(self._statuses(), self._extras().config.error)
         return web.Response(text=text, content_type="text/html", charset="utf-8", headers=SECURITY_HEADERS)
 
     async def _livez(self, _: web.Request) -> web.Response:
@@ -104,7 +104,7 @@ class HttpApi:
         if self._stopping() or any(status.state is RelayState.STOPPING for status in statuses):
             return _text("stopping", 503)
         if not statuses:
-            return _text(f"no configuration yet: {self._told().config.error or 'waiting for it'}", 503)
+            return _text(f"no configuration yet: {self._extras().config.error or 'waiting for it'}", 503)
         waiting = [status for status in statuses if not status.was_connected]
         if waiting:
             lines = (f"{status.name}: {status.state}: {status.message or 'not connected yet'}" for status in waiting)
@@ -112,7 +112,7 @@ class HttpApi:
         return _text("ok")
 
     async def _status(self, _: web.Request) -> web.Response:
-        return web.json_response({"relays": as_json(list(self._statuses())), **as_json(self._told())})
+        return web.json_response({"relays": as_json(list(self._statuses())), **as_json(self._extras())})
 
     async def _render_metrics(self, request: web.Request) -> web.Response:
         body, content_type = self._metrics.render(request.headers.get("Accept", ""))
@@ -135,7 +135,7 @@ class HttpApi:
             "stale": outcome.stale,
             "unknown": outcome.unknown,
         }
-        log.info("An assignment came in.", extra=answer)
+        log.info("Assignment received", extra=answer)
         return web.json_response(answer, status=409 if outcome.stale else 404 if outcome.unknown else 200)
 
     async def _config(self, request: web.Request) -> web.Response:

@@ -39,6 +39,8 @@ class ConfigChange:
         self._new_stream = new_stream
         self._delivered_by = {stream.name: subscription_set.parts[stream.name] for stream in session.streams.values()}
         self._leaving: dict[str, asyncio.Task[None]] = {}
+        self.replaced: list[Sink] = []
+        """Sinks to close once no subscription being withdrawn uses them."""
 
     @property
     def leaving(self) -> frozenset[str]:
@@ -97,8 +99,12 @@ class ConfigChange:
         for leave in self._leaving.values():
             leave.cancel()
 
-    def uses(self, sink: Sink) -> bool:
-        return any(parts.sink is sink for parts in self._delivered_by.values())
+    async def close_unused(self) -> None:
+        """Close the replaced sinks that no subscription uses any longer."""
+        used = {id(parts.sink) for parts in self._delivered_by.values()}
+        unused = [sink for sink in self.replaced if id(sink) not in used]
+        self.replaced = [sink for sink in self.replaced if id(sink) in used]
+        await close_all(unused)
 
 
 async def close_all(sinks: Iterable[Sink]) -> None:
@@ -107,4 +113,4 @@ async def close_all(sinks: Iterable[Sink]) -> None:
         try:
             await sink.close()
         except Exception:
-            log.exception("A sink could not be closed.")
+            log.exception("Sink could not be closed")

@@ -68,14 +68,14 @@ class ConfigSource:
         async def changed() -> None:
             source = ", ".join(str(path) for path in paths)
             if self.current is None and any(is_missing(path) for path in paths):
-                log.info("Waiting for the configuration.", extra={"files": source})
+                log.info("Waiting for configuration files", extra={"files": source})
                 return
             try:
                 await self._offer(lambda: documents_in(paths), source)
             except OlderConfig as error:
-                log.info("A configuration was passed over: %s", error)
+                log.info("Configuration ignored: %s", error)
             except ConfigError as error:
-                log.error("The configuration can't be used: %s", error)
+                log.error("Configuration refused: %s", error)
 
         await watch(paths, changed, every=every)
 
@@ -94,7 +94,7 @@ class ConfigSource:
             self.error = None
             if offered != self.current:
                 self.current = offered
-                log.info("A configuration is taken up.", extra={"source": source, "version": offered.version})
+                log.info("Configuration accepted", extra={"source": source, "version": offered.version})
                 self._take(offered)
             return offered.version
 

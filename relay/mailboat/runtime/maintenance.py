@@ -102,7 +102,7 @@ class Maintenance:
             await asyncio.sleep(pause)
 
     async def _round(self) -> None:
-        link = await PostgresConnection.open(self._url, "janitor", pooler=self._pooler)
+        link = await PostgresConnection.open(self._url, "maintenance", pooler=self._pooler)
         try:
             # Query this first: the remaining days matter most if creating time partitions fails.
             self.upkeep.days_ahead = await days_ahead(link.connection, self._layout.table)

@@ -3,12 +3,11 @@
 Subscriptions are added and removed independently while a session runs (``admit``, ``withdraw``).
 
 The session owns all state in memory. If the database becomes unavailable or another server answers, the session ends
-with ``DatabaseUnavailable`` and its state is discarded, because none of it can be trusted. The relay then starts a new
-session.
+with ``DatabaseUnavailable`` and its state is discarded, because none of it can be trusted.
 
 Tasks: the *watch* (heartbeats, wake-ups), *follow* (claims and releases), the *guard* of the leases, the *committer*
-(ticks), one per *pump*, one per *reader*, one per *sink* that is not open yet, and the *probe* (lag). They share one
-event loop and need no locks.
+(ticks), one per partition *worker*, one per *reader*, one per *sink* that is not open yet, and the *probe* (lag). They
+share one event loop and need no locks. The package docstring has the states.
 """
 
 from __future__ import annotations
@@ -17,25 +16,24 @@ import asyncio
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, MutableMapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from mailboat.delivery.backoff import OUTAGE_BACKOFF, Outage
 from mailboat.delivery.checkpoints import Checkpoint, Passing
 from mailboat.delivery.delivery_session import DeliverySession
-from mailboat.delivery.histograms import DeliveryHistograms
-from mailboat.delivery.partition_worker import PartitionWorker, WorkerCounters
+from mailboat.delivery.partition_worker import PartitionWorker
 from mailboat.delivery.poll_interval import WakeSettings
 from mailboat.delivery.progress import ProgressCommitter
-from mailboat.delivery.publish import as_unavailable
-from mailboat.delivery.rebalance import decide
+from mailboat.delivery.rebalance import decide, living, orphans, reporter
 from mailboat.delivery.stream import Clock, Stream
 from mailboat.delivery.window_feeder import WindowFeeder
-from mailboat.errors import DatabaseUnavailable, LeaseLost, MailboatError, SinkUnavailable
-from mailboat.runtime.dead_letter_topic_check import await_dead_letter_topic
+from mailboat.errors import DatabaseUnavailable, LeaseLost, MailboatError
+from mailboat.runtime.lag_probe import LagProbe
+from mailboat.runtime.sink_start import await_dead_letter_topic, open_sink
+from mailboat.runtime.timings import Timings
+from mailboat.runtime.totals import Totals
 from mailboat.store.outbox_store import (
-    Backlog,
     Cursor,
     CursorKey,
     Membership,
@@ -49,55 +47,10 @@ from mailboat.store.outbox_store import (
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """Intervals and limits of a relay, in seconds."""
-
-    beat_every: float = 1.0
-    lease_ttl: float = 15.0
-    """Silence after which other relays take over. The relay itself trusts its leases for two thirds of it
-    (``trusted``): the rest is for its calls to sinks to end."""
-    overdue_after: float = 3.0
-    """Age of the last heartbeat after which a relay whose liveness lock is free counts as dead."""
-    grace: float = 10.0
-    """Time without an owner after which any relay claims a partition, regardless of the assignment."""
-    probe_every: float = 2.0
-    deadline: float = 30.0
-    """Time after which a database that does not answer counts as unavailable."""
-    drain_within: float = 20.0
-    """Time that an orderly stop waits for batches in flight."""
-
-    @property
-    def trusted(self) -> float:
-        """Time without a heartbeat after which a relay ends its session and cancels its batches in flight."""
-        return self.lease_ttl * 2 / 3
-
-
 @dataclass(slots=True)
 class _Owned:
     worker: PartitionWorker
     task: asyncio.Task[None]
-
-
-@dataclass(slots=True)
-class Totals:
-    """Counts of ended pumps per subscription, so that totals never decrease."""
-
-    delivered: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    refused: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    last_error: dict[str, tuple[str, float]] = field(default_factory=dict)
-    """Error of an ended pump and its time by the relay's clock; shown until a delivery succeeds."""
-    meters: dict[str, DeliveryHistograms] = field(default_factory=lambda: defaultdict(DeliveryHistograms))
-
-    def add(self, name: str, counters: WorkerCounters) -> None:
-        """Add the counts of an ended pump. Its error replaces an older one, and its success clears one."""
-        self.delivered[name] += counters.delivered
-        self.refused[name] += counters.refused
-        _, at = self.last_error.get(name, ("", -math.inf))
-        if (error := counters.current_error(0)) is not None and counters.error_at >= at:
-            self.last_error[name] = error, counters.error_at
-        elif counters.delivered_at > at:
-            self.last_error.pop(name, None)
 
 
 class RelaySession(DeliverySession):
@@ -118,9 +71,7 @@ class RelaySession(DeliverySession):
         self.streams = dict(streams)
         self.subscriptions = dict(subscriptions)
         self.membership: Membership | None = None
-        self.backlogs: dict[int, Backlog] = {}
-        self.lag_errors: dict[int, str] = {}
-        """Subscriptions whose last lag query failed; their entry in ``backlogs`` is older."""
+        self.lag = LagProbe(store, clock, timings.probe_every)
         self.committer = ProgressCommitter(store, wake, clock, self, passing)
         self.owned: dict[CursorKey, _Owned] = {}
         self.reported: frozenset[int] = frozenset()
@@ -138,13 +89,11 @@ class RelaySession(DeliverySession):
         self._retirements: dict[asyncio.Task[None], int] = {}
         """Tasks that release partitions, with the subscription of each."""
         self._lease_until = clock() + timings.trusted  # the leases began when the store was joined
-        self._draining = False
         self._following: asyncio.Task[None] | None = None
         self._unheld_since: dict[CursorKey, float] = {}
         self._opening: dict[int, asyncio.Task[None]] = {}
         self._withdrawing: set[int] = set()
         self._admitted_at = -math.inf
-        self._probed_at: dict[int, float] = {}
         self._group: asyncio.TaskGroup
 
     async def run(self, stop: asyncio.Event, *beside: Coroutine[Any, Any, None]) -> None:
@@ -154,12 +103,11 @@ class RelaySession(DeliverySession):
         """
         try:
             async with asyncio.TaskGroup() as self._group:
-                works = (self._watch(), self._guard_leases(), self.committer.run(), self._probe(), *beside)
+                works = (self._watch(stop), self._guard_leases(), self.committer.run(), self._probe(), *beside)
                 background = [self._group.create_task(work) for work in works]
                 for stream in self.streams.values():
                     self._open(stream)
-                await stop.wait()
-                self._draining = True  # heartbeats go on until the last batch is settled
+                await stop.wait()  # heartbeats continue until the last batch is settled
                 if self._following is not None:
                     self._following.cancel()  # it would claim released partitions again
                 self._let_go(list(self.owned))
@@ -189,25 +137,30 @@ class RelaySession(DeliverySession):
         self._let_go([key for key in self.owned if key.subscription == number], keep=keep)
         await self._gone(number)
         self._opening.pop(number).cancel()
-        known: tuple[MutableMapping[int, Any], ...]
-        known = (self.streams, self.subscriptions, self.backlogs, self.lag_errors, self._probed_at)
-        for each in known:
-            each.pop(number, None)
+        del self.streams[number], self.subscriptions[number]
+        self.lag.forget(number)
         self._withdrawing.discard(number)
         self._store.withdraw(number)
 
     def _open(self, stream: Stream) -> None:
-        self._opening[stream.number] = self._group.create_task(self._open_sink(stream))
+        self._opening[stream.number] = self._group.create_task(self._start_sink(stream))
+
+    async def _start_sink(self, stream: Stream) -> None:
+        await open_sink(stream)
+        for key, owned in self.owned.items():
+            if key.subscription == stream.number:
+                owned.worker.nudge()
+        await await_dead_letter_topic(stream)
 
     # -- ownership ---------------------------------------------------------------------------------------------------
 
-    async def _watch(self) -> None:
+    async def _watch(self, stop: asyncio.Event) -> None:
         """Send heartbeats. Claims run in a task of their own: a slow one must not delay the next heartbeat."""
         while True:
             began = self._clock()
             membership = await self._store.beat()
             self._lease_until = began + self._timings.trusted
-            free = not self._draining and (self._following is None or self._following.done())
+            free = not stop.is_set() and (self._following is None or self._following.done())
             if free and began > self._admitted_at:  # an earlier query does not include a subscription admitted since
                 self._following = self._group.create_task(self._follow(membership))
             while (left := began + self._timings.beat_every - self._clock()) > 0:
@@ -248,8 +201,7 @@ class RelaySession(DeliverySession):
                 owned.worker.nudge()
             elif not owned.worker.starving:
                 owned.worker.wake()
-        going = moves.release - self._leaving
-        self._let_go(going)
+        self._let_go(moves.release - self._leaving)
         if claim := [key for key in moves.claim if self._delivers(key)]:
             cursors = await self._store.claim(claim)
             wanted = [cursor for cursor in cursors if self._delivers(cursor.lease.key)]
@@ -260,10 +212,9 @@ class RelaySession(DeliverySession):
             await self._store.rest()
 
     def _log_peers(self, alive: set[str], before: set[str]) -> None:
-        for peer in sorted(alive - before - {self._me}):
-            log.info("Relay joined", extra={"id": peer, "relays": len(alive)})
-        for peer in sorted(before - alive - {self._me}):
-            log.info("Relay left", extra={"id": peer, "relays": len(alive)})
+        for event, peers in (("Relay joined", alive - before), ("Relay left", before - alive)):
+            for peer in sorted(peers - {self._me}):
+                log.info(event, extra={"id": peer, "relays": len(alive)})
 
     def _log_claims(self, claimed: Sequence[CursorKey], membership: Membership, alive: set[str]) -> None:
         """Log the acquired partitions, one line per subscription and former owner."""
@@ -275,9 +226,8 @@ class RelaySession(DeliverySession):
         for (number, owner), partitions in sorted(together.items()):
             about = {"subscription": self.subscriptions[number].name, "partitions": sorted(partitions)}
             if owner:
-                log.info("Partitions taken over from a relay that is gone", extra={**about, "from": owner})
-            else:
-                log.info("Partitions acquired", extra=about)
+                about["from"] = owner
+            log.info("Partitions taken over from a relay that is gone" if owner else "Partitions acquired", extra=about)
 
     def _delivers(self, key: CursorKey) -> bool:
         return key.subscription in self.streams and key.subscription not in self._withdrawing
@@ -362,8 +312,7 @@ class RelaySession(DeliverySession):
         )
         for task in unfinished:
             task.cancel()
-        if unfinished:
-            await asyncio.wait(unfinished)
+        await asyncio.gather(*unfinished, return_exceptions=True)
         await self.committer.settled()
         for key, owned in leaving.items():
             if self.owned.get(key) is owned:
@@ -374,10 +323,10 @@ class RelaySession(DeliverySession):
         self._passing(Checkpoint.RELEASED)
 
     def lease_lost(self, key: CursorKey) -> None:
-        """Stop the pump of a partition that another relay owns, without settling (G5)."""
+        """Stop the worker of a partition that another relay owns, without settling (G5)."""
         owned = self.owned.get(key)
         if owned is not None:
-            log.warning("A partition was taken over by another relay.", extra={"partition": key.partition})
+            log.warning("Partition was taken over by another relay", extra={"partition": key.partition})
             owned.task.cancel()
             self._forget(key)
 
@@ -394,7 +343,7 @@ class RelaySession(DeliverySession):
         return self.committer.settle(settlement)
 
     def window_opened(self, opened: Opened) -> None:
-        """Pass the events of a newly opened window to the pumps of its partitions."""
+        """Pass the events of a newly opened window to the workers of its partitions."""
         mine = ((lease, self.owned.get(lease.key)) for lease in opened.members)
         workers = {
             lease.key: owned.worker for lease, owned in mine if owned is not None and owned.worker.lease == lease
@@ -412,53 +361,19 @@ class RelaySession(DeliverySession):
 
     def read(self, reader: WindowFeeder) -> None:
         """Start a reader as a task of the session."""
-
-        async def run() -> None:
-            try:
-                await reader.run()
-            finally:
-                self._readers.discard(reader)
-
         self._readers.add(reader)
-        self._group.create_task(run())
+        self._group.create_task(reader.run()).add_done_callback(lambda _: self._readers.discard(reader))
 
-    # -- sinks and lag -----------------------------------------------------------------------------------------------
-
-    async def _open_sink(self, stream: Stream) -> None:
-        outage = Outage(OUTAGE_BACKOFF)
-        while not stream.ready:
-            try:
-                await stream.sink.open()
-                stream.ready, stream.trouble = True, None
-                stream.health.reachable(self._clock())
-            except Exception as error:  # an unexpected error of a sink must not end the other subscriptions
-                reason = error if isinstance(error, SinkUnavailable) else as_unavailable(stream, error)
-                stream.health.unavailable(str(reason), self._clock())
-                stream.trouble, outage = str(reason), outage.failed()
-                await asyncio.sleep(outage.delay(stream.random))
-        for key, owned in self.owned.items():
-            if key.subscription == stream.number:
-                owned.worker.nudge()
-        await await_dead_letter_topic(stream)
+    # -- lag ---------------------------------------------------------------------------------------------------------
 
     async def _probe(self) -> None:
-        """Query the lag of each subscription, less often if the subscription is idle."""
+        """Query the lag of each subscription that this relay delivers or reports."""
         while True:
             await asyncio.sleep(self._timings.probe_every)
             for number in {key.subscription for key in self.owned} | self.reported | self.orphans.keys():
-                seldom = self._timings.probe_every * 5
                 idle = number not in self.reported and number not in self.orphans and self.at_rest(number)
-                if idle and self._clock() - self._probed_at.get(number, -seldom) < seldom:
-                    continue
-                try:
-                    self.backlogs[number] = await self._store.backlog(number)
-                    self.lag_errors.pop(number, None)
-                except MailboatError as error:  # delivery needs no lag; other tasks detect a database outage
-                    if number not in self.lag_errors and (known := self.subscriptions.get(number)) is not None:
-                        about = {"subscription": known.name}
-                        log.warning("Lag is not known for now: %s", error, extra=about)
-                    self.lag_errors[number] = str(error)
-                self._probed_at[number] = self._clock()
+                if (known := self.subscriptions.get(number)) is not None:
+                    await self.lag.query(known, idle=idle)
 
     def at_rest(self, number: int) -> bool:
         """Return whether all events of this relay's partitions found by the last poll are settled."""
@@ -469,44 +384,17 @@ class RelaySession(DeliverySession):
         )
 
 
-def living(membership: Membership) -> set[str]:
-    """Return the ids of the live relays."""
-    return {peer.id for peer in membership.peers if peer.alive}
-
-
-def reporter(membership: Membership, number: int) -> str | None:
-    """Return the relay that reports the lag of partitions that no relay delivers: the lowest id that serves them."""
-    able = (peer.id for peer in membership.peers if peer.alive and not peer.silent and number in peer.serves)
-    return min(able, default=None)
-
-
-def orphans(membership: Membership, me: str, numbers: Set[int]) -> dict[int, frozenset[int]]:
-    """Return the partitions of these subscriptions whose owner is silent or missing, if this relay reports them."""
-    heard = {peer.id for peer in membership.peers if peer.alive and not peer.silent}
-    found: dict[int, set[int]] = defaultdict(set)
-    for holding in membership.holdings:
-        if holding.owner not in heard and holding.key.subscription in numbers:
-            found[holding.key.subscription].add(holding.key.partition)
-    return {number: frozenset(held) for number, held in found.items() if reporter(membership, number) == me}
-
-
 def _most_telling(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Choose the error for the caller, a ``MailboatError`` if there is one. Log the others."""
-    found = list(_each(errors))
-    chosen = next((error for error in found if isinstance(error, MailboatError)), found[0])
-    told = {repr(chosen)}
-    for error in found:
-        if repr(error) not in told:  # several tasks may fail for the same reason
-            told.add(repr(error))
-            ours = isinstance(error, MailboatError)
-            what = error if ours else type(error).__name__
-            log.error("Something else went wrong as well: %s", what, exc_info=None if ours else error)
+    """Choose the error for the caller, a ``MailboatError`` if there is one. Log each other error once."""
+    found = {repr(error): error for error in _leaves(errors)}  # several tasks may fail for the same reason
+    chosen = min(found.values(), key=lambda error: not isinstance(error, MailboatError))
+    for error in (each for each in found.values() if each is not chosen):
+        ours = isinstance(error, MailboatError)
+        what = error if ours else type(error).__name__
+        log.error("Another task of the session failed: %s", what, exc_info=None if ours else error)
     return chosen
 
 
-def _each(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for part in error.exceptions:
-            yield from _each(part)
-    else:
-        yield error
+def _leaves(error: BaseException) -> list[BaseException]:
+    parts = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    return [leaf for part in parts for leaf in _leaves(part)] if parts else [error]

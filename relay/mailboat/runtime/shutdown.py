@@ -1,7 +1,7 @@
-"""Signals that stop a process: SIGTERM and SIGINT.
+"""Stop of a process: signals while it starts, and waits that a stop ends.
 
 Life of a process: *Starting* (nothing is in flight, a signal exits with 0 at once) → *Running* (the first signal sets
-an event, a second one exits at once with 128 + its number).
+an event, a second one exits at once: ``mailboat_spec.stop_signals``).
 
 Kubernetes sends SIGTERM at any time, also while modules are imported. The kernel discards signals without a handler for
 the first process of a container, so a process without one would be killed after the whole grace period.
@@ -12,10 +12,8 @@ Imports nothing that is slow to import: the handlers are installed before everyt
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
-import sys
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NoReturn, TypeVar
@@ -27,7 +25,7 @@ _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 @contextmanager
 def exit_on_signals() -> Iterator[None]:
-    """Exit with 0 at a signal. Inside the block, ``stop_on_signals`` replaces the handlers. Main thread only."""
+    """Exit with 0 at a signal. ``stop_on_signals`` replaces the handlers. Main thread only."""
     before = {number: signal.signal(number, _exit) for number in _STOP_SIGNALS}
     try:
         yield
@@ -36,20 +34,14 @@ def exit_on_signals() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-def stop_on_signals(stop: asyncio.Event, log: logging.Logger, **fields: Any) -> None:
-    """Set ``stop`` at the first signal and exit at the second one. ``fields`` are added to the log lines."""
-    loop = asyncio.get_running_loop()
-
-    def stop_now(number: signal.Signals) -> None:
-        if stop.is_set():
-            log.warning("Stopping at once.", extra={"signal": number.name, **fields})
-            sys.stderr.flush()
-            os._exit(128 + number)
-        log.info("Stopping in good order; a second signal stops at once.", extra={"signal": number.name, **fields})
-        stop.set()
-
-    for number in _STOP_SIGNALS:
-        loop.add_signal_handler(number, stop_now, number)
+async def first_of(*events: asyncio.Event, timeout: float | None = None) -> None:
+    """Wait until one of the events is set, or for ``timeout`` seconds."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
 
 
 async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:

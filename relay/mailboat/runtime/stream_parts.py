@@ -1,28 +1,23 @@
-"""Sink, encoder and policy of an EventSubscription, as its pumps need them.
+"""Sink, encoder and policy of an EventSubscription, as its workers need them.
 
 They live as long as the relay, so a database outage does not reconnect the sinks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from random import Random
 
-from mailboat.cloudevents import DeadLetterCause, MessageEncoder, dead_letter_message
+from mailboat.cloudevents import MessageEncoder
 from mailboat.delivery.backoff import Backoff, RetryPolicy
 from mailboat.delivery.checkpoints import Passing
-from mailboat.delivery.stream import Clock, DeadLetterNotice, Stream, StreamSettings
+from mailboat.delivery.stream import Clock, Stream, StreamSettings
 from mailboat.errors import ConfigError
-from mailboat.model import Message
 from mailboat.runtime.secrets import Secrets
 from mailboat.sinks.protocol import Sink, SinkContext
 from mailboat.sinks.registry import build_sink
 from mailboat.store.outbox_store import Subscription
 from mailboat_spec import EventSubscription, EventSubscriptionSpec, OnExhausted, Ordering, SecretKeyRef, full_name
-
-Now = Callable[[], datetime]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +29,6 @@ class StreamParts:
     context: SinkContext
     encoder: MessageEncoder
     settings: StreamSettings
-    announce: Callable[[DeadLetterNotice], Message] | None
 
     @property
     def name(self) -> str:
@@ -60,7 +54,6 @@ class StreamParts:
             self.sink,
             self.encoder,
             self.settings,
-            self.announce,
             pulled=self.pulled,
             dead_letter_topic=self.resource.dead_letter_topic,
             clock=clock,
@@ -69,12 +62,7 @@ class StreamParts:
         )
 
 
-def build(
-    resource: EventSubscription,
-    secrets: Secrets,
-    before: StreamParts | None = None,
-    now: Now = lambda: datetime.now(UTC),
-) -> StreamParts:
+def build(resource: EventSubscription, secrets: Secrets, before: StreamParts | None = None) -> StreamParts:
     """Build the parts of a subscription. If sink and context are unchanged, keep the sink of ``before``.
 
     Raise ``ConfigError`` if the manifest can't be satisfied.
@@ -98,7 +86,7 @@ def build(
         policy=policy(spec),
         ordered=spec.ordering is Ordering.KEY,
     )
-    return StreamParts(resource, sink, context, encoder, settings, _announcer(resource, encoder, now))
+    return StreamParts(resource, sink, context, encoder, settings)
 
 
 def sink_context(resource: EventSubscription, secrets: Secrets) -> SinkContext:
@@ -108,7 +96,7 @@ def sink_context(resource: EventSubscription, secrets: Secrets) -> SinkContext:
 
 
 def policy(spec: EventSubscriptionSpec) -> RetryPolicy:
-    """Convert ``spec.delivery`` to the pump's policy."""
+    """Convert ``spec.delivery`` to the retry policy."""
     delivery, backoff = spec.delivery, spec.delivery.backoff
     return RetryPolicy(
         spec.max_attempts,
@@ -125,30 +113,3 @@ def _sink_secrets(resource: EventSubscription, secrets: Secrets) -> dict[str, st
         else:
             found |= secrets.all(reference.name)
     return found
-
-
-def _announcer(
-    resource: EventSubscription, encoder: MessageEncoder, now: Now
-) -> Callable[[DeadLetterNotice], Message] | None:
-    topic = resource.dead_letter_topic
-    if topic is None:
-        return None
-    name = full_name(resource)
-
-    def announce(notice: DeadLetterNotice) -> Message:
-        failed_at = now().isoformat().replace("+00:00", "Z")
-        death = DeadLetterCause(
-            notice.reason, notice.error, notice.attempts, notice.first_failed_at or failed_at, failed_at
-        )
-        return dead_letter_message(
-            encoder,
-            notice.event,
-            death,
-            topic=topic,
-            subscription=name,
-            sequence=notice.sequence,
-            partition=notice.partition,
-            generation=notice.generation,
-        )
-
-    return announce

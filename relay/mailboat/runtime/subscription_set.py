@@ -63,11 +63,11 @@ def rebuild_subscriptions(
         except ConfigError as error:
             failed[name] = InvalidSubscription(resource, str(error), reason_for(error))
         except Exception as error:  # an error of a third-party sink must not affect the others
-            log.exception("A sink could not be built.", extra={"subscription": name})
+            log.exception("Sink could not be built", extra={"subscription": name})
             message = f"{name}: its sink could not be built: {type(error).__name__}; see the log"
             failed[name] = InvalidSubscription(resource, message, Reason.SINK_NOT_SUPPORTED)
         if name in failed and before.failed.get(name) != failed[name]:
-            log.error("A subscription can't run: %s", failed[name].error, extra={"subscription": name})
+            log.error("Subscription can't run: %s", failed[name].error, extra={"subscription": name})
     return SubscriptionSet(parts, failed)
 
 

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 from mailboat.delivery.partition_worker import PartitionWorker
 from mailboat.runtime.relay_status import PartitionStatus, SubscriptionStatus
-from mailboat.runtime.session import RelaySession, Totals
+from mailboat.runtime.session import RelaySession
 from mailboat.runtime.subscription_set import InvalidSubscription
+from mailboat.runtime.totals import Totals
 from mailboat.store.outbox_store import Backlog, Lag
 from mailboat_spec import EventSubscription, full_name
 
@@ -16,13 +17,13 @@ STALLED_AFTER = 90.0
 idle waits after ``TURN_OVER``, database queries with the statement deadline."""
 
 
-def stalled(session: RelaySession | None, now: float) -> bool:
+def stalled(session: RelaySession, now: float) -> bool:
     """Return whether a running session makes no progress."""
-    return session is not None and now - session.committer.stirred_at > STALLED_AFTER
+    return now - session.committer.stirred_at > STALLED_AFTER
 
 
 def delivered(name: str, session: RelaySession | None, totals: Totals) -> int:
-    """Return the events delivered since the process started, by ended and running pumps."""
+    """Return the events delivered since the process started, by ended and running workers."""
     live = (owned.worker for owned in session.owned.values() if owned.worker.stream.name == name) if session else ()
     return totals.delivered[name] + sum(worker.counters.delivered for worker in live)
 
@@ -68,9 +69,9 @@ def subscription_status(
         if session
         else {}
     )
-    backlog = session.backlogs.get(number) if session and number is not None else None
+    backlog = session.lag.backlogs.get(number) if session and number is not None else None
     at_rest = session is not None and number is not None and session.at_rest(number)
-    unasked = session.lag_errors.get(number) if session and number is not None else None
+    unasked = session.lag.errors.get(number) if session and number is not None else None
     unknown = Lag(0, None, bounded=unasked is not None and not at_rest)
     owned = []
     for partition, worker in sorted(workers.items()):

@@ -1,6 +1,6 @@
 """Blocked keys: keys with a failed message, while calls created before the failure was returned are still running.
 
-A pump that overlaps batches receives a failure only when the failed call returns. Until then it may hand over later
+A worker that overlaps batches receives a failure only when the failed call returns. Until then it may hand over later
 messages of the same key, in calls that are already running or that it starts before it receives the failure. A sink
 with ``Traits.stops_behind_failure`` returns ``Undecided`` for those messages. This module tracks them.
 

@@ -1,7 +1,7 @@
 """The sink protocol: the interface of a destination and the traits that a sink declares.
 
 A sink publishes a batch of encoded messages and returns a result per message. It owns the vendor's client and never
-leaks that vendor's exceptions. Retries, attempts and dead letters are decided by the pump, never by the sink.
+leaks that vendor's exceptions. Retries, attempts and dead letters are decided by the worker, never by the sink.
 
 The contract, which ``tests/sinks`` checks for every sink:
 
@@ -10,20 +10,20 @@ The contract, which ``tests/sinks`` checks for every sink:
 - The result maps the index in the batch to the reason why that message did not arrive. An empty mapping means that all
   messages arrived.
 - ``SinkUnavailable`` costs no attempt. ``EventRefused`` is definite: exactly this message was refused. If the sink
-  cannot identify the refused message of a batch, it returns ``Undecided`` for all that did not arrive. The pump then
+  cannot identify the refused message of a batch, it returns ``Undecided`` for all that did not arrive. The worker then
   retries them one at a time. For a batch of one the sink must be definite: a refused message gets ``EventRefused``,
   regardless of other messages in flight. (A batch of one may still be ``Undecided`` behind another call's failure.)
 - ``Traits.stops_behind_failure``: once a message of a key failed, no later message of that key that was already
   handed over arrives either (the result is ``Undecided``). This holds across overlapping ``publish`` calls, until every
   call that held a message of that key at that time has returned. The caller must therefore process available results
-  before the next ``publish``. The pump overlaps batches only on such a sink; on others it has at most one message per
+  before the next ``publish``. The worker overlaps batches only on such a sink; on others it has at most one message per
   key in flight.
 - Cancelling ``publish`` purges unsent messages. If the vendor's client can only purge its whole queue, other calls in
   flight may return ``Undecided``, and calls of other sinks that share the client ``SinkUnavailable``.
 - A sink that raises counts as unavailable. So does a sink whose ``publish`` has not returned ten seconds after the
   delivery timeout: the call is cancelled, and after it has ended its messages are sent again.
-- ``refusal`` decides everything that needs no network (size, characters, count). The pump calls it before it hands over
-  any message of the batch, so that no message is sent ahead of a refused one.
+- ``refusal`` decides everything that needs no network (size, characters, count). The worker calls it before it hands
+  over any message of the batch, so that no message is sent ahead of a refused one.
 """
 
 from __future__ import annotations

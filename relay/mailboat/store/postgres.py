@@ -2,11 +2,11 @@
 
 | connection | use                                                     | open                            |
 |------------|---------------------------------------------------------|---------------------------------|
-| sentry     | the relay's liveness lock, LISTEN, heartbeats           | always                          |
-| desk       | ticks (in a thread), claims, parked events, wake-ups    | while partitions are owned      |
-| reader     | large windows, in a thread                              | from the first read on          |
-| prober     | backlog probes, in a thread                             | from the first probe on         |
-| surveyors  | the bounds of one large window each, in a thread        | during the measurement          |
+| control    | the relay's liveness lock, LISTEN, heartbeats           | always                          |
+| work       | ticks (in a thread), claims, parked events, wake-ups    | while partitions are owned      |
+| read       | large windows, in a thread                              | from the first read on          |
+| probe      | backlog probes, in a thread                             | from the first probe on         |
+| measure    | the bounds of one large window each, in a thread        | during the measurement          |
 
 A relay that owns no partition holds one connection. A read of a large window never delays a settlement or a heartbeat.
 A probe reads tables that people may lock or purge: it has its own connection, so that its delays and failures affect
@@ -61,7 +61,7 @@ from mailboat_spec import Notify
 _SQL = statements("subscription_rows")
 _PLANNER = statements("windows")["planner"]
 _PREPARE_AFTER = 5
-"""Executions of a statement on the sentry after which it is prepared. No thread uses this connection, so the names of
+"""Executions of a statement on the control after which it is prepared. No thread uses this connection, so the names of
 prepared statements are free (see ``PostgresConnection.open``)."""
 
 
@@ -69,14 +69,14 @@ class PostgresStore:
     """One relay's access to one outbox in Postgres."""
 
     def __init__(
-        self, url: UrlProvider, me: RelayIdentity, settings: StoreSettings, sentry: PostgresConnection
+        self, url: UrlProvider, me: RelayIdentity, settings: StoreSettings, control: PostgresConnection
     ) -> None:
         self._url = url
         self._me = me
         self._settings = settings
-        self._sentry = sentry
-        self._desk: PostgresConnection | None = None
-        self._thread = ReadThread(url, sentry.server, settings.deadline)
+        self._control = control
+        self._work: PostgresConnection | None = None
+        self._read_thread = ReadThread(url, control.server, settings.deadline)
         self._opening = asyncio.Lock()
         self._leases = Leases(
             me, settings.layout.table, settings.lease_ttl, settings.overdue_after, settings.sync_level
@@ -84,14 +84,14 @@ class PostgresStore:
         self._parking = ParkedRows()
         self._query_cache = QueryCache(settings.layout)
         self._windows = Windows(settings.layout, self._query_cache, settings.sync_level, settings.limits, self._parking)
-        self._reads = WindowReads(self._thread, self._query_cache)
+        self._reads = WindowReads(self._read_thread, self._query_cache)
         self._measurer = WindowMeasurer(
-            lambda: ReadThread(url, sentry.server, settings.deadline, "surveyor"),
+            lambda: ReadThread(url, control.server, settings.deadline, "measure"),
             self._query_cache,
             settings.limits,
-            pooled=sentry.server.pooled,
+            pooled=control.server.pooled,
         )
-        self._prober = ReadThread(url, sentry.server, settings.deadline, "prober")
+        self._probe = ReadThread(url, control.server, settings.deadline, "probe")
         self._routes: dict[int, SubscriptionQuery] = {}
         """All subscriptions declared over this connection, including those that are no longer served."""
         self._serves: frozenset[int] = frozenset()
@@ -105,20 +105,20 @@ class PostgresStore:
     @classmethod
     async def open(cls, url: UrlProvider, me: RelayIdentity, settings: StoreSettings) -> Self:
         """Connect one session. Callers then call ``declare`` and ``join``."""
-        sentry = await _open(url, "sentry", settings)
-        if not sentry.server.pooled:
-            sentry.connection.prepare_threshold = _PREPARE_AFTER
-        return cls(url, me, settings, sentry)
+        control = await _open(url, "control", settings)
+        if not control.server.pooled:
+            control.connection.prepare_threshold = _PREPARE_AFTER
+        return cls(url, me, settings, control)
 
     @property
     def database(self) -> str:
         """Name of the database and identifier of its system, for people to recognise it by."""
-        return f"{self._sentry.connection.info.dbname} (system {self._sentry.server.system_identifier})"
+        return f"{self._control.connection.info.dbname} (system {self._control.server.system_identifier})"
 
     @property
     def rings(self) -> bool:
         """True if this server and these settings allow wake-ups (NOTIFY) from writers."""
-        server, notify = self._sentry.server, self._settings.notify
+        server, notify = self._control.server, self._settings.notify
         return not server.pooled and (
             notify is Notify.ALWAYS or (notify is Notify.AUTO and not server.prepared_transactions)
         )
@@ -136,7 +136,7 @@ class PostgresStore:
         connection, because repartitioning may take long and must not delay heartbeats.
         """
         layout = self._settings.layout
-        link = self._sentry if not self._joined else await self._connect("declare")
+        link = self._control if not self._joined else await self._connect("declare")
         try:
             declared = [
                 await declare(link, layout, each, may_lay_out=may_lay_out, config_version=config_version)
@@ -145,7 +145,7 @@ class PostgresStore:
             routes = {route.subscription.number: route for route in declared if route is not None}
             await refuse_foreign_cursors(link, list(routes))
         finally:
-            if link is not self._sentry:
+            if link is not self._control:
                 await link.close()
         if any(self._routes.get(number) != route for number, route in routes.items()):
             self._routes = self._routes | routes
@@ -164,62 +164,62 @@ class PostgresStore:
     ) -> bool:
         """Return True if declaring these subscriptions would repartition cursors that other relays own."""
         return await in_other_hands(
-            self._sentry, self._settings.layout.table, self._me.id, subscriptions, config_version
+            self._control, self._settings.layout.table, self._me.id, subscriptions, config_version
         )
 
     async def retire_gone(self, named: Collection[str], config_version: ConfigVersion) -> RetireResult:
         """Retire the subscriptions of this OutboxRelay that its configuration no longer contains."""
-        return await retire_gone(self._sentry, self._settings.layout.table, self._me.id, named, config_version)
+        return await retire_gone(self._control, self._settings.layout.table, self._me.id, named, config_version)
 
     async def join(self) -> None:
         """Register this relay and reset its wake-ups."""
-        await self._leases.join(self._sentry, list(self._serves))
+        await self._leases.join(self._control, list(self._serves))
         self._joined = True
         if self.rings:
-            await self._sentry.listen("mailboat", self._settings.layout.table)
+            await self._control.listen("mailboat", self._settings.layout.table)
             self._listens = True
         # An earlier process of this name may have left wake-ups enabled.
-        await self._leases.request_wakeup(self._sentry, self._listens and self._settings.notify is Notify.ALWAYS)
+        await self._leases.request_wakeup(self._control, self._listens and self._settings.notify is Notify.ALWAYS)
 
     async def beat(self) -> Membership:
         delivered = [n for n in self._serves if self._routes[n].subscription.name not in self._pulled]
-        return await self._leases.beat(self._sentry, self._serves, delivered)
+        return await self._leases.beat(self._control, self._serves, delivered)
 
     async def rung(self, timeout: float) -> bool:
         if not self._listens:
             await asyncio.sleep(timeout)
             return False
-        return await self._sentry.notified(timeout)
+        return await self._control.notified(timeout)
 
     async def claim(self, keys: Collection[CursorKey]) -> list[Cursor]:
         if not keys:
             return []
-        await self._windows.store_unwritten(await self._at_desk())
+        await self._windows.store_unwritten(await self._work_connection())
         known = {key: self._routes[key.subscription].subscription.generation for key in keys}
-        return await self._leases.claim(await self._at_desk(), known)
+        return await self._leases.claim(await self._work_connection(), known)
 
     async def release(self, leases: Collection[Lease]) -> None:
         if leases:
-            desk = await self._at_desk()
-            await self._windows.store_unwritten(desk)
-            await self._leases.release(desk, leases)
+            work = await self._work_connection()
+            await self._windows.store_unwritten(work)
+            await self._leases.release(work, leases)
 
     async def rest(self) -> None:
-        """Close all connections but the sentry and disable wake-ups. Called when this relay owns no partition."""
+        """Close all connections except for control, and disable wake-ups. Called when this relay owns no partition."""
         async with self._opening:
-            desk, self._desk = self._desk, None
-        if desk is not None:
-            await desk.close()
-        await self._thread.close()
+            work, self._work = self._work, None
+        if work is not None:
+            await work.close()
+        await self._read_thread.close()
         await self._measurer.close()
-        await self._prober.close(at_once=True)
+        await self._probe.close(at_once=True)
         if self._bell_is_out:
-            await self._ring(self._sentry, False)
+            await self._ring(self._control, False)
 
     async def tick(
         self, settlements: Sequence[Settlement], tips: Sequence[CursorGroup], measured: Sequence[Measured] = ()
     ) -> TickResult:
-        return await self._windows.tick(await self._at_desk(), settlements, tips, measured)
+        return await self._windows.tick(await self._work_connection(), settlements, tips, measured)
 
     async def measure(self, group: CursorGroup) -> Window | None:
         return await self._measurer.measure(group)
@@ -228,34 +228,34 @@ class PostgresStore:
         return await self._reads.read(window, members, after, self._settings.limits.after(deaths))
 
     async def parked_keys(self, lease: Lease) -> tuple[set[str], int]:
-        return await self._parking.keys(await self._at_desk(), lease)
+        return await self._parking.keys(await self._work_connection(), lease)
 
     async def due(self, lease: Lease, limit: int, max_bytes: int) -> tuple[list[Parked], float | None]:
-        return await self._parking.due(await self._at_desk(), lease, limit, max_bytes)
+        return await self._parking.due(await self._work_connection(), lease, limit, max_bytes)
 
     async def queue(self, lease: Lease, key: str, limit: int, max_bytes: int) -> list[Parked]:
-        return await self._parking.queue(await self._at_desk(), lease, key, limit, max_bytes)
+        return await self._parking.queue(await self._work_connection(), lease, key, limit, max_bytes)
 
     async def sleep(self) -> None:
-        desk = await self._at_desk()
+        work = await self._work_connection()
         if self._listens and self._settings.notify is Notify.AUTO:
-            await self._ring(desk, True)
-        self._horizon = await self._leases.horizon(desk)
+            await self._ring(work, True)
+        self._horizon = await self._leases.horizon(work)
 
     async def awake(self) -> None:
         if self._bell_is_out:
-            await self._ring(await self._at_desk(), False)
+            await self._ring(await self._work_connection(), False)
 
     async def _ring(self, link: PostgresConnection, rings: bool) -> None:
         await self._leases.request_wakeup(link, rings)
         self._bell_is_out = rings
 
     async def undecided_writers(self) -> bool:
-        return await self._leases.undecided(await self._at_desk(), self._horizon)
+        return await self._leases.undecided(await self._work_connection(), self._horizon)
 
     async def assign(self, subscription: int, generation: int, owners: dict[int, str]) -> bool:
         """Store an assignment by the operator. Return False if a newer one is stored already."""
-        return await self._leases.assign(self._sentry, subscription, generation, owners)
+        return await self._leases.assign(self._control, subscription, generation, owners)
 
     async def backlog(self, subscription: int) -> Backlog:
         route, layout, bound = self._routes[subscription], self._settings.layout, self._settings.lag_bound
@@ -277,33 +277,33 @@ class PostgresStore:
             return backlog
 
         try:
-            return await self._prober.transaction(probe)
+            return await self._probe.transaction(probe)
         except MailboatError:
-            await self._prober.close()  # the next probe reconnects
+            await self._probe.close()  # the next probe reconnects
             raise
 
     async def close(self, *, leave: bool) -> None:
         try:
             if leave:
-                await self._leases.leave(self._sentry)
+                await self._leases.leave(self._control)
         finally:
             self._bell_is_out = False  # deleted together with the relay's row
             await self.rest()
-            await self._sentry.close()
+            await self._control.close()
 
-    async def _at_desk(self) -> PostgresConnection:
+    async def _work_connection(self) -> PostgresConnection:
         async with self._opening:
-            if self._desk is None:
-                self._desk = await self._connect("desk")
-                if not self._desk.server.pooled:
-                    async with self._desk.autocommit() as cursor:
+            if self._work is None:
+                self._work = await self._connect("work")
+                if not self._work.server.pooled:
+                    async with self._work.autocommit() as cursor:
                         await cursor.execute(_PLANNER)
-            return self._desk
+            return self._work
 
     async def _connect(self, purpose: str) -> PostgresConnection:
         link = await _open(self._url, purpose, self._settings)
-        if link.server.system_identifier != self._sentry.server.system_identifier or (
-            link.server.timeline != self._sentry.server.timeline
+        if link.server.system_identifier != self._control.server.system_identifier or (
+            link.server.timeline != self._control.server.timeline
         ):
             await link.close()
             raise DatabaseUnavailable("two connections reached two different servers: a failover is under way")

@@ -40,8 +40,8 @@ _SQL = statements("windows")
 
 _BEGIN: Final[LiteralString] = "begin isolation level repeatable read read only"
 
-SURVEYS_AT_ONCE: Final = 4
-"""Maximum of concurrent survey connections of a relay: enough that quick surveys do not wait behind a large one."""
+MEASUREMENTS_AT_ONCE: Final = 4
+"""Maximum of concurrent measurements of a relay: enough that quick ones do not wait behind a large one."""
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ T = TypeVar("T")
 class ReadThread:
     """A connection for reads in a thread, one request at a time."""
 
-    def __init__(self, url: UrlProvider, server: Server, deadline: float, purpose: str = "reader") -> None:
+    def __init__(self, url: UrlProvider, server: Server, deadline: float, purpose: str = "read") -> None:
         self._url = url
         self._server = server
         self._deadline = deadline
@@ -180,8 +180,8 @@ class WindowReads:
         if ahead.reach is None:
             return lambda: chunk((), after, last=True)
         statement = composed.large_window[ChunkKind(bool(window.indebted), ahead.bytes > limits.row_bytes)]
-        stretch = pipeline.send(statement, {**where, "reach": ahead.reach, "bytes": str(ahead.bytes)})
-        return lambda: chunk(stretch.fetchall(), ahead.reach or after, last=ahead.last)
+        found = pipeline.send(statement, {**where, "reach": ahead.reach, "bytes": str(ahead.bytes)})
+        return lambda: chunk(found.fetchall(), ahead.reach or after, last=ahead.last)
 
     def _reach(
         self, pipeline: Pipeline, composed: ComposedQueries, found: Cursor[Row], where: dict[str, Any]
@@ -214,7 +214,7 @@ class WindowMeasurer:
         self._query_cache = query_cache
         self._limits = limits
         self._threads: set[ReadThread] = set()
-        self._room = asyncio.Semaphore(SURVEYS_AT_ONCE)
+        self._room = asyncio.Semaphore(MEASUREMENTS_AT_ONCE)
 
     async def measure(self, group: CursorGroup) -> Window | None:
         """Return the bounds of the group's next window; None if no member is at the group's snapshot any longer."""

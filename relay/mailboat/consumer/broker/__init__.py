@@ -13,8 +13,9 @@ is handled once.
 | ``workers``, ``execution``, ``watchdog`` | tasks and threads that run handlers; handlers that block the event loop |
 | ``claim_results``, ``dead_letter_queue``, ``availability`` | results for the claim store and dead letters; outages |
 | ``kafka_source``, ``pubsub_source`` | the sources |
-| ``kafka_client``, ``kafka_offsets`` | settings and errors of the Kafka client; which offset may be committed |
-| ``pubsub_keys``, ``pubsub_stream`` | order of a key's messages; the gRPC calls |
+| ``kafka_client``, ``kafka_access`` | settings of the Kafka client; its errors |
+| ``kafka_offsets`` | which offset may be committed |
+| ``pubsub_keys``, ``pubsub_stream``, ``pubsub_acks`` | order of a key's messages; the gRPC calls; acknowledgements |
 | ``decode`` | a broker's message as an event |
 | ``dead_letter_writer`` | an event that can't be handled as a message on the dead-letter topic |
 

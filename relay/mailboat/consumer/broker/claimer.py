@@ -1,8 +1,8 @@
 """Claims of events that are about to start: all ready heads for which a worker is free, in one call.
 
 Claims are made just in time, since an event that is claimed and not started makes every successor wait for the lease.
-Handlers that wait for nothing are over in microseconds: then a call claims more events than there are workers, as many
-as start within a few milliseconds.
+Handlers that do not wait end within microseconds. If workers run out of claimed events, more events are claimed than
+there are workers: one half of them is handled while the claim store processes the call for the other half.
 
 An event whose consumers died gets its last attempt alone (the *suspect*): no other handler runs and no other event is
 claimed meanwhile. If the process dies again, that event is the cause, and not one that was handled beside it.
@@ -37,8 +37,8 @@ _SAME_EVENT: Final = 0.1
 """Seconds until a second copy of an event that this process handles right now is looked at again."""
 _SOON: Final = 0.01
 """Seconds within which claimed events are to start."""
-_MOST_AT_ONCE: Final = 256
-"""Claims per call, if there are not more workers. All of them wait for the lease if the process dies."""
+_MOST_AT_ONCE: Final = 512
+"""Claimed events, if there are not more workers. All of them wait for the lease if the process dies."""
 _NEXT_SUSPECT: Final = 0.02
 """Seconds until another event whose consumers died is claimed."""
 
@@ -64,6 +64,8 @@ class Claimer:
         self._at_once = settings.concurrency
         """Events that may be claimed or handled at the same time."""
         self._answered_at = 0.0
+        self._starved = False
+        """Workers had no claimed event left at the last answer."""
         self._waits = 0
         """``Workers.waits`` at the last call."""
 
@@ -85,11 +87,10 @@ class Claimer:
                 continue
             finally:
                 in_flight.claiming.difference_update(works)
+            self._answered_at, self._starved = time.monotonic(), not in_flight.claimed
             for work, answer in zip(works, answers, strict=True):
                 self._answered(work, answer)
-            self._answered_at = time.monotonic()
             in_flight.wake_worker()
-            await asyncio.sleep(0)
 
     def _next_heads(self) -> list[Work]:
         """Take ready heads, as many as workers are free. Records for other consumers are settled, second copies
@@ -97,7 +98,10 @@ class Claimer:
         in_flight = self._in_flight
         if in_flight.stopped or in_flight.ending or in_flight.suspect is not None:
             return []
-        limit = self._limit() - len(self._workers.running) - len(in_flight.claimed)
+        if len(in_flight.claimed) > in_flight.claim_below:
+            return []
+        at_once, workers = self._limit(), self._settings.concurrency
+        limit = min(at_once - len(self._workers.running) - len(in_flight.claimed), max(at_once // 2, workers))
         works: list[Work] = []
         while len(works) < limit and in_flight.lanes.ready:
             work = in_flight.lanes.ready.popleft()
@@ -114,14 +118,15 @@ class Claimer:
 
     def _limit(self) -> int:
         """Return how many events may be claimed or handled at the same time: as many as there are workers; more if
-        handlers do not wait and the last claims started soon."""
+        handlers do not wait, and the claims of the last call started before the answer of the next."""
         workers = self._settings.concurrency
         if self._workers.waits != self._waits:
             self._waits, self._at_once = self._workers.waits, workers
-        elif not self._in_flight.claimed:
-            soon = time.monotonic() - self._answered_at < _SOON
-            most = max(workers, _MOST_AT_ONCE)
-            self._at_once = min(2 * self._at_once, most) if soon else max(self._at_once // 2, workers)
+        elif time.monotonic() - self._answered_at > _SOON:
+            self._at_once = max(self._at_once // 2, workers)
+        elif self._starved:
+            self._at_once = min(2 * self._at_once, max(workers, _MOST_AT_ONCE))
+        self._in_flight.claim_below = self._at_once // 2
         return self._at_once
 
     async def _without_claims(self, works: list[Work], delay: float) -> None:

@@ -1,7 +1,7 @@
-"""Number of dead letters that wait on a Kafka topic: those that ``mailboat dlq list`` shows.
+"""Number of dead letters on a Kafka topic that have not been replayed, as listed by ``mailboat dlq list``.
 
-A replay without filters moves the committed offsets of its consumer group, so the number falls with it. Pub/Sub tells
-no such number.
+A replay without filters commits the offsets of its consumer group, which reduces the number. Pub/Sub has no request for
+such a number.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from mailboat.errors import SinkUnavailable
 from mailboat.sinks.daemon_thread import in_a_thread
 
 _EVERY: Final = 15.0
-_LOOK_EVERY: Final = 1.0
-"""Seconds between looks for new dead letters of this process, which are counted at once."""
+_CHECK_EVERY: Final = 1.0
+"""Seconds between two checks of the engine. A dead letter of this process causes a count without further delay."""
 _REQUEST: Final = 5.0
 
 
@@ -37,7 +37,7 @@ class WaitingLetters:
             if state.source.connected and (loop.time() >= due or engine.counts.dead != written):
                 written, due = engine.counts.dead, loop.time() + _EVERY
                 await self._update()
-            await asyncio.sleep(_LOOK_EVERY)
+            await asyncio.sleep(_CHECK_EVERY)
 
     async def _update(self) -> None:
         measuring = in_a_thread(self._measure, "dead-letters")

@@ -24,6 +24,8 @@ class InFlight:
         """Asked for at the claim store."""
         self.claimed: deque[Work] = deque()
         """Claimed and not started; without a claim store unused."""
+        self.claim_below = 0
+        """Number of these events at which the next ones are claimed."""
         self.held: set[Work] = set()
         """Taken from the lanes."""
         self.ids: set[str] = set()

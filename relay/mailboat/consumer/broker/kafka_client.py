@@ -1,4 +1,4 @@
-"""Settings and errors of the Kafka consumer client.
+"""Settings of the Kafka consumer client.
 
 Login, TLS and the allow-list of settings are those of the Kafka sink. The settings that delivery depends on are fixed
 here.
@@ -10,10 +10,9 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaException
 
 from mailboat.errors import ConfigError
-from mailboat.sinks.kafka.kafka_errors import NETWORK, Report
 from mailboat.sinks.kafka.librdkafka_settings import client_settings, objection
 from mailboat.sinks.protocol import SinkContext
 from mailboat_spec.resources.kafka_settings import SOURCE_ALLOWED
@@ -90,38 +89,3 @@ def consumer_settings(
             " correct spec.source.kafka.config or the Secret of configSecretRef"
         ) from None
     return settings
-
-
-_NO_TOPIC: Final = frozenset(
-    {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
-)
-
-
-def is_about_access(report: Report) -> bool:
-    """Return whether a metadata request of the topic can tell that the trouble is over."""
-    return report.code in NETWORK or report.code in _NO_TOPIC
-
-
-def describe(report: Report, bootstrap: str, topic: str, group: str) -> str:
-    """Return what is wrong, and what to do."""
-    where = f"Kafka at {bootstrap}"
-    match report.code:
-        case code if code in _NO_TOPIC:
-            return f"topic {topic} does not exist on {where}: create it, or correct spec.source.kafka.topic"
-        case KafkaError.TOPIC_AUTHORIZATION_FAILED:
-            return f"{where} does not let this client read topic {topic}: allow Read on the topic to its user"
-        case KafkaError.GROUP_AUTHORIZATION_FAILED:
-            return f"{where} does not let this client use group {group}: allow Read on the group to its user"
-        case KafkaError._AUTHENTICATION | KafkaError.SASL_AUTHENTICATION_FAILED:
-            return f"{where} refused the login: {report.text}; check sasl.* in config and configSecretRef of the source"
-        case KafkaError._SSL:
-            return f"TLS to {where} failed: {report.text}; check ssl.* and security.protocol"
-        case code if code in NETWORK:
-            return (
-                f"{where} can't be reached: {report.text}; are the brokers up, is spec.source.kafka.bootstrapServers"
-                " right?"
-            )
-        case KafkaError.UNSUPPORTED_VERSION | KafkaError._UNSUPPORTED_FEATURE:
-            return f"{where} does not support what this consumer needs: {report.text} ({report.name})"
-        case _:
-            return f"{where}: {report.text} ({report.name})"

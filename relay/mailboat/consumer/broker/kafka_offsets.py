@@ -1,4 +1,8 @@
-"""Offsets of Kafka partitions: what was received, what is settled, what may be committed, what was."""
+"""Offsets of Kafka partitions: received, settled, committable and committed.
+
+Messages are settled in any order, and Kafka stores one offset per partition. The *position* is one past the last
+message before which all are settled. Only the position is committed, so no commit passes an unsettled message.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from mailboat.consumer.broker.interfaces import PartitionState
 
 
 class Entry:
-    """A received message, until it and all messages before it are settled."""
+    """A received message. It leaves the queue when it and all messages before it are settled."""
 
     __slots__ = ("offset", "progress", "settled", "size", "timestamp")
 
@@ -22,20 +26,20 @@ class Entry:
 
 
 class Progress:
-    """Offsets of one partition: what was received, what is settled, and what may be committed.
+    """Received messages of one partition, and its position.
 
-    One thread calls ``receive``, another one ``settle``. Each changes its own end of the queue and its own counter,
-    and the other one only reads it.
+    The client's thread calls ``receive``, the event loop calls ``settle``. Each of them changes one end of the queue
+    and one counter of bytes, so no lock is needed.
     """
 
     def __init__(self) -> None:
         self.entries: deque[Entry] = deque()
         self.position: int | None = None
-        """Offset to commit: one past the last message before which all are settled. None before the first one."""
+        """Offset to commit. None until the first message is settled."""
         self.last: int | None = None
         """Last offset received."""
         self.settled = 0
-        """Messages passed by the watermark since the assignment."""
+        """Messages passed by the position since the assignment."""
         self._bytes_in = 0
         self._bytes_out = 0
 
@@ -47,8 +51,8 @@ class Progress:
         return entry
 
     def settle(self, entry: Entry) -> bool:
-        """Mark a message as settled, and return whether the position moved. Offsets may have gaps (compaction,
-        transactions)."""
+        """Mark a message as settled, and return True if the position moved. Compaction and transactions leave gaps
+        between offsets."""
         entry.settled = True
         entries = self.entries
         if not entries or entries[0] is not entry:
@@ -62,7 +66,7 @@ class Progress:
 
     @property
     def ahead(self) -> int:
-        """Messages beyond the watermark, settled ones among them."""
+        """Messages beyond the position, settled or not."""
         return len(self.entries)
 
     @property
@@ -71,8 +75,8 @@ class Progress:
 
 
 class Partition:
-    """A partition that this process owns. A new assignment makes a new object, so late results of the old one are
-    ignored."""
+    """An assigned partition. Each assignment creates a new object, so results of an earlier assignment have no
+    effect."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -98,8 +102,8 @@ class Partition:
         return self.progress.settled - self.settled_then
 
     def position_to_commit(self) -> int:
-        """Return the offset to commit, and note it as sent."""
-        self.settled_then = self.progress.settled  # read first: the position may move in between, never back
+        """Return the position, and record it as requested."""
+        self.settled_then = self.progress.settled  # before the position, which may advance meanwhile
         position = self.progress.position
         assert position is not None, "the position has moved"
         self.requested = position

@@ -26,7 +26,6 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from mailboat.consumer.broker.availability import Availability
 from mailboat.consumer.broker.interfaces import (
     BrokerPoint,
     Decode,
@@ -37,10 +36,10 @@ from mailboat.consumer.broker.interfaces import (
     SourceState,
     ignore_point,
 )
-from mailboat.consumer.broker.kafka_client import client_log, describe, is_about_access
+from mailboat.consumer.broker.kafka_access import KafkaAccess
+from mailboat.consumer.broker.kafka_client import client_log
 from mailboat.consumer.broker.kafka_offsets import Entry, Partition
 from mailboat.sinks.daemon_thread import in_a_thread
-from mailboat.sinks.kafka.kafka_errors import Report, more_telling
 
 log = logging.getLogger(__name__)
 
@@ -80,16 +79,13 @@ class KafkaSource:
         self._drain_within = drain_within
         self._passing = passing
         self._partitions: dict[int, Partition] = {}
-        self._away = Availability("Kafka", log, consumer)
-        self._complaint: Report | None = None
-        self._noted: Report | None = None
+        self._access = KafkaAccess(settings.get("bootstrap.servers", ""), topic, settings["group.id"], consumer)
         self._stopping = threading.Event()
         self._moved = threading.Event()
         """Set by the event loop when a partition falls to half of its bound, while the thread waits for that."""
         self._awaited = False
         self._connected = False
         self._thread: asyncio.Future[None] | None = None
-        self._ask_again_at = 0.0
         self._committed_at = 0.0
         self._lag_at = 0.0
 
@@ -112,8 +108,8 @@ class KafkaSource:
 
     def state(self) -> SourceState:
         return SourceState(
-            connected=self._connected and self._away.trouble is None,
-            trouble=self._away.trouble,
+            connected=self._connected and self._access.trouble is None,
+            trouble=self._access.trouble,
             partitions={number: each.state() for number, each in sorted(self._partitions.items())},
         )
 
@@ -129,10 +125,10 @@ class KafkaSource:
         """Run clients until stopped. A client that can't continue is replaced."""
         while not self._stopping.is_set():
             try:
-                client = Consumer({**self._settings, "logger": client_log, "error_cb": self._complain,
+                client = Consumer({**self._settings, "logger": client_log, "error_cb": self._access.on_error,
                                    "on_commit": self._on_commit})  # fmt: skip
             except (KafkaException, RuntimeError) as error:  # out of threads, memory or file descriptors
-                self._stopping.wait(self._away.failed(f"no Kafka client can be made: {error}"))
+                self._stopping.wait(self._access.failed(f"no Kafka client can be made: {error}"))
                 continue
             try:
                 client.subscribe([self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
@@ -140,13 +136,13 @@ class KafkaSource:
                     self._cycle(client)
                 self._let_go(client, list(self._partitions.values()))
             except KafkaException as error:
-                self._fail(error.args[0])
+                self._access.fail(error.args[0])
                 self._abandon(self._partitions.values())
-                self._stopping.wait(self._away.failed(self._away.trouble or str(error)))
+                self._stopping.wait(self._access.failed(self._access.trouble or str(error)))
             except Exception:
                 log.exception("Kafka source failed, reconnects", extra={"consumer": self._consumer})
                 self._abandon(self._partitions.values())
-                self._stopping.wait(self._away.failed("internal error, see the log"))
+                self._stopping.wait(self._access.failed("internal error, see the log"))
             finally:
                 self._connected = False
                 try:
@@ -159,11 +155,7 @@ class KafkaSource:
         first = client.poll(_POLL)
         if first is not None:
             self._receive([first, *client.consume(_BATCH - 1, 0)])
-        if self._complaint is not None:
-            complaint, self._complaint = self._complaint, None
-            self._note(complaint)
-        elif self._away.trouble is not None:
-            self._ask_broker(client)
+        self._access.check(client)
         now = time.monotonic()
         self._bound(client)
         self._commit(client, now)
@@ -179,7 +171,7 @@ class KafkaSource:
         timestamp: datetime | None = None
         for message in messages:
             if (error := message.error()) is not None:
-                self._fail(error)
+                self._access.fail(error)
                 continue
             number, offset = message.partition(), message.offset()
             assert number is not None, "only errors have none"
@@ -210,7 +202,7 @@ class KafkaSource:
             record.handle = progress.receive(offset, len(value or b"") + len(key or b""), timestamp)
             records.append(record)
         if fetched:
-            self._away.succeeded()
+            self._access.succeeded()
         self._hand_over(records)
 
     def _hand_over(self, records: list[Record]) -> None:
@@ -294,7 +286,7 @@ class KafkaSource:
 
     def _assigned(self, client: Consumer, assigned: list[TopicPartition]) -> None:
         self._connected = True
-        self._away.succeeded()
+        self._access.succeeded()
         for each in assigned:
             self._partitions[each.partition] = Partition(each.partition)
         if assigned:
@@ -359,38 +351,7 @@ class KafkaSource:
             log.warning("Partitions lost", extra={"consumer": self._consumer, "partitions": sorted(numbers)})
             self._in_loop(self._receiver.lose, numbers)
 
-    # -- troubles and lag --------------------------------------------------------------------------------------------
-
-    def _complain(self, error: KafkaError) -> None:
-        """Called by the client while it polls."""
-        self._complaint = more_telling(self._complaint, Report.of(error, self._topic, -1))
-        if error.fatal():
-            raise KafkaException(error)
-
-    def _fail(self, error: KafkaError) -> None:
-        if error.fatal():
-            raise KafkaException(error)
-        if error.code() != KafkaError._PARTITION_EOF:
-            self._note(Report.of(error, self._topic, -1))
-
-    def _note(self, report: Report) -> None:
-        self._noted = report
-        text = describe(report, self._settings.get("bootstrap.servers", ""), self._topic, self._settings["group.id"])
-        self._ask_again_at = time.monotonic() + self._away.failed(text)
-
-    def _ask_broker(self, client: Consumer) -> None:
-        """While the broker or the topic is unavailable, find out with back-off whether it is back. Other troubles, such
-        as a refused group, end with an assignment."""
-        if time.monotonic() < self._ask_again_at or self._noted is None or not is_about_access(self._noted):
-            return
-        try:
-            found = client.list_topics(self._topic, timeout=1.0).topics[self._topic]
-            if found.error is None:
-                self._away.succeeded()
-            else:
-                self._note(Report.of(found.error, self._topic, -1))
-        except KafkaException as error:
-            self._note(Report.of(error.args[0], self._topic, -1))
+    # -- lag -----------------------------------------------------------------------------------------------------------
 
     def _measure_lag(self, client: Consumer) -> None:
         """End offset minus committed offset, from what the client has cached."""

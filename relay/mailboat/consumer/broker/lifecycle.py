@@ -8,8 +8,8 @@
 | handling | buried, marked dead, then settled | the last attempt failed, or the event can never be handled |
 | handling | released | the partition was revoked, or the engine stops |
 
-An event is settled at the source after its result is stored, so whatever dies, the source delivers the event again and
-the claim store tells whether it is done. Without a claim, a result takes effect at once.
+An event is settled at the source after its result is stored. If the process dies before, the source delivers the event
+again, and the claim store has its state. Without a claim, a result takes effect at once.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from mailboat.consumer.handler_outcomes import GIVEN_BACK, Refusal
 log = logging.getLogger(__name__)
 
 _NO_ATTEMPTS_LEFT: Final = "no attempts left"
-_CLAIMED: Final = BrokerPoint.CLAIMED  # bound once: looking up a member of an enum is slow
+_CLAIMED: Final = BrokerPoint.CLAIMED  # bound once: access to a member of an enum is slow
 _HANDLED: Final = BrokerPoint.HANDLED
 _MARKED_DONE: Final = BrokerPoint.MARKED_DONE
 
 
 class EventLifecycle:
-    """Decides what follows from each result. Implements ``Lifecycle``."""
+    """Moves events through the states of the table above. Implements ``Lifecycle``."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class EventLifecycle:
         self._dead_in_a_row = 0
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
-        """Return what the engine runs beside the workers."""
+        """Return the coroutines that run beside the workers: writers of results and of dead letters."""
         return [each.run() for each in (self._marks, self._burial) if each is not None]
 
     # -- start -------------------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ class EventLifecycle:
             if not in_flight.claimed:
                 return None
             work = in_flight.claimed.popleft()
-            if not in_flight.claimed:  # claim the next ones while these are handled
+            if len(in_flight.claimed) == in_flight.claim_below:  # claim the next ones while these are handled
                 in_flight.claim_wake.set()
             return work
         while in_flight.lanes.ready:
@@ -203,13 +203,13 @@ class EventLifecycle:
         self.mark(work, DEAD)
 
     def withdraw_buried(self) -> None:
-        """Stop trying to write dead letters of partitions that are gone: their next owner will."""
+        """Withdraw dead letters of revoked partitions. The next owner of the partition writes them."""
         if self._burial is not None:
             for work in self._burial.withdraw():
                 self.mark(work, FAILED)
 
     def give_back(self, work: Work) -> None:
-        """Release the claim of an event that nobody handles; the attempt does not count."""
+        """Release the claim of an event without counting the attempt."""
         work.attempt = max(0, work.attempt - 1)
         self.mark(work, RELEASED)
 
@@ -238,7 +238,7 @@ class EventLifecycle:
             self._park(work, retry_in)
 
     def settle(self, work: Work) -> None:
-        """The event is finished: tell the source, and start the next one of its key."""
+        """Settle the event at the source, and make the next event of its key ready."""
         in_flight = self._in_flight
         in_flight.let_go(work)
         if not work.detached:

@@ -18,8 +18,8 @@ from mailboat.consumer.claims.inbox import InboxClaims, InboxExecution
 from mailboat.consumer.claims.redis_health import Problem
 from mailboat.consumer.claims.redis_store import RedisClaims
 from mailboat.consumer.handlers import TransactionKind
+from mailboat.consumer.pull_statements import Wanted
 from mailboat.consumer.session_factory import SessionFactory, libpq_url
-from mailboat.consumer.transactions import Wanted
 from mailboat.delivery.backoff import Backoff
 from mailboat.errors import ConfigError
 from mailboat.runtime.secrets import Secrets

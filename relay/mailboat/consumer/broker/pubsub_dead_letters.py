@@ -1,8 +1,8 @@
 """Reads a dead-letter topic on Pub/Sub, for ``mailboat dlq``, from the subscription that has the name of the topic.
 
-Messages are pulled and held. A replay acknowledges what it published. Everything else is released when the reader
-closes, and is there again for the next command. A killed command releases nothing: its messages return after the
-subscription's acknowledgement deadline.
+Messages are pulled and held. A replay acknowledges the messages that it has published. When the reader closes, the
+others are released, so the next command reads them again. If a command is killed, its messages return after the
+acknowledgement deadline of the subscription.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class PubSubLetters:
         return str(found.topic)
 
     async def next(self, size: int) -> Sequence[Original]:
-        """Return the next messages that were not returned before, ordered by time; none if there are no more."""
+        """Return the next new messages, ordered by time; an empty list at the end."""
         request = _Pull(subscription=self._subscription, max_messages=size)
         try:
             pulled = await self._call("Pull", request, _Pulled, self._subscription, timeout=_PULL)
@@ -73,7 +73,7 @@ class PubSubLetters:
         return [self._original(message) for message in fresh]
 
     async def settle(self, read: Sequence[Original], replayed: Collection[Original]) -> None:
-        """Acknowledge what was replayed."""
+        """Acknowledge the replayed messages."""
         ids = [self._held.pop(str(each.offset)) for each in replayed]
         for some in _parts(ids):
             await self._call("Acknowledge", _Ack(subscription=self._subscription, ack_ids=some), None, "")
@@ -83,7 +83,7 @@ class PubSubLetters:
         return None
 
     async def close(self) -> None:
-        """Release what was not replayed."""
+        """Release the messages that were not replayed."""
         channel, held, self._held = self._channel, list(self._held.values()), {}
         if channel is None:
             return

@@ -17,11 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
@@ -36,17 +34,15 @@ from google.pubsub_v1.types import (
     StreamingPullResponse,
     Subscription,
 )
-from google.rpc import error_details_pb2, status_pb2
 
+from mailboat.consumer.broker.pubsub_acks import IDS_PER_REQUEST, AckQueue, CallResult, result_of
 from mailboat.consumer.broker.pubsub_keys import Bounds
 from mailboat.errors import ConfigError, MailboatError, SinkUnavailable
 from mailboat.sinks.daemon_thread import in_a_thread
 from mailboat.sinks.pubsub.channel import PubSubEndpoint, open_channel
 
-_LOGGER: Final = logging.getLogger(__name__)
 _CALL_TIMEOUT: Final = 10.0
 _HEARTBEAT: Final = 30.0
-_IDS_PER_REQUEST: Final = 1_000
 _FIRST_BACKOFF: Final = 0.1
 _LONGEST_BACKOFF: Final = 5.0
 _STABLE: Final = 2.0
@@ -55,7 +51,6 @@ _LAST_MESSAGES: Final = 1.0
 """Seconds that a closing stream waits for messages that are on their way."""
 _LAST_CALLS: Final = 5.0
 """Seconds that ``close`` waits for acknowledgements and nacks."""
-_PERMANENT: Final = frozenset({grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION})
 
 # Plain protobuf classes, because the wrappers exported by the types module are slow.
 _Acknowledge: Final = AcknowledgeRequest.pb()
@@ -109,8 +104,8 @@ class PullStream:
         self._reading: asyncio.Task[None] | None = None
         self._channel: grpc.aio.Channel | None = None
         self._leases: dict[str, None] = {}
-        self._acks = _Outbound(self._acknowledge)
-        self._nacks = _Outbound(self._nack)
+        self._acks = AckQueue(self._acknowledge)
+        self._nacks = AckQueue(self._nack)
         self._modifying = asyncio.Lock()
         self._call: Any = None
         self._closing = False
@@ -257,14 +252,14 @@ class PullStream:
         while True:
             await asyncio.sleep(self._lease / 3)
             ids = list(self._leases)
-            for first in range(0, len(ids), _IDS_PER_REQUEST):
+            for first in range(0, len(ids), IDS_PER_REQUEST):
                 async with self._modifying:  # a renewal that arrives after a nack would take it back
-                    some = [ack_id for ack_id in ids[first : first + _IDS_PER_REQUEST] if ack_id in self._leases]
-                    result = await self._modify(some, self._lease) if some else _Result()
+                    some = [ack_id for ack_id in ids[first : first + IDS_PER_REQUEST] if ack_id in self._leases]
+                    result = await self._modify(some, self._lease) if some else CallResult()
                 for ack_id in result.failed:
                     self._leases.pop(ack_id, None)
 
-    async def _acknowledge(self, ack_ids: list[str]) -> _Result:
+    async def _acknowledge(self, ack_ids: list[str]) -> CallResult:
         call = self._unary("Acknowledge", _Acknowledge, None)
         result = await self._send(call, _Acknowledge(subscription=self._subscription, ack_ids=ack_ids), ack_ids)
         for ack_id in {*ack_ids} - {*result.retry}:
@@ -277,23 +272,23 @@ class PullStream:
         self._nacks.add(ack_ids[:1], None if confirmed is None else partial(self._back, confirmed))
         self._nacks.add(ack_ids[1:], None)
 
-    async def _nack(self, ack_ids: list[str]) -> _Result:
+    async def _nack(self, ack_ids: list[str]) -> CallResult:
         async with self._modifying:
             return await self._modify(ack_ids, 0)
 
-    async def _modify(self, ack_ids: list[str], seconds: int) -> _Result:
+    async def _modify(self, ack_ids: list[str], seconds: int) -> CallResult:
         call = self._unary("ModifyAckDeadline", _ModifyAckDeadline, None)
         request = _ModifyAckDeadline(subscription=self._subscription, ack_ids=ack_ids, ack_deadline_seconds=seconds)
         return await self._send(call, request, ack_ids)
 
-    async def _send(self, call: Any, request: Any, ack_ids: list[str]) -> _Result:
+    async def _send(self, call: Any, request: Any, ack_ids: list[str]) -> CallResult:
         try:
             await call(request, timeout=_CALL_TIMEOUT, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
-            return _result(error, ack_ids)
+            return result_of(error, ack_ids)
         except grpc.aio.UsageError:  # the channel was closed
-            return _Result(retry=ack_ids)
-        return _Result()
+            return CallResult(retry=ack_ids)
+        return CallResult()
 
     async def _stop_reading(self) -> None:
         self._closing = True
@@ -349,73 +344,3 @@ class PullStream:
                 f"({details})"
             )
         return f"{where} is unavailable: {details} ({code.name})"
-
-
-# ---- acknowledgements and nacks --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Result:
-    retry: Iterable[str] = ()
-    failed: Iterable[str] = ()
-    """The service knows these ack ids no more: the message is redelivered."""
-
-
-def _result(error: grpc.aio.AioRpcError, ack_ids: list[str]) -> _Result:
-    """Return what an error says about each id. With exactly-once delivery it names the ids that failed."""
-    named = _errors_by_id(error)
-    if named:
-        retry = [ack_id for ack_id in ack_ids if named.get(ack_id, "").startswith("TRANSIENT_")]
-        return _Result(retry, [ack_id for ack_id in ack_ids if ack_id in named and ack_id not in retry])
-    if error.code() in _PERMANENT:
-        return _Result(failed=ack_ids)
-    return _Result(retry=ack_ids)
-
-
-def _errors_by_id(error: grpc.aio.AioRpcError) -> dict[str, str]:
-    info = error_details_pb2.ErrorInfo()
-    for name, value in error.trailing_metadata():
-        if name == "grpc-status-details-bin":
-            for detail in status_pb2.Status.FromString(value).details:
-                if detail.Unpack(info):
-                    return dict(info.metadata)
-    return {}
-
-
-class _Outbound:
-    """Ids that wait for one kind of call. Sends many per call, one call at a time, and retries with back-off."""
-
-    def __init__(self, send: Callable[[list[str]], Coroutine[Any, Any, _Result]]) -> None:
-        self._send = send
-        self._waiting: dict[str, Callable[[], None] | None] = {}
-        self._added = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    def add(self, ack_ids: Iterable[str], confirmed: Callable[[], None] | None) -> None:
-        for ack_id in ack_ids:
-            self._waiting.setdefault(ack_id, confirmed)
-        self._idle.clear()
-        self._added.set()
-
-    async def empty(self) -> None:
-        await self._idle.wait()
-
-    async def run(self) -> None:
-        backoff = _FIRST_BACKOFF
-        while True:
-            await self._added.wait()
-            ids = list(self._waiting)[:_IDS_PER_REQUEST]
-            result = await self._send(ids)
-            retry = {*result.retry}
-            for confirmed in {self._waiting.pop(ack_id) for ack_id in ids if ack_id not in retry} - {None}:
-                assert confirmed is not None
-                confirmed()
-            if failed := [*result.failed]:
-                _LOGGER.debug("Pub/Sub lease expired, message will be redelivered", extra={"messages": len(failed)})
-            if not self._waiting:
-                self._added.clear()
-                self._idle.set()
-            elif retry:
-                await asyncio.sleep(backoff)
-            backoff = min(2 * backoff, _LONGEST_BACKOFF) if retry else _FIRST_BACKOFF

@@ -20,7 +20,7 @@ FOREVER: Final = float("inf")
 class Work:
     """One record on its way through the engine."""
 
-    # Defaults are attributes of the class: an object is made for every event, and most never differ.
+    # Defaults are attributes of the class, because one object is made per event and most keep the defaults.
     id = ""
     """Event id as the claim store knows it; empty until the event is claimed."""
     attempt = 0
@@ -28,7 +28,7 @@ class Work:
     claimed = False
     """True while the claim store holds a claim of this process."""
     detached = False
-    """The partition was revoked or lost: the source is not told about the result."""
+    """The partition was revoked or lost: the event is not settled at the source."""
     interrupted: str | None = None
     """Why the engine cancelled the handler."""
     due = 0.0
@@ -41,7 +41,7 @@ class Work:
         self.lane = lane
 
     def log_fields(self, consumer: str) -> dict[str, Any]:
-        """Return what a log record about the event has as fields."""
+        """Return the fields of a log record about the event."""
         event = self.record.event
         return {
             "consumer": consumer,
@@ -62,7 +62,7 @@ class Mark(Enum):
     RELEASED = "released"
 
 
-# Bound once: in Python 3.11, looking up a member of an enum is a call.
+# Bound once: in Python 3.11, access to a member of an enum is a call.
 DONE: Final = Mark.DONE
 FAILED: Final = Mark.FAILED
 DEAD: Final = Mark.DEAD
@@ -73,7 +73,7 @@ class Lifecycle(Protocol):
     """The life cycle of events, as workers, marks and burial see it. All methods run in the event loop."""
 
     def next_work(self) -> Work | None:
-        """Return an event to handle; None if there is none, or if the engine starts no more."""
+        """Return an event to handle; None if no event is ready, or if the engine is stopping."""
 
     def refusal_before(self, work: Work) -> Refusal | None:
         """Return why the event is not handled at all; None if it is."""

@@ -8,6 +8,9 @@ local answers = {}
 for i, key in ipairs(KEYS) do
   local delay, counted = tonumber(ARGV[2 + 2 * i]), ARGV[3 + 2 * i] == '1'
   local value = redis.pcall('GET', key)
+  if type(value) == 'table' and not string.find(value.err, 'WRONGTYPE', 1, true) then
+    return value
+  end
   local state, holder, tries, died
   if type(value) == 'string' then
     state, holder, tries, died = string.match(value, '^([pf])|([^|]*)|%d+|(%d+)|?(%d*)$')

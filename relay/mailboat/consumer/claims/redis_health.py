@@ -1,9 +1,9 @@
 """Checks whether Redis can be relied on to remember: eviction policy, lost memory, replicas; and a memory forecast.
 
-Each problem says what may happen to events and what to do. The checks read ``INFO`` and one marker key per consumer.
-The marker is written at the first check; if it is gone or another one later, Redis lost keys in between. The time of
-the loss stands in the new marker, so that all instances report it, until everything that was lost would have expired
-anyway.
+A problem has a message with its effect on events and the remedy. The checks read ``INFO`` and one marker key per
+consumer. The first check writes the marker. If a later check finds no marker or another one, Redis has lost keys. The
+new marker contains the time of the loss, so all instances report it. The report ends after one time to live, when the
+lost keys would have expired.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the checks found. Several servers of a cluster: the worst of each."""
+    """Results of the checks. For a cluster, the worst result of its servers."""
 
     policy: str = "noeviction"
     maxmemory: int = 0
@@ -43,7 +43,7 @@ class Facts:
 
 
 def problems(facts: Facts, wanted_replicas: int, now: datetime, earlier: Iterable[Problem] = ()) -> tuple[Problem, ...]:
-    """Return the problems. One that was there before keeps its time."""
+    """Return the problems. A problem of an earlier check keeps its time."""
     found: dict[str, str] = {}
     if facts.maxmemory and facts.policy != "noeviction":
         found[EVICTS_KEYS] = (
@@ -53,7 +53,7 @@ def problems(facts: Facts, wanted_replicas: int, now: datetime, earlier: Iterabl
     if facts.memory_lost is not None:
         found[MEMORY_LOST] = (
             f"Redis lost keys at about {facts.memory_lost:%Y-%m-%d %H:%M:%S} UTC: events that are delivered again are"
-            " handled again. Switch persistence on (appendonly), and look for FLUSHALL, a restart or an eviction."
+            " handled again. Switch persistence on (appendonly), and find the cause: FLUSHALL, restart or eviction."
         )
     if facts.replicas is not None and facts.replicas < wanted_replicas:
         found[NOT_REPLICATED] = (
@@ -105,7 +105,7 @@ class Marker:
             client.expire(self._key, self._ttl)
         written, _, lost_at = value.partition("|")
         lost = int(lost_at) if lost_at.isdigit() else 0
-        if self._written not in (None, written) and not lost:  # another instance wrote it, and knew nothing of the loss
+        if self._written not in (None, written) and not lost:  # written by an instance that started after the loss
             lost = now
             client.set(self._key, f"{written}|{lost}", ex=self._ttl)
         self._written = written

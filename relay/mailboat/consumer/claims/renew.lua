@@ -7,6 +7,9 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local answers = {}
 for i, key in ipairs(KEYS) do
   local value = redis.pcall('GET', key)
+  if type(value) == 'table' and not string.find(value.err, 'WRONGTYPE', 1, true) then
+    return value
+  end
   local holder, history
   if type(value) == 'string' then
     holder, history = string.match(value, '^p|([^|]*)|%d+|(.*)$')

@@ -172,6 +172,8 @@ def unavailable(error: Exception, where: object) -> ClaimsUnavailable:
             command = re.search(r"'([\w|]+)' command", str(error))
             what = command[1] if command else "a key"
             told = f"refuses {what} to this user (NOPERM): docs/idempotency.md lists the rights that are needed"
+        case _ if re.search("can't run this command|ACL failure", str(error)):  # a command inside a script
+            told = "refuses GET or SET to this user: docs/idempotency.md lists the rights that are needed"
         case TimeoutError():
             told = "did not answer in time"
         case ConnectionError() | OSError() if "CERTIFICATE_VERIFY_FAILED" in str(error):

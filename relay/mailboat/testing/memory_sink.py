@@ -1,4 +1,4 @@
-"""The memory sink, for tests of Mailboat and of applications.
+"""The memory sink, for tests of applications and of Mailboat.
 
 It stores arrived messages and can simulate faults: be unavailable, refuse the messages that a predicate selects, or
 delay its results. It fulfils the whole contract of ``protocol.py`` meanwhile and passes the same suite as other sinks.

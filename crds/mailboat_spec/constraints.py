@@ -1,0 +1,136 @@
+"""Constraints between the fields of one model, each defined once for both readers.
+
+A ``Constraint`` has a field, a message and a ``Predicate``. ``mailboat run`` and the operator evaluate the predicate in
+Python. The CRD contains it as CEL, which the API server evaluates. Both report the same words.
+
+Fields are named by their path in YAML. The API server fills in defaults before it evaluates rules, so a field with a
+default can only be refused for another value.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic.alias_generators import to_snake
+
+from mailboat_spec.cel_rules import Because, Rule, text
+
+_VALUE: Final = re.compile(r"\{([A-Za-z.]+)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One wrong combination of fields: YAML path relative to the refusing model, and a message with the remedy."""
+
+    path: tuple[str, ...]
+    message: str
+
+    def __str__(self) -> str:
+        return f"{'.'.join(self.path)}: {self.message}" if self.path else self.message
+
+
+class Refused(ValueError):
+    """Raised inside pydantic's validation with all refusals of one model, so that all are reported at once."""
+
+    def __init__(self, *refusals: Refusal) -> None:
+        super().__init__("; ".join(map(str, refusals)))
+        self.refusals = refusals
+
+
+@dataclass(frozen=True, slots=True)
+class Predicate:
+    """A condition on a model, in CEL and in Python."""
+
+    cel: str
+    holds: Callable[[Any], bool]
+
+    def __or__(self, other: Predicate) -> Predicate:
+        return Predicate(f"{self.cel} || {other.cel}", lambda model: self.holds(model) or other.holds(model))
+
+    def __and__(self, other: Predicate) -> Predicate:
+        return Predicate(f"({self.cel}) && ({other.cel})", lambda model: self.holds(model) and other.holds(model))
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A condition that must hold, and the message for a violation."""
+
+    field: str
+    """The offending field, relative to the model; empty for the model itself."""
+    message: str
+    valid: Predicate
+    because: Because = Because.INVALID
+    detailed: str = ""
+    """The message with values of fields in braces, shown instead of ``message``."""
+
+    def refusal(self, model: Any) -> Refusal:
+        """Return the refusal of a model for which the condition does not hold."""
+        shown = _VALUE.sub(lambda found: str(read(model, found[1])), self.detailed)
+        return Refusal(tuple(self.field.split(".")) if self.field else (), shown or self.message)
+
+    def rule(self) -> Rule:
+        """Return the rule for the API server."""
+        parts = [f"self.{part}" if index % 2 else text(part) for index, part in enumerate(_VALUE.split(self.detailed))]
+        expression = " + ".join(parts) if self.detailed else ""
+        return Rule(self.valid.cel, self.message, self.field, self.because, message_expression=expression)
+
+
+def read(model: Any, path: str) -> Any:
+    """Return the value at the path; None if the field, or one on the way to it, is absent."""
+    for name in path.split("."):
+        model = None if model is None else getattr(model, f"{name}_" if keyword.iskeyword(name) else to_snake(name))
+    return model
+
+
+def given(path: str) -> Predicate:
+    """The field is present."""
+    return Predicate(
+        " && ".join(f"has(self.{each})" for each in _prefixes(path)), lambda it: read(it, path) is not None
+    )
+
+
+def absent(path: str) -> Predicate:
+    """The field is not present."""
+    return Predicate(" || ".join(f"!has(self.{each})" for each in _prefixes(path)), lambda it: read(it, path) is None)
+
+
+def empty(path: str) -> Predicate:
+    """The list or mapping is absent or has no entry."""
+    return absent(path) | Predicate(f"self.{path}.size() == 0", lambda it: not read(it, path))
+
+
+def equals(path: str, value: str | int) -> Predicate:
+    """The field, which is present, has this value."""
+    return Predicate(f"self.{path} == {_literal(value)}", lambda it: bool(read(it, path) == value))
+
+
+def differs(path: str, value: str | int) -> Predicate:
+    """The field, which is present, has another value."""
+    return Predicate(f"self.{path} != {_literal(value)}", lambda it: bool(read(it, path) != value))
+
+
+def unlike(path: str, other: str) -> Predicate:
+    """The two fields, which are present, have different values."""
+    return Predicate(f"self.{path} != self.{other}", lambda it: bool(read(it, path) != read(it, other)))
+
+
+def exactly_one(first: str, second: str, *, none: str, both: str) -> tuple[Constraint, ...]:
+    """Return the constraints of two fields that exclude each other, and of which one is required."""
+    return (
+        Constraint("", none, given(first) | given(second), Because.REQUIRED),
+        Constraint("", both, absent(first) | absent(second)),
+    )
+
+
+def _prefixes(path: str) -> list[str]:
+    """Return ``a``, ``a.b`` and ``a.b.c`` for ``a.b.c``: CEL can't read a field of an absent one."""
+    parts = path.split(".")
+    return [".".join(parts[: index + 1]) for index in range(len(parts))]
+
+
+def _literal(value: str | int) -> str:
+    return text(value) if isinstance(value, str) else str(value).lower()
