@@ -8,12 +8,14 @@ from datetime import timedelta
 import psycopg
 import pytest
 import pytest_asyncio
+from psycopg import sql
 
 from mailboat.store import old_snapshots
 from mailboat.store.connection import PostgresConnection
 from mailboat.store.old_snapshots import OLD, SnapshotWatch
 from mailboat_devservers.postgres import Database
 from support.databases import migrated_database
+from support.wait import await_until
 
 LONG_AGO = OLD.total_seconds() + 60
 
@@ -49,6 +51,8 @@ async def test_a_forgotten_transaction_is_reported_until_it_ends(
         old = await watch.oldest(link)
         assert f'by process {pid}, user postgres, application "forgotten", idle in transaction.' in old.warning
         assert f"select pg_terminate_backend({pid})" in old.warning
+    ended = sql.SQL("select from pg_stat_activity where pid = {}").format(sql.Literal(pid))
+    await await_until(lambda: outbox.execute(ended) == [], what="the session to end")
     assert "forgotten" not in (await watch.oldest(link)).warning
 
 
