@@ -245,6 +245,11 @@ def test_a_deleted_subscription_continues_within_a_day_and_begins_anew_later_or_
 
     pod.push(7, pod.to_file())
     wait_until(lambda: cursors() == kept, PATIENCE, "the subscription to be retired for the third time")
+    served = (
+        "select r.id from mailboat.relays r join mailboat.subscriptions s on s.id = any (r.serves)"
+        " where s.name = 'shop/second'"
+    )
+    wait_until(lambda: not place.database.execute(served), PATIENCE, "a heartbeat without the subscription")
     place.ok("forget", "second", "--yes")
     pod.push(8, pod.to_file(), pod.to_file("second", "uid-7"))
     pod.until_arrived(12)

@@ -152,6 +152,7 @@ def test_python_and_sql_refuse_and_name_the_argument(
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=300)
 FEW = st.sampled_from(["ce_", "mailboat-", "application/json", "a/b;", "\x1f", "\x7f", "\x80", "\u2028", " ", "\n", ""])
+WELL_FORMED = r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"
 HOSTILE = st.builds(lambda *parts: "".join(parts), FEW, TEXT, FEW)
 
 
@@ -167,7 +168,7 @@ HOSTILE = st.builds(lambda *parts: "".join(parts), FEW, TEXT, FEW)
             "content_type": HOSTILE,
             "headers": st.dictionaries(HOSTILE, HOSTILE | st.none() | st.integers(), max_size=3),
             "tags": st.lists(HOSTILE | st.none(), max_size=3),
-            "traceparent": st.from_regex(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}") | HOSTILE,
+            "traceparent": st.from_regex(WELL_FORMED, fullmatch=True) | HOSTILE,
             "ordered": st.booleans(),
         },
     )

@@ -65,8 +65,8 @@ async def _forget(name: str, files: tuple[Path, ...], secrets_dir: Path | None, 
     async with outbox.link("forget") as link:
         if relays := await relays_serving(link, outbox.table, known.name):
             raise ConfigError(
-                f"{known.name} is served by {', '.join(relays)}, which would make it anew and deliver everything again."
-                " Remove its manifest there first, or stop the relay."
+                f"{known.name} is served by {', '.join(relays)}, which would create it and deliver everything again."
+                " Remove its manifest there first and wait for the next heartbeat of the relay, or stop the relay."
             )
         if not yes:
             raise ConfigError(f"this deletes the progress, parked events and dead letters of {known.name}: say --yes.")
