@@ -340,6 +340,15 @@ def test_rights_on_progress_are_checked_only_where_outboxes_have_different_relay
     assert _checked(outbox) == ["rights_update"], "it may come back with a rollback"
 
 
+def test_a_relay_role_of_an_outbox_may_call_the_functions_of_consumers(outbox: Database, shop: dict[str, str]) -> None:
+    with psycopg.connect(shop["relay"]) as connection:
+        granted = connection.execute(
+            "select p.proname from pg_proc p where p.pronamespace = 'mailboat'::regnamespace"
+            " and p.proname in ('pull', 'pull_lag', 'heartbeat') and has_function_privilege(p.oid, 'execute') order by 1"
+        ).fetchall()
+    assert granted == [("heartbeat",), ("pull",), ("pull_lag",)]
+
+
 async def test_a_relay_with_rights_on_one_outbox_serves_it(outbox: Database, shop: dict[str, str]) -> None:
     world = PostgresWorld(outbox, TableLayout("shop.events"), url=shop["relay"])
     relay = await Relay.start(world, [subscription()])

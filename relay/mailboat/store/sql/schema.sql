@@ -78,7 +78,7 @@ select mailboat.create_outbox(%(outbox)s)
 
 -- name: grant_roles
 -- A migration may have added tables.
-select mailboat.grant_roles(), mailboat.grant_consumer_role()
+select mailboat.grant_roles()
 
 -- name: missing_roles
 -- Roles that the migrating user could not create: those of outboxes, and that of consumers.

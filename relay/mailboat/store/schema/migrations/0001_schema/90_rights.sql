@@ -222,6 +222,7 @@ begin
             execute format('grant select, insert, update, delete on %s to %s', progress_table, outbox.relay);
         end loop;
     end loop;
+    perform mailboat.grant_consumer_role();
 end
 $$;
 
