@@ -1,8 +1,8 @@
--- What filters leave out: events without a subscription, and subscriptions without an event. Bounded reads, no writes.
+-- Coverage by filters: events without a subscription, and subscriptions without an event. Bounded reads, no writes.
 
 -- name: unmatched
--- Of the newest events, by the index on the position, those of the last day that no subscription matches, by type. Nothing if the
--- outbox has subscriptions whose filters the caller does not know.
+-- Count, by type, the events of the last day among the newest ones (by the index on the position) that no subscription matches.
+-- If the outbox has subscriptions that the caller did not name, their filters are unknown, and the result is empty.
 select found.event_type, count(*)
 from (
     select e.id, e.created_at, e.event_type, e.aggregate_type, e.tags from {rows} as e order by e.id desc limit %(newest)s
@@ -15,8 +15,8 @@ order by 2 desc, 1
 limit %(types)s
 
 -- name: idle
--- Subscriptions that settled no event of the last day, though they have passed the newest one, which is of that day. Only of an
--- outbox in time partitions: a plain table may have lost the rows that were settled.
+-- Subscriptions that settled no event of the last day, although they have passed the newest event, which is of that day. Only for
+-- an outbox with time partitions: the settled rows of a plain table may be deleted.
 with newest as materialized (
     select e.xid, e.created_at from {rows} as e order by e.id desc limit 1
 )

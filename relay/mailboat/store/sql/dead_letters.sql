@@ -1,7 +1,7 @@
--- Dead letters, as a person looks at them and decides about them (`mailboat dlq`). `{matching}` is in interventions.sql.
+-- Dead letters: list, show, replay and purge (`mailboat dlq`). `{matching}` is in selection.sql.
 
 -- name: dead
--- Dead letters, the newest last.
+-- List dead letters, the newest last.
 select * from (
     select r.dead_id, s.name, r.partition, r.event_id::text, r.event_type, r.key, r.attempts, r.reason, r.last_error,
            r.died_at, r.replayed_at, octet_length(r.payload)
@@ -14,7 +14,8 @@ select * from (
 order by dead_id
 
 -- name: dead_whole
--- Everything about them: the payload, and the document that mailboat.dead_letter_document makes of them. A time of creation that Python has no number for is left out.
+-- Dead letters with all columns, the payload, and the document of mailboat.dead_letter_document. If `created_at` is out of the
+-- range of Python's datetime, return null for it.
 select r.dead_id, s.name, r.partition, r.sequence, r.event_id::text, r.event_type, r.aggregate_type, r.aggregate_id, r.key,
        r.attempts, r.reason, r.last_error, r.first_failed_at, r.last_failed_at, r.died_at, r.replayed_at,
        case when r.created_at between timestamptz '0001-01-02 00:00:00+00' and timestamptz '9999-12-30 00:00:00+00' then r.created_at end,
@@ -26,8 +27,8 @@ order by r.dead_id
 limit %(limit)s
 
 -- name: candidates
--- Dead letters to replay, in the order in which they were written; `waits`: the event is parked again already; `deleted`:
--- there is no subscription any more that would send it.
+-- Dead letters to replay, in the order of their positions. `waits`: the event is parked again already. `deleted`: the
+-- subscription was deleted, so no relay would send the event.
 select r.dead_id, s.name, r.subscription_id, r.slot %% s.partitions, r.event_id::text, r.event_type, r.key, r.replayed_at,
        exists (select from mailboat.parked as p
                where p.subscription_id = r.subscription_id and p.event_id = r.event_id) as waits,
@@ -39,8 +40,8 @@ order by r.id, r.dead_id
 limit %(limit)s
 
 -- name: replay
--- Puts dead letters at the head of their key's queue. What changed since they were looked at is left alone, above all where
--- the subscription was deleted: without a cursor nobody would ever send them.
+-- Park dead letters at the head of their key's queue. A dead letter that changed since it was listed is skipped. So is one of a
+-- deleted subscription: without a cursor, no relay would send it.
 with taken as (
     update mailboat.dead_letters as d
     set replayed_at = clock_timestamp()
@@ -67,7 +68,7 @@ order by id, dead_id
 returning ordinal, key
 
 -- name: purge
--- Dead letters that were replayed long enough ago, the oldest first; some at a time.
+-- Delete dead letters that were replayed long enough ago, the oldest first, up to a limit.
 delete from mailboat.dead_letters
 where dead_id in (
     select r.dead_id

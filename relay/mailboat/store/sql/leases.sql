@@ -1,7 +1,7 @@
--- Who owns which partition. See mailboat/delivery/rebalance.py for who should.
+-- Ownership of partitions. mailboat/delivery/rebalance.py decides which relay should own which.
 
 -- name: join
--- A relay introduces itself. A row of the same id from an earlier process is replaced.
+-- Register a relay. The row of an earlier process with the same id is replaced.
 insert into mailboat.relays (id, incarnation, outbox, address, serves, session_lock, beat_at, expires_at)
 values (%(relay)s, %(incarnation)s, %(outbox)s, %(address)s, %(serves)s, %(session_lock)s,
         clock_timestamp(), clock_timestamp() + make_interval(secs => %(ttl)s))
@@ -10,7 +10,7 @@ set incarnation = excluded.incarnation, outbox = excluded.outbox, address = excl
     session_lock = excluded.session_lock, beat_at = excluded.beat_at, expires_at = excluded.expires_at, started_at = now()
 
 -- name: inherit
--- What an earlier process of the same id held when it died is nobody's now (and counts as a resume when claimed).
+-- Clear the owner of cursors that an earlier process of the same id held when it died. The next claim counts a crash.
 update mailboat.cursors as c
 set owner = null
 where c.owner = %(relay)s
@@ -19,15 +19,18 @@ where c.owner = %(relay)s
       where r.id = %(relay)s and r.incarnation = %(incarnation)s)
 
 -- name: disown
--- What an earlier session of this process held and this one does not serve any more, others may have at once.
+-- Release cursors that an earlier session of this process held and that this session does not serve. Other relays can claim them
+-- at once.
 update mailboat.cursors
 set owner = null, epoch = null, released = true
 where owner = %(relay)s and subscription_id <> all (%(serves)s)
 
 -- name: beat
--- Renews all leases of this relay and returns the state of ownership, in one round trip. No row: the relay was declared dead.
--- Columns: all relays of the outbox (the difference of the two times is the length of their leases, whatever the clock says; this
--- relay's own times are those before the renewal), the owners of the cursors, the subscriptions, the partitions with a parked event that is due.
+-- Renew all leases of this relay and return the state of ownership, in one round trip. If the relay was declared dead, return no
+-- row.
+-- Columns: all relays of the outbox; the owners of the cursors; the subscriptions; the partitions with a parked event that is
+-- due. The difference of a relay's two times is the length of its leases, independent of the clock. The times of this relay are
+-- those before the renewal.
 with renewed as (
     update mailboat.relays
     set beat_at = clock_timestamp(), expires_at = clock_timestamp() + make_interval(secs => %(ttl)s), serves = %(serves)s
@@ -53,16 +56,16 @@ select (select json_agg(json_build_array(r.id, r.incarnation, r.beat_at::text, e
 from renewed
 
 -- name: leave
--- A relay that drained before it stopped: peers do not wait for its lease to expire.
+-- Deregister a relay that drained before it stopped. Its peers need not wait until its lease expires.
 with gone as (delete from mailboat.wakeup_requests where relay = %(relay)s)
 delete from mailboat.relays where id = %(relay)s and incarnation = %(incarnation)s
 
 -- name: lock
--- The liveness lock of a relay, for the life of a session.
+-- Acquire the liveness lock of a relay, until the session ends.
 select pg_try_advisory_lock(%(high)s::integer, %(low)s::integer)
 
 -- name: lock_holder
--- The session that has it, and whether another process of this relay's name is alive.
+-- The session that holds the liveness lock, and whether another process with this relay's id is alive.
 select coalesce((select format('process %%s, user %%s, application %%s', l.pid, a.usename, a.application_name)
                  from pg_locks as l left join pg_stat_activity as a on a.pid = l.pid
                  where l.locktype = 'advisory' and l.classid::bigint = %(high)s::bigint & 4294967295
@@ -73,8 +76,8 @@ select coalesce((select format('process %%s, user %%s, application %%s', l.pid, 
                where id = %(relay)s and incarnation <> %(incarnation)s and expires_at > clock_timestamp())
 
 -- name: bury
--- A relay that has been silent for a moment and whose liveness lock is free is dead, and so is one whose lease is over. Its
--- leases end now. Nothing happens if it has sent another heartbeat meanwhile.
+-- Expire a dead relay, and with it all its leases. A relay is dead if its lease expired, or if it has been silent for a moment
+-- and its liveness lock is free. If it has sent another heartbeat in the meantime, change nothing.
 with corpse as materialized (
     select %(expired)s or pg_try_advisory_xact_lock(%(high)s::integer, %(low)s::integer) as is_dead
 ),
@@ -90,11 +93,12 @@ select id from gone
 
 -- name: claim
 -- Acquire cursors without a live owner. The new epoch voids the batches that the last owner still has in flight.
--- Locked rows are skipped: a vanished relay may have left a transaction open until the server ends it, and a relay that waited for
--- it could not renew its own leases. Cursors of a subscription that was repartitioned since this relay's last poll are skipped too:
--- the relay would route events by the old number of partitions.
+-- Locked rows are skipped: a relay that vanished may have left a transaction open until the server ends it, and a relay that
+-- waited for that transaction could not renew its own leases. Cursors of a subscription that was repartitioned since this relay's
+-- last poll are skipped too: the relay would route events by the old number of partitions.
 -- If the subscription was paused, or the last owner released the cursor (`released`), no event was in flight, and no crash is
--- counted. If the last owner died without an open window, the crash may belong to the next window: it is kept until one is opened.
+-- counted. If the last owner died without an open window, the crash may belong to the next window: it is kept until one is
+-- opened.
 with free as materialized (
     select c.subscription_id, c.partition, s.state = 'Paused' as paused
     from mailboat.cursors as c
@@ -122,22 +126,24 @@ returning c.subscription_id, c.partition, c.epoch::text, c.settled_snapshot::tex
           c.position, c.sequence, c.crash_count, c.previous_layout is not null
 
 -- name: release
--- Release a drained cursor: the next owner takes it over at once and counts no crash.
+-- Release a drained cursor: the next owner can claim it at once and counts no crash.
 update mailboat.cursors as c
 set owner = null, epoch = null, released = true
 from unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::uuid[]) as l (subscription_id, partition, epoch)
 where c.subscription_id = l.subscription_id and c.partition = l.partition and c.epoch = l.epoch
 
 -- name: accept
--- An assignment from outside: who should hold what. Older generations are refused; the same one comes from every relay.
+-- Accept an assignment of the operator. An older generation is refused. The same generation is accepted again, because every
+-- relay stores it.
 update mailboat.subscriptions
 set assignment_generation = %(generation)s
 where id = %(subscription)s and assignment_generation <= %(generation)s
 returning id
 
 -- name: assign
--- One cursor of it. One at a time: several at once, in whatever order, would deadlock with the ticks of their owners. The lock
--- on the subscription keeps a newer generation out until this one's word is written, or finds that there is one.
+-- Store the assigned owner of one cursor. One cursor per transaction: an update of several, in any order, would deadlock with the
+-- ticks of their owners. If a newer generation was accepted, nothing is written. If not, the lock on the subscription delays a
+-- newer generation until this owner is committed.
 with valid as (
     select id
     from mailboat.subscriptions
@@ -150,16 +156,16 @@ from valid
 where c.subscription_id = valid.id and c.partition = %(partition)s and c.assigned_to is distinct from %(relay)s
 
 -- name: request_wakeup
--- Writers notify while `active` is true and the relay is alive.
+-- Request or stop wake-ups. Writers notify while `active` is true and the relay is alive.
 insert into mailboat.wakeup_requests (relay, outbox, active)
 values (%(relay)s, %(outbox)s, %(active)s)
 on conflict (relay) do update set outbox = excluded.outbox, active = excluded.active
 where (mailboat.wakeup_requests.outbox, mailboat.wakeup_requests.active) is distinct from (excluded.outbox, excluded.active)
 
 -- name: horizon
--- The next transaction id: a transaction below it that is still open may not have seen the request.
+-- The next transaction id. A transaction below it that is still open may not have seen the request for wake-ups.
 select pg_snapshot_xmax(pg_current_snapshot())::text
 
 -- name: undecided
--- Whether a transaction from before that horizon is still open.
+-- Whether a transaction below that horizon is still open.
 select pg_snapshot_xmin(pg_current_snapshot()) < %(horizon)s::text::xid8

@@ -1,9 +1,10 @@
--- What keeps Postgres from removing former versions of rows.
+-- Holders of old snapshots, which keep Postgres from removing dead row versions.
 
 -- name: holder
--- The session, prepared transaction or replication slot with the oldest transaction id, of this database or of all. Columns: its kind,
--- its name, a description, the time since which it holds it, and the current time. The time since and the state of another user's session are null without
--- the rights of pg_monitor. Autovacuum is left out: it ends by itself, and its snapshot does not count while it vacuums.
+-- The session, prepared transaction or replication slot with the oldest transaction id. Sessions are those of this database and
+-- those without one, prepared transactions those of this database, replication slots those of the server. Columns: its kind, its
+-- name, a description, its start time, and the current time. Without the rights of pg_monitor, the start time and the state of
+-- another user's session are null. Autovacuum is left out: it ends by itself, and its snapshot does not count while it vacuums.
 select found.kind, found.name, found.description, found.since, clock_timestamp()
 from (
     select 'session' as kind, a.pid::text as name,

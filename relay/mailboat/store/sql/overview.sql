@@ -1,8 +1,8 @@
--- What an outbox's subscriptions and relays look like from the database alone (`mailboat status`, `pause`, `forget`).
+-- Subscriptions and relays of an outbox, from the database alone (`mailboat status`, `pause`, `forget`).
 
 -- name: subscriptions
--- All of them: the live owner of each partition, whether a live relay serves the subscription, and the last error of a parked
--- event with its age. A deleted subscription is listed as long as it has progress or dead letters.
+-- All subscriptions: the live owner of each partition, whether a live relay serves the subscription, and the last error of a
+-- parked event with its age. A deleted subscription is listed as long as it has progress or dead letters.
 select s.id, s.name, case when s.retired_at is null then s.state else 'Deleted' end, s.partitions, s.since_time::text, s.since_id, s.paused_reason,
        (select coalesce(jsonb_object_agg(c.partition, c.owner), '{}') from mailboat.cursors as c join mailboat.relays as r on r.id = c.owner
         where c.subscription_id = s.id and r.expires_at > clock_timestamp()),
@@ -22,17 +22,18 @@ where s.outbox = %(outbox)s
 order by s.name
 
 -- name: relays
--- Those whose leases have not run out.
+-- Relays whose leases have not expired.
 select id, address from mailboat.relays
 where outbox = %(outbox)s and expires_at > clock_timestamp()
 order by id
 
 -- name: frugally
--- For the bounded probes, as relays ask them: no bitmap, which is made whole before the first row comes and a limit can end it.
+-- Planner settings for the bounded probes, the same as in relays. No bitmap scans: a bitmap is built completely before the first
+-- row is returned and a limit can end the scan.
 select set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true)
 
 -- name: serving
--- Relays that are alive and have a subscription in their manifests.
+-- Live relays that serve a subscription.
 select r.id
 from mailboat.relays as r
 join mailboat.subscriptions as s on s.id = any (r.serves)

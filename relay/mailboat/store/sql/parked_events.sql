@@ -1,9 +1,9 @@
--- Parked events, as a person looks at them and decides about them (`mailboat parked`). `{matching}` is in
--- interventions.sql, `{queue_order}` and `{series}` in parked.sql.
+-- Parked events: list, show, retry and drop (`mailboat parked`). `{matching}` is in selection.sql, `{queue_order}` and `{series}`
+-- are in parked_rows.sql.
 
 -- name: parked
--- Parked events with their place in the queue of their key (1: the head) and how many wait behind them. Where no order is
--- kept, nobody waits behind anybody: each has a time of its own.
+-- Parked events with their place in the queue of their key (1: the head) and the number of events behind them. If no order is
+-- kept, no event waits behind another: each has its own `next_attempt_at`, and so all are listed.
 select r.ordinal, s.name, r.subscription_id, r.partition, r.event_id::text, r.event_type, r.key, r.attempts,
        r.next_attempt_at, r.blocked, r.pending_dead_letter, r.replay, r.reason, r.last_error, r.parked_at, r.place, r.length - r.place
 from (
@@ -17,7 +17,7 @@ order by s.name, r.partition, r.key, r.place
 limit %(limit)s
 
 -- name: parked_whole
--- Everything about them, payload and all. A time of creation that Python has no number for is left out.
+-- Parked events with all columns and the payload. If `created_at` is out of the range of Python's datetime, return null for it.
 select r.ordinal, s.name, r.partition, r.sequence, r.event_id::text, r.event_type, r.aggregate_type, r.aggregate_id, r.key,
        r.attempts, r.next_attempt_at, r.blocked, r.pending_dead_letter, r.replay, r.reason, r.last_error, r.first_failed_at,
        r.last_failed_at, r.parked_at,
@@ -30,7 +30,7 @@ order by s.name, r.partition, r.key, r.rank, r.id, r.ordinal
 limit %(limit)s
 
 -- name: retry
--- The heads among these events are due now. A blocked one gets a new count of attempts: its old one is used up.
+-- Make the heads among these events due now. The attempts of a blocked event are used up, so its count restarts at 0.
 with heads as (
     select distinct on (key, case when key is null or not %(ordered)s then ordinal end) ordinal, blocked
     from mailboat.parked
@@ -47,7 +47,7 @@ where p.subscription_id = %(subscription)s and p.ordinal = heads.ordinal
 returning p.ordinal, heads.blocked
 
 -- name: drop
--- Gives up on parked events: they become dead letters.
+-- Drop parked events: they become dead letters.
 with gone as (
     delete from mailboat.parked
     where subscription_id = %(subscription)s and partition = %(partition)s and ordinal = any (%(ordinals)s)

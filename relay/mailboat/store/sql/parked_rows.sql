@@ -1,7 +1,7 @@
--- Events that were set aside: parked ones, which will be tried again, and dead ones, which will not.
+-- Parked events, which are retried, and dead letters, which are not.
 
 -- name: keys
--- The keys that nothing may pass, for one partition.
+-- The keys of one partition that have parked events. Later events of these keys must not overtake them.
 select distinct key from mailboat.parked
 where subscription_id = %(subscription)s and partition = %(partition)s and key is not null
 
@@ -9,17 +9,17 @@ where subscription_id = %(subscription)s and partition = %(partition)s and key i
 select count(*) from mailboat.parked where subscription_id = %(subscription)s and partition = %(partition)s
 
 -- name: queue_order
--- The order in which a key's parked events must be sent: replayed ones first, in their old order, then as they were parked.
--- Not by sequence number: a change of `partitions` restarts those at 1.
+-- The order in which the parked events of a key are sent: replayed events first, by position, then the others in the order of
+-- parking. Not by sequence number: a change of `partitions` restarts sequences at 1.
 rank, case when rank = 0 then id end, ordinal
 
 -- name: series
--- Of an event that is parked. Its sequence is a number of this.
+-- The series of a parked event: the partition and generation that its sequence number counts in.
 coalesce(series_partition, partition),
 coalesce(series_generation, (select s.generation from mailboat.subscriptions as s where s.id = subscription_id))
 
 -- name: due
--- Heads whose time has come, oldest first: at least one, then so many and so many bytes as a relay has room for.
+-- Heads that are due, the oldest first. At least one row, then up to a number of rows and bytes for which the relay has room.
 select {columns}, ordinal, sequence, {series}, attempts, replay, suspect, blocked, pending_dead_letter,
        reason, last_error, first_failed_at::text
 from (
@@ -37,13 +37,13 @@ where place = 1 or bytes_so_far <= %(max_bytes)s
 order by next_attempt_at, ordinal
 
 -- name: next_due
--- Seconds until the next head's time.
+-- Seconds until the next head is due.
 select extract(epoch from min(next_attempt_at) - clock_timestamp())::float8
 from mailboat.parked
 where subscription_id = %(subscription)s and partition = %(partition)s and next_attempt_at is not null
 
 -- name: queue
--- A key's parked events in the order of sending, as many at a time as above.
+-- The parked events of a key in the order of sending, within the same limits as `due`.
 select {columns}, ordinal, sequence, {series}, attempts, replay, suspect, blocked, pending_dead_letter,
        reason, last_error, first_failed_at::text
 from (
@@ -52,7 +52,7 @@ from (
         select *
         from mailboat.parked
         where subscription_id = %(subscription)s and partition = %(partition)s and key = %(key)s
-          and mailboat.key_slot(key, 0) = mailboat.key_slot(%(key)s::text, 0)  -- which there is an index on
+          and mailboat.key_slot(key, 0) = mailboat.key_slot(%(key)s::text, 0)  -- by index parked_queue
         order by {queue_order}
         limit %(limit)s
     ) as found
@@ -62,7 +62,7 @@ where place = 1 or bytes_so_far <= %(max_bytes)s
 order by {queue_order}
 
 -- name: park
--- Sets events aside, whole.
+-- Park an event, with its payload.
 insert into mailboat.parked (
     subscription_id, partition, attempts, next_attempt_at, blocked, suspect, pending_dead_letter, sequence, series_partition,
     series_generation, first_failed_at, last_failed_at, reason, last_error, id, event_id, event_type, aggregate_type,
@@ -78,7 +78,7 @@ values (
     %(created_at)s::timestamptz, %(slot)s)
 
 -- name: repark
--- Another failure of a parked event.
+-- Record another failure of a parked event.
 update mailboat.parked
 set attempts = greatest(attempts, %(attempts)s),
     next_attempt_at = clock_timestamp() + make_interval(secs => %(retry_in)s::float8),
@@ -97,8 +97,9 @@ delete from mailboat.parked where subscription_id = %(subscription)s and ordinal
 returning key
 
 -- name: line_up
--- Of each of these keys the first has a time at which it is tried (due at once if it had none), and nobody else has: a
--- person may have replayed events before it, or dropped what it stood behind. A head that waits for its time goes on waiting.
+-- Schedule the first event of each key, and no other one. A command may have replayed events before the former head, or dropped
+-- the event that others waited behind. If the new head has no time, it is due at once. If the head has a time, that time stays. A
+-- blocked head gets no time.
 with head as materialized (
     select distinct on (key) key, ordinal
     from mailboat.parked
@@ -114,13 +115,14 @@ where p.subscription_id = %(subscription)s and p.partition = %(partition)s
   and case when p.ordinal = head.ordinal then p.next_attempt_at is null and not p.blocked else p.next_attempt_at is not null end
 
 -- name: set_loose
--- Where no order is kept any more nobody waits behind another: whoever had no time of its own is due at once.
+-- Schedule all events of a partition that no longer keeps order, because none of them waits behind another: each event without a
+-- time is due at once.
 update mailboat.parked
 set next_attempt_at = clock_timestamp()
 where subscription_id = %(subscription)s and partition = %(partition)s and next_attempt_at is null and not blocked
 
 -- name: die
--- Gives up on an event, keeping all that is needed to replay it.
+-- Insert a dead letter with all that a replay needs.
 insert into mailboat.dead_letters (
     subscription_id, partition, attempts, sequence, series_partition, series_generation, reason, last_error, first_failed_at,
     last_failed_at, id, event_id, event_type, aggregate_type, aggregate_id, key, payload, content_type, headers, tags,

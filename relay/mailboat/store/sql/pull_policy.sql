@@ -1,7 +1,7 @@
 -- Policies of pull subscriptions. mailboat.pull itself is in store/schema/migrations/0001_schema/70_pull.sql.
 
 -- name: declare
--- Writes only what changed: relays declare at every start.
+-- Write a policy if it changed. Relays declare policies at every start, so an unchanged one must cost no write.
 insert into mailboat.pull_policies as p (
     subscription_id, columns, event_types, aggregate_types, tags_all, tags_any, tags_none, ordered, batch_size, group_by,
     max_group, max_attempts, backoff_initial, backoff_factor, backoff_max, backoff_jitter, block_when_exhausted, emit_dead_letters,
@@ -25,5 +25,5 @@ where p is distinct from excluded
 delete from mailboat.pull_policies where subscription_id = %(subscription_id)s
 
 -- name: make_journals
--- Sequences that count attempts, and functions that read events; see the migration.
+-- Create the sequences that count attempts (65_attempts.sql) and the functions that read events (50_windows.sql).
 select mailboat.make_journals(%(subscription_id)s), mailboat.make_readers(%(subscription_id)s)

@@ -1,7 +1,7 @@
--- Going on in another database system, on request.
+-- Adoption of cursors that were written in another database system (`mailboat rebase`).
 
 -- name: cursors
--- All cursors of the outbox, held, and whether each was written in another system or database.
+-- Lock all cursors of the outbox, and return for each whether it was written in another system or database.
 select c.system_identifier <> %(system_identifier)s or c.database_oid <> mailboat.database_oid()
 from mailboat.cursors as c
 join mailboat.subscriptions as s on s.id = c.subscription_id
@@ -10,7 +10,8 @@ order by c.subscription_id, c.partition
 for no key update of c
 
 -- name: readopt
--- Transaction ids of the old system mean nothing here; some even lie ahead. Every restored event becomes older than all.
+-- Transaction ids of the old system have no meaning here, and some lie ahead of this system's. Events with such an id get the
+-- transaction id 3, which is older than every snapshot.
 update {outbox} as e
 set xid = '3'::xid8
 where e.xid >= pg_snapshot_xmin(pg_current_snapshot())
@@ -19,8 +20,9 @@ where e.xid >= pg_snapshot_xmin(pg_current_snapshot())
 select pg_current_snapshot()::text, max(e.id) from {rows} as e
 
 -- name: rebase
--- Cursors continue behind the highest id that they settled, up to now, by id. Those of this system too (of a subscription that
--- was made in the copy): what was readopted looks to them as if it had always been there.
+-- Each cursor continues after the highest id that it settled, up to the current snapshot, in the order of ids. This includes
+-- cursors of this system (of a subscription that was created in the copy): for them, a readopted event is older than their
+-- snapshots and would be skipped.
 update mailboat.cursors as c
 set settled_snapshot = case when %(highest)s::bigint > c.highest_settled_id then '3:3:'::pg_snapshot
                             else %(window_snapshot)s::pg_snapshot end,
@@ -35,11 +37,12 @@ where s.id = c.subscription_id and s.outbox = %(outbox)s
 returning c.subscription_id
 
 -- name: history
--- Whether this system continues the one that cursors were written in: from how many others there are, whether transaction ids
--- have not come as far yet, how many events that cursors may have settled were looked at (up to 100 below each place, by
--- transaction and by id), and how many of them were written by another transaction than they say. pg_upgrade leaves rows as they
--- are, xmin included; a restored row has the xmin of the restore. (xmin has 32 bits. An xid of 3 was given by `readopt`, and is
--- older than every snapshot.)
+-- Evidence that this system continues the history of the one that wrote the cursors. Columns: the number of other systems;
+-- whether this system's transaction ids are behind; the number of events examined; the number of those that were not written by
+-- the transaction that their xid names. Examined are events that cursors may have settled, up to 100 below each cursor's place,
+-- by transaction and by id.
+-- pg_upgrade leaves rows unchanged, including xmin; a restored row has the xmin of the restore. xmin has 32 bits. An xid of 3 was
+-- assigned by `readopt`, and is older than every snapshot.
 with strangers as materialized (
     select c.highest_settled_id, pg_snapshot_xmax(coalesce(c.window_snapshot, c.settled_snapshot)) as xmax, c.system_identifier
     from mailboat.cursors as c
@@ -66,7 +69,7 @@ select (select count(distinct system_identifier) from strangers),
        (select count(*) from events where xid > '3'::xid8 and xmin::text::bigint <> xid::text::numeric %% 4294967296)
 
 -- name: keep
--- Cursors stay where they are. Nobody owns them: the owner died with the old system, if it did not let go.
+-- Adopt cursors unchanged. Adopted cursors have no owner: a relay that did not release its cursors stopped with the old system.
 update mailboat.cursors as c
 set owner = null, epoch = null, system_identifier = %(system_identifier)s, timeline = %(timeline)s,
     database_oid = mailboat.database_oid()
@@ -76,6 +79,6 @@ where s.id = c.subscription_id and s.outbox = %(outbox)s
 returning c.subscription_id
 
 -- name: forget_relays
--- They served the other system.
+-- Delete the relays of the other system.
 with gone as (delete from mailboat.wakeup_requests where outbox = %(outbox)s)
 delete from mailboat.relays where outbox = %(outbox)s

@@ -1,19 +1,19 @@
--- Another number of partitions for a live subscription. One transaction does all of it.
+-- Change of the number of partitions of a live subscription, in one transaction.
 
 -- name: differs
--- A subscription that has another number of partitions than is wanted.
+-- The subscription, if its number of partitions differs from the wanted one.
 select id
 from mailboat.subscriptions
 where outbox = %(outbox)s and name = %(name)s and retired_at is null and partitions <> %(partitions)s
 
 -- name: server
--- Which server this is: snapshots of another one mean nothing here.
+-- Identity of the server. Snapshots of another server have no meaning here.
 select pg_is_in_recovery(),
        case when pg_is_in_recovery() then null else left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) end,
        (select system_identifier from pg_control_system())
 
 -- name: fence
--- The old cursors, held: whoever moves them now will find them gone.
+-- Lock the old cursors. A concurrent transaction that updates them finds them deleted afterwards.
 select settled_snapshot::text, window_snapshot::text, position, previous_layout
 from mailboat.cursors
 where subscription_id = %(subscription)s
@@ -21,7 +21,8 @@ order by partition
 for update
 
 -- name: span
--- S, and the ids between which the cursors may have left something undone: the arms of the tail, from the oldest on.
+-- S, and the range of ids in which the cursors may have left unsettled events: the two arms of the tail, from the oldest cursor
+-- on.
 with old as materialized (
     select settled_snapshot from mailboat.cursors where subscription_id = %(subscription)s
 ),
@@ -41,7 +42,7 @@ from (
 ) as fresh
 
 -- name: span_since
--- S, and the ids of what became visible since an earlier look.
+-- S, and the range of ids of the events that became visible since an earlier snapshot.
 select pg_current_snapshot()::text, min(fresh.id), max(fresh.id)
 from (
     select e.id
@@ -55,10 +56,11 @@ from (
 ) as fresh
 
 -- name: replace
--- The new cursors finish what the old ones left, up to S, by id; behind it they go on like any other.
--- Of old cursors that end at the same transaction the one that still waits for more of them is the older.
--- Deleted and inserted, never updated: `claim` (leases.sql) relies on it that a cursor and the generation of its subscription
--- are seen together, both old or both new.
+-- Replace the old cursors. The new cursors first deliver the events that the old ones left unsettled up to S, in the order of
+-- ids. After S, they continue like any other cursor.
+-- If several old cursors end at the same transaction, the oldest is the one with the most transactions still running.
+-- Cursors are deleted and inserted, never updated: `claim` (leases.sql) relies on reading a cursor together with the generation
+-- of its subscription, both old or both new.
 with old as (
     delete from mailboat.cursors where subscription_id = %(subscription)s
     returning settled_snapshot, highest_settled_id, system_identifier, timeline

@@ -1,16 +1,17 @@
--- What `mailboat migrate` asks and does. The migrations themselves are in migrations/.
+-- Statements of `mailboat migrate`. The migrations are in store/schema/migrations.
 
 -- name: lock
--- One migration at a time in a database, until the end of the transaction. Only the table's owner can take it: an advisory lock
--- could be held by anybody. The first migration has no such table; there, two that create the schema exclude each other.
+-- Lock out other migrations of this database until the transaction ends. Only the owner of the table can take this lock, whereas
+-- any user could hold an advisory lock. The first migration has no such table; there, two transactions that create the schema
+-- exclude each other.
 lock table mailboat.migrations in share row exclusive mode
 
 -- name: wait_at_most
--- For a lock, in this transaction.
+-- Limit the wait for a lock, in this transaction.
 select set_config('lock_timeout', %(patience)s, true)
 
 -- name: lock_holder
--- The session that migrates: it holds the lock, or a table that nobody else can see yet.
+-- The session of the running migration. This session holds the lock, or a new table that is invisible to other sessions.
 select l.pid, coalesce(a.usename, '?'), coalesce(nullif(a.application_name, ''), '?')
 from pg_locks l left join pg_stat_activity a on a.pid = l.pid
 where l.locktype = 'relation' and l.granted
@@ -20,19 +21,19 @@ where l.locktype = 'relation' and l.granted
 limit 1
 
 -- name: made
--- Whether the table is an outbox that Mailboat made, under this very name.
+-- Whether Mailboat created this table as an outbox, under exactly this name.
 select exists (select from mailboat.outboxes o
                join pg_namespace n on true
                join pg_class c on c.relnamespace = n.oid and format('%%I.%%I', n.nspname, c.relname) = o.name
                where o.name = %(outbox)s and c.relkind = 'p')
 
 -- name: supply
--- Makes partitions that are missing; without any it writes nothing and takes no lock.
+-- Create missing time partitions. If none is missing, write nothing and take no lock.
 select mailboat.ensure_partitions(%(outbox)s)
 
 -- name: facts
--- What a migration must know before it touches anything. (Not to_regclass: it answers from a cache, which may not have
--- heard yet of what another migration committed while this one waited for the lock.)
+-- Facts that are checked before a migration changes anything. Not to_regclass, which answers from a cache. The cache may not
+-- contain yet the tables that another migration committed while this one waited for the lock.
 select pg_is_in_recovery() as standby,
        exists (select from pg_class c join pg_namespace n on n.oid = c.relnamespace
                where n.nspname = 'mailboat' and c.relname = 'migrations') as ledger,
@@ -41,15 +42,15 @@ select pg_is_in_recovery() as standby,
        current_user as "user"
 
 -- name: outbox
--- The outbox's name as Postgres spells it, and whether there is such a table, whosever it is.
+-- The canonical name of the outbox, and whether a table of that name exists, regardless of its owner.
 select format('%%I.%%I', name[1], name[2]),
        exists (select from pg_class c join pg_namespace n on n.oid = c.relnamespace
                where n.nspname = name[1] and c.relname = name[2])
 from parse_ident(%(outbox)s) as name
 
 -- name: create_ledger
--- The table that says which migrations were applied. (CREATE SCHEMA IF NOT EXISTS would ask for rights that are not
--- needed once it is there.)
+-- Create the table of applied migrations. CREATE SCHEMA IF NOT EXISTS would require the right to create schemas even if the
+-- schema exists.
 do $$
 begin
     if not exists (select from pg_namespace where nspname = 'mailboat') then
@@ -65,23 +66,23 @@ end
 $$
 
 -- name: applied
--- Which migrations were applied.
+-- Migrations that were applied.
 select version, name, checksum from mailboat.migrations order by version
 
 -- name: record
--- One more was applied.
+-- Record an applied migration.
 insert into mailboat.migrations (version, name, checksum) values (%(version)s, %(name)s, %(checksum)s)
 
 -- name: create_outbox
--- Makes the outbox, its partitions and its grants, or whatever of it is missing.
+-- Create the outbox, its time partitions and its grants, as far as they are missing.
 select mailboat.create_outbox(%(outbox)s)
 
 -- name: grant_roles
--- A migration may have added tables.
+-- Grant rights again, because a migration may have added tables.
 select mailboat.grant_roles()
 
 -- name: missing_roles
--- Roles that the migrating user could not create: those of outboxes, and that of consumers.
+-- Roles that the migrating user could not create: those of the outboxes, and that of consumers.
 select r.role
 from (select o.rank, o.role
       from mailboat.outboxes x cross join lateral (values (1, x.writer), (2, x.relay)) o(rank, role)

@@ -1,9 +1,9 @@
--- What people's commands on dead letters and parked events share. `r` is the row in question and `s` its subscription.
--- Whatever changes parked events holds the cursor of their partition, and of no other one: a relay's settlement holds it
--- too, so the two take turns and never wait for each other.
+-- Fragments shared by the commands on dead letters and parked events. `r` is the selected row and `s` its subscription. Every
+-- transaction that changes parked events locks the cursor of their partition, and no other cursor. A settlement locks that cursor
+-- too, so the two run one after the other and never deadlock.
 
 -- name: matching
--- What a person asks for. Each condition counts only where it is given.
+-- The filters of a command. A filter that is null matches every row.
 s.outbox = %(outbox)s
 and (%(subscription)s::text is null or s.name = %(subscription)s or split_part(s.name, '/', 2) = %(subscription)s)
 and (%(number)s::bigint is null or {number} = %(number)s)
@@ -15,11 +15,11 @@ and (%(until)s::timestamptz is null or {time} < %(until)s)
 and (%(error)s::text is null or position(lower(%(error)s) in lower(concat_ws(' ', r.reason, r.last_error))) > 0)
 
 -- name: hold_cursor
--- Nobody settles this partition until the transaction ends.
+-- Lock the cursor, so that no other transaction settles this partition until this one ends.
 select partition from mailboat.cursors
 where subscription_id = %(subscription)s and partition = %(partition)s
 for no key update
 
 -- name: wake
--- Relays that sleep look at once.
+-- Notify idle relays, so that they poll at once.
 select pg_notify('mailboat', %(outbox)s)

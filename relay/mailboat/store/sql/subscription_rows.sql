@@ -1,7 +1,7 @@
--- Subscriptions as the store knows them, and how far behind they are.
+-- Rows of subscriptions, and their lag.
 
 -- name: find
--- `given_up`: its resource was deleted, and the time for which its progress is kept is over.
+-- Lock and return a subscription. `given_up`: its resource was deleted, and the grace time of its progress is over.
 select id, uid, partitions, generation, state, since_time::text, since_id, config_version, retired_at is not null,
        coalesce(retired_at < clock_timestamp() - make_interval(secs => %(grace)s), false) as given_up
 from mailboat.subscriptions
@@ -16,7 +16,7 @@ values (%(outbox)s, %(name)s, %(uid)s, %(state)s, %(state)s, %(partitions)s, %(s
 on conflict (outbox, name) do nothing
 
 -- name: redeclare
--- The state in the table is the truth while a relay runs; what the resource declares wins when it changes.
+-- Update a subscription from its manifest. A state that was set by a command stays until the manifest declares another one.
 update mailboat.subscriptions
 set uid = %(uid)s,
     state = case when declared_state = %(state)s then state else %(state)s end,
@@ -31,16 +31,18 @@ where id = %(id)s
 returning state
 
 -- name: hold_cursors
--- Waits for whoever settles or replays just now. In a statement of its own: only a later one sees what they have parked.
+-- Lock the cursors, which waits for settlements and replays in progress. This is a separate statement, because only a later
+-- statement sees the events that they parked.
 select from mailboat.cursors where subscription_id = %(id)s order by partition for update
 
 -- name: clear
--- Cursors and parked events go, the cursors being held. Dead letters stay, for a person.
+-- Delete the cursors, which the caller has locked, and the parked events. Dead letters stay for `mailboat dlq`.
 with cursors as (delete from mailboat.cursors where subscription_id = %(id)s)
 delete from mailboat.parked where subscription_id = %(id)s
 
 -- name: renew
--- A resource of the same name, created after the progress of the old one was deleted: it has no progress.
+-- Reset a subscription whose resource was created again after the progress of the old one was deleted. The new one starts without
+-- progress.
 update mailboat.subscriptions
 set uid = %(uid)s, state = %(state)s, declared_state = %(state)s, paused_reason = null, partitions = %(partitions)s,
     generation = generation + 1, since_time = %(since_time)s::timestamptz, since_id = %(since_id)s, assignment_generation = 0,
@@ -48,8 +50,8 @@ set uid = %(uid)s, state = %(state)s, declared_state = %(state)s, paused_reason 
 where id = %(id)s
 
 -- name: gone
--- Subscriptions of this OutboxRelay that its configuration does not name any more, and whether another relay, which has an
--- older one, still moves them.
+-- Subscriptions of this OutboxRelay that its configuration does not name any more, and whether another relay, with an older
+-- configuration, still serves them.
 select s.id, s.name,
        exists (select from mailboat.relays as r
                where r.id <> %(relay)s and s.id = any (r.serves))
@@ -58,19 +60,21 @@ where s.outbox = %(outbox)s and s.declared_by = %(relay_uid)s and s.declared_by 
   and s.config_version <= %(version)s and s.name <> all (%(names)s)
 
 -- name: retire
--- Progress and parked events are kept for a grace time: a resource that is created again continues. Dead letters stay for a
--- person, and the row with them: it also tells relays with an older configuration that there is nothing to declare.
+-- Retire a subscription. Its progress and parked events are kept for a grace time, so that a resource that is created again
+-- continues. Dead letters stay, and the row with them. The row also keeps relays with an older configuration from declaring the
+-- subscription again.
 update mailboat.subscriptions
 set retired_at = clock_timestamp(), config_version = %(version)s
 where id = %(id)s and declared_by = %(relay_uid)s and config_version <= %(version)s and retired_at is null
 returning id
 
 -- name: disown
--- A relay that still has a batch of it in flight settles nothing any more. The cursors are locked before.
+-- Clear the owners of a retired subscription. A relay can't settle a batch of it that is still in flight. The caller has locked
+-- the cursors.
 update mailboat.cursors set owner = null, epoch = null, released = true where subscription_id = %(id)s
 
 -- name: given_up
--- Deleted subscriptions whose grace time is over and which have progress or parked events left.
+-- Deleted subscriptions whose grace time is over and which still have progress or parked events.
 select s.id, s.name
 from mailboat.subscriptions as s
 where s.outbox = %(outbox)s and s.retired_at < clock_timestamp() - make_interval(secs => %(grace)s)
@@ -78,14 +82,14 @@ where s.outbox = %(outbox)s and s.retired_at < clock_timestamp() - make_interval
        or exists (select from mailboat.parked as p where p.subscription_id = s.id))
 
 -- name: hold_given_up
--- In a transaction: it may have been declared again meanwhile.
+-- Lock the row and check again, because the subscription may have been declared again in the meantime.
 select id
 from mailboat.subscriptions
 where id = %(id)s and retired_at < clock_timestamp() - make_interval(secs => %(grace)s)
 for no key update
 
 -- name: in_other_hands
--- Whether another relay, alive, holds partitions of a subscription that is about to be repartitioned.
+-- Whether another live relay owns partitions of a subscription that is about to be repartitioned.
 select exists (
     select
     from mailboat.subscriptions as s
@@ -95,12 +99,13 @@ select exists (
       and r.id <> %(relay)s)
 
 -- name: forget
--- Cursors, parked events and dead letters go with it.
+-- Delete a subscription with its cursors, parked events and dead letters.
 delete from mailboat.subscriptions where outbox = %(outbox)s and name = %(name)s
 returning id
 
 -- name: create_cursors
--- A new subscription starts before everything, or now. What is skipped counts as settled: a rebase must not bring it back.
+-- Create the cursors of a new subscription. They start before all events, or at the current snapshot. Skipped events count as
+-- settled, so that a rebase does not return to them.
 insert into mailboat.cursors (subscription_id, partition, settled_snapshot, highest_settled_id, system_identifier, timeline)
 select %(id)s, partition, case when %(latest)s then pg_current_snapshot() else '3:3:'::pg_snapshot end,
        case when %(latest)s then coalesce((select max(e.id) from {rows} as e), 0) else 0 end,
@@ -109,14 +114,15 @@ from generate_series(0, %(partitions)s - 1) as partition
 on conflict do nothing
 
 -- name: set_state
--- The same as pausing or resuming by hand.
+-- Pause or resume a subscription. The manifest does not override this until its declared state changes.
 update mailboat.subscriptions
 set state = %(state)s, paused_reason = %(reason)s
 where outbox = %(outbox)s and name = %(name)s
 returning id
 
 -- name: strangers
--- Cursors that were written in another database system, or in another database of this one: this is a restored copy.
+-- Subscriptions with cursors that were written in another database system, or in another database of this one: this database is a
+-- restored copy.
 select distinct s.name
 from mailboat.cursors as c
 join mailboat.subscriptions as s on s.id = c.subscription_id
@@ -124,14 +130,15 @@ where s.id = any (%(numbers)s)
   and (c.system_identifier <> %(system_identifier)s or c.database_oid <> mailboat.database_oid())
 
 -- name: probe_at_most
--- For this transaction only. A probe that waits for somebody's lock, or reads for too long, is given up by the server as well.
+-- Limit the statements of this transaction. If a probe waits for a lock or reads for too long, the server cancels it too.
 select set_config('statement_timeout', %(patience)s, true)
 
 -- name: backlog
--- Matching events that are not settled, by partition: the same two arms as the tail, from the oldest cursor on, bounded.
--- Counted as they come, by what a filter looks at and nothing else: kept for a second look they would fill temporary files,
--- payloads and all, with every probe. Where counting stopped each partition says so, also one that had none among the events
--- looked at: the next one may be its own. (`offset 0`: whether an event waits is worked out once, not once per column.)
+-- Count matching unsettled events by partition, up to a bound: the same two arms as the tail, from the oldest cursor on.
+-- Rows are counted as they are read, with only the columns that a filter needs. A materialized read would write them, with their
+-- payloads, to temporary files at every probe.
+-- If counting stopped at the bound, the result has a row for every partition, even for one without a match so far: the next event
+-- may be its own. `offset 0` makes the server evaluate `waits` once per row, not once per column.
 with mine as materialized (
     select partition, settled_snapshot, window_snapshot, position, previous_layout
     from mailboat.cursors

@@ -1,25 +1,27 @@
--- The time partitions of an outbox: made ahead, and dropped once nobody needs them any more.
+-- Time partitions of an outbox: created ahead of time, and dropped once no subscription needs them.
 
 -- name: registered
--- The outbox's name as it is kept, whatever way it was spelled.
+-- The canonical name of the outbox, for any spelling of it.
 select o.name from mailboat.outboxes o where to_regclass(o.name) = to_regclass(%(outbox)s)
 
 -- name: now
--- By this clock events are sorted into partitions, and by no other they are dropped.
+-- The server's time, by which events are routed into time partitions. A time partition is dropped only after it ended by this
+-- clock.
 select clock_timestamp()
 
 -- name: over
--- Whether nobody new is sorted into a partition any more; the last thing that is asked before it is condemned.
+-- Whether a time partition has ended, so that it gets no new events. Last check before the partition is marked for dropping.
 select %(upper)s::timestamptz <= clock_timestamp()
 
 -- name: ensure
--- Makes what is missing; says how many. Null for a plain table, of somebody else's making: it has none, and needs none.
+-- Create missing time partitions and return their number. Null for a plain table, which is not Mailboat's own and has no
+-- partitions.
 select case when exists (select from mailboat.outboxes o join pg_class c on c.oid = to_regclass(o.name)
                          where c.oid = to_regclass(%(outbox)s) and c.relkind = 'r') then null
             else mailboat.ensure_partitions(%(outbox)s) end as made
 
 -- name: ahead
--- How many days from now the outbox has partitions for, without a gap from today on. Null for a plain table.
+-- The number of days from now that time partitions cover, without a gap from today on. Null for a plain table.
 select case when exists (select from pg_class c where c.oid = to_regclass(%(outbox)s) and c.relkind = 'r') then null
             else greatest(coalesce(extract(epoch from max(p.upper) - clock_timestamp()) / 86400, 0), 0)::float8 end
 from (
@@ -36,7 +38,8 @@ from (
 where p.gapless
 
 -- name: partitions
--- All partitions, oldest first. A detach that was begun and not finished leaves one `pending`; `condemned` was marked by us.
+-- All time partitions, the oldest first. `pending`: a detach was started and not finished. `condemned`: a relay has marked it for
+-- dropping.
 select format('%%I.%%I', n.nspname, c.relname) as name,
        m[1]::timestamptz as lower,
        m[2]::timestamptz as upper,
@@ -47,12 +50,12 @@ from pg_inherits i
 join pg_class c on c.oid = i.inhrelid
 join pg_namespace n on n.oid = c.relnamespace
 cross join lateral regexp_match(pg_get_expr(c.relpartbound, c.oid), 'FROM \(''(.*)''\) TO \(''(.*)''\)') m
-where i.inhparent = to_regclass(%(outbox)s) and m is not null  -- null: dropped while we look
+where i.inhparent = to_regclass(%(outbox)s) and m is not null  -- null: dropped during this statement
 order by 2
 
 -- name: leftovers
--- Tables that we detached and did not come to drop. Only those with our mark: a partition that somebody else detached is
--- theirs to keep.
+-- Tables that a relay detached and did not drop yet. Only tables with Mailboat's mark: a partition that a user detached is not
+-- dropped.
 select format('%%I.%%I', n.nspname, c.relname)
 from pg_class c join pg_namespace n on n.oid = c.relnamespace
 where c.relkind = 'r' and not c.relispartition
@@ -62,14 +65,15 @@ where c.relkind = 'r' and not c.relispartition
 order by 1
 
 -- name: by_index
--- For this transaction only: whether there is a row at all is asked of an index, one entry at a time. A bitmap would be made
--- of the whole day first.
+-- Planner settings for this transaction: an existence check reads an index one entry at a time. A bitmap would first be built
+-- from the whole day.
 select set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true)
 
 -- name: holders
--- Subscriptions that have not settled every event of a time partition, with the reason. Exact at the end of a window: if only xmin
--- were compared with the last transaction of the time partition, one transaction that was open when the last event was settled would
--- hold it. An existing table may have events without a transaction id. No relay reads them, so they are left out here.
+-- Subscriptions that have not settled every event of a time partition, with the reason. The check is exact at the end of a
+-- window. A comparison of xmin alone with the last transaction of the time partition would not be: one transaction that was open
+-- when the last event was settled would hold the partition. An existing table may have events without a transaction id. No relay
+-- reads them, so they are left out here.
 with latest as materialized (
     select e.xid
     from {rows} e
@@ -100,7 +104,7 @@ group by s.name
 order by s.name
 
 -- name: losses
--- How many events of a partition each subscription has not settled, counted up to a bound.
+-- The number of events of a time partition that each subscription has not settled, counted up to a bound.
 select s.name, sum(n.events)::bigint
 from mailboat.subscriptions s
 join mailboat.cursors c on c.subscription_id = s.id
@@ -121,25 +125,26 @@ having sum(n.events) > 0
 order by s.name
 
 -- name: lock
--- Fails while a transaction in flight has written to the partition. Nobody new writes to one that is over.
+-- Fails while a transaction in flight has written to the time partition. A time partition that has ended gets no new writers.
 lock table {partition} in share mode
 
 -- name: wait_at_most
--- For this transaction only: a pooler may lie between.
+-- Limit the wait for a lock. For this transaction only, because the connection may go through a pooler.
 select set_config('lock_timeout', %(milliseconds)s, true)
 
 -- name: condemn
--- The mark by which a relay recognises what another one, dead by now, had decided and begun.
+-- Mark a time partition for dropping. If the relay dies, the next one finds the mark and continues.
 comment on table {partition} is {mark}
 
 -- name: detach
--- Not in a transaction; waits for whoever reads or writes the outbox just now, and lets everybody else pass.
+-- Detach a time partition, outside of a transaction. The statement waits for transactions that use the outbox now, and blocks no
+-- others.
 alter table {outbox} detach partition {partition} concurrently
 
 -- name: finish_detach
--- The rest of a detach that was interrupted.
+-- Finish a detach that was interrupted.
 alter table {outbox} detach partition {partition} finalize
 
 -- name: drop
--- Never of an attached partition: that would lock the outbox.
+-- Drop a detached table. Never an attached one: that would lock the outbox.
 drop table {partition}

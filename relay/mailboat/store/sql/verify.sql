@@ -1,7 +1,7 @@
--- What `manageSchema: false` asks about a database that others look after. Facts only; verify.py judges them.
+-- Facts about a database with `manageSchema: false`, whose schema Mailboat does not manage. verify.py evaluates them.
 
 -- name: server
--- The server, the schema, and the bookkeeping tables that the migrations should have made.
+-- The server, the schema, and the tables that the migrations should have created.
 select current_setting('server_version_num')::integer as version,
        current_setting('server_encoding') as encoding,
        pg_is_in_recovery() as standby,
@@ -14,11 +14,11 @@ select current_setting('server_version_num')::integer as version,
                                where n.nspname = 'mailboat' and c.relname = t)) as missing_tables
 
 -- name: steps
--- Which migrations were applied. (Asked only of a database that has the ledger, by a user who may read it.)
+-- Migrations that were applied. Run only if the table of migrations exists and the user may read it.
 select version, name, checksum from mailboat.migrations order by version
 
 -- name: relation
--- The outbox: what kind of table, and whether what depends on it is there.
+-- The outbox: its kind of table, its indexes and sequence, and whether row security and the trigger are active.
 select c.relkind::text as kind,
        format('%%I.%%I', n.nspname, c.relname) as name,
        exists (select from pg_index i join pg_attribute a on a.attrelid = i.indrelid and a.attnum = i.indkey[0]
@@ -46,19 +46,20 @@ join pg_namespace n on n.oid = c.relnamespace
 where c.oid = to_regclass(%(outbox)s)
 
 -- name: cache
--- How many numbers a session takes from the sequence at once.
+-- The number of values that a session takes from the sequence at once.
 select seqcache from pg_sequence where seqrelid = to_regclass(%(sequence)s)
 
 -- name: lost_ids
--- Whether an event has a position that no relay reads from. By the index on it.
+-- Whether an event has a position below 1, which no relay reads. By the index on the position.
 select exists (select from {outbox} as e where e.{id} <= 0)
 
 -- name: without_xid
--- How many rows no relay reads, up to a bound. By the index on the transaction id, which has nulls, too.
+-- The number of rows without a transaction id, which no relay reads, up to a bound. By the index on the transaction id, which
+-- includes nulls.
 select count(*) from (select from {outbox} as e where e.{xid} is null limit %(most)s) as bounded
 
 -- name: columns
--- The outbox's columns with their types and defaults, whether each is always filled, and whether it is generated.
+-- The columns of the outbox with their types and defaults, whether each is NOT NULL, and whether it is generated.
 select a.attname, format_type(a.atttypid, null), coalesce(pg_get_expr(d.adbin, d.adrelid), ''), a.attnotnull,
        a.attgenerated <> ''
 from pg_attribute a
@@ -66,12 +67,12 @@ left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
 where a.attrelid = to_regclass(%(outbox)s) and a.attnum > 0 and not a.attisdropped
 
 -- name: registered
--- Whether mailboat.outboxes knows the table.
+-- Whether the table is registered in mailboat.outboxes.
 select exists (select from mailboat.outboxes o where to_regclass(o.name) = to_regclass(%(outbox)s))
 
 -- name: relay_role
--- The role that relays of the outbox have, whether there is one, and whether the current user needs no more: it has that role, or
--- that of the owner of all.
+-- The relay role of the outbox, whether that role exists, and whether the current user needs no other rights, because it has that
+-- role or the role of the schema's owner.
 select quote_ident(o.relay), to_regrole(quote_ident(o.relay)) is not null,
        pg_has_role(to_regrole(quote_ident(o.relay)), 'usage') is true
        or (select pg_has_role(n.nspowner, 'usage') from pg_namespace n where n.nspname = 'mailboat')
@@ -79,7 +80,7 @@ from mailboat.outboxes o
 where to_regclass(o.name) = to_regclass(%(outbox)s)
 
 -- name: rights
--- What the current user may not do, and would have to.
+-- Rights that the current user needs and does not have.
 select format('select on %%s', %(outbox)s::text)
 where not has_table_privilege(to_regclass(%(outbox)s), 'select')
 union all
@@ -92,7 +93,7 @@ where to_regprocedure('mailboat.ensure_partitions(text, interval)') is not null
   and not has_function_privilege('mailboat.ensure_partitions(text, interval)', 'execute')
 
 -- name: usable
--- Schemas that the current user can't look into.
+-- Schemas on which the current user lacks USAGE.
 select n.nspname
 from pg_namespace n
 where n.nspname in ('mailboat', (parse_ident(%(outbox)s))[1]) and not has_schema_privilege(n.oid, 'usage')

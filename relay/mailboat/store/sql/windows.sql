@@ -1,11 +1,11 @@
--- The statements around windows. docs/windows.md says why each looks the way it does.
+-- Statements that read and settle windows. docs/windows.md explains their design.
 --
 -- The two arms are a UNION ALL because an OR reads the whole retained table on every poll.
 --
 -- A relay stores P (`settled_snapshot`) of an idle cursor only every few seconds. Until then it has the current P in memory and
 -- passes it as a parameter, with the epoch checked. A P in memory is valid only as long as its connection: after a crash or a
--- failover the server assigns the same transaction ids again. Behind a pooler, a connection hides a crash, so there every P is
--- stored at once, and compared with the stored one (`pooled`).
+-- failover the server assigns the same transaction ids again. Behind a pooler, a connection hides a crash. There every P is
+-- stored at once and compared with the stored one (`pooled`).
 
 -- name: planner
 -- Settings of a connection that reads windows, without a pooler. No bitmaps: they are built completely, a day of index entries,
@@ -27,7 +27,8 @@ select set_config('jit', 'off', true),
        (select system_identifier from pg_control_system())
 
 -- name: tip
--- The P of a group of closed cursors, by the lease of one of them. No row if that lease was lost or the cursor is not at P any more.
+-- The P of a group of closed cursors, by the lease of one of them. If that lease was lost, or the cursor is no longer at P, there
+-- is no row.
 tip as materialized (
     select %(settled_snapshot)s::text::pg_snapshot as settled_snapshot
     from mailboat.cursors
@@ -36,7 +37,8 @@ tip as materialized (
 )
 
 -- name: this_window
--- An open window, by the lease of one of its cursors. No row if that lease was lost or the cursor is in another window.
+-- An open window, by the lease of one of its cursors. If that lease was lost, or the cursor is in another window, there is no
+-- row.
 w as materialized (
     select settled_snapshot, window_snapshot, lowest, highest, previous_layout
     from mailboat.cursors
@@ -46,9 +48,9 @@ w as materialized (
 
 -- name: tail
 -- The events that became visible since the group's `settled_snapshot`, by transaction id, up to a limit. The result has at least
--- one row, with the snapshot. It has no row if this relay lost the lease of the cursor; that says nothing about events. If there
--- are too many rows or bytes for one read, the result has no events, only their number. `stray`: a time partition that the
--- statement leaves out has rows, so the result is void.
+-- one row, with the snapshot. If this relay lost the lease of the cursor, the result has no row, which does not mean that there
+-- are no events. If there are too many rows or bytes for one read, the result has no events, only their number. `stray`: a time
+-- partition that the statement leaves out has rows, so the result is void.
 -- Last column: the server process.
 with {tip},
 fresh as materialized (
@@ -81,17 +83,19 @@ select e.*
     union all
 
 -- name: occupied
--- Both arms leave out the time partitions made ahead. The bound is a parameter, so the executor removes their scans before it
--- initialises them. `is null` is never true. It keeps Postgres 14 to 16 from reading all rows of a partition by an index condition on
--- `created_at`, the second column of the primary key: they take a lookup by a list of transactions for dearer than that.
+-- Both arms leave out the time partitions that were created ahead. The bound is a parameter, so the executor removes their scans
+-- before it initialises them. `is null` is never true. This condition keeps Postgres 14 to 16 from reading all rows of a
+-- partition by an index condition on `created_at`, the second column of the primary key: these versions estimate a lookup by a
+-- list of transactions to cost more than that.
 and (e.created_at < %(before)s::timestamptz or e.created_at is null)
 
 -- name: stray
 -- Whether a time partition that the statement leaves out is not empty, by the size of its file. A row that is visible in the
--- statement's snapshot was in the file before the snapshot was taken, and this expression is evaluated after that: so no clock and no
--- explicit `created_at` hides a row. The first comparison is for a table that was replaced by another of its name. A poll that finds
--- nothing moves no snapshot, so a later one can make the check, which is half of what such a poll costs. The inner `case` keeps the
--- planner from asking for the sizes of the partitions that are read as well, which it takes for the cheaper comparison.
+-- statement's snapshot was in the file before the snapshot was taken, and this expression is evaluated after that. So no clock
+-- and no explicit `created_at` hides a row. The first comparison detects a table that was replaced by another one of its name. A
+-- poll that finds no events moves no snapshot, so a later poll can make the check, which is half of the cost of such a poll. The
+-- inner `case` keeps the planner from evaluating the sizes of the partitions that are read: it estimates that comparison as the
+-- cheaper one.
 case when total.rows > 0 or %(checks)s then ({outbox}::regclass <> %(outbox)s::oid::regclass or exists (
            select from pg_inherits as i
            where i.inhparent = {outbox}::regclass
@@ -99,8 +103,8 @@ case when total.rows > 0 or %(checks)s then ({outbox}::regclass <> %(outbox)s::o
      else false end
 
 -- name: time_partitions
--- The time partitions that a poll reads: all up to the last one that is not empty. No row if the table is not partitioned by ranges
--- of `created_at`, or if a partition is of another kind than Mailboat's own: then a poll reads all of it.
+-- The time partitions that a poll reads: all up to the last one that is not empty. If the table is not partitioned by ranges of
+-- `created_at`, or a partition is of another kind than Mailboat's own, there is no row, and a poll reads the whole table.
 with children as (
     select i.inhrelid, m[1]::timestamptz as lower, pg_relation_size(i.inhrelid) > 0 as occupied, p.partrelid,
            c.relkind = 'r' and a.amname = 'heap' and m is not null as plain
@@ -123,10 +127,10 @@ from children c
 having bool_and(c.plain) and (select before from ahead) is not null
 
 -- name: span
--- Where to walk: from the lowest to the highest id of what became visible since the group's `settled_snapshot`. Late events, whose
--- transactions were open at `settled_snapshot`, may lie far back, with all that was settled since in between; where they are few
--- the walk begins behind them, and `late` reads them by transaction. `offset 0` is a fence: without it the planner walks the
--- primary key from its beginning to find a minimum.
+-- The range of a large window: the lowest and the highest id of the events that became visible since the group's
+-- `settled_snapshot`. Late events, whose transactions were open at `settled_snapshot`, may lie far back, with all events that
+-- were settled since in between. If they are few, the range begins after them, and `late` reads them by transaction. `offset 0`
+-- is a fence: without it, the planner scans the primary key from its beginning to find a minimum.
 with {tip}
 select pg_current_snapshot()::text,
        case when count(*) filter (where fresh.late) < %(limit)s
@@ -150,8 +154,8 @@ from (
 ) as fresh
 
 -- name: open
--- Opens a window for the members that have events in it. They are about to be published, so the commit waits until the transaction
--- is as durable as the outbox promises.
+-- Open a window for the members that have events in it. These events are published next, so the commit waits until the
+-- transaction is as durable as `durability` requires.
 update mailboat.cursors as c
 set settled_snapshot = %(settled_snapshot)s::text::pg_snapshot,
     window_snapshot = %(window_snapshot)s::text::pg_snapshot,
@@ -166,7 +170,7 @@ where c.subscription_id = m.subscription_id and c.partition = m.partition and c.
 returning c.subscription_id, c.partition, set_config('synchronous_commit', %(level)s, true)
 
 -- name: advance
--- Stores the `settled_snapshot` of closed cursors that had no events up to it.
+-- Store the `settled_snapshot` of closed cursors that had no events up to it.
 update mailboat.cursors as c
 set settled_snapshot = %(settled_snapshot)s::text::pg_snapshot,
     position = 0,
@@ -176,8 +180,8 @@ from unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::
 where c.subscription_id = m.subscription_id and c.partition = m.partition and c.epoch = m.epoch and c.window_snapshot is null
 
 -- name: standing
--- Which cursors still are in this window, under this owner. One of them then reads for all: it must not be one that was lost,
--- for which every read is empty. (Readers see one snapshot per transaction, so that it stays so for the statements after it.)
+-- Cursors that are still in this window under their epoch. One of them then reads for all. A cursor whose lease was lost must not
+-- read, because each of its reads is empty. A read transaction has one snapshot, so the result holds for its later statements.
 select c.subscription_id, c.partition
 from mailboat.cursors as c
 join unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::uuid[])
@@ -186,8 +190,8 @@ join unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::
 where c.window_snapshot::text = %(window_snapshot)s
 
 -- name: small_window
--- A window of at most one read, again (after a restart, or by a new owner): the same events in the same order. At least one,
--- then as many as this relay reads at once, which may be less than before. Last column: how many there are.
+-- Read a small window again, after a restart or by a new owner: the same events in the same order. At least one event, then as
+-- many as this relay reads at once, which may be fewer than before. Last column: the number of events.
 with {this_window}
 select {columns}{also_routes}, found.events
 from (
@@ -214,8 +218,8 @@ where found.place = 1 or (found.place <= %(limit)s and found.bytes_so_far <= %(m
 order by found.id
 
 -- name: late
--- The events of a large window that lie before its walk, as many at a time as above. By transaction and not by id, whatever the
--- planner thinks of it.
+-- The events of a large window that lie before its range, within the same limits. `offset 0` makes the planner read them by
+-- transaction and not by id.
 with {this_window}
 select {columns}{also_routes}, found.events
 from (
@@ -237,8 +241,8 @@ where found.place = 1 or (found.place <= %(limit)s and found.bytes_so_far <= %(m
 order by found.id
 
 -- name: reach
--- How far the next stretch of a large window reaches: so many rows along the primary key, whoever they are for, and the bytes of
--- those that are sent.
+-- The end of the next chunk of a large window: a number of rows along the primary key, of any subscription, and the bytes of the
+-- matching ones.
 with {this_window}
 select max(found.id), count(*), coalesce(sum({row_bytes}) filter (where {wanted}), 0)::bigint
 from (
@@ -250,7 +254,7 @@ from (
 ) as found
 
 -- name: reach_within
--- The same, where that would be too many bytes: one event, or as many as have at most so much.
+-- The same if those rows have too many bytes: one event, or as many as fit into the limit of bytes.
 with {this_window}
 select max(ahead.id), count(*), sum(ahead.bytes)::bigint
 from (
@@ -264,14 +268,14 @@ from (
             order by e.id
             limit %(limit)s
         ) as found
-        offset 0  -- else the bytes of a row are worked out twice
+        offset 0  -- else the bytes of a row are computed twice
     ) as found
     window in_order as (order by found.id rows unbounded preceding)
 ) as ahead
 where ahead.place = 1 or ahead.bytes_so_far <= %(max_bytes)s
 
 -- name: large_window
--- A stretch of a large window, along the primary key.
+-- A chunk of a large window, along the primary key.
 with {this_window}
 select {columns}{also_routes}
 from (
@@ -286,8 +290,8 @@ where {wanted}
 order by found.id
 
 -- name: settle
--- Plain progress of many cursors at once. A cursor whose epoch or window is another by now stays as it is. Losing it costs
--- duplicates only, so the commit waits for nothing, unless a later statement of the transaction says otherwise.
+-- Settle many cursors at once. If the epoch or the window of a cursor is another one by now, the cursor stays unchanged. A lost
+-- settlement costs only duplicates, so the commit does not wait, unless a later statement of the transaction changes that.
 update mailboat.cursors as c
 set settled_snapshot = case when s.closes then c.window_snapshot else c.settled_snapshot end,
     window_snapshot = case when s.closes then null else c.window_snapshot end,
@@ -306,7 +310,8 @@ where c.subscription_id = s.subscription_id and c.partition = s.partition and c.
 returning c.subscription_id, c.partition, set_config('synchronous_commit', 'off', true)
 
 -- name: fence
--- Settlements that only concern parked events: hold the cursors, if they are still ours, until the transaction ends.
+-- Lock the cursors of settlements that concern only parked events until the transaction ends. A cursor with another epoch is not
+-- returned.
 select c.subscription_id, c.partition
 from mailboat.cursors as c
 join unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::uuid[])
@@ -316,8 +321,8 @@ order by c.subscription_id, c.partition
 for no key update of c
 
 -- name: hands
--- Whether a death of the owner may be the fault of an event: `claim` (leases.sql) counts it only then. Comes after a settlement or
--- a fence of the same cursors, which hold them.
+-- Record whether events are in flight. `claim` (leases.sql) counts a crash of the owner only then, because only then an event may
+-- be its cause. Runs after a settlement or a fence of the same cursors, which has locked them.
 update mailboat.cursors as c
 set released = not h.in_hand
 from unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::uuid[], %(in_hand)s::boolean[])
@@ -325,5 +330,5 @@ from unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::
 where c.subscription_id = h.subscription_id and c.partition = h.partition and c.epoch = h.epoch and c.released = h.in_hand
 
 -- name: sync
--- What this transaction's commit waits for, where no other statement of it says so.
+-- Set the durability of this transaction's commit, if no other statement of the transaction does.
 select set_config('synchronous_commit', %(level)s, true)

@@ -1,8 +1,8 @@
--- The schema of Mailboat: the files of this folder, in the order of their names, are one migration. Nothing is released yet, so
--- they may still change. From the first release on they do not, and every change is a migration of its own.
+-- The schema of Mailboat. The files of this folder, in the order of their names, are one migration. Nothing is released yet, so
+-- they may still change. From the first release on they do not change, and every change is a separate migration.
 --
 --   10_tables     all tables, with the two functions that their columns use
---   20_outbox     how an outbox table is made and supplied with time partitions
+--   20_outbox     creation of outbox tables and of their time partitions
 --   30_emit       mailboat.emit(...): writing events
 --   40_wakeup     NOTIFY while a relay or a consumer is idle
 --   50_windows    reading the events of a window
@@ -13,21 +13,22 @@
 --   80_inbox      mailboat.once(...) and the inbox of consumers behind a broker
 --   90_rights     roles, grants, and the triggers that check them
 
--- Every function has a path of its own (`set search_path`), or a body that was bound when it was made (`return …`), or names the
--- schema of everything it uses, operators included (where every insert pays: a path costs 3 µs per call). What a user's path leads
--- to, anybody with CREATE on a schema of that path decides. So this script has one too, for whoever runs it by hand.
+-- The search path of a caller must not matter: any user with CREATE on a schema of that path could plant objects there. So every
+-- function sets its own path (`set search_path`), or has a body that was bound at creation (`return …`), or qualifies every name,
+-- including operators. The last form is for functions that every insert calls, because a path costs 3 µs per call. This script
+-- sets a path too, in case it is run by hand.
 set local search_path = pg_catalog, pg_temp;
 
--- One schema, `mailboat`, whatever the outbox tables are called.
+-- One schema, `mailboat`, regardless of the names of the outbox tables.
 create schema if not exists mailboat;
 
 comment on schema mailboat is 'Mailboat: transactional outbox and the progress of its relays. Managed by `mailboat migrate`.';
 
--- Our own hash: built-in ones may change between versions of Postgres, and with them every partition of every key.
--- sha256 rather than md5, which servers in FIPS mode refuse. 31 bits, so that it is a non-negative integer anywhere.
--- Doubling the backslashes makes the text's own bytes come out of the cast to bytea, as convert_to would give them; but
--- convert_to is only STABLE. In PL/pgSQL, because Postgres prepares the expression of a generated column again for every insert
--- statement: a function in SQL is parsed and inlined each time, twice in a partitioned table (30 µs each; this one 3 µs).
+-- A separate hash function: built-in ones may change between versions of Postgres, and with them the partition of every key.
+-- sha256 and not md5, which servers in FIPS mode refuse. 31 bits, so that the value is a non-negative integer in every language.
+-- With doubled backslashes, the cast to bytea yields the bytes of the text, the same as convert_to, which is only STABLE. In
+-- PL/pgSQL, because Postgres prepares the expression of a generated column again for every insert statement: a function in SQL is
+-- parsed and inlined each time, twice in a partitioned table (30 µs each; this one 3 µs).
 create function mailboat.key_slot(key text, id bigint) returns integer
     language plpgsql immutable parallel safe
 as $$
@@ -44,12 +45,12 @@ $$;
 comment on function mailboat.key_slot(text, bigint) is
     'The first 31 of the key''s SHA-256 bits (without a key: a spread of the id). slot % partitions is the partition.';
 
--- The identifier of this database: unlike its name, a restored copy on the same server has another one.
+-- The OID of this database. Unlike the name, it differs in a restored copy on the same server.
 create function mailboat.database_oid() returns oid
     language sql stable
     return (select oid from pg_database where datname = current_database());
 
--- Which tables are outboxes. `mailboat.create_outbox` adds one.
+-- The tables that are outboxes. `mailboat.create_outbox` adds one.
 create table mailboat.outboxes (
     name        text primary key,                       -- schema-qualified, as to_regclass understands it
     writer      text not null default 'mailboat_writer',  -- the role that may emit
@@ -57,20 +58,20 @@ create table mailboat.outboxes (
     created_at  timestamptz not null default now()
 );
 
--- One row per relay process: its heartbeat renews every lease it holds at once.
+-- One row per relay process. Its heartbeat renews all leases of the relay at once.
 create table mailboat.relays (
     id            text primary key,
     incarnation   uuid not null,                        -- one per process start
     outbox        text not null references mailboat.outboxes,
-    address       text not null default '',             -- where its HTTP side listens
+    address       text not null default '',             -- of its HTTP server
     serves        bigint[] not null default '{}',       -- subscriptions it is configured for
-    session_lock  boolean not null,                     -- holds the advisory lock; false behind a pooler
+    session_lock  boolean not null,                     -- holds its liveness lock; false behind a pooler
     beat_at       timestamptz not null,
     expires_at    timestamptz not null,
     started_at    timestamptz not null default now()
 ) with (fillfactor = 50);
 
--- Relays that request NOTIFY just now. Writers never read this table (see mailboat.notify_on_insert).
+-- Relays that currently request NOTIFY. Writers never read this table (see mailboat.notify_on_insert).
 create table mailboat.wakeup_requests (
     relay   text primary key,
     outbox  text not null,
@@ -82,9 +83,9 @@ create table mailboat.subscriptions (
     id                     bigint generated always as identity primary key,
     outbox                 text not null references mailboat.outboxes,
     name                   text not null,               -- namespace/name of the resource
-    uid                    text not null default '',    -- of the resource that declared it last
+    uid                    text not null default '',    -- of the resource in its last declaration
     state                  text not null default 'Running' check (state in ('Running', 'Paused')),
-    declared_state         text not null default 'Running',  -- what the resource said last; a change of it wins
+    declared_state         text not null default 'Running',  -- in the last manifest; a change of it sets `state`
     paused_reason          text,
     partitions             integer not null check (partitions between 1 and 256),
     generation             integer not null default 1,  -- of the partition layout; sequence numbers restart with it
@@ -103,18 +104,18 @@ create table mailboat.cursors (
     subscription_id     bigint not null references mailboat.subscriptions on delete cascade,
     partition           integer not null,
     settled_snapshot    pg_snapshot not null,           -- P: everything visible in it is settled
-    window_snapshot     pg_snapshot,                    -- C: end of the window that is being delivered; null: no window is open
+    window_snapshot     pg_snapshot,                    -- C: end of the open window; null: no window is open
     lowest              bigint,                         -- ids of a large window; null: the window is small
     highest             bigint,
     position            bigint not null default 0,      -- within the window: settled up to this id
     highest_settled_id  bigint not null default 0,      -- of all windows; `mailboat rebase` continues there
-    sequence            bigint not null default 0,      -- the number of the last event settled
-    crash_count         integer not null default 0,     -- relays that died at this position; 1 at most while no window is open
+    sequence            bigint not null default 0,      -- of the last settled event
+    crash_count         integer not null default 0,     -- crashes at this position; at most 1 while no window is open
     suspect_until       bigint,                         -- up to this id, a pull returns one event or group at a time
-    previous_layout     jsonb,                          -- cursors of the former layout, while it has unsettled events
+    previous_layout     jsonb,                          -- cursors of the previous layout, while it has unsettled events
     owner               text,
-    epoch               uuid,                           -- a new one with every change of owner
-    released            boolean not null default true,  -- by the last owner, not by the end of its lease
+    epoch               uuid,                           -- new with every change of owner
+    released            boolean not null default true,  -- by the last owner, not by expiry of its lease
     assigned_to         text,                           -- the relay that should own it, by the operator's assignment
     system_identifier   bigint not null,
     timeline            integer not null,
@@ -122,18 +123,18 @@ create table mailboat.cursors (
     primary key (subscription_id, partition)
 ) with (fillfactor = 50);
 
--- Events that failed and wait for their next attempt, and the later events of the same key behind them.
--- They hold the whole event: retention of the outbox never reaches them.
+-- Events that wait for their next attempt after a failure, and later events of the same key behind them. Each row has the whole
+-- event, so retention of the outbox does not affect it.
 create table mailboat.parked (
     subscription_id      bigint not null references mailboat.subscriptions on delete cascade,
     ordinal              bigint generated always as identity,
     partition            integer not null,
     unit                 bigint,                        -- events handled in one transaction or not at all; null: alone
-    rank                 integer not null default 1,    -- 0: replayed, goes before what waits already
+    rank                 integer not null default 1,    -- 0: replayed, before all others of its key
     attempts             integer not null default 0,
     next_attempt_at      timestamptz,                   -- null: waits behind its key's head, or blocked
-    blocked              boolean not null default false,  -- attempts used up and onExhausted is Block
-    suspect              boolean not null default false,  -- relays died while it was in flight: count before trying
+    blocked              boolean not null default false,  -- attempts are used up and onExhausted is Block
+    suspect              boolean not null default false,  -- relays died while it was in flight: count the attempt first
     pending_dead_letter  boolean not null default false,  -- given up; the dead-letter topic has not accepted it yet
     replay               boolean not null default false,
     sequence             bigint not null,
@@ -155,17 +156,17 @@ create table mailboat.parked (
     created_at           timestamptz not null,
     slot                 integer not null,
     parked_at            timestamptz not null default clock_timestamp(),
-    series_partition     integer,                       -- the series that `sequence` counts in: it survives a change of
-    series_generation    integer,                       -- the number of partitions
+    series_partition     integer,                       -- partition in which `sequence` was assigned
+    series_generation    integer,                       -- its generation; repartitioning changes neither of the two
     primary key (subscription_id, ordinal)
 );
 
 create index parked_due on mailboat.parked (subscription_id, partition, next_attempt_at) where next_attempt_at is not null;
--- The queue of a key is found by a hash of the key: a long one does not fit into an index.
+-- The queue of a key is found by a hash of the key, because a long key does not fit into an index.
 create index parked_queue on mailboat.parked (subscription_id, partition, mailboat.key_slot(key, 0), rank, ordinal);
 create index parked_event on mailboat.parked (subscription_id, event_id);
 
--- Events given up on.
+-- Events without attempts left, or refused.
 create table mailboat.dead_letters (
     dead_id            bigint generated always as identity primary key,
     subscription_id    bigint not null references mailboat.subscriptions on delete cascade,
@@ -196,12 +197,12 @@ create table mailboat.dead_letters (
 );
 create index dead_letters_subscription on mailboat.dead_letters (subscription_id, dead_id) where replayed_at is null;
 
--- What the manifest of a pull subscription says: all that a consumer of any language needs. Written by `mailboat migrate`, by
--- relays and by the Python kit whenever they read the manifest.
+-- The manifest of a pull subscription, with all that a consumer in any language needs. Written by `mailboat migrate`, by relays
+-- and by the Python kit whenever they read the manifest.
 create table mailboat.pull_policies (
     subscription_id       bigint primary key references mailboat.subscriptions on delete cascade,
-    columns               jsonb not null,               -- Mailboat's name of a column -> the table's own, where they differ
-    event_types           text[],                       -- patterns of LIKE; null: all
+    columns               jsonb not null,               -- Mailboat's name of a column -> the table's name, where they differ
+    event_types           text[],                       -- LIKE patterns; null: all
     aggregate_types       text[],
     tags_all              text[],
     tags_any              text[],
@@ -211,7 +212,7 @@ create table mailboat.pull_policies (
     group_by              text[] not null,              -- headers or tags, or {transaction}; empty: no groups
     max_group             integer not null check (max_group > 0),
     max_attempts          integer not null check (max_attempts > 0),
-    backoff_initial       double precision not null,    -- seconds, as are the others
+    backoff_initial       double precision not null,    -- seconds; so is backoff_max
     backoff_factor        double precision not null,
     backoff_max           double precision not null,
     backoff_jitter        double precision not null,
@@ -231,12 +232,12 @@ create table mailboat.consumers (
 ) with (fillfactor = 50);
 
 -- Refusals of events that no cursor has passed yet. The consumer's transaction was rolled back, so the event is still in its
--- window; the next pull finds the refusal, sets the event aside and deletes the row.
+-- window. The next pull finds the refusal, parks the event and deletes the row.
 create table mailboat.refusals (
     subscription_id  bigint not null references mailboat.subscriptions on delete cascade,
     event_id         uuid not null,
     failures         integer not null,                  -- attempts that count
-    returns          integer not null,                  -- pulls that ended in an orderly way: no consumer died of these
+    returns          integer not null,                  -- pulls that ended with a refusal, so not by a crash
     due_at           timestamptz,                       -- null: at once
     final            boolean not null,                  -- no further attempt
     reason           text,
@@ -246,15 +247,15 @@ create table mailboat.refusals (
     primary key (subscription_id, event_id)
 );
 
--- Who may pull what, and who may mark events as handled under which name.
+-- Roles that may pull a subscription, or mark events as handled under a name.
 create table mailboat.consumer_grants (
     consumer  text not null,                            -- a subscription, or a name used with mailboat.once
-    outbox    text not null,                            -- of the subscription; empty: the name is of no subscription
+    outbox    text not null,                            -- of the subscription; empty: the name is not a subscription
     role      name not null,
     primary key (consumer, outbox, role)
 );
 
--- Events that mailboat.once has seen.
+-- Events that mailboat.once has marked as handled.
 create table mailboat.handled (
     consumer    text not null,
     event_id    uuid not null,
@@ -263,23 +264,23 @@ create table mailboat.handled (
 );
 create index handled_age on mailboat.handled (consumer, handled_at);
 
--- Consumers behind a broker with an inbox: the events that each process is handling. A row whose time is over belonged to a
--- process that died; its events count one attempt more.
+-- Consumers behind a broker with an inbox: the events that each process is handling. If a row expired, its process died, and one
+-- more attempt is counted for its events.
 create table mailboat.inbox_holders (
     consumer     text not null,
     instance     text not null,
-    incarnation  text not null,                         -- of one process; later ones of an instance sort behind earlier ones
+    incarnation  text not null,                         -- of one process; ascending within an instance
     expires_at   timestamptz not null,
     running      uuid[] not null,
     primary key (consumer, instance, incarnation)
 ) with (fillfactor = 50);
 
--- Their events that failed or killed a process, until they are handled; dead letters until they are pruned.
+-- Events of such consumers that failed or crashed a process, until they are handled. Dead letters stay until they are pruned.
 create table mailboat.inbox_attempts (
     consumer    text not null,
     event_id    uuid not null,
     attempts    integer not null,
-    deaths      integer not null,                       -- attempts that ended with the death of the process
+    deaths      integer not null,                       -- attempts that ended in a crash of the process
     due_at      timestamptz,                            -- null: at once
     dead        boolean not null default false,
     changed_at  timestamptz not null default clock_timestamp(),

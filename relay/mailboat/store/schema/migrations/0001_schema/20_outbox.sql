@@ -1,8 +1,9 @@
--- Outbox tables: their check, their time partitions, and how one is made.
+-- Outbox tables: their check constraint, their time partitions, and their creation.
 
--- Whether a relay can carry an event, for those who insert by hand; mailboat.emit checks the rest, and says what is wrong. One
--- function in PL/pgSQL, because Postgres prepares a check again for every insert statement: as an expression it costs 50 µs, so 7.
--- PL/pgSQL prepares an expression once per transaction, so rare ones have a branch of their own.
+-- Whether a relay can deliver an event. This check is for rows that are inserted without mailboat.emit, which checks more and
+-- reports the argument. One function in PL/pgSQL, because Postgres prepares a check constraint again for every insert statement:
+-- an expression costs 50 µs, this function 7. PL/pgSQL prepares an expression once per transaction, so rare expressions are in
+-- their own branches.
 create function mailboat.well_formed(
     id bigint, event_type text, aggregate_type text, aggregate_id text, key text, payload bytea, content_type text, headers jsonb,
     tags text[], traceparent text
@@ -34,21 +35,22 @@ begin
 end
 $$;
 
--- Asks the catalog's tables and not to_regclass: that one answers from a cache which may not have heard yet of what was
--- committed while its caller waited for a lock.
+-- Whether an outbox has a partition of this name. Reads the catalog and not to_regclass, which answers from a cache: the cache
+-- may not contain yet partitions that were committed while the caller waited for a lock.
 create function mailboat.has_partition(parent regclass, partition text) returns boolean
     language sql
     return exists (
         select from pg_catalog.pg_inherits i join pg_catalog.pg_class c on c.oid = i.inhrelid
         where i.inhparent = parent and c.relname = partition);
 
--- Daily partitions, named <table>_pYYYYMMDD with bounds in UTC, from today up to `ahead`. Returns how many were made.
--- There is no DEFAULT partition: it would have to be scanned, under a lock, for every new one.
--- No writer waits for it: CREATE TABLE ... PARTITION OF would lock the parent against inserts, so a table is made beside it
--- and attached, which inserts do not notice. With nothing to make it takes no lock and writes nothing.
--- It runs with the rights of the schema's owner, and copying a table may run functions of that table (of its indexes, of the
--- types of its columns): so it copies no table but that owner's. The owner of an outbox's schema can put another table in its
--- place at any time. The lock keeps the table, and the last check undoes all if its name leads to another one by then.
+-- Create daily time partitions, named <table>_pYYYYMMDD with bounds in UTC, from today up to `ahead`, and return their number.
+-- There is no DEFAULT partition: each new partition would require a scan of it under a lock.
+-- No writer waits: CREATE TABLE ... PARTITION OF would lock the parent against inserts, so a separate table is created and then
+-- attached, which does not conflict with inserts. If no partition is missing, the function takes no lock and writes nothing.
+-- The function runs with the rights of the schema's owner. Copying a table may run functions of that table (of its indexes, of
+-- the types of its columns), so only a table of that owner is copied. The owner of an outbox's schema can replace the table by
+-- another one at any time. The lock keeps the table, and the last check rolls everything back if the name refers to another table
+-- by then.
 create function mailboat.ensure_partitions(outbox text, ahead interval default '30 days') returns integer
     language plpgsql security definer
     set search_path = pg_catalog, pg_temp
@@ -86,14 +88,14 @@ begin
             using errcode = 'invalid_parameter_value';
     end if;
     if not exists (select from pg_inherits where inhparent = parent) then
-        first_day := first_day - 1;  -- a server clock that is set back a little must not fail the first writers
+        first_day := first_day - 1;  -- the clock may be set back a little before the first write
     end if;
 
     for day in select generate_series(first_day, last_day, interval '1 day')::date loop
         partition := table_name || to_char(day, '"_p"YYYYMMDD');
         continue when mailboat.has_partition(parent, partition);
         if made = 0 then
-            -- Whoever comes second waits here, and then finds the work done. No advisory lock: anybody can hold one.
+            -- A concurrent call waits here and then finds the partitions. No advisory lock, because any user can hold one.
             execute format('lock table only %s in share update exclusive mode', parent);
             continue when mailboat.has_partition(parent, partition);
         end if;
@@ -115,9 +117,9 @@ begin
 end
 $$;
 
--- Makes an outbox table, or brings what is missing to one that is there. Returns its name as kept in mailboat.outboxes.
--- `writer` and `relay` are the roles that have rights on it, and the only ones: mailboat_writer and mailboat_relay unless they
--- are given. Given again, they replace those from before.
+-- Create an outbox table, or add the missing parts to an existing one. Return its name as stored in mailboat.outboxes. `writer`
+-- and `relay` are the only roles with rights on the table. Defaults: mailboat_writer and mailboat_relay. Given for an existing
+-- outbox, they replace its current roles.
 create function mailboat.create_outbox(outbox text, writer text default null, relay text default null) returns text
     language plpgsql
     set search_path = pg_catalog, pg_temp
@@ -137,14 +139,14 @@ begin
     end if;
     canonical := format('%I.%I', parts[1], parts[2]);
     sequence := format('%I.%I', parts[1], parts[2] || '_id_seq');
-    lock table mailboat.migrations in share row exclusive mode;  -- as migrations do
+    lock table mailboat.migrations in share row exclusive mode;  -- the lock of migrations
 
     if not exists (select from pg_class where relname = parts[2]
                    and relnamespace = (select oid from pg_namespace where nspname = parts[1])) then
         if not exists (select from pg_namespace where nspname = parts[1]) then
             execute format('create schema %I', parts[1]);
         end if;
-        -- Cache 1: numbers kept by a session would break the order of ids within a key.
+        -- Cache 1: values cached by a session would break the order of ids within a key.
         execute format('create sequence %s as bigint cache 1', sequence);
         execute format($table$
             create table %1$s (
@@ -191,8 +193,8 @@ begin
 end
 $$;
 
--- Headers as they are kept. Of a table's own column of type json, jsonb can't hold all that it may have in it (a NUL, half a
--- character, a number beyond all bounds): that is kept as text, a string.
+-- Headers as jsonb. A column of type json in an existing table may have content that jsonb can't hold (a NUL, half of a surrogate
+-- pair, a number out of range). Such headers are kept as text, in a JSON string.
 create function mailboat.headers_to_jsonb(headers text) returns jsonb
     language plpgsql immutable strict parallel safe
     set search_path = pg_catalog, pg_temp

@@ -1,7 +1,7 @@
--- Writing events from any language: mailboat.emit(...) and mailboat.emit_many(...), in the caller's own transaction.
--- They run with the caller's rights (see mailboat_writer in 90_rights.sql). They refuse with SQLSTATE 22023 what must not enter the
--- outbox, and name the argument: the application gets the error, not a relay later. mailboat/emitter/validation.py has the same
--- rules for Python; tests/emit/test_same_rules.py compares the two.
+-- Writing events from any language: mailboat.emit(...) and mailboat.emit_many(...), in the caller's transaction. These functions
+-- run with the caller's rights (see mailboat_writer in 90_rights.sql). They refuse an event that must not enter the outbox with
+-- SQLSTATE 22023, and name the argument, so that the application gets the error and not a relay later.
+-- mailboat/emitter/validation.py has the same rules for Python; tests/emit/test_same_rules.py compares the two.
 
 create function mailboat.invalid_argument(argument text, complaint text) returns void
     language plpgsql immutable
@@ -16,8 +16,9 @@ create function mailboat.is_json(content_type text) returns boolean
     language sql immutable parallel safe
     return content_type ~* '^([^;]*[/+])json *(;|$)';
 
--- Returns true, or raises when an event is not well formed. Everything but the payload: that is the business of what made it bytes.
--- It has the path of its callers, which have one of their own, and returns a value: PERFORM would run a query.
+-- Return true, or raise if an event is not well formed. The payload is not checked here: the function that converts it to bytes
+-- does that. The search path is that of the callers, each of which sets one. The function returns a value, so that a caller can
+-- use it in an expression: PERFORM would run a query.
 create function mailboat.check_event(
     event_type text, aggregate_type text, aggregate_id text, key text, content_type text, headers jsonb, tags text[],
     traceparent text, ordered boolean
@@ -102,7 +103,7 @@ begin
 end
 $$;
 
--- All ways in end here, or in emit_many.
+-- Insert one event. Every mailboat.emit ends here; mailboat.emit_many has its own insert.
 create function mailboat.emit_bytes(
     event_type text, payload bytea, content_type text, aggregate_type text, aggregate_id text, key text, event_id uuid,
     headers jsonb, tags text[], traceparent text, ordered boolean, outbox text
@@ -112,7 +113,7 @@ create function mailboat.emit_bytes(
 as $$
 declare
     target regclass := to_regclass(outbox);
-    chosen uuid := coalesce(event_id, gen_random_uuid());  -- not RETURNING: a writer may not read the outbox
+    chosen uuid := coalesce(event_id, gen_random_uuid());  -- not RETURNING, because a writer may not read the outbox
 begin
     if target is null then
         perform mailboat.invalid_argument('outbox', format('%s does not exist; make it: select mailboat.create_outbox(%L)', outbox, outbox));
@@ -125,7 +126,7 @@ begin
     key := case when ordered then coalesce(key, aggregate_id) end;
     headers := nullif(headers, '{}');
     tags := coalesce(tags, '{}');
-    if outbox = 'mailboat.outbox' then  -- its plan is kept
+    if outbox = 'mailboat.outbox' then  -- a static statement, whose plan is cached
         insert into mailboat.outbox (event_id, event_type, aggregate_type, aggregate_id, key, payload, content_type, headers, tags,
                                      traceparent)
         values (chosen, emit_bytes.event_type, emit_bytes.aggregate_type, emit_bytes.aggregate_id, emit_bytes.key, emit_bytes.payload,
@@ -148,7 +149,7 @@ create function mailboat.emit(
     return mailboat.emit_bytes(event_type, convert_to(payload::text, 'UTF8'), coalesce(content_type, 'application/json'),
         aggregate_type, aggregate_id, key, event_id, headers, tags, traceparent, ordered, outbox);
 
--- json keeps its text as written, and so does Mailboat.
+-- The type json keeps its text as written, and so does the event.
 create function mailboat.emit(
     event_type text, payload json, aggregate_type text default null, aggregate_id text default null, key text default null,
     event_id uuid default null, content_type text default null, headers jsonb default null, tags text[] default '{}',
@@ -167,7 +168,7 @@ create function mailboat.emit(
     return mailboat.emit_bytes(event_type, payload, coalesce(content_type, 'application/octet-stream'),
         aggregate_type, aggregate_id, key, event_id, headers, tags, traceparent, ordered, outbox);
 
--- What an untyped literal or parameter ends up in. It is JSON unless content_type says otherwise, and then it must be.
+-- Overload for untyped literals and parameters. The payload must be JSON unless content_type names another type.
 create function mailboat.emit(
     event_type text, payload text, aggregate_type text default null, aggregate_id text default null, key text default null,
     event_id uuid default null, content_type text default null, headers jsonb default null, tags text[] default '{}',
@@ -190,15 +191,16 @@ begin
 end
 $$;
 
--- Ids of type uuid, for each type of payload: no such argument has a default, so that a call without it stays unambiguous, and an
--- untyped literal or parameter still finds the functions above (Postgres prefers text for it).
+-- Overloads for ids of type uuid, for each type of payload. Their uuid arguments have no default, so a call without such an
+-- argument stays unambiguous. An untyped literal or parameter still resolves to the functions above, because Postgres prefers
+-- text for it.
 do $$
 declare
     payload text;
     ids     text;
 begin
     foreach payload in array array['jsonb', 'json', 'bytea', 'text'] loop
-        -- In an order of their own, since functions of one name differ by the types of their arguments.
+        -- The order of arguments differs, because functions of one name must differ by the types of their arguments.
         foreach ids in array array[
             'aggregate_id uuid, aggregate_type text default null, key text default null, event_id uuid default null',
             'key uuid, event_id uuid default null, aggregate_type text default null, aggregate_id text default null',
@@ -216,8 +218,9 @@ begin
 end
 $$;
 
--- For writers that can only INSERT, such as an ORM's model: a row becomes a call of mailboat.emit, with its checks and its defaults
--- (the key is the aggregate id). The outbox itself has no such help: its payload is bytea, whose input syntax changes backslashes.
+-- A view for writers that can only INSERT, such as an ORM model. A row becomes a call of mailboat.emit, with its checks and its
+-- defaults (the key is the aggregate id). The outbox itself has no such conversion: its payload is bytea, whose input syntax
+-- changes backslashes.
 create view mailboat.new_events as
     select null::uuid as event_id, null::text as event_type, null::text as aggregate_type, null::text as aggregate_id, null::text as key,
            null::jsonb as payload, null::jsonb as headers, null::text[] as tags, null::text as traceparent, null::boolean as ordered,
@@ -239,9 +242,9 @@ $$;
 
 create trigger emit instead of insert on mailboat.new_events for each row execute function mailboat.insert_event();
 
--- Many at once, in one statement: an array of objects whose fields are named as the arguments of mailboat.emit. The
--- payload is any JSON (with another content_type: a string, sent as its text); none, or null, is a tombstone.
--- Returns the event ids in the same order.
+-- Emit many events with one statement and return their ids in the same order. `events` is an array of objects whose fields are
+-- named like the arguments of mailboat.emit. The payload is any JSON; with another content_type, a string that is sent as its
+-- text. A missing payload, or null, makes the event a tombstone.
 create function mailboat.emit_many(events jsonb, outbox text default 'mailboat.outbox') returns setof uuid
     language plpgsql
     set search_path = pg_catalog, pg_temp
@@ -267,7 +270,7 @@ begin
         perform mailboat.invalid_argument('events', format('have no field %s', to_json(strange)));
     end if;
 
-    -- Read once and kept as rows: the ids must be the same in the check, in the insert and in the answer.
+    -- Choose the ids once, so that the insert and the result have the same ones.
     chosen := array(
         select coalesce((e.event ->> 'event_id')::uuid, gen_random_uuid())
         from jsonb_array_elements(events) with ordinality e(event, ordinal) order by e.ordinal);

@@ -1,8 +1,8 @@
 -- Wake-up of idle relays and consumers. Writers notify only while one is idle.
 
--- The value of an outbox's wake-up sequence is the time until which its writers notify, in milliseconds since 1970; 0 or none: no
--- relay and no consumer is idle. A sequence, because a writer reads it without a query and a snapshot, gets the newest value at any
--- isolation level, and walks no dead row versions while an old snapshot is open.
+-- Create the wake-up sequence of an outbox. Its value is the time until which writers notify, in milliseconds since 1970. 0 or no
+-- value: no relay and no consumer is idle. A sequence, because a writer reads it without a query and a snapshot, gets the newest
+-- value at any isolation level, and scans no dead row versions while an old snapshot is open.
 create function mailboat.create_wakeup_sequence() returns trigger
     language plpgsql security definer
     set search_path = pg_catalog, pg_temp
@@ -15,10 +15,11 @@ $$;
 
 create trigger wakeup after insert on mailboat.outboxes for each row execute function mailboat.create_wakeup_sequence();
 
--- Sets the wake-up sequences of the outboxes whose relays or consumers were written: heartbeats, requests for NOTIFY and their end.
--- Only a live relay counts: one that was killed while idle leaves its row behind, and every later commit would notify.
--- It takes no lock, so that a hung relay delays no other. If two relays change their minds at once, the value may miss one of them
--- until its next heartbeat. Its name sorts behind rights_*: a statement without rights has failed by then.
+-- Set the wake-up sequences of the outboxes whose relays or consumers were written: heartbeats, requests for NOTIFY, and their
+-- end. Only live relays count: a relay that was killed while idle leaves its row behind, and every later commit would notify. The
+-- function takes no lock, so that a hung relay delays no other one. If two requests change at once, the value may miss one of
+-- them until its next heartbeat. The name of the trigger sorts after rights_*, so a statement without rights fails before this
+-- trigger runs.
 create function mailboat.set_wakeup() returns trigger
     language plpgsql security definer
     set search_path = pg_catalog, pg_temp
@@ -61,9 +62,9 @@ begin
 end
 $$;
 
--- Notifies relays and consumers of an outbox. It must never hurt the business transaction it runs in (guarantee G10): whatever goes
--- wrong is swallowed, and a queue that fills up is left alone (a full one would fail commits). Polling is the truth; a notification
--- that gets lost costs time only.
+-- Notify the relays and consumers of an outbox. A failure must never affect the business transaction (guarantee G10), so every
+-- error is ignored. If the notification queue is filling up, nothing is sent, because a full queue would fail commits. Relays and
+-- consumers poll as well, so a lost notification costs only time.
 create function mailboat.notify_idle(outbox text) returns void
     language plpgsql
     set search_path = pg_catalog, pg_temp
@@ -77,8 +78,8 @@ exception when others then
 end
 $$;
 
--- The trigger of every outbox, with its name as the first argument, and that of its sequence as the second (it may be left out).
--- Nothing here can fail or wait unless the sequence is altered just then.
+-- The trigger of every outbox. Arguments: the name of the outbox, and the name of its wake-up sequence (optional). The function
+-- can't fail, and it waits only while the sequence is being altered.
 create function mailboat.notify_on_insert() returns trigger
     language plpgsql security definer
 as $$

@@ -1,8 +1,8 @@
--- Reading a window: docs/windows.md explains what a window is. Relays read with the statements of store/sql/windows.sql and use
--- mailboat.settled_before; the rest serves mailboat.pull.
+-- Reading a window (docs/windows.md). Relays read with the statements of store/sql/windows.sql and call mailboat.settled_before.
+-- The other functions serve mailboat.pull.
 
--- Whether cursors of an earlier layout (`previous_layout`: the number of partitions, and the cursor of each) have settled an event.
--- A cursor whose layout was itself not finished carries the previous_layout of the one before.
+-- Whether cursors of an earlier layout (`previous_layout`: the number of partitions, and the cursor of each) have settled an
+-- event. If that layout was itself not finished, its cursors contain the `previous_layout` of the one before.
 create function mailboat.settled_before(previous_layout jsonb, slot integer, xid xid8, id bigint) returns boolean
     language plpgsql stable strict parallel safe
     set search_path = pg_catalog, pg_temp
@@ -22,7 +22,7 @@ begin
 end
 $$;
 
--- The same with what only the functions below need.
+-- An event of mailboat.pull (mailboat.pulled in 70_pull.sql) with the columns that only the functions below need.
 create type mailboat.candidate as (
     "position"      bigint,
     event_id        uuid,
@@ -42,16 +42,16 @@ create type mailboat.candidate as (
 );
 
 create type mailboat.window_chunk as (
-    batch            mailboat.candidate[],              -- matching events in order of position, one more than asked for
+    batch            mailboat.candidate[],              -- matching events in order of position, one more than requested
     window_snapshot  pg_snapshot,
-    complete         boolean,                           -- nothing matching lies behind the batch
-    more             boolean,                           -- the batch was cut: what comes next begins right behind it
-    reach            bigint,                            -- the walk came this far
+    complete         boolean,                           -- no matching event lies after the batch
+    more             boolean,                           -- the batch was cut: the next event follows right after it
+    reach            bigint,                            -- last position that was read
     lowest           bigint,
     highest          bigint
 );
 
--- The label of an event's group; null: it belongs to none. `group_by` names headers, or tags of the form name=value.
+-- The label of an event's group; null: the event has no group. `group_by` names headers, or tags of the form name=value.
 create function mailboat.group_label(group_by text[], headers jsonb, tags text[], xid xid8) returns text
     language sql immutable
     set search_path = pg_catalog, pg_temp
@@ -66,8 +66,7 @@ create function mailboat.group_label(group_by text[], headers jsonb, tags text[]
                     from unnest(group_by) with ordinality n(name, ordinal)) v)
     end;
 
--- The outbox as something to select from, under Mailboat's names for its columns. A table of somebody's own may have other
--- types in them, and leave some empty.
+-- The FROM item that selects from the outbox under Mailboat's column names. An existing table may have other types and nulls.
 create function mailboat.pull_rows(outbox text, columns jsonb) returns text
     language sql stable
     set search_path = pg_catalog, pg_temp
@@ -81,7 +80,7 @@ create function mailboat.pull_rows(outbox text, columns jsonb) returns text
                      ('headers', 'mailboat.headers_to_jsonb(%s::text)'), ('tags', 'coalesce(%s::text[], ''{}'')'),
                      ('traceparent', '%s::text')) c(name, read_as)) end;
 
--- What must hold for a row `e` that the subscription wants.
+-- The condition that a row `e` of the subscription must meet.
 create function mailboat.pull_predicate(s mailboat.subscriptions, p mailboat.pull_policies) returns text
     language sql stable
     set search_path = pg_catalog, pg_temp
@@ -95,13 +94,13 @@ create function mailboat.pull_predicate(s mailboat.subscriptions, p mailboat.pul
         case when s.since_time is not null then format('e.created_at >= %L::timestamptz', s.since_time) end,
         case when s.since_id is not null then format('e.id >= %s', s.since_id) end);
 
--- The statements that read events, as functions of one subscription: Postgres keeps their plans. Planning a statement on a
--- table with a partition per day takes longer than to read a hundred events of it. Made with the declaration of the
--- subscription, and again when its table or filter changes.
+-- Create the functions that read the events of one subscription, so that Postgres caches their plans: planning a statement on a
+-- table with a partition per day takes longer than reading a hundred events of it. Called when the subscription is declared, and
+-- again when its table or filter changes.
 --
--- probe_<id>: which closed cursors have matching events to read. tail_<id>: what became visible since `settled_snapshot`.
--- walk_<id>: a chunk of the positions of an open window. The union has the events of transactions that were running in
--- `settled_snapshot`, which come late: if there was none, half of the plan is left out.
+-- probe_<id>: the closed cursors that have matching events. tail_<id>: the events that became visible since `settled_snapshot`.
+-- walk_<id>: a chunk of an open window, by position. The first arm of the union has the late events, whose transactions were
+-- running in `settled_snapshot`. If there were none, a statement without that arm is used, which halves the plan.
 create function mailboat.make_readers(subscription bigint) returns void
     language plpgsql security definer
     set search_path = pg_catalog, pg_temp
@@ -160,7 +159,7 @@ begin
                  where e.xid = any (array(select distinct pg_snapshot_xip(settled_snapshot) from mine))
                    and e.xid < (select xmax from edge)
                  union all$late$),
-            -- At most 32 MiB of payload, or one event. Groups are whole, whatever they take.
+            -- At most 32 MiB of payload, or one event. A group is never cut, regardless of its size.
             ('tail',
              'settled_snapshot pg_snapshot, reading bigint, partitions integer, of_partition integer, most integer,'
              ' out scanned bigint, out window_snapshot pg_snapshot, out batch mailboat.candidate[], out lowest bigint,'
@@ -223,9 +222,9 @@ begin
 end
 $$;
 
--- The next events of a cursor that the caller has locked: at most `most` and one more, in order of position. A closed cursor
--- reads what became visible since `settled_snapshot`; an open one goes on along the primary key. Where that is more than one read the
--- result has bounds and no events: the window is to be opened and read again.
+-- Return the next events of a cursor that the caller has locked: at most `most` and one more, in order of position. A closed
+-- cursor reads the events that became visible since `settled_snapshot`; an open one continues along the primary key. If there are
+-- more than fit into one read, the result has bounds and no events, and the caller opens the window and reads again.
 create function mailboat.read_chunk(
     s mailboat.subscriptions, p mailboat.pull_policies, c mailboat.cursors, most integer
 ) returns mailboat.window_chunk
@@ -236,7 +235,7 @@ declare
     found    mailboat.window_chunk;
     scanned  bigint;
     matching bigint;
-    reading  constant bigint := 2000;                    -- rows of any partition that are read to be sorted
+    reading  constant bigint := 2000;                    -- rows of all partitions in one sorted read
     source   constant text := mailboat.pull_rows(s.outbox, p.columns);
 begin
     if c.window_snapshot is null then
@@ -260,7 +259,7 @@ begin
     if c.lowest is null then                            -- a small window that a relay opened
         return mailboat.window_bounds(source, c);
     end if;
-    -- A bounded range of positions at a time: where few events match, the walk must not take longer than a statement may.
+    -- Read a bounded range of positions at a time: if few events match, a read must not exceed the statement timeout.
     found.reach := least(c.highest, greatest(c.position, c.lowest - 1) + 100000);
     execute format('select * from mailboat.walk_%s($1, $2, $3, $4, $5, $6, $7, $8, $9)', s.id)
     using c.settled_snapshot, c.window_snapshot, c.position, c.lowest, found.reach, c.previous_layout, s.partitions,
@@ -279,7 +278,7 @@ begin
 end
 $$;
 
--- Where a large window has to be walked; see `span` in sql/windows.sql. `offset 0` is a fence: without it the planner walks
+-- Return the range of a large window; see `span` in store/sql/windows.sql. `offset 0` is a fence: without it, the planner scans
 -- the primary key from its beginning to find a minimum.
 create function mailboat.window_bounds(rows_ text, c mailboat.cursors) returns mailboat.window_chunk
     language plpgsql
@@ -310,8 +309,8 @@ begin
 end
 $$;
 
--- How many events of a batch may be handed out without cutting a group; null: the last group goes on behind the batch.
--- A group of headers or tags is a run of neighbours; a transaction's events may have others between them.
+-- Return the number of events of a batch that can be returned without cutting a group; null: the last group continues after the
+-- batch. A group by headers or tags is a run of adjacent events. Events of a transaction may have others between them.
 create function mailboat.whole_groups(
     s mailboat.subscriptions, p mailboat.pull_policies, c mailboat.cursors, found mailboat.window_chunk, most integer
 ) returns integer

@@ -1,13 +1,13 @@
 -- Events of pull subscriptions that failed: parked, retried, given up.
 
--- Seconds until the next attempt, as relays compute them.
+-- Seconds until the next attempt, by the same formula as in relays.
 create function mailboat.pull_backoff(p mailboat.pull_policies, failures integer) returns double precision
     language sql volatile
     set search_path = pg_catalog, pg_temp
     return least(p.backoff_initial * p.backoff_factor ^ least(greatest(failures, 1) - 1, 64), p.backoff_max)
            * (1 + p.backoff_jitter * (2 * random() - 1));
 
--- Parks one event. `due`: when it is tried; null: it waits behind its key's head.
+-- Park one event. `due`: time of the next attempt; null: the event waits behind the head of its key.
 create function mailboat.park_event(
     s mailboat.subscriptions, c mailboat.cursors, e mailboat.candidate, sequence bigint, unit bigint, attempts integer,
     due timestamptz, reason text, error text
@@ -27,8 +27,8 @@ create function mailboat.park_event(
         returning ordinal;
     end;
 
--- Whether an event of the same key stands before a parked one. The order of a key's queue: replayed events first, in their old
--- order, then as they were parked. Members of its own group do not count.
+-- Whether a parked event waits behind another one of its key. Order of a key's queue: replayed events first, by position, then
+-- the others in the order of parking. Members of the event's own group do not count.
 create function mailboat.waits_behind(p mailboat.parked) returns boolean
     language sql stable
     set search_path = pg_catalog, pg_temp
@@ -39,7 +39,7 @@ create function mailboat.waits_behind(p mailboat.parked) returns boolean
           and coalesce(q.unit <> p.unit, true)
           and (q.rank, case when q.rank = 0 then q.id else 0 end, q.ordinal) < (p.rank, case when p.rank = 0 then p.id else 0 end, p.ordinal));
 
--- The head of each of these keys gets a time, if it waited behind one that is gone.
+-- Make the head of each of these keys due, if it has no time because it waited behind an event that is gone.
 create function mailboat.schedule_heads(subscription bigint, of_partition integer, keys text[]) returns void
     language sql
     set search_path = pg_catalog, pg_temp
@@ -55,7 +55,7 @@ create function mailboat.schedule_heads(subscription bigint, of_partition intege
             order by q.key, q.rank, case when q.rank = 0 then q.id end, q.ordinal);
     end;
 
--- A payload as JSON, exactly as it was written; null if it is not JSON.
+-- A JSON payload exactly as written; null if the payload is not JSON.
 create function mailboat.json_payload(payload bytea, content_type text) returns json
     language plpgsql immutable
     set search_path = pg_catalog, pg_temp
@@ -67,8 +67,8 @@ exception when data_exception or program_limit_exceeded then
 end
 $$;
 
--- A dead letter as one document. A payload that is JSON is embedded as it was written, any other is encoded as base64. One of
--- more than 512 KiB is left out, so that the document fits into an event and a message; the table keeps it.
+-- A dead letter as one document. A JSON payload is embedded as written, any other is encoded as base64. A payload of more than
+-- 512 KiB is left out, so that the document fits into an event and a message; the table keeps it.
 create function mailboat.dead_letter_document(letter mailboat.dead_letters) returns json
     language plpgsql stable
     set search_path = pg_catalog, pg_temp
@@ -98,8 +98,8 @@ begin
 end
 $$;
 
--- Emits dead letters as events, in the transaction that gives up on them: another subscription carries them to a topic. They
--- keep the key of the event. The dead letter of such an event is not emitted, whichever subscription it is of.
+-- Emit dead letters as events, in the transaction that gives up on them, so that another subscription delivers them to a topic.
+-- They keep the key of the event. A dead letter of such an event is not emitted, for any subscription.
 create function mailboat.emit_dead_letters(s mailboat.subscriptions, dead_ids bigint[]) returns void
     language plpgsql
     set search_path = pg_catalog, pg_temp
@@ -116,7 +116,7 @@ begin
 end
 $$;
 
--- Gives up on parked events, or blocks their key, as onExhausted says; then their keys go on.
+-- Turn parked events into dead letters and schedule the next events of their keys, or block them, depending on onExhausted.
 create function mailboat.give_up(
     s mailboat.subscriptions, p mailboat.pull_policies, of_partition integer, ordinals bigint[]
 ) returns text
@@ -156,10 +156,11 @@ begin
 end
 $$;
 
--- An event could not be handled. To be called after the rollback of the transaction that pulled it, in one of its own: counts the
--- attempt, parks the event and what follows of its key, and makes it a dead letter when attempts are used up or `final` is
--- true. `retry_in` overrides the back-off; `counted => false` returns the event without counting an attempt.
--- Returns Parked, DeadLettered, Blocked, or Noted: the next pull of its partition sets it aside.
+-- Refuse an event that could not be handled. To be called after the rollback of the transaction that pulled it, in a separate
+-- transaction. Counts the attempt and parks the event, with later events of its key behind it. If attempts are used up, or
+-- `final` is true, the event becomes a dead letter. `retry_in` overrides the back-off. `counted => false` returns the event
+-- without counting an attempt.
+-- Returns Parked, DeadLettered, Blocked, or Noted (the next pull of its partition parks the event).
 create function mailboat.refuse(
     subscription text, event_id uuid, error text, reason text default 'HandlerFailed', final boolean default false,
     retry_in interval default null, counted boolean default true, outbox text default null

@@ -1,17 +1,17 @@
 -- The attempt journal.
 --
--- A consumer that dies takes its transaction with it, so an attempt is recorded where a rollback does not reach: in a sequence.
--- Each cursor has two, for its window and for its parked events. The value is a hash of the state that the attempt began in, the
--- number of attempts that began in that state, and the time of the last one. Only the transaction that has the cursor's lock
--- writes them.
--- For a second after an attempt began and was not heard of again, its events are left alone: a consumer whose handler failed has
--- rolled back, and calls mailboat.refuse next.
+-- A crash of a consumer rolls its transaction back, so an attempt is recorded where a rollback has no effect: in a sequence. Each
+-- cursor has two, for its window and for its parked events. The value consists of a hash of the state in which the attempt began,
+-- the number of attempts that began in that state, and the time of the last one. Only the transaction that holds the cursor's
+-- lock writes them.
+-- If an attempt began less than a second ago, and was neither committed nor refused, its events are not returned yet:
+-- a consumer whose handler failed has rolled back, and calls mailboat.refuse next.
 
 create function mailboat.journal_name(subscription bigint, of_partition integer, kind text) returns text
     language sql immutable
     return format('mailboat.journal_%s_%s_%s', subscription, of_partition, kind);
 
--- Makes the journals that a pull subscription lacks, after its declaration or a change of its partitions.
+-- Create the missing journals of a pull subscription, after its declaration or a change of its partitions.
 create function mailboat.make_journals(subscription bigint) returns void
     language plpgsql security definer
     set search_path = pg_catalog, pg_temp
@@ -57,8 +57,8 @@ $$;
 
 create trigger drop_journals after delete on mailboat.pull_policies for each row execute function mailboat.drop_journals();
 
--- What a journal says: 26 bits of a hash of the state, 10 bits of a count, 27 bits of tenths of seconds. `begun` has the
--- count of each state that is asked for.
+-- Read a journal: 26 bits of a hash of the state, 10 bits of a count, 27 bits of tenths of a second. `begun` has the count for
+-- each of `states`. `lately`: the last attempt began less than a second ago.
 create function mailboat.journal_entry(journal text, states text[], out begun integer[], out lately boolean)
     language plpgsql
     set search_path = pg_catalog, pg_temp
@@ -85,7 +85,7 @@ create function mailboat.clock_tenths() returns bigint
     set search_path = pg_catalog, pg_temp
     return (extract(epoch from clock_timestamp()) * 10)::bigint & 134217727;
 
--- Notes that one more attempt begins in this state. A rollback does not take this back.
+-- Record that one more attempt begins in this state. A rollback does not undo this.
 create function mailboat.record_attempt(journal text, state text, earlier integer) returns void
     language plpgsql
     set search_path = pg_catalog, pg_temp

@@ -1,11 +1,11 @@
--- Consumers without a broker: `sink: {pull: {}}`. Applications take events with mailboat.pull, in the transaction of their
--- effects; docs/consumers.md explains how.
+-- Consumers without a broker: `sink: {pull: {}}`. Applications read events with mailboat.pull, in the transaction of their
+-- effects (docs/consumers.md).
 --
--- The lock on a cursor's row is the ownership of its partition: it ends with the consumer's transaction, in every case. Work and
--- progress commit together, so there is no lease, no acknowledgement and no inbox. The functions run with the rights of the schema's
--- owner, check who calls them (mailboat.consumer_grants), and qualify every name.
+-- The lock on a cursor's row is the ownership of its partition, and always ends with the consumer's transaction. Effects and
+-- progress commit together, so there is no lease, no acknowledgement and no inbox. The functions run with the rights of the
+-- schema's owner, check the rights of the caller (mailboat.consumer_grants), and qualify every name.
 
--- What mailboat.pull returns.
+-- The result of mailboat.pull.
 create type mailboat.pulled as (
     "position"      bigint,
     event_id        uuid,
@@ -20,13 +20,13 @@ create type mailboat.pulled as (
     traceparent     text,
     created_at      timestamptz,
     partition       integer,
-    attempt         integer,                            -- 1: the first
+    attempt         integer,                            -- from 1
     redeliveries    integer,                            -- earlier pulls of this batch that did not commit
-    replay          boolean,                            -- a dead letter that a person replayed
-    group_label     text                                -- of delivery.groupBy; null: none
+    replay          boolean,                            -- a replayed dead letter
+    group_label     text                                -- by delivery.groupBy; null: none
 );
 
--- The subscription, for a caller who may consume it.
+-- Return the subscription, or raise if the caller may not consume it.
 create function mailboat.pull_subscription(subscription text, outbox text) returns mailboat.subscriptions
     language plpgsql stable
     set search_path = pg_catalog, pg_temp
@@ -47,8 +47,9 @@ begin
 end
 $$;
 
--- Its policy. Reading a table may run functions of that table's owner (of the types of its columns, of its row security), and
--- consumers read with the rights of the schema's owner: so they read no table but that owner's. The lock keeps the table.
+-- Return the policy of a subscription. Reading a table may run functions of that table's owner (of the types of its columns, of
+-- its row security). Consumers read with the rights of the schema's owner, so they read only a table of that owner. The lock
+-- keeps the table.
 create function mailboat.pull_policy(s mailboat.subscriptions) returns mailboat.pull_policies
     language plpgsql
     set search_path = pg_catalog, pg_temp
@@ -75,7 +76,7 @@ begin
 end
 $$;
 
--- The cursor of a partition, locked; nothing if another consumer has it, or a relay that is still alive.
+-- Lock and return the cursor of a partition. If another consumer has locked it, or a live relay owns it, return null.
 create function mailboat.lock_cursor(subscription bigint, of_partition integer) returns mailboat.cursors
     language plpgsql
     set search_path = pg_catalog, pg_temp
@@ -93,7 +94,7 @@ begin
             where m.subscription_id = subscription and m.partition = of_partition
             for no key update skip locked;
         exception when serialization_failure then
-            return null;                                -- another consumer moved it since this transaction's snapshot
+            return null;                                -- another consumer moved the cursor since this transaction's snapshot
         end;
     end if;
     if c.owner is not null
@@ -110,7 +111,7 @@ begin
 end
 $$;
 
--- The timeline of the server: a cursor that was not moved since a failover holds up retention.
+-- The timeline of the server. A cursor that has not moved since a failover blocks retention.
 create function mailboat.timeline() returns integer
     language sql volatile
     return ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer;
@@ -127,8 +128,8 @@ create function mailboat.save_cursor(c mailboat.cursors) returns void
         where m.subscription_id = (c).subscription_id and m.partition = (c).partition;
     end;
 
--- Closed cursors that have matching events to read, or may have: one read for all partitions. If there is none at all and the
--- caller says so, the cursors move past what is for others, so that the next look is short.
+-- Return the partitions with a closed cursor that have matching events, or may have: one read for all partitions. If none has any
+-- and `moves` is true, advance the cursors past events of other subscriptions, so that the next read is short.
 create function mailboat.fresh_partitions(s mailboat.subscriptions, p mailboat.pull_policies, moves boolean) returns integer[]
     language plpgsql
     set search_path = pg_catalog, pg_temp
@@ -155,7 +156,7 @@ begin
     if scanned > most then
         return array(select unnest(closed) order by random());
     end if;
-    -- A cursor that moved since the first look may have late events that this read did not look for.
+    -- If a cursor moved since the first query, it may have late events that this read left out.
     if scanned > 0 and moves and cardinality(hits) = 0 and (late or not seen_late) then
         begin
             update mailboat.cursors m
@@ -174,8 +175,8 @@ begin
 end
 $$;
 
--- Parked events whose time has come, of one key or one group; they leave the table with the consumer's commit. Null: an event
--- was given up, and that should be committed before anything else is tried.
+-- Return due parked events of one key or one group. They are deleted with the consumer's commit. Null: an event was given up, and
+-- the caller should commit that before another attempt.
 create function mailboat.take_parked(
     s mailboat.subscriptions, p mailboat.pull_policies, c mailboat.cursors, most integer
 ) returns mailboat.pulled[]
@@ -214,7 +215,7 @@ begin
         members := array(select m.ordinal from mailboat.parked m
                          where m.subscription_id = s.id and m.partition = c.partition and m.unit = head.unit order by m.ordinal);
     elsif died = 0 and head.attempts = 0 and p.ordered and head.key is not null then
-        -- Never tried: with all that is behind it, up to one that was tried.
+        -- If the head was never tried, return it with the events behind it, up to the first one that was tried.
         members := array(
             select q.ordinal
             from (select m.ordinal, bool_and(m.unit is null and m.attempts = 0 and not m.blocked
@@ -258,8 +259,8 @@ create function mailboat.crash_message(times integer) returns text
     language sql immutable
     return format('consumers died, or rolled back without mailboat.refuse, %s times with this event in hand', times);
 
--- The next events of the cursor's window; the cursor moves with the consumer's commit. Events behind a parked one of their key
--- are parked too, and so are those that were refused. Null: as in take_parked.
+-- Return the next events of the cursor's window. The cursor moves with the consumer's commit. Events behind a parked one of their
+-- key are parked too, and so are events that were refused. Null: as in take_parked.
 create function mailboat.take_window(
     s mailboat.subscriptions, p mailboat.pull_policies, c mailboat.cursors, most integer
 ) returns mailboat.pulled[]
@@ -276,18 +277,18 @@ declare
     last      integer;
     next      integer;
     ends      integer[];
-    handed    integer := 0;                             -- events that are handed out
-    taken     integer[] := '{}';                        -- their places in the batch, if not all are
+    handed    integer := 0;                             -- number of events to return
+    taken     integer[] := '{}';                        -- their places in the batch, unless all are returned
     ids       uuid[];                                   -- of the batch, by place; so are the keys
     keys      text[];
     refused   uuid[];                                   -- events of the batch that a consumer refused
-    held      text[];                                   -- keys of the batch that wait behind a parked event
+    held      text[];                                   -- keys of the batch with a parked event
     aside     boolean;
     noted     mailboat.refusals;
     singles   boolean;
     died      integer;
-    begun     integer;                                  -- attempts with one event, or group, in hand
-    in_batch  integer := 0;                             -- attempts with the whole batch in hand
+    begun     integer;                                  -- attempts with one event or group
+    in_batch  integer := 0;                             -- attempts with the whole batch
     lately    boolean;
     returned  integer := 0;
     ordinals  bigint[];
@@ -307,7 +308,7 @@ begin
                 c.highest := chunk.highest;
                 continue;
             end if;
-            if chunk.batch is null then               -- a window that turned out to be empty
+            if chunk.batch is null then               -- the window is empty
                 chunk.batch := '{}';
                 chunk.complete := true;
                 chunk.more := false;
@@ -484,16 +485,16 @@ begin
 end
 $$;
 
--- The next events of one free partition, for the caller's transaction: their effects and the progress commit together, or not
--- at all. Nothing comes back while the subscription is paused, while all partitions are taken, and while there is nothing new;
--- commit then too, and call again later (LISTEN mailboat shortens the wait, see mailboat.heartbeat).
+-- Return the next events of one free partition, for the caller's transaction: their effects and the progress commit together, or
+-- not at all. If the subscription is paused, all partitions are locked, or there are no new events, the result is empty. The
+-- caller should then commit as well, and call again later (LISTEN mailboat shortens the wait, see mailboat.heartbeat).
 create function mailboat.pull(subscription text, max_events integer default null, outbox text default null)
     returns setof mailboat.pulled
     language plpgsql security definer
     set search_path = pg_catalog, pg_temp
     set jit = off
     set enable_seqscan = off
-    set enable_bitmapscan = off                         -- made whole before the first row comes and a limit can end it
+    set enable_bitmapscan = off                         -- a bitmap is built completely before a limit can end the scan
     set plan_cache_mode = force_generic_plan            -- of the readers: see mailboat.make_readers
 as $$
 declare
@@ -513,8 +514,8 @@ begin
     if s.state = 'Paused' then
         return;
     end if;
-    -- Partitions with an open window or due parked events first, or those with new events: by chance, so that a large backlog
-    -- of one partition does not keep the others waiting.
+    -- Choose at random between partitions with an open window or due parked events, and those with new events, so that a large
+    -- backlog of one partition does not delay the others.
     ready := array(
         select m.partition from mailboat.cursors m
         where m.subscription_id = s.id
@@ -528,7 +529,8 @@ begin
         foreach chosen in array coalesce(listed, '{}') loop
             c := mailboat.lock_cursor(s.id, chosen);
             continue when c.partition is null;
-            -- Under the lock nobody repartitions or retires it: what is read now belongs together.
+            -- The lock keeps the subscription from being repartitioned or retired, so the row that is read now matches the
+            -- cursor.
             select m.* into s from mailboat.subscriptions m where m.id = s.id;
             if s.state = 'Paused' then
                 return;

@@ -1,6 +1,6 @@
--- What consumers that pull need beside events.
+-- Functions for consumers that pull, other than reading events.
 
--- A heartbeat of one consumer process. While `idle_for` lasts, writers notify: LISTEN mailboat; the payload is the outbox.
+-- Record a heartbeat of a consumer process. For `idle_for`, writers notify (LISTEN mailboat; the payload is the outbox).
 create function mailboat.heartbeat(subscription text, instance text, idle_for interval default '0', outbox text default null)
     returns void
     language plpgsql security definer
@@ -17,7 +17,7 @@ begin
 end
 $$;
 
--- A consumer process that drained before it stopped.
+-- Deregister a consumer process that drained before it stopped.
 create function mailboat.leave(subscription text, instance text, outbox text default null) returns void
     language plpgsql security definer
     set search_path = pg_catalog, pg_temp
@@ -29,7 +29,7 @@ begin
 end
 $$;
 
--- Makes time partitions ahead where no relay does; returns how many were made.
+-- Create time partitions ahead, for an outbox without a relay, and return their number. Delete refusals older than 30 days.
 create function mailboat.maintain(subscription text, outbox text default null) returns integer
     language plpgsql security definer
     set search_path = pg_catalog, pg_temp
@@ -45,7 +45,7 @@ begin
 end
 $$;
 
--- What a consumer kit reads at its start instead of a manifest.
+-- Settings that a consumer kit reads at its start instead of a manifest.
 create function mailboat.consumer_settings(subscription text, outbox text default null) returns jsonb
     language plpgsql security definer
     set search_path = pg_catalog, pg_temp
@@ -61,8 +61,8 @@ begin
 end
 $$;
 
--- How far a pull subscription is behind: matching events that no cursor has passed (counted up to `most`), the age of the
--- oldest in seconds, parked events and dead letters that were not replayed.
+-- The lag of a pull subscription: matching events that no cursor has passed (counted up to `most`), the age of the oldest one in
+-- seconds, parked events, and dead letters that were not replayed.
 create function mailboat.pull_lag(
     subscription text, most integer default 10000, outbox text default null,
     out pending bigint, out bounded boolean, out oldest double precision, out parked bigint, out dead bigint

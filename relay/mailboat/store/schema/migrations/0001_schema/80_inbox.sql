@@ -1,7 +1,7 @@
--- Consumers behind a broker: marks of handled events (mailboat.once), and attempts that survive the process.
+-- Consumers behind a broker: marks of handled events (mailboat.once), and attempts that survive a crash of the process.
 
--- Whether an event is new to a consumer; it is marked as handled, in the caller's transaction. For consumers that get their
--- events from elsewhere: true means do it, false means it was done.
+-- Mark an event as handled, in the caller's transaction. Return true if it is new to the consumer and must be handled, false if
+-- it was handled before. For consumers whose events come from another source than mailboat.pull.
 create function mailboat.once(consumer text, event_id uuid) returns boolean
     language plpgsql security definer
     set search_path = pg_catalog, pg_temp
@@ -14,7 +14,7 @@ begin
 end
 $$;
 
--- Takes a mark of mailboat.once back, so that the event is handled again. True if there was one.
+-- Delete a mark of mailboat.once, so that the event is handled again. Return true if there was one.
 create function mailboat.forget(consumer text, event_id uuid) returns boolean
     language plpgsql security definer
     set search_path = pg_catalog, pg_temp
@@ -26,8 +26,8 @@ begin
 end
 $$;
 
--- Deletes marks of mailboat.once, and attempts of an inbox, that are older than any redelivery can be: the oldest ones, up to
--- `most`. Returns how many; fewer than `most` means that none is left.
+-- Delete marks of mailboat.once, and attempts of an inbox, that are older than any possible redelivery: the oldest, up to `most`.
+-- Return their number; fewer than `most` means that none is left.
 create function mailboat.prune_handled(consumer text, older_than interval default '30 days', most integer default 10000)
     returns bigint
     language plpgsql security definer
@@ -52,9 +52,9 @@ begin
 end
 $$;
 
--- Which of these events may be handled now, each with its attempt; they are noted as running. `running` are the events that
--- the process has in hand already, `replays` those of `event_ids` that a person replayed. States: claimed; done; dead; wait.
--- Two processes may get the same event at once in a race: mailboat.once lets one of them wait for the other.
+-- Claim events and record them as running. Return for each its state (claimed, done, dead or wait) and its attempt. `running`:
+-- the events that the process is handling already. `replays`: those of `event_ids` that are replayed dead letters. In a race, two
+-- processes may claim the same event at once: mailboat.once makes one of them wait for the other.
 create function mailboat.inbox_claim(
     consumer text, instance text, incarnation text, lease interval, running uuid[], event_ids uuid[], replays uuid[],
     out event_id uuid, out state text, out attempt integer, out deaths integer, out wait double precision
@@ -65,7 +65,8 @@ as $$
 #variable_conflict use_column
 begin
     perform mailboat.check_consumer(inbox_claim.consumer, '');
-    -- Processes that died, and earlier incarnations of this one. Locked in one order, so that two such calls do not deadlock.
+    -- Delete holders that died, and earlier incarnations of this one. Rows are locked in a fixed order, so that concurrent calls
+    -- do not deadlock.
     with gone as (
         delete from mailboat.inbox_holders h
         where h.ctid = any (array(
@@ -116,7 +117,7 @@ begin
 end
 $$;
 
--- Keeps the events of a process its own. `running` is used if others took the process for dead in the meantime.
+-- Renew the claims of a process. `running` is used if another process has expired this one in the meantime.
 create function mailboat.inbox_renew(consumer text, instance text, incarnation text, lease interval, running uuid[]) returns void
     language plpgsql security definer
     set search_path = pg_catalog, pg_temp
@@ -129,7 +130,7 @@ begin
 end
 $$;
 
--- Events that were not handled: how many attempts count by now, and when the next one may begin. Attempts never go down.
+-- Record events that were not handled: the number of attempts that count, and the time of the next one. Attempts never decrease.
 create function mailboat.inbox_fail(
     consumer text, instance text, incarnation text, event_ids uuid[], attempts integer[], deaths integer[],
     retry_in double precision[], dead boolean
@@ -154,7 +155,7 @@ begin
 end
 $$;
 
--- Events that were handled after a failure: their attempts are of no interest any more.
+-- Delete the attempts of events that were handled after a failure.
 create function mailboat.inbox_done(consumer text, event_ids uuid[]) returns void
     language plpgsql security definer
     set search_path = pg_catalog, pg_temp
@@ -166,7 +167,7 @@ begin
 end
 $$;
 
--- A process that drained before it stopped.
+-- Deregister a process that drained before it stopped.
 create function mailboat.inbox_leave(consumer text, instance text, incarnation text) returns void
     language plpgsql security definer
     set search_path = pg_catalog, pg_temp

@@ -1,15 +1,15 @@
--- Who may do what: triggers that check rows, roles, and grants.
+-- Rights: triggers that check rows, roles, and grants.
 
--- Progress of all outboxes lies in the same tables, and every relay may write to them: to rows of its own outbox. Triggers
--- see to that, and not row security, which relays must have off (it would hide events). They run once per statement, and only where
--- outboxes have different relay roles.
--- A row whose subscription is gone was deleted with it, which was checked where the subscription was.
+-- Check that a relay writes only rows of its own outbox. The progress of all outboxes is in the same tables, and every relay role
+-- has rights on them. Row security can't be used, because relays must have it off (it would hide events). The triggers run once
+-- per statement, and only if outboxes have different relay roles.
+-- If the subscription of a row is gone, the row was deleted by its foreign key, and the rights were checked on the subscription.
 create function mailboat.check_rights() returns trigger
     language plpgsql
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    -- Mostly there are none, and the rows need no look.
+    -- Usually empty, and then no row is checked.
     others text[] := array(select o.name from mailboat.outboxes o
                            where pg_has_role(to_regrole(quote_ident(o.relay)), 'usage') is not true);
     denied record;
@@ -43,9 +43,9 @@ begin
 end
 $$;
 
--- 1 while all outboxes have the same relay role, 2 once they had different ones, none before the first. With one role, the grants
--- on the tables are all that there is to check. A sequence, because the condition of a trigger can read it without a query: the check
--- was a third of what the settlement of a cursor costs. Its value does not go back, not even by a rollback: a check too many is harmless.
+-- 1 while all outboxes have the same relay role; 2 once they had different ones; no value before the first outbox. With one role,
+-- the grants on the tables suffice. A sequence, because the condition of a trigger can read it without a query: the check was a
+-- third of the cost of a settlement. The value never goes back, not even by a rollback: an unnecessary check is harmless.
 create sequence mailboat.relay_roles;
 grant select on sequence mailboat.relay_roles to public;
 
@@ -54,7 +54,7 @@ create function mailboat.count_relay_roles() returns trigger
     set search_path = pg_catalog, pg_temp
 as $$
 begin
-    -- Of two transactions that change roles at once, the later one sees the roles of the first, or fails in a deadlock.
+    -- If two transactions change roles at once, the later one sees the roles of the first, or fails with a deadlock.
     lock table mailboat.outboxes in share row exclusive mode;
     if (select count(distinct o.relay) from mailboat.outboxes o) > 1 then
         perform setval('mailboat.relay_roles', 2);
@@ -68,8 +68,7 @@ $$;
 create trigger relay_roles after insert or update on mailboat.outboxes
     for each statement execute function mailboat.count_relay_roles();
 
--- Makes a table one in which relays keep their progress. `rows`: outbox if the table has a column of that name, else
--- subscription.
+-- Add the triggers to a table with progress of relays. `rows`: outbox if the table has a column of that name, else subscription.
 create function mailboat.guard_progress_table(progress_table text, rows text) returns void
     language plpgsql
     set search_path = pg_catalog, pg_temp
@@ -91,16 +90,16 @@ from (values ('relays', 'outbox'), ('wakeup_requests', 'outbox'), ('subscription
              ('parked', 'subscription'), ('dead_letters', 'subscription'), ('pull_policies', 'subscription')
      ) l(progress_table, rows);
 
--- Who may do what. Three group roles without login, to be granted to the users that applications and relays connect as:
+-- Three group roles without login, to be granted to the users of applications and relays:
 --
 --   grant mailboat_writer   to shop_app;    may emit; may not read the outbox, nor set a position, a transaction or a time
 --   grant mailboat_relay    to shop_relay;  may read outboxes and keep progress; may not write events
 --   grant mailboat_consumer to shop_view;   may pull what mailboat.grant_consumer allows
 --
--- The first two have rights on the outboxes that were not given roles of their own (see mailboat.create_outbox).
+-- The first two have rights on the outboxes without roles of their own (see mailboat.create_outbox).
 --
--- Roles belong to the whole server: another database may have made them already, or be making them just now. A user who may
--- not create roles goes on without them; `mailboat migrate` then prints what an administrator should run.
+-- Roles belong to the whole server: another database may have created them already, or be creating them now. If the user may not
+-- create roles, the migration continues without them, and `mailboat migrate` prints the statements for an administrator.
 do $$
 declare
     role text;
@@ -118,14 +117,14 @@ begin
 end
 $$;
 
--- The role that the caller acts as. (current_user is the owner in a function with its owner's rights.)
+-- The role of the caller. In a SECURITY DEFINER function, current_user is the owner.
 create function mailboat.caller() returns name
     language sql stable
     set search_path = pg_catalog, pg_temp
     return case when current_setting('role') in ('none', '') then session_user else current_setting('role')::name end;
 
--- Raises unless the caller may act as this consumer: by a grant, as the relay of the subscription's outbox, or as the owner of
--- the schema. `of_outbox` is empty for a name that is used with mailboat.once.
+-- Raise unless the caller may act as this consumer: by a grant, as the relay of the subscription's outbox, or as the owner of the
+-- schema. `of_outbox` is empty for a name that is used with mailboat.once.
 create function mailboat.check_consumer(consumer text, of_outbox text) returns void
     language plpgsql stable
     set search_path = pg_catalog, pg_temp
@@ -147,7 +146,7 @@ begin
 end
 $$;
 
--- The outbox of a subscription; empty if there is none of that name. Raises if there are several.
+-- The outbox of a subscription; empty if there is no subscription of that name. Raises if there are several.
 create function mailboat.outbox_of(consumer text) returns text
     language plpgsql stable
     set search_path = pg_catalog, pg_temp
@@ -163,7 +162,8 @@ begin
 end
 $$;
 
--- Allows a role to pull a subscription, or to use mailboat.once under a name. The role must be in mailboat_consumer as well.
+-- Allow a role to pull a subscription, or to use mailboat.once under a name. The role must be a member of mailboat_consumer as
+-- well.
 create function mailboat.grant_consumer(consumer text, role text, outbox text default null) returns void
     language plpgsql
     set search_path = pg_catalog, pg_temp
@@ -187,9 +187,9 @@ create function mailboat.revoke_consumer(consumer text, role text) returns void
         where g.consumer = revoke_consumer.consumer and g.role = revoke_consumer.role::name;
     end;
 
--- Grants the roles of every outbox, where they exist, what they need on it. Rights on an outbox hold for all of its partitions,
--- those made later too, since nobody reads or writes a partition but through its outbox. A table of somebody else's making, with
--- columns of other names, is written to by that somebody's rights.
+-- Grant the roles of every outbox, if they exist, the rights that they need on it. Rights on an outbox cover all of its
+-- partitions, including later ones, because partitions are accessed only through their outbox. Writers of an existing table with
+-- other column names get no rights here; its owner grants them.
 create function mailboat.grant_roles() returns void
     language plpgsql
     set search_path = pg_catalog, pg_temp
@@ -226,12 +226,12 @@ begin
 end
 $$;
 
--- The tables in which relays keep their progress.
+-- The tables with progress of relays.
 create function mailboat.progress_tables() returns regclass[]
     language sql stable
     return array(select distinct t.tgrelid::regclass from pg_trigger t where t.tgfoid = 'mailboat.check_rights'::regproc);
 
--- Puts other roles in the place of those that an outbox has, with their rights. What is null stays as it is.
+-- Replace the roles of an outbox, and move their rights. A null argument leaves that role unchanged.
 create function mailboat.set_roles(outbox text, writer text default null, relay text default null) returns void
     language plpgsql
     set search_path = pg_catalog, pg_temp
@@ -259,7 +259,8 @@ begin
     if not found then
         return;
     end if;
-    -- What grant_roles gave to the former ones. To a table of somebody else's making its writers have rights from elsewhere.
+    -- Revoke the grants of grant_roles from the former roles. The writers of an existing table have rights from its owner, which
+    -- stay.
     select pg_get_serial_sequence(former.name, a.attname) into sequence
     from pg_class c
     join pg_namespace n on n.nspname = 'mailboat' and n.nspowner = c.relowner
@@ -279,7 +280,8 @@ begin
 end
 $$;
 
--- Grants mailboat_consumer, where it exists, what consumers call. Each of these functions checks who may consume what.
+-- Grant mailboat_consumer and the relay roles, if they exist, the functions that consumers call. Each function checks the caller
+-- with mailboat.check_consumer.
 create function mailboat.grant_consumer_role() returns void
     language plpgsql
     set search_path = pg_catalog, pg_temp
@@ -305,8 +307,8 @@ begin
 end
 $$;
 
--- Only the owner calls the functions that are internal or have grants of their own. (mailboat.make_journals and
--- mailboat.make_readers change nothing that is declared otherwise.)
+-- Revoke execution from PUBLIC for functions that are internal or have explicit grants. (A call of mailboat.make_journals or
+-- mailboat.make_readers by another user is harmless: both only restore the declared state.)
 do $$
 declare
     internal regprocedure;
