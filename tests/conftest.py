@@ -1,7 +1,7 @@
-"""What all tests share: the real servers, fresh names, and the rules that no test may break.
+"""Fixtures of all tests: real servers, unique names, and the rules that every test has to keep.
 
-- A real part that can't be had here skips the tests that need it, and the run ends with a list of what was missing. In
-  CI (``CI=true``) it fails them instead.
+- If a real server can't be installed here, the tests that need it are skipped, and the run ends with a list of the
+  missing parts. In CI (``CI=true``) these tests fail instead.
 - A test that leaves an asyncio task or a thread behind fails.
 """
 
@@ -34,8 +34,8 @@ Part = TypeVar("Part")
 
 _MISSING = "a real part is missing: "
 
-# How long an example takes says nothing on a machine that runs other tests at the same time. And a failure must come
-# again wherever somebody looks for it.
+# No deadline: the duration of an example means nothing while other tests run on the same machine. Derandomized: a
+# failure is reproducible on every machine.
 settings.register_profile("patient", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
@@ -44,7 +44,7 @@ settings.load_profile("patient")
 
 
 def part_or_skip(start: Callable[[], Part]) -> Part:
-    """The part, or the end of the test: skipped on a developer's machine, failed in CI."""
+    """Start a part. If the part is missing, skip the test on a developer's machine and fail it in CI."""
     try:
         return start()
     except PartMissing as missing:
@@ -55,16 +55,16 @@ def part_or_skip(start: Callable[[], Part]) -> Part:
 
 @pytest.fixture(scope="session", name="or_skip")
 def or_skip_fixture() -> Callable[[Callable[[], Part]], Part]:
-    """``or_skip(start_kfake)`` is a server of the test's own, with the same answer to a missing part."""
+    """``or_skip(start_kfake)`` starts a server for one test, and skips or fails the test like ``part_or_skip``."""
     return part_or_skip
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # The controller of workers owns their servers; its folder goes when it ends.
+    # The xdist controller owns the servers of its workers. Their folder is removed when the controller ends.
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         folder = tempfile.TemporaryDirectory(prefix="mailboat-servers-")
         config.add_cleanup(folder.cleanup)
-        Path(folder.name).chmod(0o755)  # Postgres runs as another user where we are root
+        Path(folder.name).chmod(0o755)  # if the tests run as root, Postgres runs as another user
         servers = SharedServers(Path(folder.name))
         servers.serve_workers()
         config.add_cleanup(servers.stop)
@@ -79,13 +79,13 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 
 @pytest.fixture(scope="session")
 def postgres(servers: Servers) -> PostgresServer:
-    """Postgres, the newest major. Shared: never stop it, never change its settings; start one of your own for that."""
+    """Postgres, the newest major. Shared: to stop the server or to change its settings, start a separate one."""
     return part_or_skip(lambda: servers.postgres(NEWEST))
 
 
 @pytest.fixture(scope="session")
 def postgres14(servers: Servers) -> PostgresServer:
-    """Postgres, the oldest supported major; shared like ``postgres``."""
+    """Postgres, the oldest supported major. Shared like ``postgres``."""
     return part_or_skip(lambda: servers.postgres(OLDEST))
 
 
@@ -97,7 +97,7 @@ def database(postgres: PostgresServer) -> Iterator[Database]:
 
 @pytest.fixture(params=["postgres", "postgres14"])
 def each_database(request: pytest.FixtureRequest) -> Iterator[Database]:
-    """The test runs twice: on the newest and on the oldest supported Postgres."""
+    """A fresh database. The test runs twice: on the newest and on the oldest supported Postgres."""
     yield from _fresh_database(request.getfixturevalue(request.param))
 
 
@@ -111,31 +111,31 @@ def _fresh_database(server: PostgresServer) -> Iterator[Database]:
 
 @pytest.fixture(scope="session")
 def kfake(servers: Servers) -> KafkaServer:
-    """The light Kafka-protocol broker, in memory. Shared: start one of your own to kill it."""
+    """The light Kafka-protocol broker, in memory. Shared: to kill a broker, start a separate one."""
     return part_or_skip(lambda: servers.kfake())
 
 
 @pytest.fixture(scope="session")
 def apache_kafka(servers: Servers) -> KafkaServer:
-    """Apache Kafka. Shared: start one of your own to kill it."""
+    """Apache Kafka. Shared: to kill a broker, start a separate one."""
     return part_or_skip(lambda: servers.kafka())
 
 
 @pytest.fixture(scope="session")
 def pubsub(servers: Servers) -> PubSubServer:
-    """Google's Pub/Sub fake. Shared: start one of your own to kill it."""
+    """Google's Pub/Sub fake. Shared: to kill a server, start a separate one."""
     return part_or_skip(lambda: servers.pubsub())
 
 
 @pytest.fixture(scope="session")
 def valkey(servers: Servers) -> RedisServer:
-    """Valkey. Shared: use keys of a unique consumer, never flush it; start one of your own to kill it."""
+    """Valkey. Shared: use keys of a unique consumer and never flush. To kill a server, start a separate one."""
     return part_or_skip(lambda: servers.redis("valkey"))
 
 
 @pytest.fixture(scope="session", params=["valkey", "redis"])
 def each_redis(request: pytest.FixtureRequest, servers: Servers) -> RedisServer:
-    """The test runs twice: on Valkey and on Redis 7; shared like ``valkey``."""
+    """Valkey and Redis 7, shared like ``valkey``. The test runs twice, once on each."""
     return part_or_skip(lambda: servers.redis(request.param))
 
 
@@ -144,7 +144,7 @@ def each_redis(request: pytest.FixtureRequest, servers: Servers) -> RedisServer:
 
 @pytest.fixture
 def unique_name() -> Callable[[str], str]:
-    """``unique_name("orders")`` is a name that nobody else on the shared servers has."""
+    """``unique_name("orders")`` returns a name that is unique on the shared servers."""
     return lambda stem: f"{stem}-{secrets.token_hex(4)}"
 
 
@@ -166,7 +166,7 @@ def kafka_topic(unique_name: Callable[[str], str]) -> TopicFactory:
 
 @pytest.fixture
 def proxy_factory() -> Iterator[Callable[[int], Proxy]]:
-    """``proxy_factory(postgres.port)`` is a proxy before that port, closed after the test."""
+    """``proxy_factory(postgres.port)`` starts a proxy in front of that port. The proxy is closed after the test."""
     proxies: list[Proxy] = []
 
     def create(port: int) -> Proxy:
@@ -189,7 +189,7 @@ def no_thread_left_behind() -> Iterator[None]:
     def leftovers() -> list[threading.Thread]:
         return [thread for thread in threading.enumerate() if not thread.daemon and thread not in before]
 
-    if leftovers():  # a thread that was told to end may need a moment
+    if leftovers():  # a thread that was asked to stop may need a moment
         wait_until(lambda: not leftovers(), timeout=30, what=f"the threads that the test left behind: {leftovers()}")
 
 
@@ -202,7 +202,7 @@ async def no_task_left_behind() -> AsyncIterator[None]:
 
 
 _OLDEST_IN_GATE = ("tests/schema/", "tests/store/conformance/test_windows.py", "tests/cli/test_schema_commands.py")
-"""What depends on the major: schema, verify, migrate, windows. Everything else runs on the oldest one in ``verify``."""
+"""Tests that depend on the major: schema, verify, migrate, windows. On the oldest one, others run with ``verify``."""
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -212,8 +212,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         }
         if on_oldest and not item.nodeid.startswith(_OLDEST_IN_GATE):
             item.add_marker(pytest.mark.verify)
-    # Only for tests that have an event loop; right behind the thread rule, so that the loop is closed before threads
-    # are counted, and before all other fixtures, so that their tasks are gone by then.
+    # Only tests with an event loop have the task rule. The rule is set up right after the thread rule, so that the loop
+    # is closed before threads are counted. All other fixtures are set up later, so that their tasks have ended before
+    # tasks are counted.
     if isinstance(item, pytest.Function) and item.get_closest_marker("asyncio") is not None:
         item.fixturenames.insert(item.fixturenames.index("no_thread_left_behind") + 1, "no_task_left_behind")
 

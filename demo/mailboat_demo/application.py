@@ -1,7 +1,7 @@
 """The application: a shop that changes orders on several connections and emits an event with every change.
 
-Business rows and events are written in the same transaction, which is all that an application has to do. It misbehaves
-on purpose: it rolls back after it has emitted, has slow transactions, and keeps one transaction open for the whole run.
+Business rows and events are written in the same transaction. An application has nothing else to do. This one misbehaves
+on purpose: some transactions roll back after the emit, some are slow, and one stays open for the whole run.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Shop:
                 while not self._closed.wait(random.uniform(0.5, 1.5) * self._pause):
                     self._change_some_order(connection, random)
         except Exception as error:
-            self.failure = error  # raised by the story on the main thread
+            self.failure = error  # raised by the scenario on the main thread
 
     def _change_some_order(self, connection: psycopg.Connection, random: Random) -> None:
         try:

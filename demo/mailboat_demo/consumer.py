@@ -14,7 +14,7 @@ _POLL: Final = 0.1
 
 
 class ReceivedMessages:
-    """All messages that arrived."""
+    """Messages in the order of arrival."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self.arrivals: list[Arrival] = []
@@ -57,7 +57,7 @@ class ReceivedMessages:
                 if message is not None and message.error() is None:
                     self._note(arrival_of(message))
         except Exception as error:
-            self.failure = error  # raised by the story on the main thread
+            self.failure = error  # raised by the scenario on the main thread
 
     def _note(self, arrival: Arrival) -> None:
         self.arrivals.append(arrival)

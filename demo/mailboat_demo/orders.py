@@ -70,7 +70,7 @@ def await_outbox(url: str, timeout: float) -> None:
 
 
 def keep_changing(url: str, names: Sequence[str], stop: threading.Event, every: float) -> None:
-    """Change one order after the other, ``every`` so many seconds, until ``stop`` is set or the database is gone."""
+    """Change one order every ``every`` seconds, in turn, until ``stop`` is set or the database is unavailable."""
     with psycopg.connect(url) as connection:
         for name in cycle(names):
             if stop.wait(every):

@@ -2,8 +2,9 @@
 
     python -m mailboat_demo.playground
 
-Unlike the demo, it tells no story: it stays up and prints the addresses, for people who try things out. All servers
-listen on the loopback interface. Everything is in one temporary folder, and all of it is removed at the end.
+Unlike the demo, the playground has no scenario. The processes run until Ctrl-C, and their addresses are printed for
+manual tests. All servers listen on the loopback interface. All files are in one temporary folder, which is removed at
+the end.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from mailboat_devservers.redis_server import start_valkey
 TOPICS: Final = ("orders", "orders.dead", "orders.orders-view.dead")
 _ORDERS: Final = tuple(f"order-{number}" for number in range(10))
 _START_TIMEOUT: Final = 240.0
-"""Seconds. A start takes two; a busy machine may stretch them a hundredfold."""
+"""Seconds. A start takes two on an idle machine, and up to a hundred times as long on a busy one."""
 _EVERY: Final = 1.0
 """Seconds between two events of the producer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Playground:
-    """Addresses of all that runs."""
+    """Folder and addresses of the running processes."""
 
     folder: Path
     database: str
@@ -56,7 +57,7 @@ class Playground:
         return self.folder / "mailboat.yaml"
 
     def text(self) -> str:
-        """Return the addresses and commands to try, for a person."""
+        """Return the addresses and commands to try, as text for the terminal."""
         command = Path(sys.executable).with_name("mailboat")
         return f"""\
 The playground is up. Ctrl-C stops and removes everything.
@@ -114,7 +115,7 @@ def documents(playground: Playground) -> list[dict[str, Any]]:
 
 
 def start(stack: ExitStack) -> tuple[Playground, list[Child]]:
-    """Start everything and return the addresses and the processes. The stack stops and removes all of it."""
+    """Start all processes and return the addresses and the processes. The stack stops and removes all of them."""
     folder = Path(tempfile.mkdtemp(prefix="mailboat-playground-"))
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     folder.chmod(0o755)  # the database may run as another user

@@ -34,7 +34,7 @@ class RelayGlance:
 
 
 class RelayProcess(Child):
-    """One relay process. ``launch`` does not wait until it is ready: poll ``glance``."""
+    """One relay process. ``launch`` returns before the relay is ready; poll ``glance``."""
 
     def __init__(self, name: str, manifest: Path, folder: Path) -> None:
         self._status = f"http://127.0.0.1:{(port := free_port())}/status"

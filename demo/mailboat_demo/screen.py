@@ -96,7 +96,7 @@ class PlainScreen:
 
 
 class LiveScreen:
-    """Redraws in place. The lines of the story stay on the terminal at the end."""
+    """Redraws in place. The printed lines of the scenario stay on the terminal at the end."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -20,7 +20,7 @@ from mailboat_devservers.postgres import PostgresServer, find_postgres
 TOPIC: Final = "orders"
 PARTITIONS: Final = 8
 SMALL_LIMIT: Final = 20_000
-"""Maximum message bytes of the relays at first; one event of the demo is larger."""
+"""Maximum message bytes of the relays at the start. One event of the demo is larger."""
 LARGE_LIMIT: Final = 900_000
 _TOPIC_PARTITIONS: Final = 4
 

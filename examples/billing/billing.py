@@ -1,4 +1,4 @@
-"""Billing: handles orders from Kafka, with Redis to recognise events that it handled before.
+"""Billing: a consumer of orders from Kafka, with claims in Redis against repeated charges.
 
 `mailboat consume -f billing.yaml billing:billing` runs it. See docs/consumers-kafka.md.
 """
@@ -15,12 +15,13 @@ class OrderPlaced(BaseModel):
     total: Decimal
 
 
-billing = Consumer("billing")  # billing.yaml has its configuration
+billing = Consumer("billing")  # configured by billing.yaml
 
 
 @billing.on("order.placed")
 async def invoice(order: OrderPlaced, event: Event) -> None:
     if order.total < 0:
-        raise Refuse("negative total")  # dead letter at once
-    # In place of a call to a bank. With the event's id as its idempotency key, a repetition after a crash is harmless.
+        raise Refuse("negative total")  # becomes a dead letter at once
+    # A real consumer calls a bank here. The event's id is the idempotency key, so a repetition after a crash is
+    # harmless.
     print(f"charged {order.total} for {order.order}, idempotency key {event.id}", flush=True)

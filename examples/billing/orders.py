@@ -1,6 +1,6 @@
-"""Orders: a FastAPI service that stores orders, and announces each one in the same transaction.
+"""Orders: a FastAPI service that stores orders and emits an event for each one in the same transaction.
 
-`uvicorn orders:app` runs it, `mailboat run -f orders.yaml` carries the events to Kafka, and billing.py charges them.
+`uvicorn orders:app` runs it. `mailboat run -f orders.yaml` delivers the events to Kafka, and billing.py charges them.
 """
 
 import os
@@ -35,7 +35,7 @@ class NewOrder(BaseModel):
 @app.post("/orders", status_code=201)
 async def place(order: NewOrder) -> dict[str, str]:
     number = f"o-{uuid4().hex[:8]}"
-    async with await psycopg.AsyncConnection.connect(DATABASE_URL) as connection:  # take it from a pool
+    async with await psycopg.AsyncConnection.connect(DATABASE_URL) as connection:  # in production, from a pool
         await connection.execute("insert into orders (id, total) values (%s, %s)", [number, order.total])
         event_id = await emit(connection, "order.placed", {"order": number, "total": order.total}, key=number)
-    return {"order": number, "event": str(event_id)}  # committed: the order and its event, or neither
+    return {"order": number, "event": str(event_id)}  # the order and its event are committed together

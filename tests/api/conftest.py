@@ -1,11 +1,11 @@
-"""What the tests on a real Kubernetes API server share. Everything in this folder is marked ``api``.
+"""Fixtures for tests on a real Kubernetes API server. All tests in this folder are marked ``api``.
 
-- ``api`` is a bare server: what a test creates stays as it is, for nobody else acts. Pods are accepted without a
-  service account, a deleted namespace stays for ever.
-- ``api_with_controllers`` has Kubernetes' own controllers: Deployments get pods, orphans are collected.
+- ``api`` is a bare server without controllers, so objects stay as a test creates them. Pods are accepted without a
+  service account. A deleted namespace is never removed.
+- ``api_with_controllers`` runs Kubernetes' own controllers: Deployments get pods, orphans are collected.
 
-Both know our kinds, record all requests (``requests``), and are shared: a test has a namespace of its own there, and
-starts a server of its own (``start_api_server``) to kill it or to count all that is in it.
+Both servers serve the Mailboat kinds and record all requests (``requests``). Both are shared: each test has its own
+namespace. A test that kills the server or counts all objects starts a separate one (``start_api_server``).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def with_our_kinds(server: ApiServer) -> ApiServer:
-    """The same server, once it serves what ``crds/*.yaml`` define."""
+    """Apply ``crds/*.yaml`` and return the server when the kinds are served."""
     files = sorted(CRDS.glob("*.yaml"))
     assert files, f"there are no custom resource definitions in {CRDS}"
     for file in files:
@@ -42,7 +42,7 @@ def with_our_kinds(server: ApiServer) -> ApiServer:
 
 @pytest.fixture(scope="session")
 def api(tmp_path_factory: pytest.TempPathFactory, or_skip: Callable[..., ApiServer]) -> Iterator[ApiServer]:
-    """A bare API server. Shared: start one of your own to kill it."""
+    """A bare API server. Shared: to kill a server, start a separate one."""
     place = tmp_path_factory.mktemp("api")
     with or_skip(lambda: start_api_server(place, audit=True)) as server:
         yield with_our_kinds(server)
@@ -52,7 +52,7 @@ def api(tmp_path_factory: pytest.TempPathFactory, or_skip: Callable[..., ApiServ
 def api_with_controllers(
     tmp_path_factory: pytest.TempPathFactory, or_skip: Callable[..., ApiServer]
 ) -> Iterator[ApiServer]:
-    """An API server with Kubernetes' own controllers; shared like ``api``."""
+    """An API server with Kubernetes' own controllers. Shared like ``api``."""
     place = tmp_path_factory.mktemp("api-with-controllers")
     with or_skip(lambda: start_api_server(place, controllers=True, audit=True)) as server:
         yield with_our_kinds(server)
@@ -79,7 +79,7 @@ def controlled_namespace(api_with_controllers: ApiServer, unique_name: Callable[
 
 @pytest_asyncio.fixture
 async def cluster(api: ApiServer, namespace: str, tmp_path: Path) -> AsyncIterator[Cluster]:
-    """The fresh namespace as its administrator sees it, for tests in which the operator's core runs beside them."""
+    """Administrator access to the fresh namespace, for tests that run the operator's controller in process."""
     kube = await Kube.connect(api.kubeconfig)
     cluster = Cluster(api, kube, namespace, tmp_path)
     yield cluster

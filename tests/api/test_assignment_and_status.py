@@ -1,4 +1,4 @@
-"""Who moves what, and what is said about it, on a real API server."""
+"""Assignment of partitions to relays, and the status that reports it, on a real API server."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_a_subscription_is_not_ready_before_its_destination_answered(clust
 
 
 async def test_a_relay_that_is_silent_for_a_moment_is_named_and_keeps_its_partitions(cluster, monkeypatch):
-    now = 0.0  # stands still, so that a moment is one, however long it takes
+    now = 0.0  # the clock stands still, so that the silence stays short on a slow machine
     monkeypatch.setattr(controller, "RelayStates", functools.partial(RelayStates, clock=lambda: now))
     await cluster.create_relay()
     await cluster.create_subscription()
@@ -197,7 +197,7 @@ async def test_an_autoscaler_reads_how_many_there_are_and_which_pods_they_are(ap
         await asyncio.to_thread(api.kubectl, *resize)
         await cluster.until(DEPLOYMENT, "orders-relay", lambda it: it["spec"]["replicas"] == 3, "three replicas")
 
-        # Why examples/kubernetes/autoscaling.yaml says that the field has to stay.
+        # Without spec.replicas the scale subresource fails, so examples/kubernetes/autoscaling.yaml keeps the field.
         await cluster.patch(RELAY, "orders", {"spec": {"replicas": None}})
         await cluster.until(DEPLOYMENT, "orders-relay", lambda it: it["spec"]["replicas"] == 2, "the default")
         answer = await asyncio.to_thread(api.try_kubectl, "get", "--raw", path)

@@ -1,7 +1,9 @@
-"""The chart meets a real API server: what it renders is accepted, what it grants is enough and no more, and neither an
-upgrade nor an uninstall takes away what is not the chart's.
+"""The chart on a real API server.
 
-On servers of their own: a release has objects that concern everybody.
+The server accepts the rendered manifests. The granted rights are sufficient and minimal. An upgrade or an uninstall
+removes no object that the chart does not own.
+
+The tests start their own servers, because a release contains cluster-wide objects.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ OTHERS_KINDS = {
         f"deploy/crds/cert-manager.io_{kind}.yaml" for kind in ("certificates", "issuers")
     ],
 }
-"""Where the definitions are of what the chart makes on request: in their owners' sources."""
+"""CRD files of the foreign kinds that the chart creates on request, by Go module."""
 
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:mailboat-operator"
 CRDS = ["eventsubscriptions.mailboat.dev", "outboxrelays.mailboat.dev"]
@@ -40,7 +42,7 @@ CRDS = ["eventsubscriptions.mailboat.dev", "outboxrelays.mailboat.dev"]
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, or_skip: Callable[..., Any]) -> Iterator[ApiServer]:
-    """A server without our kinds, but with others' that the chart uses, whose namespaces take restricted pods only."""
+    """An API server without the Mailboat kinds but with the foreign ones. Its namespaces admit restricted pods only."""
     place = tmp_path_factory.mktemp("chart")
     definitions = or_skip(others_definitions)
     with or_skip(lambda: start_api_server(place, controllers=True)) as server:
@@ -59,7 +61,7 @@ def others_definitions() -> list[Path]:
 
 @pytest.fixture
 def release(cluster: ApiServer) -> Iterator[Callable[..., str]]:
-    """``release("install", "--set", "replicas=2")``; gone after the test, CRDs included."""
+    """``release("install", "--set", "replicas=2")`` runs helm. The release and the CRDs are removed after the test."""
 
     def run(verb: str, *arguments: str, chart: Path = CHART, variant: str = "default") -> str:
         where = (RELEASE, str(chart), "--namespace", NAMESPACE, "--values", str(values_of(variant)))
@@ -82,7 +84,7 @@ def test_every_variant_is_accepted_by_the_server(cluster: ApiServer, variant: st
         "apply", "--dry-run=server", "--validate=strict", "--filename", "-", input=yaml.safe_dump_all(documents)
     )
     assert answer.status == 0, answer.err
-    # Also what is no error: unknown fields, old versions, pods that the namespace's standard would refuse.
+    # No warnings either: unknown fields, old versions, pods that the namespace's security standard would reject.
     assert answer.err == ""
     assert answer.out.count("(server dry run)") == len(documents)
 
@@ -91,10 +93,10 @@ def test_every_variant_is_accepted_by_the_server(cluster: ApiServer, variant: st
 def test_the_operators_pods_may_run_where_only_restricted_ones_may(cluster: ApiServer, variant: str) -> None:
     documents = rendered(variant)
     account = one(documents, "ServiceAccount")
-    account["metadata"]["namespace"] = "other"  # where no release will miss it
+    account["metadata"]["namespace"] = "other"  # a namespace without a release
     cluster.kubectl("apply", "--filename", "-", input=yaml.safe_dump(account))
     template = one(documents, "Deployment")["spec"]["template"]
-    template["spec"].pop("priorityClassName", None)  # the class is the machine room's
+    template["spec"].pop("priorityClassName", None)  # the class is the cluster's, not the chart's
     pod = {"apiVersion": "v1", "kind": "Pod", **template}
     pod["metadata"] = {**template["metadata"], "name": "operator", "namespace": "other"}
     cluster.kubectl("create", "--dry-run=server", "--filename", "-", input=yaml.safe_dump(pod))
@@ -107,13 +109,13 @@ def test_the_operators_pods_may_run_where_only_restricted_ones_may(cluster: ApiS
 
 
 def granted(cluster: ApiServer, user: str, *questions: tuple[str, str, str]) -> list[bool]:
-    """What the API server would answer to (verb, resource.group/subresource, namespace); no namespace: everywhere."""
+    """Return whether ``user`` may do each (verb, resource.group/subresource, namespace). "" means all namespaces."""
     reviews = []
     for verb, resource, namespace in questions:
         plural, _, sub = resource.partition("/")
         plural, _, group = plural.partition(".")
         wanted = {"verb": verb, "resource": plural, "group": group, "subresource": sub, "namespace": namespace}
-        # A service account is of these groups, too; for others they grant nothing that is asked about here.
+        # Groups of every service account. For other users the groups grant none of the rights that are reviewed here.
         spec = {
             "user": user,
             "groups": ["system:authenticated", "system:serviceaccounts"],
@@ -127,7 +129,7 @@ def granted(cluster: ApiServer, user: str, *questions: tuple[str, str, str]) -> 
 
 
 def until_granted(cluster: ApiServer, user: str, *questions: tuple[str, str, str]) -> None:
-    """The server reads rights from a memory of its own, which follows what was stored. Now it knows the release's."""
+    """Wait until the API server's authorization cache has the rights of the release."""
     wait_until(lambda: granted(cluster, user, *questions), what=f"the rights of {user}", met=all)
 
 
@@ -171,7 +173,7 @@ def test_the_operator_can_not_read_or_write_an_applications_secret(
     assert not any(granted(cluster, ACCOUNT, *((verb, "secrets", place) for verb in verbs for place in ("", "shop"))))
     assert not any(granted(cluster, ACCOUNT, *((verb, "secrets", NAMESPACE) for verb in verbs)))
     assert granted(cluster, ACCOUNT, ("create", "secrets", NAMESPACE), ("create", "secrets", "shop")) == [True, False]
-    # And as people ask.
+    # The same question with `kubectl auth can-i`.
     asked = ("auth", "can-i", "get", "secrets", "--namespace", "shop", "--as", ACCOUNT)
     assert cluster.try_kubectl(*asked).out == "no\n"
 
@@ -213,7 +215,7 @@ def test_whoever_may_edit_a_namespace_may_edit_its_relays_and_whoever_may_view_i
         cluster.kubectl(*binding, "--namespace", "shop")
     kind = "eventsubscriptions.mailboat.dev"
     get, create = ("get", kind, "shop"), ("create", kind, "shop")
-    # A controller brings our rules into the cluster's own roles.
+    # The aggregation controller copies the chart's rules into the roles `view` and `edit`.
     wait_until(lambda: granted(cluster, "viewer", get) + granted(cluster, "editor", get, create) == [True] * 3)
     viewer, editor = granted(cluster, "viewer", get, create), granted(cluster, "editor", get, create)
     cluster.kubectl("delete", "rolebinding", "view-shop", "edit-shop", "--namespace", "shop")
@@ -292,7 +294,7 @@ def test_uninstalling_takes_everything_but_the_kinds_and_what_people_wrote(
         "get", "--ignore-not-found", "--output", "name", "--filename", "-", input=yaml.safe_dump_all(gone)
     )
     assert left == ""
-    # And the next install finds them without complaint.
+    # The next install adopts the CRDs without an error.
     release("install")
     cluster.kubectl("delete", "outboxrelay", "orders", "--namespace", "shop")
 

@@ -1,4 +1,4 @@
-"""From a relay to its children, and back to them after every foreign hand, on a real API server."""
+"""Children of a relay: created, and restored after changes by other clients, on a real API server."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ FOREIGN_EDITS: list[tuple[Kind, dict[str, Any], Callable[[Any], bool]]] = [
     (CONFIG_MAP, {"data": {RESOURCES_KEY: "nonsense"}}, lambda it: "OutboxRelay" in it["data"][RESOURCES_KEY]),
     (SERVICE, {"spec": {"selector": {"app": "theirs"}}}, lambda it: "app" not in it["spec"]["selector"]),
     (DEPLOYMENT, {"spec": {"replicas": 7}}, lambda it: it["spec"]["replicas"] == 2),
-    (DEPLOYMENT, {"spec": {"paused": True}}, lambda it: not it["spec"].get("paused")),  # kubectl rollout pause
+    (DEPLOYMENT, {"spec": {"paused": True}}, lambda it: not it["spec"].get("paused")),  # `kubectl rollout pause`
     (
         DEPLOYMENT,
         {"metadata": {"labels": {"mailboat.dev/relay": None}}},
@@ -158,7 +158,7 @@ async def test_an_object_of_the_same_name_that_is_not_ours_is_never_touched(clus
         assert condition_of(found, "Stalled")["status"] == "True"
         assert (await cluster.get(kind, "orders-relay"))["metadata"] == before["metadata"]
 
-        await cluster.delete(kind, "orders-relay")  # nobody tells us of it, for it is not ours
+        await cluster.delete(kind, "orders-relay")  # no watch event: the object is not labelled as a child
         await cluster.until_condition(RELAY, "orders", "Ready", "False", "Starting")
 
 
@@ -198,7 +198,7 @@ async def test_reconciling_again_writes_nothing(cluster):
         asked = relay.asked
         await await_until(lambda: relay.asked > asked + 5, what="more looks")
         assert [await cluster.get(kind, "orders-relay") for kind in CHILDREN] == before
-    async with operating(cluster):  # a new one, which remembers nothing
+    async with operating(cluster):  # a new operator without state
         asked = relay.asked
         await await_until(lambda: relay.asked > asked + 3, what="looks of the new operator")
         after = [await cluster.get(kind, "orders-relay") for kind in CHILDREN]

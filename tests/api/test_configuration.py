@@ -1,4 +1,4 @@
-"""What relays are told to do: by the ConfigMap that they mount and by signed calls, on a real API server."""
+"""Configuration of relays, by the mounted ConfigMap and by signed calls, on a real API server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.wait import await_until
 from support.yaml_bombs import alias_bomb
 
 INVALID_SINK = {"kafka": None, "custom": {"type": "nats", "config": {"auth": {"token": "x"}}}}
-"""Passes the CRD, which can't look into what has no schema, and is refused by the model."""
+"""Valid for the CRD, which has no schema for ``config``. Invalid for the model."""
 NONSENSE = "metadata: {name: nonsense}"
 
 
@@ -53,7 +53,7 @@ async def test_a_spec_that_can_not_be_used_any_more_changes_nothing(cluster):
         assert ("Warning", "InvalidSpec", message) in await cluster.until_told("orders-to-kafka", "InvalidSpec")
         assert (await cluster.get(CONFIG_MAP, "orders-relay"))["data"] == before["data"]
     await cluster.create_subscription("another")
-    async with operating(cluster):  # a new operator knows the last valid form, too
+    async with operating(cluster):  # a new operator also has the last valid form
         after = await cluster.until(
             CONFIG_MAP, "orders-relay", configuring("orders", "another", "orders-to-kafka"), "the new one"
         )
@@ -76,7 +76,7 @@ async def test_a_config_map_full_of_nonsense_takes_no_subscription_from_relays(c
     await cluster.patch(CONFIG_MAP, "orders-relay", nonsense)
     await cluster.create_subscription("another")
     mended = {"custom": None, **subscription()["spec"]["sink"]}
-    async with operating(cluster):  # a new operator remembers nothing, and does not guess
+    async with operating(cluster):  # a new operator has no state, and holds the configuration
         found = await cluster.until_condition(RELAY, "orders", "Ready", "False", "ConfigurationHeld")
         assert "orders-to-kafka" in condition_of(found, "Ready")["message"]
         assert condition_of(found, "Stalled")["status"] == "True"
@@ -97,14 +97,14 @@ async def test_a_config_map_that_was_made_to_burst_the_operator_is_put_back(clus
         await cluster.patch(CONFIG_MAP, "orders-relay", bomb)
         await cluster.until(CONFIG_MAP, "orders-relay", lambda it: "&a12" not in str(it["data"]), "it to be put back")
     await cluster.patch(CONFIG_MAP, "orders-relay", bomb)
-    async with operating(cluster):  # a new operator finds it when it starts
+    async with operating(cluster):  # a new operator reads the bomb when it starts
         await cluster.until(CONFIG_MAP, "orders-relay", lambda it: "&a12" not in str(it["data"]), "it to be put back")
         found = await cluster.get(CONFIG_MAP, "orders-relay")
         assert configuring("orders", "orders-to-kafka")(found)
 
 
 async def test_a_configuration_that_grows_is_compressed_until_it_shrinks_again(cluster):
-    """Server-side apply has to move one key between two fields: the API server takes no ConfigMap with both."""
+    """Server-side apply moves a key from ``data`` to ``binaryData``: the API server rejects a key in both fields."""
     await cluster.create_relay()
     await cluster.create_subscription("a")
     large = {"custom": {"type": "nats", "config": {"ballast": "x" * 200_000}}}
@@ -142,7 +142,7 @@ async def test_a_configuration_reaches_relays_that_are_there_and_relays_that_com
 
 
 async def test_a_status_is_of_the_generation_that_relays_have(cluster):
-    """Whoever waits for a change to be in use (kubectl, Argo CD) compares generations."""
+    """Clients that wait until a change is in use (kubectl, Argo CD) compare generations."""
     await cluster.create_relay()
     await cluster.create_subscription()
     async with operating(cluster):

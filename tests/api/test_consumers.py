@@ -1,4 +1,4 @@
-"""Consumers that run in the application's pods, as kubectl shows them."""
+"""Consumers in the application's pods, and the status that kubectl prints for them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _has_lag(lag: int, found: dict[str, Any]) -> bool:
 
 
 class ConsumerStandIn:
-    """The status endpoint of a consumer, on an address of its own."""
+    """A stub of a consumer's status endpoint, on its own loopback address."""
 
     def __init__(self, name: str) -> None:
         self.ip = f"127.{secrets.randbelow(200) + 20}.{secrets.randbelow(256)}.{secrets.randbelow(254) + 1}"

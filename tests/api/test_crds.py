@@ -1,7 +1,7 @@
-"""The real API server on our CRDs: it takes what is right, and refuses what is wrong in words that help.
+"""Validation by a real API server: valid manifests are accepted, invalid ones are rejected with a useful message.
 
-Every rule has a manifest that breaks it. What the models refuse and the API server can't is listed with the reason
-(``Later`` in ``bad_manifests.py``): for that the operator reports Ready False with the reason InvalidSpec.
+Every CEL rule has a manifest that violates it. Manifests that only the models can reject are listed with the reason
+(``Later`` in ``bad_manifests.py``). For those, the operator reports Ready False with the reason InvalidSpec.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ IDEMPOTENT = changed(CONSUMED, "spec.idempotency.redis.url", "redis://h")
 INBOX = changed(CONSUMED, "spec.idempotency.postgres.url", "postgresql://h/d")
 FROM_PUBSUB = changed(CONSUMED, "spec.source", PUBSUB_SOURCE)
 
-# Wrong in a way that the table of single fields does not have: two fields are at odds.
+# Contradictions between two fields, and other errors that the table of single fields does not contain.
 AT_ODDS: list[Body] = [
     changed(changed(RELAY, "spec.runtime", "Sidecar"), "spec.replicas", 2),
     changed(RELAY, "spec.outbox.columns.attemptCount", "n"),
@@ -104,7 +104,7 @@ def asked(api: ApiServer) -> Iterator[Admission]:
 
 @pytest.fixture(scope="module")
 def all_refusals(asked: Admission) -> set[tuple[str, str, str]]:
-    """Kind, place and words of all that the server says about all bad manifests."""
+    """Kind, field and message of every error that the server reports for the invalid manifests."""
     bodies = [changed(body, bad.path, bad.value) for body, bad, _ in REFUSED]
     return {
         (body["kind"], cause.place, cause.message)
@@ -114,7 +114,7 @@ def all_refusals(asked: Admission) -> set[tuple[str, str, str]]:
 
 
 def as_json(value: Any) -> Any:
-    """What kubectl sends: YAML's dates are text to it."""
+    """Convert YAML dates to text, as kubectl does before it sends a manifest."""
     if isinstance(value, dict):
         return {name: as_json(inside) for name, inside in value.items()}
     if isinstance(value, list):
@@ -135,7 +135,7 @@ def test_what_a_model_refuses_the_server_refuses(asked: Admission, body: Body, b
 
 
 def blames(cause: Cause, where: str) -> bool:
-    """Whether it names that field, the mapping that it stands in, or what is missing inside."""
+    """Return whether the error names that field, a mapping that contains it, or a field inside it."""
     theirs, ours = (re.findall(r'[^.\[\]"]+', path) for path in (cause.field, where))
     return all(their == our for their, our in zip(theirs, ours, strict=False))
 
@@ -154,7 +154,7 @@ PATTERNS = ("spec.filter.eventTypes[]", "spec.filter.aggregateTypes[]")
 
 @pytest.mark.parametrize("rule", [rule for rule in SCALARS if rule.place not in PATTERNS], ids=str)
 def test_a_text_without_its_form_is_refused_in_words(asked: Admission, rule: PlacedRule) -> None:
-    """The empty text has no form at all."""
+    """The empty text violates every rule on the format of a text."""
     body = next(found for found in (emptied(body, rule) for body in COMPLETE) if found is not None)
     causes = asked.refusals(body)
     assert {cause.place for cause in causes} == {rule.blames}
@@ -162,10 +162,10 @@ def test_a_text_without_its_form_is_refused_in_words(asked: Admission, rule: Pla
 
 
 def emptied(body: Body, rule: PlacedRule) -> Body | None:
-    """The manifest with an empty text at the rule's place, or None if it has no such place."""
+    """Return the manifest with an empty text at the rule's field, or None if the manifest has no such field."""
     if body["kind"] != rule.kind:
         return None
-    body = json.loads(json.dumps(body))  # not a deepcopy: what is shared must not stay so
+    body = json.loads(json.dumps(body))  # not a deepcopy, which would keep shared parts shared
     parent, last, here = body, "", body
     for step in rule.place.replace("[]", ".[]").split("."):
         if not here:

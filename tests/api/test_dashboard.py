@@ -1,6 +1,6 @@
-"""The dashboard on the data of real relays, a real operator and a real Prometheus, with an outage in it.
+"""The dashboard with data of real relays, a real operator and a real Prometheus, including an outage of the broker.
 
-The pictures in docs/images are made here, of the dashboard and of a relay's page: MAILBOAT_PICTURES=1 replaces them.
+If MAILBOAT_PICTURES is set, the test replaces the pictures in docs/images: the dashboard and a relay's page.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from support.wait import wait_until
 IMAGES = ROOT / "docs" / "images"
 DASHBOARD: dict[str, Any] = json.loads((CHART / "files/dashboards/mailboat.json").read_text(encoding="utf-8"))
 PATIENCE = 180.0
-"""Seconds; everything here takes a few, and a busy machine stretches them."""
+"""Seconds. Each wait takes a few on an idle machine."""
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def outbox(postgres: PostgresServer) -> Iterator[Database]:
 
 
 def filled_in(expression: str) -> str:
-    """Put values in the place of Grafana's variables."""
+    """Replace Grafana's variables by values."""
     for variable, value in (("$__rate_interval", "10s"), ("$relay", ".*"), ("$subscription", ".*")):
         expression = expression.replace(variable, value)
     return expression
@@ -106,7 +106,7 @@ def keep(name: str, picture: bytes) -> None:
 def tell_the_story(
     prometheus: PrometheusServer, broker: KafkaServer, url: str, in_the_outage: Callable[[], None]
 ) -> None:
-    """Delivery, an outage of the broker, recovery, and an event that the broker refuses."""
+    """Run the scenario: delivery, an outage of the broker, recovery, and an event that the broker refuses."""
 
     def until(expression: str, met: Callable[[float], bool]) -> None:
         def reached() -> bool:
@@ -131,7 +131,7 @@ def tell_the_story(
 
 @contextmanager
 def an_operator(api: ApiServer, namespace: str, folder: Path) -> Iterator[RunningOperator]:
-    """With a relay, a subscription, and a pod that its webhook was asked about."""
+    """Run an operator with a relay, a subscription, and a pod for which its webhook was called."""
     operator = RunningOperator(folder, "one", api.kubeconfig, namespace)
     try:
         for document in (
@@ -182,9 +182,9 @@ def a_running_relay(manifests: Path, name: str, port: int) -> Child:
 
 @contextmanager
 def emitting(url: str) -> Iterator[None]:
-    """Emit about 50 events a second until the end, and 10 that no subscription matches.
+    """Emit about 50 matching events per second, and 10 per second that no subscription matches.
 
-    Relays count those once a minute, among the newest 1000 events: a single one would not be there any more.
+    Relays count unmatched events once a minute, among the newest 1000 events. A single one would be older than those.
     """
     stop = threading.Event()
 

@@ -1,4 +1,4 @@
-"""A real API server takes every example as it is, with the fields spelled right and the values in their bounds."""
+"""Every example is accepted by a real API server without changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FILES = sorted(file for file in EXAMPLES.rglob("*.yaml") if file.parent.name != 
 
 @pytest.fixture(scope="module")
 def ready(api: ApiServer) -> ApiServer:
-    """With the namespaces that examples name."""
+    """The API server with the namespaces that the examples use."""
     for name in ("shop", "argocd"):
         if api.try_kubectl("get", "namespace", name).status != 0:
             api.kubectl("create", "namespace", name)
@@ -23,6 +23,6 @@ def ready(api: ApiServer) -> ApiServer:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(EXAMPLES)))
 def test_an_example_is_taken_by_the_server(ready: ApiServer, file: Path) -> None:
-    """``kubectl`` asks for strict validation by itself: an unknown field would be refused."""
+    """By default ``kubectl`` requests strict validation, so the server rejects unknown fields."""
     out = ready.kubectl("apply", "--dry-run=server", "--filename", str(file))
     assert "(server dry run)" in out

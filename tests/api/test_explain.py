@@ -1,4 +1,4 @@
-"""``kubectl explain`` reads like documentation: every field has a sentence with its unit and default."""
+"""``kubectl explain`` as documentation: every field has a sentence with its unit and default."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ ENDING = """\
 
 @pytest.fixture(scope="module")
 def explaining(api: ApiServer) -> ApiServer:
-    """The server publishes the schemas of new kinds a little after it serves them."""
+    """The server after it published the schemas of the new kinds, which happens shortly after it serves them."""
     paths = ("eventsubscription.spec", "outboxrelay.spec")
     wait_until(lambda: all("FIELDS:" in api.try_kubectl("explain", path).out for path in paths), what="explanations")
     return api
 
 
 def explained(api: ApiServer, path: str) -> str:
-    """What kubectl prints, without its trailing blanks and tabs."""
+    """Return the output of `kubectl explain` with spaces for tabs and without trailing blanks."""
     lines = (line.rstrip().replace("\t", " ") for line in api.kubectl("explain", path).splitlines())
     return "\n".join(lines).rstrip() + "\n"
 

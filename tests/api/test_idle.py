@@ -1,4 +1,4 @@
-"""An idle cluster hears nothing from the operator but reads (G8)."""
+"""In an idle cluster the operator sends only reads to the API server (G8)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.wait import await_until
 USER = "idle-operator"
 MINUTE = 60.0
 LOOKS = 12
-"""As many as a minute has with the usual interval."""
+"""Polls of a relay per minute at the default interval."""
 
 
 @pytest.mark.verify
@@ -24,7 +24,7 @@ async def test_a_minute_in_which_nothing_happens_brings_no_write(api, cluster):
     await cluster.create_relay()
     for name in ("a", "b"):
         await cluster.create_subscription(name)
-    cluster.outbox.lag[f"{cluster.namespace}/a"] = {0: 3}  # idle, too, between two steps of its age
+    cluster.outbox.lag[f"{cluster.namespace}/a"] = {0: 3}  # idle as well: the displayed age changes in steps
     async with operating(cluster, user=USER):
         relay = await cluster.run_pod("orders-relay-a")
         await cluster.run_pod("orders-relay-b")
@@ -54,7 +54,7 @@ async def writes_of_a_minute(api, relay, user):
 @pytest.mark.verify
 @pytest.mark.timeout(600)
 async def test_the_whole_process_writes_its_lease_and_nothing_else(api, cluster, tmp_path):
-    """With all that it does beside: certificates, the caBundle, signing keys."""
+    """Includes the periodic work of the process: certificates, the caBundle, signing keys."""
     user = f"whole-{cluster.namespace}"
     kubeconfig = await asyncio.to_thread(api.kubeconfig_for, user, ("system:masters",))
     await cluster.create_relay()

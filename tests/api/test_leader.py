@@ -1,4 +1,4 @@
-"""Leadership on a real API server: one at a time, the next one soon, and nobody who only believes to lead."""
+"""Leader election on a real API server: one leader at a time, a quick takeover, and no leader without a valid Lease."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from support.wait import await_until, wait_until
 
 SOON = Timing(duration=5, renew_within=3.0, look_every=0.3)
 SURE = Timing(duration=5, renew_within=40.0, look_every=0.3)
-"""Taken over soon, and never given up for slowness."""
+"""Quick takeover, and no loss of the lead because of slow renewals."""
 PATIENT = Timing(duration=60, renew_within=40.0, look_every=0.3)
-"""For tests in which nobody waits for a lease to run out: a machine that stands still for a while costs no lead."""
+"""For tests that do not wait for a Lease to expire. A machine that stalls for a while costs no lead."""
 
 
 class Candidate:
-    """Runs an election the way an operator does, without anything to lead."""
+    """Runs an election as an operator does, without work to lead."""
 
     def __init__(self, kube: Kube, namespace: str, name: str, timing: Timing = SOON) -> None:
         self.election = Election(kube, namespace, "lead", name, timing)
@@ -47,7 +47,7 @@ class Candidate:
         return lost.value
 
     async def vanish(self) -> None:
-        """As a kill would have it: nothing is given back."""
+        """Stop like a killed process, without a release of the Lease."""
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
 
@@ -153,7 +153,7 @@ async def test_a_leader_that_can_not_reach_the_api_server_has_lost_before_others
 
 
 def through_proxy(api: ApiServer, folder: Path, factory: Callable[[int], Proxy]) -> tuple[Proxy, Path]:
-    """A kubeconfig that leads to the API server through a proxy."""
+    """Write a kubeconfig that reaches the API server through a proxy. Return both."""
     text = api.kubeconfig.read_text()
     port = api.port
     proxy = factory(port)
@@ -163,14 +163,14 @@ def through_proxy(api: ApiServer, folder: Path, factory: Callable[[int], Proxy])
     return proxy, kubeconfig
 
 
-# ---- whole processes ----------------------------------------------------------------------------------------------
+# ---- operator processes -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def two(
     api: ApiServer, namespace: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[tuple[RunningOperator, RunningOperator]]:
-    """A leader, and another that waits, with Leases of so many seconds."""
+    """A leader and a candidate that waits. The parameter is the duration of the Lease in seconds."""
     flags = ("--webhook-certs=off", f"--lease-duration={request.param}s")
     leader = RunningOperator(tmp_path, "first", api.kubeconfig, namespace, *flags)
     leader.wait_leading()
@@ -208,7 +208,7 @@ def test_a_leader_that_is_told_to_stop_gives_the_lead_to_the_next_at_once(
 
 
 def test_a_process_that_lost_the_lead_ends_with_an_error(api: ApiServer, namespace: str, tmp_path: Path) -> None:
-    # With a long lease it has time to end in good order, however slow this machine is.
+    # A long Lease leaves time for an orderly shutdown, even on a slow machine.
     flags = ("--webhook-certs=off", "--lease-duration=60s")
     leader = RunningOperator(tmp_path, "first", api.kubeconfig, namespace, *flags)
     try:

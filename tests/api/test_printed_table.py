@@ -1,4 +1,4 @@
-"""What ``kubectl get`` prints, as text: the table is the first thing that anybody sees of a subscription."""
+"""The tables that ``kubectl get`` prints, compared as text. The table is a user's first view of a subscription."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def shop(api: ApiServer, namespace: str) -> str:
 
 
 def printed(api: ApiServer, *arguments: str) -> str:
-    """The table with a star for every age, whatever its length, and without blanks at the ends of lines."""
+    """Return the table with a star for every age, and without blanks at the ends of lines."""
     table = re.sub(r"(?<=\s)(\d+m)?\d+s\b {0,2}", lambda age: "*".ljust(len(age[0])), api.kubectl("get", *arguments))
     return "".join(f"{line.rstrip()}\n" for line in table.splitlines())
 
@@ -179,7 +179,7 @@ def test_a_sidecar_can_not_be_scaled(api: ApiServer, shop: str) -> None:
 
 
 def test_a_status_in_a_manifest_is_passed_over(api: ApiServer, shop: str) -> None:
-    """It is a subresource: who may write the spec may not claim that all is well."""
+    """The status is a subresource, so the right to write the spec does not include the status."""
     patch = '{"status": {"lagDisplay": "0"}}'
     api.kubectl("patch", "evs/orders-to-shop", "--namespace", shop, "--type=merge", "--patch", patch)
     found = api.kubectl("get", "evs/orders-to-shop", "--namespace", shop, "--output", "jsonpath={.status.lagDisplay}")

@@ -1,4 +1,4 @@
-"""The operator under fire: killed at any point, and with the API server away in the middle of its work."""
+"""Faults during reconciliation: an operator that is killed at any write, and an API server that is unavailable."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ from support.wait import await_until
 
 
 class Life:
-    """Ends at its first write, to the API server or to a relay: before it is sent, or once it is done and unheard."""
+    """Life of an operator that ends at its first write, to the API server or to a relay.
+
+    The life ends either before the write is sent, or after the write but before its response is processed.
+    """
 
     def __init__(self, *, after_it):
         self.ended = asyncio.Event()
@@ -48,11 +51,11 @@ class Life:
                 self.ended.set()
         if write is not None:
             write.close()
-        await asyncio.Event().wait()  # nothing follows
+        await asyncio.Event().wait()  # the operator makes no further progress
 
 
 class MortalKube(Kube):
-    """An apply that changes nothing is no write: a new operator sends one for every child that it finds."""
+    """Treats an apply that changes nothing as a read: a new operator applies every child that it finds."""
 
     life: Life
 
@@ -78,7 +81,10 @@ class MortalRelayClient(RelayClient):
 
 
 async def live_until_a_write(cluster, monkeypatch, *, after_it):
-    """An operator that lives for one write, or until it has nothing to write any more. Whom it wrote to; "": nobody."""
+    """Run an operator until its first write, or until three reconciles wrote nothing.
+
+    Return the receiver of the write, or "" if there was none.
+    """
     life = Life(after_it=after_it)
     kube = await MortalKube.connect(cluster.api.kubeconfig)
     kube.life = life
@@ -108,7 +114,7 @@ async def live_until_a_write(cluster, monkeypatch, *, after_it):
 
 @pytest.mark.timeout(600)
 async def test_an_operator_that_is_killed_at_every_single_write_gets_there_all_the_same(cluster, monkeypatch):
-    """Each one gets one write done (or none, every third time) and dies; the next goes on from what is there."""
+    """Each operator is killed after its first write. After every third write, one is killed before its write."""
     await cluster.create_relay()
     await cluster.create_subscription()
     relays = [await cluster.run_pod(f"orders-relay-{name}") for name in "ab"]
@@ -185,7 +191,7 @@ async def test_the_same_state_is_reached_from_any_other(cluster, scene):
             expected = ["orders", "b"]
         case ["relay"]:
             await cluster.delete(RELAY, "orders")
-            for kind in CHILDREN:  # what Kubernetes would collect
+            for kind in CHILDREN:  # as Kubernetes' garbage collector does
                 await cluster.delete(kind, "orders-relay")
             await cluster.create_relay()
     relay = await cluster.get(RELAY, "orders")
@@ -197,10 +203,10 @@ async def test_the_same_state_is_reached_from_any_other(cluster, scene):
 
 
 async def until_in_the_way(registry):
-    """Until the new relay is known, and has found children of the old one.
+    """Wait until the operator has found the new relay, and children of the old one in its way.
 
-    Word of relays and word of children come apart: whoever hears first that a child is gone, and last that its relay
-    is, makes it anew, and here nobody collects it.
+    Events of relays and events of children arrive independently. If the deletion of a child arrives before the deletion
+    of its relay, the operator creates the child again, and this server has no garbage collector that removes it.
     """
     await await_until(
         lambda: registry.get_sample_value("mailboat_operator_reconciles_total", {"result": "conflict"}),
@@ -212,9 +218,9 @@ async def test_children_of_a_deleted_relay_of_the_same_name_are_waited_for(clust
     await cluster.create_relay()
     async with operating(cluster) as registry:
         old = await cluster.until(DISRUPTION_BUDGET, "orders-relay", bool, "the children")
-        await cluster.until_condition(RELAY, "orders", "Ready", "False", "Starting")  # its status is written, too
+        await cluster.until_condition(RELAY, "orders", "Ready", "False", "Starting")  # the status is written as well
         await cluster.delete(RELAY, "orders")
-        await cluster.create_relay()  # nobody collects garbage here: the old children are in the way
+        await cluster.create_relay()  # no garbage collector runs here, so the old children are in the way
         await until_in_the_way(registry)
         for kind in CHILDREN:
             await cluster.delete(kind, "orders-relay")
@@ -306,7 +312,8 @@ async def test_somebody_who_writes_the_same_fields_all_the_time_does_not_win(api
     """
     async with operating(cluster) as registry:
         await cluster.until(DISRUPTION_BUDGET, "orders-relay", bool, "the children")
-        for replicas in range(10, 20):  # each takes the fields away from the operator, whatever it is doing just then
+        # Each apply takes the fields from the operator, at any point of its work.
+        for replicas in range(10, 20):
             text = wanted.format(namespace=cluster.namespace, replicas=replicas)
             await asyncio.to_thread(api.kubectl, *rival, input=text)
         deployment = await cluster.until(
@@ -346,7 +353,7 @@ async def test_an_api_server_that_restarts_in_the_middle_costs_nothing(tmp_path,
                 await await_until(lambda: relay.asked > asked + 3, what="relays to be looked at all the same")
                 await asyncio.to_thread(api.restart)
                 await cluster.until(SUBSCRIPTION, "a", lambda it: it["status"].get("lag") == 9, "the lag", timeout=60)
-                # What happens right after a restart is what watches tend to miss.
+                # Watches tend to miss changes right after a restart.
                 await cluster.delete(SUBSCRIPTION, "b")
                 await cluster.create_subscription("d")
                 await cluster.delete(DEPLOYMENT, "orders-relay")

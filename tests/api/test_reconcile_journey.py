@@ -1,4 +1,4 @@
-"""The whole way with real relays: kubectl apply, a configuration pushed, partitions assigned, events on Kafka, LAG."""
+"""The full path with real relays: kubectl apply, configuration push, assignment of partitions, events on Kafka, lag."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from support.operator_under_test import Cluster, condition_of, holders, operatin
 from support.wait import await_until
 
 PATIENCE = 90.0
-"""Seconds: a relay's start takes a few of a processor's own, and a busy machine may stretch them."""
+"""Seconds. The start of a relay takes a few seconds of CPU time, and longer on a busy machine."""
 
 
 class RelayProcess:
-    """The relay of a pod, started as the Deployment says, with the pod's volumes in a folder."""
+    """The relay of a pod, started with the arguments of the Deployment. The pod's volumes are in a folder."""
 
     def __init__(self, deployment: Object, config_map: Object, pod: Object, ip: str, folder: Path, url: str) -> None:
         self.name = pod["metadata"]["name"]
@@ -63,7 +63,7 @@ class RelayProcess:
 
 
 class Stage:
-    """A namespace with real relays in it."""
+    """A namespace with real relays."""
 
     def __init__(self, cluster: Cluster, folder: Path, url: str) -> None:
         self.cluster = cluster
@@ -83,9 +83,9 @@ class Stage:
         return await asyncio.to_thread(self.cluster.api.kubectl, *arguments, *where, **options)
 
     async def row(self) -> dict[str, str]:
-        """What `kubectl get eventsubscriptions` prints, by column."""
+        """Return the row that `kubectl get eventsubscriptions` prints, by column."""
         header, line = (await self.kubectl("get", "eventsubscriptions")).splitlines()
-        starts = [found.start() for found in re.finditer(r"\S+", header)]  # a cell may be empty: go by its place
+        starts = [found.start() for found in re.finditer(r"\S+", header)]  # a cell may be empty, so cut by position
         return {
             header[start:end].strip(): line[start:end].strip()
             for start, end in zip(starts, [*starts[1:], None], strict=True)
@@ -123,7 +123,7 @@ async def test_from_kubectl_apply_to_events_on_kafka(api, namespace, tmp_path, d
                 await stage.start_relay(name)
             await cluster.until_condition(RELAY, "orders", "Ready", "True", timeout=PATIENCE)
 
-            # The relays run, and hear of the subscription by a push alone: their volumes are never brought up to date.
+            # The relays receive the subscription by push only: their mounted volumes are never updated.
             await stage.kubectl("apply", "--filename", "-", input=yaml.safe_dump(subscription(sink=sink)))
             await stage.until_row(READY="True", STATUS="Delivering", LAG="0", SINK="kafka", PARTITIONS="4")
             found = await cluster.until(SUBSCRIPTION, "orders-to-kafka", spread(2, 2), "a share for both", PATIENCE)

@@ -1,4 +1,4 @@
-"""The operator with exactly the rights that the chart gives it: enough for all that it does, seen in the audit."""
+"""The operator with exactly the rights of the chart: the audit log shows no forbidden request."""
 
 from __future__ import annotations
 

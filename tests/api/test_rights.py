@@ -1,4 +1,4 @@
-"""The operator lives with exactly the rights that the chart grants: none is missing, and none is there for nothing."""
+"""The rights of the chart: the operator needs every right that is granted, and no other one."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from support.stub_relays import Outbox, RelayStandIn
 from support.wait import wait_until
 
 UNUSED = {
-    # For clusters whose admission asks for it (OwnerReferencesPermissionEnforcement); nothing is ever written there.
+    # For clusters that enable OwnerReferencesPermissionEnforcement. The operator never writes finalizers.
     ("update", "outboxrelays/finalizers"),
     # Certificates and keys are renewed after weeks.
     ("update", "secrets"),
 }
-"""What the journey below does not use, and why it is granted all the same."""
+"""Granted rights that the test below does not use, with the reason for the grant."""
 
 Right = tuple[str, str]
 
 
 class ChartOperator(RunningOperator):
-    """With the arguments that the chart's Deployment has, but for addresses and the way to the API server."""
+    """Runs with the arguments of the chart's Deployment, except for addresses, intervals and the kubeconfig."""
 
     def _flags(self, kubeconfig: Path, namespace: str, flags: Sequence[str]) -> list[str]:
         return [
@@ -59,7 +59,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, or_skip: Callable[..., Api
 
 @pytest.fixture(params=["default", "namespaced"])
 def variant(request: pytest.FixtureRequest, cluster: ApiServer) -> Iterator[str]:
-    """Installed from the chart; gone after the test."""
+    """A variant of the chart, installed. The release is removed after the test."""
     name: str = request.param
     where = ("--namespace", NAMESPACE, "--values", str(values_of(name)))
     cluster.helm("install", RELEASE, str(CHART), *where)
@@ -71,7 +71,7 @@ def variant(request: pytest.FixtureRequest, cluster: ApiServer) -> Iterator[str]
 
 
 def granted(documents: list[Document], account: str) -> set[Right]:
-    """(verb, resource) of all roles that are bound to the account."""
+    """Return (verb, resource) of all rules that are bound to the account."""
     bound = {
         (each["roleRef"]["kind"], each["roleRef"]["name"])
         for each in documents
@@ -109,7 +109,7 @@ async def test_the_rights_of_the_chart_are_enough_and_all_of_them_are_used(
     requests = cluster.requests(user=user, after=mark)
     assert not [str(request) for request in requests if request.code == 403]
     used = {(request.verb, request.resource) for request in requests}
-    # Server-side apply is a patch that also needs the right to create, where there was nothing.
+    # A server-side apply that creates an object is a patch that also needs the right to create.
     used |= {("create", request.resource) for request in requests if (request.verb, request.code) == ("patch", 201)}
     assert granted(documents, account) - used == UNUSED
 
@@ -127,21 +127,21 @@ def live_through_everything(cluster: ApiServer, operator: RunningOperator, sidec
 
     every = {"deployment", "configmap", "service", "serviceaccount", "poddisruptionbudget"}
 
-    # The API server learns whom to trust, and a relay becomes its children.
+    # The operator writes the caBundle, and creates the children of a relay.
     apply(a_relay(runtime="Deployment", replicas=2), a_subscription())
     eventually(lambda: children(*every) == every, "all children of a Deployment")
     eventually(lambda: conditions(kubectl, "outboxrelay/orders"), "a status of the relay")
     eventually(lambda: conditions(kubectl, "eventsubscription/to-kafka"), "a status of the subscription")
     eventually(lambda: "caBundle" in cluster.kubectl("get", "mutatingwebhookconfigurations", "-o", "yaml"), "a bundle")
 
-    # What others change is put back.
+    # Changes by other clients are reverted.
     kubectl("delete", "service", "orders-relay")
     eventually(lambda: children(*every) == every, "the Service to be put back")
     kubectl("scale", "deployment", "orders-relay", "--replicas=0")
     replicas = ("get", "deployment", "orders-relay", "--output", "jsonpath={.spec.replicas}")
     eventually(lambda: kubectl(*replicas) == "2", "the number of replicas to be put back")
 
-    # A pod that has no sidecar although it asks for one is noticed.
+    # A pod that requests a sidecar and has none is reported.
     apply(a_relay(runtime="Sidecar"))
     pod = a_pod("lacking")
     labels = pod["metadata"].pop("labels")
@@ -149,7 +149,7 @@ def live_through_everything(cluster: ApiServer, operator: RunningOperator, sidec
     kubectl("label", "pod", "lacking", *(f"{key}={value}" for key, value in labels.items()))
     eventually(lambda: "SidecarMissing" in kubectl("get", "events"), "the missing sidecar to be reported")
 
-    # The next one gets it: the API server can't call a Service where nothing runs pods, so it is given an address.
+    # The next pod gets a sidecar. No pods run here, so the API server can't call a Service: configure a URL instead.
     name = cluster.kubectl("get", "mutatingwebhookconfigurations", "--output", "name").strip()
     address = [
         {"op": "remove", "path": "/webhooks/0/clientConfig/service"},
@@ -158,12 +158,12 @@ def live_through_everything(cluster: ApiServer, operator: RunningOperator, sidec
     ]
     cluster.kubectl("patch", name, "--type=json", "--patch", json.dumps(address))
     wanting = json.dumps(a_pod(sidecar.pod))
-    # Until the API server has heard of the address, it may refuse every pod: one chart wants it so.
+    # Until the API server has the new URL, it may reject every pod: one variant sets failurePolicy Fail.
     dry_run = ("create", "--dry-run=server", "--output=yaml", "--filename", "-", "--namespace", "shop")
     eventually(lambda: CONTAINER in cluster.try_kubectl(*dry_run, input=wanting).out, "the webhook to be called")
     kubectl("create", "--filename", "-", input=wanting)
 
-    # The first sidecar that works lets the Deployment go.
+    # When the first sidecar is ready, the Deployment and the children that only a Deployment needs are deleted.
     keys = ("get", "configmap", "orders-relay", "--output", r"jsonpath={.data.operator-keys\.pem}")
     (place / "operator-keys.pem").write_text(kubectl(*keys))
     sidecar.uid = kubectl("get", "pod", sidecar.pod, "--output", "jsonpath={.metadata.uid}")

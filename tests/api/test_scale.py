@@ -1,4 +1,4 @@
-"""Many resources: an operator that starts has them all in order within seconds, with as few requests as that takes."""
+"""Many resources: a starting operator reconciles them within seconds, with the minimum of requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHILDREN = 5
 SETTINGS = quick(None, status_interval=1.0)
 
 Requests = Counter[tuple[str, str]]
-"""How often which verb was used on what."""
+"""Number of requests by verb and resource."""
 
 
 @pytest.mark.verify
@@ -59,22 +59,22 @@ async def assert_all_is_put_in_order(cluster: Cluster, pods: Sequence[RelayStand
     async with operating(cluster, SETTINGS):
         await await_until(lambda: all_ready(cluster.kube), timeout=120, what="all to be Ready")
         took = time.monotonic() - began
-        told = SUBSCRIPTIONS + RELAYS  # events follow the status that they are about
+        told = SUBSCRIPTIONS + RELAYS  # events follow the status that they report
         await await_until(lambda: requests(cluster.api, mark)["create", "events"] >= told, what="all of it to be told")
         lived = time.monotonic() - began
     sent = requests(cluster.api, mark)
-    assert took < 90, f"it took {took:.0f} s"  # a few on a quiet machine
+    assert took < 90, f"it took {took:.0f} s"  # a few seconds on an idle machine
 
-    # One list per kind; of the two kinds of ours kopf has another, and there is one to compare with for each second in
-    # which kopf still told what it had listed. A handful, whatever there is in the cluster.
+    # One list per kind. kopf lists the two Mailboat kinds a second time. For each second in which kopf still emits
+    # listed objects, the controller lists once more and compares. The number is independent of the cluster's size.
     lists = {each: count for each, count in sent.items() if each[0] == "list"}
     assert sum(lists.values()) <= 6 + 2 * 2 + 2 * max(4, lived), lists
     assert count(sent, "get") <= RELAYS * (CHILDREN + 1) + 30, "is the name taken?, and what there is to be discovered"
     applied = {each: number for each, number in sent.items() if each[0] == "patch" and "/" not in each[1]}
     assert sum(applied.values()) == RELAYS * CHILDREN, applied
-    # Waiting for relays, waiting for owners, delivering; and only the last is told.
+    # Up to three statuses: waiting for relays, waiting for owners, delivering. Only the last one has an event.
     assert RELAYS <= sent["patch", "outboxrelays/status"] <= 3 * RELAYS
-    # A few more: one whose answer got lost, or that somebody else's write came before, is written again.
+    # A few more: a status is written again if its response was lost or another write came first.
     assert SUBSCRIPTIONS <= sent["patch", "eventsubscriptions/status"] <= 3 * SUBSCRIPTIONS + 10
     assert SUBSCRIPTIONS + RELAYS <= sent["create", "events"] <= SUBSCRIPTIONS + 2 * RELAYS
     assert count(sent, "create") == sent["create", "events"]
@@ -85,7 +85,7 @@ async def assert_all_is_put_in_order(cluster: Cluster, pods: Sequence[RelayStand
 
 
 async def assert_nothing_is_done_twice(cluster: Cluster, pods: Sequence[RelayStandIn]) -> None:
-    """A new operator finds all in order."""
+    """A new operator has nothing to write."""
     mark, asked = cluster.api.bookmark(), sum(pod.asked for pod in pods)
     async with operating(cluster, SETTINGS) as registry:
         await await_until(lambda: looked_at(registry) >= RELAYS, timeout=60, what="a look at everything")
@@ -109,7 +109,7 @@ def looked_at(registry):
 
 
 async def all_ready(kube: Kube) -> bool:
-    """Every subscription delivers, and its partitions are shared evenly among its relay's pods."""
+    """Return whether all subscriptions deliver, and partitions are spread evenly over the pods of their relay."""
     relays, subscriptions = await kube.list(RELAY), await kube.list(SUBSCRIPTION)
     found = [*relays.items, *subscriptions.items]
     shares = [Counter(holders(each).values()) for each in subscriptions.items]

@@ -1,4 +1,4 @@
-"""Relays that ride along in pods of applications, on a real API server."""
+"""Relays as sidecars in the application's pods, on a real API server."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ async def test_a_relay_that_leaves_the_sidecars_gets_its_deployment_and_they_sha
 async def deployed(cluster):
     for kind in CHILDREN:
         await cluster.until(kind, "orders-relay", bool, f"the {kind.name}")
-    await cluster.run_pod("orders-relay-a")  # until the application's pods are restarted, both are there
+    await cluster.run_pod("orders-relay-a")  # both relays run until the application's pods are restarted
     found = await cluster.until(SUBSCRIPTION, "orders-to-kafka", spread(2, 2), "both to have a share")
     assert set(holders(found).values()) == {"shop-1", "orders-relay-a"}
     await cluster.remove_pod("shop-1")
@@ -136,7 +136,7 @@ async def test_sidecars_pause_when_their_relay_is_deleted(cluster, config_map):
         before, version = relay.documents, relay.version
         await relay.stop()
         if config_map == "was collected":
-            held = {"metadata": {"finalizers": ["example.com/theirs"]}}  # as a deletion in the foreground is
+            held = {"metadata": {"finalizers": ["example.com/theirs"]}}  # as during a foreground deletion
             await cluster.patch(RELAY, "orders", held)
             await cluster.delete(RELAY, "orders")
             await cluster.until(RELAY, "orders", lambda it: it["metadata"].get("deletionTimestamp"), "the deletion")
@@ -145,7 +145,7 @@ async def test_sidecars_pause_when_their_relay_is_deleted(cluster, config_map):
         else:
             await cluster.delete(RELAY, "orders")
         await cluster.until_condition(SUBSCRIPTION, "orders-to-kafka", "Ready", "False", "RelayNotFound")
-        await relay.start()  # it was away for a moment, and hears of it all the same
+        await relay.start()  # unavailable for a moment, and still notified
         await await_until(lambda: relay.version != version, what="another configuration")
         assert relay.version > version
         (_, told), (_, after) = before, relay.documents
@@ -157,7 +157,7 @@ async def test_sidecars_pause_when_their_relay_is_deleted(cluster, config_map):
         assert relay.configs == configs
     if config_map == "is still there":
         relay.version, relay.documents = version, before
-        async with operating(cluster):  # another operator, which was told nothing
+        async with operating(cluster):  # another operator, without state
             await await_until(lambda: relay.documents[1]["spec"].get("state") == "Paused", what="the pause")
 
 

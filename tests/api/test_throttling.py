@@ -1,8 +1,8 @@
-"""An operator that the API server throttles, by the real server's own flow control.
+"""An operator that the API server throttles, by the server's own flow control.
 
-A priority level without a seat still lets one request through as long as no other of that level runs. So the one is
-taken, by a request that hangs in admission on a webhook that never says a word, and everybody else of that level is
-told 429.
+A priority level without seats still admits one request if no other request of that level runs. The tests occupy this
+seat with a request that hangs in admission, on a webhook that never responds. All other requests of that level are
+rejected with 429.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ webhooks:
 
 
 class Crowd:
-    """Takes the only place that a user's requests have, and gives it back."""
+    """Occupies the only seat of a user's requests, and releases it."""
 
     def __init__(self, kube, namespace):
         self._kube = kube
@@ -63,7 +63,7 @@ class Crowd:
         self._sitting = None
 
     async def wait_in_silence(self, reader, writer):
-        """The webhook: somebody rings, and nobody answers."""
+        """Accept webhook calls and never respond."""
         self._held.add(writer)
         try:
             while await reader.read(1024):
@@ -85,7 +85,7 @@ class Crowd:
             await self._kube.list(CONFIG_MAP, self._namespace)
         except Throttled:
             return True
-        # What hangs came before the server knew of the level, and takes no place in it.
+        # The hanging request began before the server applied the priority level, and occupies no seat of it.
         await self.go()
         self._sitting = asyncio.create_task(self._sit())
         return False
@@ -105,14 +105,14 @@ class Crowd:
             "metadata": {"generateName": "seat-", "namespace": self._namespace, "labels": {"takes": "the-seat"}},
         }
         while True:
-            with suppress(KubeError):  # throttled as everybody, until the seat is free
+            with suppress(KubeError):  # throttled as well, until the seat is free
                 await self._kube.create(CONFIG_MAP, body)
             await asyncio.sleep(0.02)
 
 
 @pytest.fixture
 async def user(api, cluster, unique_name):
-    """One who may do everything, and is not of the group of all masters: nobody ever throttles them."""
+    """A user with all rights outside group system:masters. Requests of that group are never throttled."""
     name = unique_name("throttled")
     rights = ("create", "clusterrolebinding", name, "--clusterrole=cluster-admin", f"--user={name}")
     await asyncio.to_thread(api.kubectl, *rights)
@@ -168,8 +168,8 @@ async def test_an_operator_that_is_throttled_waits_and_goes_on(cluster, user, cr
         await await_until(lambda: refusals(registry) >= 3, timeout=60, what="refusals from the first request on")
         await crowd.go()
         await cluster.until(DISRUPTION_BUDGET, "orders-relay", bool, "the children", timeout=60)
-        await replicas_become(cluster, 3)  # seen by a list,
-        await replicas_become(cluster, 4)  # and by a watch that is open now
+        await replicas_become(cluster, 3)  # reported by a list
+        await replicas_become(cluster, 4)  # reported by an open watch
 
         before = refusals(registry)
         await crowd.come()

@@ -1,4 +1,4 @@
-"""The webhook under a real API server: pods get their sidecars, are valid with them, and start without them too."""
+"""The webhook called by a real API server: pods get valid sidecars, and also start without one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.wait import wait_until
 
 @dataclass
 class Shop:
-    """A namespace with an operator whose webhook the API server calls."""
+    """A namespace with an operator whose webhook is called by the API server."""
 
     api: ApiServer
     namespace: str
@@ -32,7 +32,7 @@ class Shop:
             self.api.kubectl("apply", "--namespace", self.namespace, "--filename", "-", input=json.dumps(document))
 
     def create(self, pod: dict[str, Any], *flags: str) -> tuple[dict[str, Any], str]:
-        """The pod as the API server has it, and what it warned of."""
+        """Create a pod. Return the stored pod and the warnings."""
         command = ("create", "--namespace", self.namespace, "--filename", "-", "--output", "json", *flags)
         answer = self.api.try_kubectl(*command, input=json.dumps(pod))
         assert answer.status == 0, answer.err
@@ -43,7 +43,7 @@ class Shop:
         return found[0] if found else None
 
     def wait_injecting(self) -> None:
-        """An API server sees a changed configuration a moment later."""
+        """Wait for the first injection. The API server applies a changed webhook configuration with a delay."""
 
         def injected() -> object:
             assert self.operator.process.poll() is None, f"the operator ended:\n{self.operator.text}"
@@ -62,7 +62,7 @@ class Shop:
 
 @pytest.fixture(scope="module")
 def shop(api: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    """Shared: an operator takes seconds to start."""
+    """Shared by the tests of this module, because an operator takes seconds to start."""
     namespace = f"shop-{secrets.token_hex(4)}"
     api.kubectl("create", "namespace", namespace)
     with a_shop(api, namespace, tmp_path_factory.mktemp("shop")) as shop:
@@ -168,7 +168,7 @@ def test_what_can_not_be_injected_is_created_unchanged_with_a_warning(shop: Shop
 def test_a_template_that_the_api_server_refuses_keeps_no_application_from_starting(
     shop: Shop, form: str, template: dict[str, Any], field: str
 ) -> None:
-    """What only the API server's own rules can tell is asked before it is put into a pod."""
+    """The webhook validates a sidecar by a dry run, because only the API server has these rules."""
     shop.apply(a_relay(form, template=template))
     pod, warnings = shop.create(a_pod(f"of-{form}", form))
     assert shop.sidecar_of(pod) is None
@@ -264,7 +264,7 @@ def test_with_the_webhook_away_pods_start_without_a_sidecar(api: ApiServer, name
 def test_an_operator_that_was_told_to_stop_gives_the_lead_away_and_still_answers_for_a_while(
     api: ApiServer, namespace: str, tmp_path: Path
 ) -> None:
-    """Until every API server knows that it goes, some will call it: their pods must not miss a sidecar."""
+    """API servers may call the operator until they learn that it stops. Those pods still need a sidecar."""
     with a_shop(api, namespace, tmp_path, "--shutdown-delay=5m") as shop:
         shop.operator.process.send_signal(signal.SIGTERM)
         wait_until(lambda: shop.operator.said("Leader lease released"), timeout=60, what="the lead to be given away")
@@ -278,7 +278,7 @@ def test_an_operator_that_was_told_to_stop_gives_the_lead_away_and_still_answers
 def test_the_sidecar_gets_no_api_token(
     api_with_controllers: ApiServer, controlled_namespace: str, tmp_path: Path
 ) -> None:
-    """Kubernetes gives every container the token of the pod's service account, those of a webhook included."""
+    """Kubernetes mounts the token of the pod's service account into every container, including injected ones."""
     with a_shop(api_with_controllers, controlled_namespace, tmp_path) as shop:
         pod, _ = shop.create(a_pod("with-account"))
         sources = {each["name"]: each for each in pod["spec"]["volumes"]}
@@ -301,7 +301,7 @@ def test_the_sidecar_gets_no_api_token(
 def test_a_webhook_that_may_not_read_lets_pods_through_and_says_so(
     api: ApiServer, namespace: str, tmp_path: Path, unique_name: Callable[[str], str]
 ) -> None:
-    """Its rights end at home: it has a certificate and leads, but can't see any relay."""
+    """The operator's rights are limited to its own namespace: it has a certificate and leads, but can't read relays."""
     user = unique_name("blind")
     at_home = "leases.coordination.k8s.io,secrets"
     api.kubectl("create", "role", user, "-n", namespace, "--verb=get,create,update", f"--resource={at_home}")

@@ -1,4 +1,4 @@
-"""Certificates under way: renewed while pods are created all the time, and none fails or misses its sidecar."""
+"""Renewal of the webhook's certificates while pods are created: no request fails, and no pod lacks its sidecar."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ async def kube(api: ApiServer) -> AsyncIterator[Kube]:
 
 @asynccontextmanager
 async def replica(kube: Kube, namespace: str, look_every: float) -> AsyncIterator[Address]:
-    """One operator's webhook, with the certificate that it finds in the Secret."""
+    """Run the webhook of one operator with the certificate in the Secret."""
     served = ServedCertificate()
     hook = Webhook(kube, RelayImage(IMAGE), InjectionMetrics(CollectorRegistry()))
-    hook.leaving = True  # every request makes a connection of its own, and with it a handshake
+    hook.leaving = True  # the server closes each connection, so every request needs a handshake
     server = HttpServer(hook.application())
     following = asyncio.create_task(follow(from_secret(kube, namespace, SECRET), served, look_every))
     try:
@@ -66,7 +66,7 @@ def keeper(kube: Kube, namespace: str) -> CertificateRotation:
 
 @pytest.mark.verify
 async def test_renewals_are_not_noticed_by_anybody(kube: Kube, namespace: str) -> None:
-    """Two replicas, one of which looks at the Secret only now and then; both are asked about every pod."""
+    """Two replicas are called for every pod. One of them reads the Secret at long intervals."""
     async with replica(kube, namespace, 0.1) as quick, replica(kube, namespace, 2.0) as slow:
         configuration = webhook_configuration(namespace, str(quick), "Fail")
         (first,) = configuration["webhooks"]
@@ -93,12 +93,12 @@ async def is_injecting(kube: Kube, namespace: str) -> bool:
 
 
 async def injected(kube: Kube, namespace: str, name: str) -> bool:
-    """Create a pod, see, and remove it."""
+    """Create and delete a pod. Return whether the pod got a sidecar."""
     pod = a_pod(name)
     pod["metadata"]["namespace"] = namespace
     try:
         created = await kube.create(POD, pod)
-    except Exception as error:  # the webhook must not fail, but before the first look it may
+    except Exception as error:  # an error fails the test, except for probes before the first certificate
         if name.startswith("probe"):
             return False
         raise AssertionError(f"{name}: {error}") from error
@@ -107,7 +107,10 @@ async def injected(kube: Kube, namespace: str, name: str) -> bool:
 
 
 async def watch_renewals(kube: Kube, namespace: str) -> tuple[int, set[tuple[x509.Certificate, ...]], int]:
-    """Create pods until four certificates were served; how many, the bundles meanwhile, and the number of pods."""
+    """Create pods until four certificates were served.
+
+    Return the number of certificates, the bundles in use meanwhile, and the number of pods.
+    """
     served: set[x509.Certificate] = set()
     trusted: set[tuple[x509.Certificate, ...]] = set()
     pods = 0
@@ -148,7 +151,7 @@ async def test_the_bundle_is_written_only_when_it_differs(kube: Kube, namespace:
 
 
 class Overlapping(Kube):
-    """Every leader has read before any of them writes."""
+    """Delays the first writes until every leader has read."""
 
     expected = 0
 
@@ -183,7 +186,7 @@ async def overlapping(api: ApiServer) -> AsyncIterator[Overlapping]:
 
 
 async def both(look: Callable[[], Awaitable[object]], kube: Overlapping) -> list[BaseException]:
-    """Two looks whose first write is made at the same moment; what the loser got."""
+    """Run two rotations whose first writes coincide. Return the errors."""
     kube.expect(2)
     answers = await asyncio.gather(look(), look(), return_exceptions=True)
     return [each for each in answers if isinstance(each, BaseException)]
@@ -230,7 +233,7 @@ async def test_two_leaders_that_overlap_end_with_one_certificate_and_its_bundle(
         assert there["webhooks"][0]["clientConfig"]["caBundle"] == bundle
         assert len(found.trusted) == 1, "one new certificate, not one per leader"
 
-        # And both at the bundle: one of them is too late, and finds nothing to do at its next look.
+        # Both leaders write the bundle. One of them fails with a conflict, and has nothing to do in its next rotation.
         webhook = {**there["webhooks"][0], "clientConfig": {"url": "https://127.0.0.1:1/inject"}}
         await overlapping.patch(MUTATING_WEBHOOK, None, namespace, {"webhooks": [webhook]})
         (conflict,) = await both(keep.rotate, overlapping)
@@ -284,6 +287,6 @@ def test_certificates_of_somebody_else_are_served_and_followed_and_the_bundle_is
 
 
 def create(api: ApiServer, namespace: str, pod: dict[str, object]) -> str:
-    """What creating it warns of, or fails with."""
+    """Create a pod by a dry run and return the warnings or the error."""
     flags = ("create", "--namespace", namespace, "--dry-run=server", "--filename", "-")
     return api.try_kubectl(*flags, input=json.dumps(pod)).err

@@ -1,4 +1,4 @@
-"""Stores with keys of their own on the shared servers."""
+"""Claim stores with unique keys on the shared servers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def consumer(unique_name: Callable[[str], str]) -> str:
 
 @pytest_asyncio.fixture
 async def store_at(consumer: str) -> AsyncIterator[StoreFactory]:
-    """``await store_at(server.url, lease=1)`` is an open store, closed after the test. All have the same consumer."""
+    """``await store_at(server.url, lease=1)`` opens a store, closed after the test. All stores share a consumer."""
     stores: list[RedisClaims] = []
 
     async def open_store(url: str, **options: Any) -> RedisClaims:

@@ -43,7 +43,7 @@ def inbox_database(postgres: PostgresServer) -> Iterator[Database]:
 
 @pytest_asyncio.fixture
 async def inbox(inbox_database: Database) -> AsyncIterator[InboxFactory]:
-    """``await inbox(instance="a")``: an open store, closed after the test."""
+    """``await inbox(instance="a")`` opens a store, closed after the test."""
     opened: list[InboxClaims] = []
 
     async def open_inbox(**options: Any) -> InboxClaims:
@@ -99,7 +99,7 @@ async def test_an_event_that_kills_its_process_is_found(inbox: InboxFactory, inb
     await dying.fail([FailedAttempt(harmless, 0)])
     other = await inbox(instance="other", lease=600)
     assert isinstance(await claimed(other, lethal), Busy)
-    reborn = await inbox(instance="dying", life="2")  # its container was restarted: no need to wait for the lease
+    reborn = await inbox(instance="dying", life="2")  # a restarted container does not wait for the lease
     assert await claimed(reborn, lethal) == Claimed(2, 1)
     inbox_database.execute(
         "update mailboat.inbox_holders set expires_at = now() - interval '1 s' where instance = 'dying'"
@@ -125,7 +125,7 @@ async def test_leases_are_renewed_and_old_marks_pruned(inbox: InboxFactory, inbo
     )
     store = await inbox(instance="a", lease=0.3, ttl=3600, prune_every=0)
     await claimed(store)
-    inbox_database.execute("delete from mailboat.inbox_holders")  # somebody took it for dead
+    inbox_database.execute("delete from mailboat.inbox_holders")  # as if another process had expired this one
     await await_until(lambda: inbox_database.execute("select count(*) from mailboat.handled") == [(0,)])
     running = inbox_database.execute("select running from mailboat.inbox_holders where expires_at > now()")
     assert running == [([UUID(E1)],)]

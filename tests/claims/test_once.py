@@ -1,4 +1,4 @@
-"""``Once`` in loops of an application's own: synchronous and asynchronous clients."""
+"""``Once`` in an application's own loop, with synchronous and asynchronous clients."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_an_event_is_handled_once_across_both_forms(
     def is_interrupted() -> None:
         with once_sync.claim("e1") as first:
             assert first
-            raise KeyboardInterrupt  # given back: does not count
+            raise KeyboardInterrupt  # the claim is released, so the attempt does not count
 
     with pytest.raises(RuntimeError):
         await fails()
@@ -66,7 +66,7 @@ async def test_an_event_is_handled_once_across_both_forms(
         assert not first
     with once_sync.claim("e1") as first:
         assert not first
-    each_redis.client().set(f"test:{consumer}:e2", "1")  # of an older SETNX helper
+    each_redis.client().set(f"test:{consumer}:e2", "1")  # a key of an older SETNX helper
     with once_sync.claim("e2") as first:
         assert not first
 

@@ -1,4 +1,4 @@
-"""What becomes of claims when Redis, the network or a consumer fails."""
+"""Claims during failures of Redis, the network or a consumer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OrSkip = Callable[[Callable[[], RedisServer]], RedisServer]
 
 @pytest.fixture
 def own_servers() -> Iterator[ExitStack]:
-    """Servers of the test's own, stopped after it."""
+    """Stack for servers of one test, stopped after it."""
     with ExitStack() as stack:
         yield stack
 
@@ -38,10 +38,11 @@ async def test_a_lost_reply_makes_bare_setnx_skip_the_event_and_ours_handle_it(
     each_redis: RedisServer, proxy_factory: Callable[[int], Proxy], store_at: StoreFactory, consumer: str
 ) -> None:
     proxy = proxy_factory(each_redis.port)
-    bare = redis.asyncio.Redis(port=proxy.port)  # with the retries that redis-py has by default
+    bare = redis.asyncio.Redis(port=proxy.port)  # with the default retries of redis-py
     await bare.ping()
     proxy.lose_reply()
-    assert await bare.set(f"bare:{consumer}", "1", nx=True, ex=60) is None  # a duplicate, it says: the event is lost
+    # The retry reports a duplicate, so the event would be lost.
+    assert await bare.set(f"bare:{consumer}", "1", nx=True, ex=60) is None
     await bare.aclose()
 
     store = await store_at(f"redis://127.0.0.1:{proxy.port}")
@@ -65,7 +66,7 @@ async def test_a_frozen_consumer_is_taken_over_and_its_done_is_refused(
     frozen = await store_at(each_redis.url, instance="frozen", lease=0.3)
     awake = await store_at(each_redis.url, instance="awake")
     assert await frozen.claim(E1) == [Claimed(1)]
-    frozen._renewal.stop()  # as SIGSTOP does
+    frozen._renewal.stop()  # as SIGSTOP would
     (busy,) = await awake.claim(E1)
     assert isinstance(busy, Busy)
 
@@ -92,7 +93,7 @@ async def test_leases_are_renewed_while_the_event_loop_is_blocked(
     assert await store.done(["e1"]) == [True]
 
 
-# -- Redis goes away, comes back, forgets -----------------------------------------------------------------------------
+# -- outages, restarts, lost data -------------------------------------------------------------------------------------
 
 
 async def test_an_outage_costs_no_attempt_and_ends_by_itself(own_servers: ExitStack, store_at: StoreFactory) -> None:
@@ -103,7 +104,7 @@ async def test_an_outage_costs_no_attempt_and_ends_by_itself(own_servers: ExitSt
     with pytest.raises(ClaimsUnavailable, match=r"Redis at 127\.0\.0\.1:\d+ did not answer in time"):
         await store.done(["e1"])
     server.resume()
-    assert await store.done(["e1"]) == [True]  # whether or not the first was executed
+    assert await store.done(["e1"]) == [True]  # even if Redis executed the first call
     server.kill()
     with pytest.raises(ClaimsUnavailable, match="can't be reached"):
         await store.claim([Claim("e2")])
@@ -121,13 +122,13 @@ async def test_a_server_that_lost_its_memory_is_noticed_and_running_events_stay_
     await store.done(["e2"])
     assert not store.problems
     server.kill()
-    server.launch()  # empty
+    server.launch()  # without its data
     await await_until(lambda: MEMORY_LOST in [problem.reason for problem in store.problems])
     await await_until(lambda: MEMORY_LOST in [problem.reason for problem in other.problems])
     assert "UTC: events that are delivered again are handled again" in store.problems[0].message
     await await_until(lambda: server.client().exists(f"{store._prefix}e1"))
     assert isinstance((await other.claim(E1))[0], Busy)
-    assert await other.claim([Claim("e2")]) == [Claimed(1)]  # as documented
+    assert await other.claim([Claim("e2")]) == [Claimed(1)]  # handled again, as documented
     late = await store_at(server.url, instance="late")
     assert [problem.reason for problem in late.problems] == [MEMORY_LOST]
 
@@ -169,7 +170,7 @@ async def test_a_full_server(own_servers: ExitStack, store_at: StoreFactory, pol
         await fill()
         assert int(client.info("stats")["evicted_keys"]) > 0  # done events are forgotten, as documented
         assert store.problems[0].reason == EVICTS_KEYS
-    # Running events keep their claims, renewed or made again, and can finish.
+    # Claims of running events are renewed or restored, and the events can finish.
     keys = [f"{store._prefix}{event_id}" for event_id in running]
     await await_until(lambda: client.exists(*keys) == 200)
     assert set(await store.done(running)) == {True}
@@ -186,18 +187,18 @@ async def test_a_failover_loses_the_last_writes_at_most(
     assert await store.claim(E1) == [Claimed(1)]
     assert await store.done(["e1"]) == [True]
     assert not store.problems
-    replica.client().replicaof("no", "one")  # from here on nothing is copied
+    replica.client().replicaof("no", "one")  # stops the replication
     assert await store.claim([Claim("e2")]) == [Claimed(1)]
     assert [problem.reason for problem in store.problems] == [NOT_REPLICATED]
     assert await store.done(["e2"]) == [True]
     proxy.retarget(replica.port)
-    assert await store.claim([*E1, Claim("e2")]) == [Finished(), Claimed(1)]  # e2 runs twice, as documented
+    assert await store.claim([*E1, Claim("e2")]) == [Finished(), Claimed(1)]  # e2 is handled twice, as documented
     replica.client().replicaof("127.0.0.1", str(primary.port))
     with pytest.raises(ClaimsUnavailable, match="is a read-only replica"):
         await store.claim([Claim("e3")])
 
 
-# -- rights and ways to connect ---------------------------------------------------------------------------------------
+# -- rights and connections -------------------------------------------------------------------------------------------
 
 RIGHTS = "resetkeys ~test:* resetchannels -@all +evalsha +script|load +get +set +del +expire +time +info +wait"
 
@@ -213,7 +214,7 @@ async def test_a_user_with_the_documented_rights(each_redis: RedisServer, store_
     assert await store.fail([FailedAttempt("e1", 0, counted=False)]) == [True]
     assert await store.claim(E1) == [Claimed(1)]
     assert await store.done(["e1"]) == [True]
-    client.execute_command("ACL", "SETUSER", "claims", "-get")  # a refused command tells nothing about an event
+    client.execute_command("ACL", "SETUSER", "claims", "-get")  # a refused command does not reveal an event's state
     assert await store.claim([Claim("e2")]) == [Claimed(1)]
     for call in (store.done, store.dead, store.release):
         with pytest.raises(ClaimsUnavailable, match="refuses GET or SET to this user"):

@@ -1,4 +1,4 @@
-"""Every transition of a key, on Valkey and on Redis 7. Redis' clock decides: tests write times into the values."""
+"""Every state transition of a key, on Valkey and on Redis 7. Redis' clock decides: tests write times into values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def key(consumer: str) -> str:
 
 
 def without_time(value: str | None) -> str | None:
-    """The value with ``T`` for a time after now, ``-`` for one before."""
+    """Return the value with ``T`` for a time in the future, and ``-`` for one in the past."""
     if value is None or value.count("|") < 3:
         return value
     state, owner, at, rest = value.split("|", 3)
@@ -37,15 +37,15 @@ def without_time(value: str | None) -> str | None:
     ("before", "answer", "after"),
     [
         (None, Claimed(1), "p|me:b|T|1"),
-        ("p|me:b|FUTURE|2", Claimed(2), "p|me:b|T|2"),  # the reply to our claim was lost
+        ("p|me:b|FUTURE|2", Claimed(2), "p|me:b|T|2"),  # the reply to the first claim was lost
         ("p|me:b|PAST|2|1", Claimed(2, 1), "p|me:b|T|2|1"),
-        ("p|other:z|PAST|2", Claimed(3, 1), "p|me:b|T|3|1"),  # its owner died, or sleeps
+        ("p|other:z|PAST|2", Claimed(3, 1), "p|me:b|T|3|1"),  # the owner died or hangs
         ("p|other:z|PAST|3|2", Claimed(4, 3), "p|me:b|T|4|3"),
-        ("p|me:a|FUTURE|1", Claimed(2, 1), "p|me:b|T|2|1"),  # our container was restarted
+        ("p|me:a|FUTURE|1", Claimed(2, 1), "p|me:b|T|2|1"),  # the own container was restarted
         ("f||PAST|3|1", Claimed(4, 1), "p|me:b|T|4|1"),
         ("d", Finished(), "d"),
         ("x", Finished(dead=True), "x"),
-        ("1", Finished(), "1"),  # of an older SETNX helper
+        ("1", Finished(), "1"),  # written by an older SETNX helper
         ("processed", Finished(), "processed"),
         ("p|broken", Finished(), "p|broken"),
     ],
@@ -100,11 +100,11 @@ THEIRS = f"p|other:z|{FUTURE}|4|1"
     ("action", "before", "ours", "after"),
     [
         ("done", MINE, True, "d"),
-        ("done", f"p|me:b|{PAST}|1", True, "d"),  # late, and nobody took it over
-        ("done", None, True, "d"),  # Redis lost the claim, not we
+        ("done", f"p|me:b|{PAST}|1", True, "d"),  # the lease expired, without a takeover
+        ("done", None, True, "d"),  # Redis lost the claim
         ("done", THEIRS, False, "p|other:z|T|4|1"),
         ("done", "d", False, "d"),
-        ("done", f"f||{FUTURE}|4|1", False, "d"),  # taken over, failed there, handled here
+        ("done", f"f||{FUTURE}|4|1", False, "d"),  # taken over and failed there, handled here
         ("dead", MINE, True, "x"),
         ("dead", THEIRS, False, "p|other:z|T|4|1"),
         ("dead", f"f||{FUTURE}|4|1", False, "f||T|4|1"),
@@ -131,7 +131,7 @@ async def test_a_result(
     elif action == "dead":
         assert await store.dead(["e1"]) == [ours]
     else:
-        forever = float("inf")  # an event without attempts left, and without a dead-letter topic
+        forever = float("inf")  # for an event without attempts left and without a dead-letter topic
         assert await store.fail([FailedAttempt("e1", forever, counted=action == "fail")]) == [ours]
     assert without_time(redis.get(key)) == after
 

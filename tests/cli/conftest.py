@@ -1,4 +1,4 @@
-"""Manifests on real databases, and relays in processes of their own."""
+"""Manifests on real databases, and relays in separate processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.databases import migrated_database
 
 @pytest.fixture(autouse=True)
 def unsettled_collector(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``mailboat run`` in this process leaves the collector alone: what suits a relay would stay for all tests."""
+    """Keep ``mailboat run`` from configuring the garbage collector: the settings would affect all later tests."""
     monkeypatch.setattr("mailboat.cli.run.configure_gc", lambda: None)
 
 
@@ -40,18 +40,18 @@ def place(tmp_path: Path, outbox_database: Database) -> Place:
 
 @pytest.fixture
 def empty_place(tmp_path: Path, database: Database) -> Place:
-    """The same on a database that nobody migrated."""
+    """The same manifests on a database without the schema of Mailboat."""
     return _place(tmp_path, database)
 
 
 @pytest.fixture
 def start_relay(tmp_path: Path) -> Iterator[Callable[..., RunningRelay]]:
-    """``start_relay("-f", path)`` is a relay that listens by now, ended after the test."""
+    """``start_relay("-f", path)`` starts a relay and returns when it listens. The relay is killed after the test."""
     started: list[RunningRelay] = []
 
     def start(*arguments: str) -> RunningRelay:
         started.append(RunningRelay(arguments, tmp_path / f"relay-{len(started)}.log"))
-        started[-1].address()  # so that no later deadline has to pay for the start of a process
+        started[-1].address()  # wait here, so that later timeouts do not include the start of the process
         return started[-1]
 
     yield start

@@ -1,4 +1,4 @@
-"""Whatever a person gets wrong: one clear message, an exit code of its own, no traceback, no secret."""
+"""Wrong input of any kind: one clear message, a specific exit code, no traceback, no secret."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.cli import Place, make_known, relay_manifest, subscription_manifest
 
 
 def refused(place: Place, code: int, *arguments: str) -> str:
-    """The message of a command that must be refused."""
+    """Run a command that must fail with this exit code, and return its message."""
     result = place.mailboat(*arguments)
     assert result.exit_code == code, f"exit code {result.exit_code}\n{result.output}"
     assert result.stdout == ""

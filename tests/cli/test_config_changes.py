@@ -1,4 +1,4 @@
-"""``mailboat run --follow``: a configuration that comes later and changes, by file or by a signed call."""
+"""``mailboat run --follow``: a configuration that arrives later and changes, by file or by a signed call."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from support.wait import wait_until
 Start = Callable[..., RunningRelay]
 UID = "relay-uid-1"
 PATIENCE = 60.0
-"""Seconds: what takes one on a machine of one's own may take many on a busy one."""
+"""Seconds. A step takes one on an idle machine, and many on a busy one."""
 
 pytestmark = pytest.mark.timeout(600)
 
 
 class Pod:
-    """A relay as the operator starts it, with what is mounted into its pod."""
+    """A relay as the operator starts it, with the volumes of its pod."""
 
     def __init__(self, tmp_path: Path, place: Place, start: Start) -> None:
         self.config = Volume(tmp_path / "config")
@@ -52,7 +52,7 @@ class Pod:
         return [relay, *subscriptions]
 
     def to_file(self, name: str = "to-log", uid: str = "uid-1", **spec: Any) -> dict[str, Any]:
-        """A subscription whose events land in ``arrivals``."""
+        """Return a subscription that delivers to the file ``arrivals``."""
         manifest = subscription_manifest(name, **{"sink": {"log": {"path": str(self.arrivals)}}, **spec})
         manifest["metadata"]["uid"] = uid
         return manifest
@@ -139,7 +139,7 @@ def test_a_pushed_configuration_is_in_use_before_the_file_and_an_older_file_is_p
     wait_until(lambda: pod.subscription("second"), PATIENCE, "the new subscription")
     status, text = pod.push(6, pod.to_file())
     assert (status, "older than 7" in text) == (409, True)
-    assert pod.push(7, pod.to_file(), pod.to_file("second", "uid-2"))[0] == 200  # the same again changes nothing
+    assert pod.push(7, pod.to_file(), pod.to_file("second", "uid-2"))[0] == 200  # the same version changes nothing
     pod.mount(6, pod.to_file())
     wait_until(
         lambda: any("Configuration ignored" in line["message"] for line in pod.relay.lines()),
@@ -206,7 +206,7 @@ def test_a_deleted_subscription_continues_within_a_day_and_begins_anew_later_or_
         " select s.id, 0, 5, 1, 'Refused', 'no', now(), now(), o.id, event_id, event_type, key, payload, content_type,"
         " o.created_at, slot from mailboat.outbox o, mailboat.subscriptions s where s.name = 'shop/second'"
     )
-    # A subscription of somebody else's on the same outbox, and one of no resource at all: neither is ours to delete.
+    # A subscription of another relay on the same outbox, and one without a resource. This relay must delete neither.
     place.database.execute(
         "insert into mailboat.subscriptions (outbox, name, uid, partitions, declared_by)"
         " values ('mailboat.outbox', 'shop/others', 'uid-3', 1, 'relay-uid-2'),"
@@ -225,7 +225,7 @@ def test_a_deleted_subscription_continues_within_a_day_and_begins_anew_later_or_
     assert "its progress is kept until" in place.mailboat("status").stdout
     assert "shop/second" in place.ok("dlq", "list")
 
-    pod.push(3, pod.to_file(), pod.to_file("second", "uid-4"))  # created again: it continues
+    pod.push(3, pod.to_file(), pod.to_file("second", "uid-4"))  # created again: continues from its progress
     wait_until(lambda: ("shop/second", 2, False) in cursors(), PATIENCE, "the subscription to be back")
     pod.emit()
     pod.until_arrived(4)
@@ -239,7 +239,7 @@ def test_a_deleted_subscription_continues_within_a_day_and_begins_anew_later_or_
     place.database.execute("update mailboat.subscriptions set retired_at = retired_at - interval '1 day'")
     assert "the progress of shop/second is removed" in place.ok("maintain")
     assert ("shop/second", 0, True) in cursors()
-    pod.push(6, pod.to_file(), pod.to_file("second", "uid-6"))  # a day later: from its start
+    pod.push(6, pod.to_file(), pod.to_file("second", "uid-6"))  # a day later: begins from its start
     pod.until_arrived(9)
     assert place.database.execute("select count(*) from mailboat.dead_letters") == [(1,)]
 
@@ -385,7 +385,7 @@ def test_an_assignment_by_the_operator_is_followed_by_relays_in_processes_of_the
         until_owned_by(wanted)
         pod.until_arrived(emitted)
     assert assign(8, "relay-1") == 409
-    assert assign(10, *["nobody"] * 4) == 200  # not alive, so not waited for
+    assert assign(10, *["nobody"] * 4) == 200  # a relay that is not alive, so its partitions are not reserved for it
     pod.emit("e")
     pod.until_arrived(emitted + 1)
 

@@ -1,4 +1,4 @@
-"""``mailboat consume``: the handlers of an application, run by the command line."""
+"""``mailboat consume`` with the handlers of an application."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``mailboat dlq`` and ``mailboat parked``: what is found and shown, and the order in which it comes back (G2, G6)."""
+"""``mailboat dlq`` and ``mailboat parked``: selection, output, and the order of replays and retries (G2, G6)."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from mailboat.store.admin.selection import Match
 from mailboat.store.connection import PostgresConnection
 from support.cli import Place, make_known, subscription_manifest
 
-SLOT = 6  # of all events in here: partition 0 of 2
+SLOT = 6  # the slot of all events in these tests: partition 0 of 2
 
 
 @pytest.fixture
 def number(place: Place) -> int:
-    """The number of subscription shop/to-log."""
+    """The id of subscription shop/to-log."""
     (found,) = asyncio.run(make_known(place.database, subscription_manifest()))
     return found
 
 
 def bury(place: Place, number: int, sequence: int, key: str | None = "k", **changes: object) -> int:
-    """A dead letter; returns its number."""
+    """Insert a dead letter and return its number."""
     values: dict[str, object] = {
         "subscription_id": number,
         "partition": 0,
@@ -51,7 +51,7 @@ def bury(place: Place, number: int, sequence: int, key: str | None = "k", **chan
 
 
 def park(place: Place, number: int, sequence: int, key: str | None = "k", **changes: object) -> int:
-    """A parked event; returns its number."""
+    """Insert a parked event and return its number."""
     values: dict[str, object] = {
         "subscription_id": number,
         "partition": 0,
@@ -82,7 +82,7 @@ def _insert(place: Place, table: str, number: str, values: dict[str, object]) ->
 
 
 def queue(place: Place) -> list[tuple[object, ...]]:
-    """The parked events in the order of sending: sequence, rank, replay, attempts, whether it is due."""
+    """Return the parked events in the order of sending: sequence, rank, replay, attempts, due."""
     return place.database.execute(
         "select sequence, rank, replay, attempts, next_attempt_at <= clock_timestamp() from mailboat.parked"
         " order by key, rank, case when rank = 0 then id end, ordinal"
@@ -282,7 +282,7 @@ def test_events_without_a_key_wait_for_nobody(place, number):
 
 @pytest.fixture
 def unordered(place: Place) -> None:
-    """The subscription keeps no order."""
+    """The manifest with ``ordering: None``."""
     manifest = place.folder / "manifests.yaml"
     manifest.write_text(manifest.read_text().replace("partitions: 2", "partitions: 2\n  ordering: None"))
 
@@ -326,7 +326,7 @@ def test_the_same_one_is_not_replayed_twice_by_mistake(place, number):
         f"{dead} shop/to-log order.placed key k: waits to be sent already",
         "0 dead letters replayed",
     ]
-    place.database.execute("delete from mailboat.parked")  # delivered
+    place.database.execute("delete from mailboat.parked")  # as after a delivery
     assert place.ok("dlq", "replay", "--all") == "0 dead letters replayed\n"
     refused = place.mailboat("dlq", "replay", "--id", str(dead))
     assert (refused.exit_code, "say --again" in refused.stderr) == (3, True)
@@ -342,7 +342,7 @@ def test_an_event_that_died_twice_is_replayed_once(place, number):
 
 
 def retire(place: Place, number: int) -> None:
-    """As a relay does with a subscription that its configuration does not name any more."""
+    """Mark the subscription as deleted, without cursors and parked events."""
     for table in ("cursors", "parked"):
         place.database.execute(
             sql.SQL("delete from {} where subscription_id = {}").format(

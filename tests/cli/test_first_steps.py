@@ -1,4 +1,4 @@
-"""Commands before anything runs: no database, no Secret, no broker."""
+"""Commands that need no server: no database, no Secret, no broker."""
 
 from __future__ import annotations
 

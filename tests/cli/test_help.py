@@ -1,4 +1,4 @@
-"""What a newcomer sees first. A change of it is meant, or it is a mistake."""
+"""Help texts, a newcomer's first view of the command line. A change of the output must be intended."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_every_command_explains_itself_and_its_options(path: tuple[str, ...], co
     ("path", "command"), [pytest.param(path, command, id=" ".join(path)) for path, command in commands(main)]
 )
 def test_a_path_is_judged_by_whoever_opens_it(path: tuple[str, ...], command: Command):
-    """click would do so before, in words and with an exit code of its own."""
+    """If click checked a path first, the message and the exit code would be click's."""
     paths = [option.type for option in command.params if isinstance(option.type, click.Path)]
     assert not any(each.exists or each.readable for each in paths)
 

@@ -1,4 +1,4 @@
-"""Log lines: a sentence, its fields, and no secrets in either."""
+"""Log lines: a message, its fields, and no secrets in either."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mailboat_spec.redaction import redact
 
 @pytest.fixture
 def stream() -> Iterator[io.StringIO]:
-    """Where lines go; logging is as before afterwards."""
+    """An empty stream for log lines. The logging configuration is restored after the test."""
     root, ours = logging.getLogger(), logging.getLogger("mailboat")
     before = root.handlers[:], root.level, ours.level
     yield io.StringIO()

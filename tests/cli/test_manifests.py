@@ -1,4 +1,4 @@
-"""Manifests from files: found, bounded, and refused with file, line or field."""
+"""Manifests from files: search, limits, and errors with file, line or field."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_name_that_no_file_can_have_is_told(tmp_path):
 
 @pytest.fixture
 def locked(tmp_path: Path) -> Iterator[Path]:
-    """A folder that may not be looked into; not even by root, which puts its rights aside for this."""
+    """A folder without any permission. If the test runs as root, its effective user is changed."""
     folder = tmp_path / "locked"
     folder.mkdir()
     written(folder, manifest())

@@ -1,4 +1,4 @@
-"""The mistakes of a newcomer: each section of docs/laptop-messages.md prints what it shows, and none is silent."""
+"""Mistakes of a newcomer: docs/laptop-messages.md shows the exact output of each one, and no mistake is silent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How things look on a screen."""
+"""Format of ages, columns, text and JSON on a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``mailboat run`` as people and Kubernetes meet it: a process with signals, an address and an exit code."""
+"""``mailboat run`` as a process: signals, HTTP endpoints and exit codes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from support.wait import wait_until
 
 @pytest.fixture
 def arrived(place: Place, tmp_path: Path) -> Callable[[], list[dict[str, Any]]]:
-    """Subscription shop/to-log writes to a file; this is what has arrived there."""
+    """Events in the file of subscription shop/to-log."""
     file = tmp_path / "arrived.jsonl"
     file.touch()
     place.write(relay_manifest(place.database.url), subscription_manifest(sink={"log": {"path": str(file)}}))
@@ -52,7 +52,7 @@ def test_a_replayed_dead_letter_arrives(place, arrived, start_relay):
     relay.wait_ready()
     event_id = place.ok("emit", "order.placed", '{"n": 1}', "--key", "k").strip()
     wait_until(lambda: len(arrived()) == 1, what="the event to arrive")
-    # As if it had been given up on: dead letters hold the whole event.
+    # Insert a dead letter for the delivered event. Dead letters contain the whole event.
     place.database.execute(
         "insert into mailboat.dead_letters (subscription_id, partition, attempts, sequence, reason, last_error,"
         " first_failed_at, last_failed_at, id, event_id, event_type, key, payload, content_type, created_at, slot)"
@@ -134,7 +134,8 @@ async def test_a_secret_that_is_swapped_while_relays_are_made_is_taken_up(tmp_pa
     options = RunOptions((), tmp_path, find_secrets(tmp_path, {}), "r1", ("127.0.0.1", 0), CallerAuth())
     told = asyncio.Event()
     async with Process(options) as process:
-        process.relays.append(cast(Relay, SimpleNamespace(name="shop/orders", refresh=told.set)))  # has read it by now
+        # A stub of a relay that has read the old secret already.
+        process.relays.append(cast(Relay, SimpleNamespace(name="shop/orders", refresh=told.set)))
         version = login.fill({"sasl.password": "new"})
         async with process.serving(None):
             assert not told.is_set(), "before it runs, a relay forgets it"
@@ -146,7 +147,7 @@ async def test_a_secret_that_is_swapped_while_relays_are_made_is_taken_up(tmp_pa
 def test_a_second_signal_ends_it_at_once(place, tmp_path, start_relay):
     relay: RunningRelay = start_relay("-f", str(place.folder))
     relay.wait_ready()
-    relay.process.send_signal(signal.SIGSTOP)  # so that both signals are there before it can act on the first
+    relay.process.send_signal(signal.SIGSTOP)  # both signals are pending before the relay handles the first
     relay.process.send_signal(signal.SIGINT)
     relay.process.send_signal(signal.SIGTERM)
     relay.process.send_signal(signal.SIGCONT)
@@ -192,7 +193,7 @@ def test_an_assignment_over_http_needs_the_signature_and_a_generation_that_is_no
 
     assert put(5, Operator("relay-0")) == 401
     assert put(5, operator) == 200
-    assert put(5, operator) == 200  # an operator tells every relay the same
+    assert put(5, operator) == 200  # an operator sends the same assignment to every relay
     assert put(4, operator) == 409
     assert place.database.execute("select assigned_to from mailboat.cursors where partition = 0") == [("r7",)]
 

@@ -44,7 +44,7 @@ def test_migrate_only_verifies_where_others_look_after_the_schema(empty_place):
 
 
 def psql(database: Database, script: str) -> None:
-    """By the newest psql, whatever the server: the packages of the oldest have none."""
+    """Run the script with the newest psql, because the packages of the oldest server have none."""
     binaries = find_postgres(NEWEST)
     command = [binaries.tool("psql"), "--quiet", "--no-psqlrc", "-v", "ON_ERROR_STOP=1", database.url]
     ran = subprocess.run(command, input=script, env=binaries.env, capture_output=True, text=True, timeout=60)
@@ -95,7 +95,7 @@ def outbox_partitions(database: Database) -> set[str]:
 
 
 def test_maintain_makes_partitions_ahead_and_drops_what_expired(place):
-    # Counted by what was there before and after: whoever runs this at midnight gets one more.
+    # Compare the time partitions before and after: a run across midnight creates one more.
     place.ok("maintain")
     last = sorted(outbox_partitions(place.database))[-3:]
     place.database.execute(

@@ -1,4 +1,4 @@
-"""Secrets: where they are looked for, and that they are never repeated."""
+"""Secrets: their sources, and that no message contains one."""
 
 from __future__ import annotations
 

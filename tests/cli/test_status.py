@@ -1,4 +1,4 @@
-"""``mailboat status``: what is shown, with relays and without; the lag is what it says (G7)."""
+"""``mailboat status``: the output with and without relays. The lag is correct (G7)."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_with_a_relay_its_own_words_are_shown_too(place: Place, start_relay):
     def line() -> list[str]:
         return place.ok("status").splitlines()[1].split()
 
-    # A relay that did not answer in time has no rate.
+    # The rate is unknown until the relay responds in time.
     cells = wait_until(line, what="the relay's word", met=lambda cells: cells[0] == "True" and cells[8] != "-")
     assert (cells[3], cells[8]) == ("2/2", "0.0/s")
     assert place.ok("status").splitlines()[-1] == "relays: r1 (2 partitions)"
@@ -110,7 +110,7 @@ def test_with_a_relay_its_own_words_are_shown_too(place: Place, start_relay):
 
 
 def test_on_a_terminal_it_is_watched_until_ctrl_c(place: Place):
-    """Through an outage of the database, too; and the terminal is as it was before."""
+    """The command survives an outage of the database and restores the terminal."""
     command = [sys.executable, "-m", "mailboat.cli.main"]
     command += ["status", "-f", str(place.folder), "--watch", "--interval", "0.1"]
     with Terminal(command, os.environ) as terminal:
@@ -242,12 +242,12 @@ def test_on_a_terminal_the_readiness_is_coloured_and_nothing_is_markup():
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, color_system="standard", width=80)
     console.print(coloured(overview_text([line], 80)))
-    assert "\x1b[31mFalse\x1b[0m" in screen.getvalue()  # two of its four partitions are nobody's
+    assert "\x1b[31mFalse\x1b[0m" in screen.getvalue()  # two of its four partitions have no owner
     assert "no broker [red]" in screen.getvalue()
 
 
 def test_consumers_are_shown_beside_relays(tmp_path: Path):
-    """Those with a source report their own partitions, those that pull the whole subscription."""
+    """Consumers with a source report their own partitions. Consumers that pull report the whole subscription."""
     behind = ConsumerReport(name="shop/billing", state="Running", lag=5, dead=1, source=SourceHealth(owned=2))
     away = behind.model_copy(update={"source": SourceHealth(owned=1, reachable=False), "message": "no broker"})
     pulling = ConsumerReport(name="shop/view", state="Running", lag=5, dead=1)

@@ -1,4 +1,4 @@
-"""``mailboat dlq`` on the dead-letter topic of a consumer: shown as written, replayed byte for byte, none left out."""
+"""``mailboat dlq`` on a consumer's dead-letter topic: shown as written, replayed byte for byte, with none left out."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from support.wait import await_until, wait_until
 
 @dataclass
 class Consumer:
-    """Consumer shop/billing with a topic and a dead-letter topic of its own on a real broker."""
+    """Consumer shop/billing with its own topic and dead-letter topic on a real broker."""
 
     server: KafkaServer
     folder: Path
@@ -74,12 +74,12 @@ class Consumer:
         asyncio.run(write())
 
     def arrived(self) -> list[Original]:
-        """Return what was published to the topic of origin."""
+        """Return the messages of the topic of origin."""
         with KafkaLetters(self.client, self.topic, "test") as messages:
             return list(messages.read())
 
     def waiting(self) -> int:
-        """Return the number that a consumer reports."""
+        """Return the number of waiting dead letters, as a consumer reports it."""
         with KafkaLetters(self.client, f"{self.topic}.billing.dead", LetterFilter().group("shop.billing")) as letters:
             return letters.waiting()
 
@@ -221,7 +221,7 @@ def test_killed_in_the_middle_a_replay_continues_and_leaves_none_out(consumer: C
     arrived = consumer.arrived()
     assert {decode(each).event.id for each in arrived} == {each.record.event.id for each in letters}
     assert before < 60
-    assert len(arrived) == before + rest <= 60 + 5  # at most the batch in flight comes twice
+    assert len(arrived) == before + rest <= 60 + 5  # at most the batch in flight is sent twice
     assert _in_order([each for each in arrived[:before] if each.key == b"o-1"])
 
 

@@ -114,7 +114,7 @@ def outbox(postgres: PostgresServer) -> Iterator[Database]:
 
 
 def manifest(shop: Shop, folder: Path, **spec: Any) -> Path:
-    """A manifest without an OutboxRelay, and a Secret beside it."""
+    """Write a manifest without an OutboxRelay, and a Secret beside it."""
     secret = folder / "secrets" / "redis"
     secret.mkdir(parents=True, exist_ok=True)
     (secret / "url").write_text(shop.redis.url)
@@ -144,7 +144,7 @@ async def test_a_manifest_becomes_effects_and_a_status(shop: Shop, tmp_path: Pat
         shop.emit(f"o-{number % 2}", number)
     shop.emit("o-0", 13)
     shop.emit("o-0", 14)
-    shop.emit("o-0", 0, "invoice.sent")  # no handler, and not in the filter
+    shop.emit("o-0", 0, "invoice.sent")  # without a handler, and excluded by the filter
     consumer = shop.handlers(Consumer(shop.name, manifests=manifest(shop, tmp_path)))
     consumer.configure(secrets_dir=tmp_path / "secrets")
     async with serving(consumer):
@@ -158,7 +158,7 @@ async def test_a_manifest_becomes_effects_and_a_status(shop: Shop, tmp_path: Pat
     assert report.dead_letters is not None
     assert report.dead_letters.topic == f"{shop.topic}.{shop.name}.dead"
 
-    # Another group reads the topic from its beginning: Redis knows what is done.
+    # Another group reads the topic from its beginning. Redis has the claims of all handled events.
     again = shop.handlers(Consumer(shop.name, manifests=manifest(shop, tmp_path, kafka={"group": f"{shop.name}.2"})))
     again.configure(secrets_dir=tmp_path / "secrets")
     async with serving(again):

@@ -113,7 +113,7 @@ async def with_async_session(order: Order, tx: AsyncSession) -> None:
 async def test_effects_in_the_handlers_transaction_happen_once_and_in_order(
     outbox: Database, write_effect: Any
 ) -> None:
-    """C2, C3: one event fails after its effect was written, and is tried again."""
+    """C2, C3: one event fails after its effect was written, and is retried."""
     view = consumer(outbox)
     view.on("order.*")(write_effect)
     failed: list[int] = []
@@ -165,7 +165,7 @@ async def test_what_handlers_say(outbox: Database) -> None:
                 raise Ignore
             case 2:
                 raise Refuse("negative total")
-            case 3 if len(later) < 5:  # more often than there are attempts
+            case 3 if len(later) < 5:  # more often than maxAttempts
                 later.append(3)
                 raise RetryLater("bank closed", seconds=0.001)
         await tx.execute(INSERT, [order.number])
@@ -195,7 +195,7 @@ async def test_types_without_a_handler_may_be_ignored(outbox: Database) -> None:
 
 
 async def test_a_group_is_one_transaction_and_rolls_back_whole(outbox: Database) -> None:
-    """120 events of one user with size 100; the last one raises, twice."""
+    """120 events of one user with size 100. The last event raises in the first two attempts."""
     view = consumer(outbox, partitions=1)
     sizes: list[int] = []
 
@@ -233,7 +233,7 @@ async def test_of_a_batch_without_groups_the_culprit_is_found(outbox: Database) 
 
 
 async def test_a_lost_connection_and_a_deadlock_cost_no_attempt(outbox: Database) -> None:
-    """C5."""
+    """Covers C5."""
     view = consumer(outbox, partitions=1)
     attempts: list[int] = []
 
@@ -257,7 +257,7 @@ async def test_a_lost_connection_and_a_deadlock_cost_no_attempt(outbox: Database
 async def test_it_works_behind_a_pooler_in_transaction_mode(
     outbox: Database, tmp_path: Path, or_skip: Callable[[Callable[[], PgBouncer]], PgBouncer]
 ) -> None:
-    """No LISTEN and no prepared statements there: polling finds what comes after a rest."""
+    """In transaction mode there is no LISTEN and no prepared statement. Polling finds events after an idle phase."""
     with or_skip(lambda: start_pgbouncer(tmp_path / "bouncer", outbox.server)) as bouncer:
         view = Consumer("shop/view", url=bouncer.url(outbox.name), spec={"delivery": NO_WAIT}, pace=QUICK)
         attempts: list[int] = []
@@ -281,7 +281,7 @@ async def test_it_works_behind_a_pooler_in_transaction_mode(
 
 @pytest.mark.verify
 async def test_a_database_that_crashes_is_waited_for_and_costs_no_attempt(tmp_path: Path) -> None:
-    """C1, C3, C5 across a crash of the server."""
+    """C1, C3, C5 with a crash of the server."""
     with PostgresServer.start(find_postgres(NEWEST), tmp_path / "server") as server:
         server.create_database("shop")
         outbox = Database(server, "shop")
@@ -293,7 +293,7 @@ async def test_a_database_that_crashes_is_waited_for_and_costs_no_attempt(tmp_pa
         async def project(order: Order, event: Event, tx: psycopg.AsyncConnection[Any]) -> None:
             attempts.add(event.attempt)
             await tx.execute(INSERT, [order.number])
-            await asyncio.sleep(0.005)  # part of the load: the crash must find some in hand
+            await asyncio.sleep(0.005)  # load: the crash must happen while a batch is in flight
 
         async with serving(view):
             await asyncio.to_thread(write, outbox, *range(1, 201))

@@ -1,4 +1,4 @@
-"""A broker's message as an event: what relays write comes back, and nothing makes decoding fail."""
+"""Decoding of broker messages: messages of relays are restored, and no input makes decoding fail."""
 
 from __future__ import annotations
 

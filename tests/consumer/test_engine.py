@@ -183,7 +183,7 @@ async def test_the_claim_store_is_away(handle_unclaimed: bool, caplog: pytest.Lo
     async with running(handle, claims=claims, handle_unclaimed=handle_unclaimed) as it:
         it.source.feed([record("a", 1)])
         await inside.wait()
-        claims.away = True  # the first event's result can't be stored
+        claims.away = True  # the result of the first event can't be stored
         gate.set()
         it.source.feed([record("a", 2), record("b", 1)])
         await await_until(lambda: it.engine.state().claims_trouble is not None)
@@ -238,14 +238,14 @@ async def test_a_revoke_drains_and_a_stop_gives_back(claims: Any, kind: str) -> 
     def block(event: Event) -> None:
         inside.append(event.key)
         while not gate.is_set():
-            time.sleep(0.01)  # a handler that nothing can interrupt
+            time.sleep(0.01)  # a handler that can't be interrupted
         handled.append(event.key)
 
     async with running(wait if kind == "async" else block, claims=store, concurrency=2, max_attempts=1) as it:
         it.source.feed([record(key, 1, partition=p) for p in (0, 1) for key in ("a", "b", "a")])
         await await_until(lambda: len(inside) == 2)
         draining = asyncio.create_task(it.engine.revoke([0], 60))
-        await await_until(lambda: len(it.source.given_back) == 1)  # the second event of a, which did not start
+        await await_until(lambda: len(it.source.given_back) == 1)  # the second event of a, which was not started
         assert not draining.done()
         gate.set()
         await draining
@@ -259,7 +259,7 @@ async def test_a_revoke_drains_and_a_stop_gives_back(claims: Any, kind: str) -> 
     if kind == "async":
         assert it.source.given_back[-1].event.key == "c"
         assert not store or sorted(store.states.values()) == [("done", 1)] * 5 + [("failed", 0)]
-    else:  # the thread may still run: nobody else may have the claim yet
+    else:  # the thread may still run, so the claim is not released
         assert not store or ("ours", 1) in store.states.values()
 
 
@@ -281,7 +281,7 @@ async def test_a_lost_partition_is_not_settled_and_its_key_does_not_overlap(clai
         it.engine.lose([0])
         again = record("a", 1)
         again.event = first.event
-        it.source.feed([again, record("a", 2)])  # the partition came back
+        it.source.feed([again, record("a", 2)])  # the partition was assigned again
         gate.set()
         await await_until(lambda: len(it.source.settled) == 2)
     assert most == 1
@@ -319,7 +319,7 @@ async def test_the_log_names_a_handler_that_blocks_the_event_loop(caplog: pytest
 
 
 async def test_events_are_claimed_while_earlier_ones_are_handled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If handlers do not wait. Events that are claimed and not marked wait for the lease if the process dies."""
+    """Claims run ahead only if handlers do not wait: if the process dies, claimed events wait for the lease to end."""
 
     class SlowClaims(FakeClaims):
         calling = False
@@ -331,7 +331,7 @@ async def test_events_are_claimed_while_earlier_ones_are_handled(monkeypatch: py
             self.calling = False
             return await super().claim(claims)
 
-    monkeypatch.setattr(claimer, "_SOON", 60.0)  # a busy machine is not a slow handler
+    monkeypatch.setattr(claimer, "_SOON", 60.0)  # so that a busy machine does not count as a slow handler
     store, meanwhile, most = SlowClaims(), 0, 0
 
     async def handle(event: Event) -> None:

@@ -1,4 +1,4 @@
-"""Handlers as they are registered: arguments by annotation, payloads by type, and what can't work said at once."""
+"""Registration of handlers: arguments by annotation, payloads by type, and an early error for invalid handlers."""
 
 from __future__ import annotations
 

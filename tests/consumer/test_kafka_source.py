@@ -107,11 +107,11 @@ async def test_a_revoke_drains_and_the_next_owner_continues_behind(
     def blocking(event: Event) -> None:
         began.append((event.partition, event.key))
         while not gate.is_set():
-            time.sleep(0.01)  # a handler that nothing can interrupt
+            time.sleep(0.01)  # a handler that can't be interrupted
         handled.append((event.partition, event.key))
 
     def draining(it: Engine) -> bool:
-        """The second events of the keys were dropped, since the partition goes to another process."""
+        """Return whether the second events of the keys were dropped, because the partition is revoked."""
         return it.engine.state().behind < 2
 
     function = waiting if kind == "async" else blocking
@@ -128,7 +128,7 @@ async def test_a_revoke_drains_and_the_next_owner_continues_behind(
     assert await asyncio.to_thread(committed, server, topic, group, 2) == {0: 3, 1: 3}
 
 
-@pytest.mark.verify  # the shortest session timeout of a broker is 6 s
+@pytest.mark.verify  # a broker's minimum session timeout is 6 s
 async def test_long_handlers_do_not_cost_the_membership(
     kfake: KafkaServer, kafka_topic: Any, unique_name: Callable[[str], str], caplog: pytest.LogCaptureFixture
 ) -> None:

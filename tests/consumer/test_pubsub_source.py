@@ -1,7 +1,7 @@
 """The Pub/Sub source: leases, order of a key, give-backs, shutdown, outages.
 
-Google's fake shows that the calls are right. It sends one message of a key at a time, so a service that sends many and
-redelivers as Google's does (``OrderedPubSub``) shows the order.
+Google's fake verifies the calls. The fake sends one message of a key at a time, so order is tested with
+``OrderedPubSub``, which sends many messages of a key and redelivers them as Google's service does.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from support.wait import await_until, wait_until
 
 
 class Receiving:
-    """A receiver that only collects: a test settles or gives back what it wants."""
+    """A receiver that only collects messages. The test settles them or gives them back."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
@@ -116,7 +116,7 @@ async def test_messages_of_the_relay_are_received_in_the_order_of_their_keys_and
         numbers = [int(text) for text in receiver.texts(key)]
         assert numbers == sorted(numbers)
     assert sorted(map(int, receiver.texts())) == list(range(40))
-    assert await google.received() == []  # all acknowledged
+    assert await google.received() == []  # all messages are acknowledged
 
 
 async def test_a_missing_subscription_is_named_with_what_to_create(pubsub: PubSubServer) -> None:
@@ -249,7 +249,7 @@ async def test_a_message_sent_before_the_nack_does_not_overtake_the_one_given_ba
             service.publish("k", b"%d" % number)
         await receiver.until(20)
         held = receiver.records[:]
-        for record in held:  # the others are on their way
+        for record in held:  # the other messages are in flight
             source.give_back(record)
 
         assert (await receiver.until(len(held) + 50))[len(held) : len(held) + 50] == [str(n) for n in range(50)]
@@ -297,10 +297,10 @@ def test_an_interrupted_key_continues_if_another_consumer_finished_the_message_g
     assert interruption is not None
 
     assert held.arrive(second, 0.0) is Verdict.REFUSE
-    assert held.arrive(second, 0.0) is Verdict.REFUSE  # perhaps sent before the service received the nack
+    assert held.arrive(second, 0.0) is Verdict.REFUSE  # may have been sent before the service received the nack
     interruption.confirmed = True
     assert held.arrive(third, 0.0) is Verdict.REFUSE
-    assert held.arrive(third, 0.0) is Verdict.HAND_ON  # sent after it: the first one is finished
+    assert held.arrive(third, 0.0) is Verdict.HAND_ON  # sent after the nack: the first message is finished
     assert not held.interruptions
 
 
@@ -314,7 +314,7 @@ def test_a_refused_message_does_not_overtake_an_older_one_that_was_refused_after
     assert interruption is not None
     interruption.confirmed = True
 
-    assert held.arrive(third, 0.0) is Verdict.REFUSE  # on its way since before the nack
+    assert held.arrive(third, 0.0) is Verdict.REFUSE  # in flight since before the nack
     assert [held.arrive(each, 0.0) for each in (second, third)] == [Verdict.REFUSE, Verdict.REFUSE]
     assert [held.arrive(each, 0.0) for each in (second, third)] == [Verdict.HAND_ON, Verdict.HAND_ON]
 
@@ -333,7 +333,7 @@ async def test_shutdown_gives_everything_back_at_once_and_the_next_consumer_gets
         for number in range(300):
             service.publish(f"k{number % 3}", b"%d" % number)
         await await_until(lambda: source.state().partitions[0].ahead == 300, what="all messages")
-        assert len(receiver.records) == 30  # the others wait behind them
+        assert len(receiver.records) == 30  # the other messages wait behind these
 
     assert service.leased == service.expired == 0
     async with receiving(service.host, bounds=Bounds(longest_tail=100)) as (_, successor):

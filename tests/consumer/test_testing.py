@@ -1,4 +1,4 @@
-"""`mailboat.testing`: consumers in memory, and what a transaction has emitted."""
+"""`mailboat.testing`: consumers in memory, and the events that a transaction emitted."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def outbox(postgres: PostgresServer) -> Iterator[Database]:
 
 
 async def test_dead_letters_are_emitted_as_the_database_emits_them(billing: Consumer, outbox: Database) -> None:
-    """The documents differ in nothing but ids, positions and times."""
+    """The documents differ only in ids, positions and times."""
     refused: dict[str, Any] = {
         "type": "order.placed",
         "payload": {"total": -1},

@@ -1,4 +1,4 @@
-"""Who should move what: everything once, equally much, moved as little as can be, and only where it is possible."""
+"""Assignment of partitions to pods: complete, balanced, with a minimum of moves, and only to pods that can serve."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_no_more_is_moved_than_must_be(work, before, after):
     moved = sum(first[partition] != second[partition] for partition in first)
     held = Counter(first.values())
     base, extra = divmod(len(first), len(after))
-    # As many may stay as the fullest pods may keep: at most base + 1, and base + 1 for `extra` of them only.
+    # The fullest pods keep as many partitions as allowed: `extra` pods base + 1, all other pods base.
     staying = sorted((held[pod] for pod in after), reverse=True)
     most = sum(min(count, base + (1 if rank < extra else 0)) for rank, count in enumerate(staying))
     assert moved == len(first) - most

@@ -1,4 +1,4 @@
-"""What is known of the cluster: the newest version wins, whoever brings it, and only what matters is told."""
+"""The resource cache: the newest version wins, from any source, and only relevant changes are reported."""
 
 from __future__ import annotations
 

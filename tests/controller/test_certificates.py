@@ -21,7 +21,7 @@ LIVES = Lifetimes()
 
 
 def after(found: Certificates | None, now: datetime, names: Iterable[str] = NAMES) -> Certificates:
-    """The content of the Secret after a change that is due."""
+    """Return the content of the Secret after a renewal that is due."""
     changed = renewed(found, names, now, LIVES)
     assert changed is not None
     return changed
@@ -36,14 +36,14 @@ def is_kept(found: Certificates, now: datetime, names: Iterable[str] = NAMES) ->
 
 
 def handshake(served: ServedCertificate, bundle: bytes, name: str = NAMES[0]) -> x509.Certificate:
-    """What a client that trusts the bundle is shown; raises what the client would see."""
+    """Return the certificate that a client with this bundle receives. Raise the client's error."""
     trusting = ssl.create_default_context(cadata=bundle.decode())
     ours, theirs = socket.socketpair()
 
     def serve() -> None:
         try:
             served.context.wrap_socket(ours, server_side=True).close()
-        except OSError:  # the client's side says it better
+        except OSError:  # the client raises the more precise error
             ours.close()
 
     server = threading.Thread(target=serve)
@@ -164,7 +164,7 @@ def test_a_secret_of_a_certificate_authority_is_replaced_and_the_authority_stays
 
 
 def test_over_ten_years_whatever_was_served_is_trusted_by_the_bundle_of_the_moment() -> None:
-    """A leader looks once a week; an operator read the Secret up to two months ago, and serves what it read."""
+    """The leader rotates once a week. An operator serves a certificate that it read up to two months ago."""
     found = first()
     served: list[tuple[datetime, x509.Certificate]] = []
     for week in range(520):

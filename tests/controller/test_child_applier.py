@@ -1,4 +1,4 @@
-"""What is remembered about children and resources: what is in the way, for a while; what is gone, not at all."""
+"""State about children and resources: obstacles are kept for a while, and deleted objects are removed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ FleetT = TypeVar("FleetT", bound=RelayStates)
 
 
 class Server(Kube):
-    """As much of an API server as is needed: takes everything, but for what a test refuses."""
+    """Stub of an API server that accepts all requests, except for those that a test refuses."""
 
     def __init__(self):
         self.refuses: dict[Any, Exception] = {}
@@ -103,7 +103,7 @@ class Keys:
 
 
 class Recorder(RelayStates):
-    """Remembers which versions of the configuration relays would have been told."""
+    """Records the configuration versions that would be pushed to relays."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -115,7 +115,7 @@ class Recorder(RelayStates):
 
 
 def known(name: str) -> Manifest:
-    """Metadata as the API server fills it in."""
+    """Return metadata as the API server sets it."""
     return {"uid": f"u-{name}", "generation": 1, "resourceVersion": "1"}
 
 
@@ -190,7 +190,7 @@ def test_of_several_obstacles_the_one_that_a_person_can_remove_first_is_named(er
 
 
 class Stored(Server):
-    """Server-side apply as the operator relies on it: fields of others stay, and the same content is not written."""
+    """Server-side apply as the operator uses it: fields of others stay, and unchanged content is not written."""
 
     async def apply(self, kind, body):
         self.applied[kind] += 1
@@ -252,7 +252,7 @@ async def test_another_desired_child_is_applied_and_nobody_is_blamed():
 
 
 class LeaderWork(Generic[FleetT]):
-    """A reconciler with all that it needs, and nobody to ask."""
+    """A reconciler with its dependencies, and without real servers."""
 
     def __init__(self, relays: type[FleetT], client: RelayClient | None = None) -> None:
         self.server, self.world, self.registry = Server(), ResourceCache(), CollectorRegistry()
@@ -345,14 +345,14 @@ async def test_a_child_that_is_being_deleted_keeps_nothing_but_itself_from_being
     cache.saw(SUBSCRIPTION, subscription())
     with pytest.raises(StillThere, match=f"{kind.name} orders-relay is being deleted"):
         await reconciler.reconcile(KEY)
-    going = kind == CONFIG_MAP  # what pods would start with is not what they should start with
+    going = kind == CONFIG_MAP  # new pods would mount the old configuration, so the new one is not pushed
     assert (kind in server.applied, DEPLOYMENT in server.applied) == (False, kind not in (CONFIG_MAP, DEPLOYMENT))
     assert len(core.fleet.versions) == (1 if going else 2)
 
 
 @pytest.mark.parametrize("end", ["deleted", "being deleted", "made anew"])
 async def test_a_relay_that_goes_while_its_relays_are_asked_gets_no_child_back(end):
-    """Its children may have been left behind on purpose; owned by what is gone, they would be collected."""
+    """The children may be orphaned on purpose. Applied with the deleted relay as owner, they would be collected."""
 
     class Slow(Recorder):
         async def poll(self, key, pods, partitions):
@@ -393,7 +393,7 @@ async def test_a_subscription_is_read_once_per_version_and_beside_the_loop(monke
     monkeypatch.setattr(parse, "read_documents", counted)
     await reconciler.reconcile(KEY)
     before = configuration_in(cache.child(CONFIG_MAP, KEY))
-    threads.clear()  # statuses were written: what is here now are versions of their own
+    threads.clear()  # the first reconcile wrote statuses, so the cached objects have new versions
     await reconciler.reconcile(KEY)
     assert len(threads) == 1 + 20, "the relay, and each of them"
     assert threads.count(threading.main_thread()) == 1
@@ -408,7 +408,7 @@ async def test_a_subscription_is_read_once_per_version_and_beside_the_loop(monke
 
 
 class Wire(RelayClient):
-    """Instead of HTTP: one relay that follows what is pushed to it."""
+    """Replaces HTTP by one relay in this process that applies pushed configurations."""
 
     def __init__(self, relay: ConfigSource) -> None:
         super().__init__(Keys())
@@ -425,7 +425,7 @@ class Wire(RelayClient):
 
 
 async def test_2000_subscriptions_arrive_at_the_relay_and_so_does_a_pause(tmp_path):
-    """Written out they have more than a ConfigMap holds."""
+    """Uncompressed, the configuration exceeds the limit of a ConfigMap."""
     followed = ConfigSource(lambda _: None)
     core = LeaderWork(RelayStates, Wire(followed))
     kafka = {"bootstrapServers": [f"kafka-{number}.kafka.svc:9092" for number in range(3)], "topic": "orders"}
@@ -445,7 +445,7 @@ async def test_2000_subscriptions_arrive_at_the_relay_and_so_does_a_pause(tmp_pa
     assert (len(states), {name for name, state in states.items() if state == "Paused"}) == (2000, {metadata["name"]})
     stored = core.world.child(CONFIG_MAP, KEY)
     assert stored is not None
-    mounted = tmp_path / "resources.yaml"  # as a relay that starts finds it
+    mounted = tmp_path / "resources.yaml"  # the file that a starting relay reads
     mounted.write_bytes(base64.b64decode(stored["binaryData"]["resources.yaml"]))
     assert load([mounted]).subscriptions == followed.current.subscriptions
 
@@ -464,7 +464,7 @@ async def test_a_status_that_can_not_be_written_keeps_no_other_from_being_writte
 
 
 async def test_a_relay_that_knows_a_newer_assignment_speaks_for_all_of_them():
-    """Each of a hundred would count as another one, and the number grow beyond what can be written down."""
+    """If each of a hundred refusals counted, the generation would grow beyond a bigint."""
     asked = []
 
     class Client(RelayClient):

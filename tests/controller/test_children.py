@@ -1,4 +1,4 @@
-"""The children of a relay: what pods may do, what they see, and when the configuration gets a new version."""
+"""The children of a relay: rights and mounts of pods, and versions of the configuration."""
 
 from __future__ import annotations
 
@@ -332,7 +332,7 @@ def test_whatever_can_be_written_can_be_read_down_to_the_deepest_level():
         try:
             sink = {"custom": {"type": "nats", "config": deep}}
             return configuration([subscription("deep", sink)])
-        except (ValueError, RecursionError):  # the models go no further
+        except (ValueError, RecursionError):  # the models support no deeper nesting
             return None
 
     made = next(made for levels in range(400, 200, -1) if (made := written(levels)) is not None)

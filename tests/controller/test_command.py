@@ -1,4 +1,4 @@
-"""The operator's command line: what it answers to a person who got something wrong."""
+"""The operator's command line: messages and exit codes for wrong usage."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_an_address_that_is_taken_is_told(tmp_path: Path) -> None:
 
 
 def run(*flags: str) -> subprocess.CompletedProcess[str]:
-    """In a process of its own, which it ends."""
+    """Run the operator in a separate process until the process ends."""
     command = [sys.executable, "-m", "mailboat_operator", "run", *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 

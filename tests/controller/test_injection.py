@@ -1,4 +1,4 @@
-"""Injection: which pods get a sidecar, what it is made of, and that nothing keeps an application from starting."""
+"""Injection: which pods get a sidecar, the parts of the sidecar, and that no error prevents an application's start."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def a_subscription(name: str = "to-kafka", relay: str = "orders", secret: str | 
 
 
 def patched(pod: dict[str, Any], injection: Injection) -> dict[str, Any]:
-    """The pod after its patch, as RFC 6902 has it (only "add" is used)."""
+    """Apply the patch to the pod as RFC 6902 defines (only "add" is used)."""
     result = copy.deepcopy(pod)
     for step in injection.patch:
         assert step["op"] == "add"
@@ -132,7 +132,7 @@ def test_only_secrets_of_its_own_subscriptions_are_mounted_and_invalid_ones_are_
 
 @pytest.mark.parametrize(("relay", "seen"), [("orders", {"broken-login"}), ("invoices", set()), (None, set())])
 def test_a_subscription_that_became_invalid_keeps_its_secret_as_relays_keep_it(relay: Any, seen: set[str]) -> None:
-    """They go on with its last valid form, in new pods as well."""
+    """Relays keep the last valid form of the subscription, also in new pods."""
     broken = a_subscription("broken", relay=relay, secret="broken-login")
     broken["spec"]["nonsense"] = True
     assert secrets_in_volumes(injected(a_pod(), a_relay(), broken)) == {"orders-db"} | seen

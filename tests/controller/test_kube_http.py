@@ -1,4 +1,4 @@
-"""Sessions that are closed for certain, also where the other side never says goodbye."""
+"""Sessions are closed reliably, even if the server never completes the TLS shutdown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STREAM = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n"
 
 
 class Silent:
-    """A server that begins an answer over TLS and neither ends it nor hears anything from then on."""
+    """A TLS server that begins a response, never ends it, and reads nothing after the request."""
 
     def __init__(self, authority: Authority, folder: Path) -> None:
         keystore = folder / "keystore.pem"

@@ -1,4 +1,4 @@
-"""When a Lease is free, by the clock of the one who looks on."""
+"""Expiry of a Lease, measured by the observer's clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resources of the API as models; and what relays know of a subscription that can't be used any more."""
+"""Parsing of resources, and the last valid form of a subscription that became invalid."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.relay_statuses import process_status
 
 RELAY = "shop/orders"
 GARBLED = None
-"""What is read in a ConfigMap that says nothing."""
+"""Result of reading a ConfigMap without a valid configuration."""
 
 
 def subscription(uid="new"):

@@ -1,4 +1,4 @@
-"""A pod, from the operator's point of view: where its relay listens, and whether there is one at all."""
+"""Pods as the operator reads them: whether a pod has a relay, the relay's port, and why it does not start."""
 
 from __future__ import annotations
 

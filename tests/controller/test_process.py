@@ -1,4 +1,4 @@
-"""The leader's parts live and end together."""
+"""The tasks of a leader run and end together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SETTINGS = read_settings({"operator_namespace": "mailboat-system", "relay_image"
 
 
 class Keys:
-    """Looked at once, and broken from then on."""
+    """Signing keys whose first rotation succeeds and whose later ones fail."""
 
     def __init__(self):
         self.looks = 0

@@ -1,4 +1,4 @@
-"""Calls to relays over real sockets: what relays of one resource can do to those of others, and to the operator."""
+"""Calls to relays over real sockets: relays of one resource must not delay other relays or exhaust the operator."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def pod(relay: str, number: int, ip: str) -> RelayPod:
 
 
 class Pods:
-    """Every address of 127.5/16 answers with a status, every one of 127.6/16 with nothing at all."""
+    """An endpoint on 127.5.0.1 that returns a status, and one on 127.6.0.1 that never responds."""
 
     def __init__(self) -> None:
         self.silent = 0
@@ -86,7 +86,7 @@ async def test_pods_that_do_not_answer_are_asked_last_and_in_turn():
         good = pod("big", 99, "127.5.0.1")
         asked: set[str] = set()
         answered = False
-        while len(asked) < 21 or not answered:  # 8 at a time, and those that there was no time for come next
+        while len(asked) < 21 or not answered:  # 8 calls at a time; the other pods follow in later polls
             *_, answer = await asking.poll(("shop", "big"), [*silent, good], {})
             asked |= asking._relays["shop", "big"].polling.asked.keys()
             answered = answer.report is not None

@@ -1,4 +1,4 @@
-"""Numbers that change only when they say something new."""
+"""Rounding of status values: a value changes only in steps."""
 
 from __future__ import annotations
 

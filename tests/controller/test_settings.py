@@ -1,4 +1,4 @@
-"""Settings: what a person may write, and what is said when it is wrong."""
+"""Settings: valid values, and the messages for invalid ones."""
 
 from __future__ import annotations
 

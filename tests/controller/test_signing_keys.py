@@ -1,4 +1,4 @@
-"""Tokens: what a relay is shown, and keys that follow one another without a call that is refused."""
+"""Tokens: their claims, and a rotation of keys in which no call is refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AUDIENCE = "shop/orders-relay-0/7f9c"
 
 
 def verified(token: str, public_pem: str, audience: str = AUDIENCE) -> dict[str, object]:
-    """As a relay does it: any of the keys that it holds."""
+    """Verify a token as a relay does, with any of the public keys."""
     error: Exception = AssertionError("no key at all")
     for pem in re.findall(r"-----BEGIN PUBLIC KEY-----.*?-----END PUBLIC KEY-----", public_pem, re.DOTALL):
         try:
@@ -73,7 +73,7 @@ def test_the_relays_own_check_takes_what_the_operator_makes(tmp_path: Path) -> N
         calls.check(token, "PUT", "/assignment")
     with pytest.raises(Unsigned):
         calls.check(mint(turned(None, NOW), AUDIENCE, "PUT", "/config", b"body", NOW), "PUT", "/config")
-    # Rotation: both keys lie in the file, either may sign.
+    # During a rotation the file has both keys, and either may sign.
     both = turned(ring, NOW + DEFAULT_RHYTHM.renew)
     keys.write_text(both.public_pem())
     for key in both.keys:
@@ -111,17 +111,17 @@ def test_a_new_key_is_published_before_it_signs_and_an_old_one_after_it_signed()
     assert turned(both, time).keys == (both.keys[1],)
 
 
-@settings(deadline=None)  # a busy machine takes its time for keys
+@settings(deadline=None)  # on a busy machine the generation of keys takes long
 @given(st.lists(st.timedeltas(timedelta(seconds=1), timedelta(days=40)), min_size=1, max_size=12))
 def test_a_relay_that_read_the_keys_a_little_ago_takes_every_token(pauses: list[timedelta]) -> None:
-    """Whenever the leader looks, and however long it was away."""
+    """For any interval between rotations, including long ones without a leader."""
     ring, now = turned(None, NOW), NOW
     seen = [(now, ring.public_pem())]
     for pause in pauses:
         now += pause
         ring = turned(ring, now)
         seen.append((now, ring.public_pem()))
-        # The newest keys that every relay has had the time to read, or the very first ones.
+        # The newest keys that every relay had time to read, or else the first ones.
         known = [pem for time, pem in seen if time <= now - DEFAULT_RHYTHM.publish] or [seen[0][1]]
         verified(mint(ring, AUDIENCE, "PUT", "/config", b"", now), known[-1])
         assert 1 <= len(ring.keys) <= 3

@@ -1,4 +1,4 @@
-"""What a status says: made from relays' words, the same for the same words, with the time of the last change."""
+"""Status from relay reports: the same reports give the same status, with the time of the last change."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_all_is_well():
 
 
 def test_partitions_of_a_pull_subscription_belong_to_consumers():
-    """One relay reports the lag of all of them, and holds none."""
+    """One relay reports the lag of all partitions and owns none."""
     status_writer = answer("a", [owned(0, lag=5), owned(1)])
     facts = replace(FACTS, subscription=subscription(sink={"pull": {}}), answers=(status_writer, answer("b")))
     status = subscription_status(facts, NOW)
@@ -150,7 +150,7 @@ def test_the_last_error_has_the_time_at_which_it_happened():
 
 @pytest.mark.parametrize("answers", [(), (Answer("a", None, "away"),), (Answer("a", None, "away", silent=True),)])
 def test_lag_is_unknown_while_no_relay_reports(answers):
-    """G7: no relay, one that never answered, and one that does not answer any more."""
+    """G7: no relay, a relay that never responded, and a relay that stopped responding."""
     before = subscription_status(replace(FACTS, answers=(answer("a", [owned(0, lag=9)], dead=3), BOTH[1])), NOW)
     status = subscription_status(replace(FACTS, before=before, answers=answers), NOW)
     assert (status["lagDisplay"], status["dead"]) == ("unknown", 3)
@@ -161,7 +161,7 @@ def test_lag_is_unknown_while_no_relay_reports(answers):
 OWNERS = {"0": "shop/a", "1": "shop/b"}
 HUNG = replace(answer("b", [owned(1, lag=0)], owners=OWNERS), error="did not answer in time", silent=True)
 CUT_OFF = answer("b", [owned(1, lag=0)], owners=OWNERS)
-"""Cut off from the database only: it still answers, and does not know yet."""
+"""A relay that lost only the database: it still responds, and does not yet report the loss."""
 
 
 @pytest.mark.parametrize(("silent", "why"), [(HUNG, "did not answer in time"), (CUT_OFF, "its heartbeats are missing")])
@@ -275,7 +275,7 @@ def relay(**spec):
 
 
 REFUSES = Answer("a", process_status({"relays": [], "config": {"error": "spec.urgency: no such field"}}))
-"""It has never had a configuration that it could use."""
+"""A relay that never had a valid configuration."""
 
 RELAY_FACTS = RelayFacts(
     name=RELAY, generation=1, before={}, relay=relay(), problem="", obstacle=None,
@@ -424,7 +424,7 @@ def test_pods_that_ask_for_a_sidecar_and_have_none_are_named():
     assert (status["replicas"], status["readyReplicas"]) == (1, 1)
 
 
-# ---- reading and counting -----------------------------------------------------------------------------------------
+# ---- reports and counters -----------------------------------------------------------------------------------------
 
 
 @given(st.recursive(st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
@@ -442,7 +442,7 @@ def test_a_report_of_another_version_is_read_as_far_as_it_goes():
 
 
 def test_no_more_of_a_report_is_kept_than_the_resources_name():
-    """A pod that poses as a relay may report what it likes."""
+    """A pod that poses as a relay may report arbitrary data."""
     long, partitions = "x" * 100_000, [owned(number) for number in range(5000)]
     owners = {number: "a" * number for number in range(5000)}
     said = [{"name": name, "owned": partitions, "owners": owners, "lastError": long} for name in (NAME, NAME, "shop/b")]
@@ -481,7 +481,7 @@ def test_events_are_counted_over_restarts_of_consumers_and_operators():
 
 
 def test_a_new_operator_counts_nothing_twice_however_young_the_pods_are():
-    """Kubernetes says to the second when a pod was made; operators follow one another faster."""
+    """Creation times of pods have a resolution of one second. Operators may follow one another faster."""
     one, next_one = RestartTotals(), RestartTotals()
     assert one.count("s", 0, {"a": 100}, {"a": second(1)}) == 100
     assert next_one.count("s", 100, {"a": 100}, {"a": second(1)}) == 100

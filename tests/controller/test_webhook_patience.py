@@ -1,4 +1,4 @@
-"""What a request to the webhook may cost: time, most of what the API server waits; memory, what one pod needs."""
+"""Limits of a webhook request: most of the API server's timeout, and the memory that one pod needs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_it_takes_three_fifths_of_what_it_is_given(given, seconds):
 
 
 class SilentKube(Kube):
-    """An API server that answers when the test says so: never, but for one."""
+    """An API server that responds only after ``answers`` is set. One test sets it."""
 
     def __init__(self):
         self.asked, self.answers = asyncio.Event(), asyncio.Event()
@@ -42,7 +42,7 @@ REQUEST = {"uid": "1", "operation": "CREATE", "namespace": "shop", "object": POD
 
 
 class ShakyKube(Kube):
-    """An API server that fails twice before it answers that there is no such relay."""
+    """An API server that fails twice and then responds that the relay does not exist."""
 
     def __init__(self):
         self.asked = 0

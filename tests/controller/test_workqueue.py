@@ -1,4 +1,4 @@
-"""The queue: each key at most once at a time, the longest due first, failures later and later."""
+"""The work queue: a key is processed once at a time, the longest due key first, with a growing delay after failures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def queue(clock):
 
 
 async def ready(queue):
-    """The key that is due now, or None."""
+    """Return the key that is due now, or None."""
     try:
         async with asyncio.timeout(0):
             return await queue.next()

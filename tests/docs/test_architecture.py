@@ -1,4 +1,4 @@
-"""docs/architecture.md names functions that exist, in the files where they are."""
+"""docs/architecture.md: every function that it names exists in the given file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATHS = {
     "\n## Event path": (ROOT / "relay" / "mailboat", 50),
     "\n## Resource path": (ROOT / "operator" / "mailboat_operator", 102),
 }
-"""Folder of the files, and the greatest number of hops."""
+"""Folder of the files, and the maximum number of hops."""
 
 
 def functions(file: Path) -> set[str]:

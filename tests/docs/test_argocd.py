@@ -1,4 +1,4 @@
-"""The health script for Argo CD, run as Argo CD runs it: Lua 5.1, the object in ``obj``, a status and a message out."""
+"""The health script for Argo CD, run as Argo CD runs it: Lua 5.1, the object in ``obj``, returns status and message."""
 
 from __future__ import annotations
 

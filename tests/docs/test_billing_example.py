@@ -1,4 +1,4 @@
-"""The example runs as it stands, with the addresses of servers here: a FastAPI service, a relay, Kafka, a consumer."""
+"""The billing example, run without changes except for addresses: a FastAPI service, a relay, Kafka, a consumer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def outbox(postgres: PostgresServer) -> Iterator[Database]:
 
 @contextmanager
 def program(folder: Path, name: str, *arguments: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A program of the example. At the end it drains; its log is in the error if it does not."""
+    """Run a program of the example. At the end the program must drain. Otherwise the error contains its log."""
     command = [sys.executable, "-m", *arguments]
     with (folder / f"{name}.out").open("wb") as out, (folder / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=folder, stdout=out, stderr=log, env={**os.environ, **environment})
@@ -48,7 +48,7 @@ def program(folder: Path, name: str, *arguments: str, **environment: str) -> Ite
 
 
 def post(address: str, total: str) -> str | None:
-    """Place an order and return the id of its event; None while the service starts."""
+    """Place an order and return the id of its event, or None while the service starts."""
     body = json.dumps({"total": total}).encode()
     request = urllib.request.Request(f"{address}/orders", body, {"Content-Type": "application/json"})
     try:

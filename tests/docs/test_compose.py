@@ -1,4 +1,4 @@
-"""examples/compose/compose.yaml fits the code: its images, commands, files and topics. No engine runs it here."""
+"""examples/compose/compose.yaml matches the code: images, commands, files and topics. No container engine is used."""
 
 from __future__ import annotations
 

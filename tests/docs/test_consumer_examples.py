@@ -1,4 +1,4 @@
-"""The consumers in Go, Java and Node do what the page about them says, where their toolchain is."""
+"""The consumers in Go, Java and Node behave as their page describes, if their toolchain is installed."""
 
 from __future__ import annotations
 

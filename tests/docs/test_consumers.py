@@ -1,4 +1,4 @@
-"""docs/consumers.md: its manifests do what the page says."""
+"""docs/consumers.md: its manifests behave as the page describes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/dead-letters.md against the code: the document that is shown, and the headers of the tables."""
+"""docs/dead-letters.md against the code: the example document, and the headers in the tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples are valid, for the models here and for an API server in ``tests/api/test_examples.py``."""
+"""The examples are valid for the models. ``tests/api/test_examples.py`` validates them on an API server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def documents(file: Path) -> list[dict[str, Any]]:
 
 
 def ours(file: Path) -> Manifests:
-    """As the command line reads the file: what else stands in it is passed over."""
+    """Load the file as the command line does, without resources of other groups."""
     return load([file], needs_relay=False)
 
 
@@ -49,7 +49,7 @@ def test_an_example_is_whole_and_valid(file: Path) -> None:
 @pytest.mark.parametrize("file", MANIFESTS, ids=name)
 def test_an_example_begins_by_saying_what_it_is_for(file: Path) -> None:
     first = file.read_text(encoding="utf-8").splitlines()[0]
-    assert first.startswith("# ") or file.parent.name == "laptop"  # that one is shown in the README as it is
+    assert first.startswith("# ") or file.parent.name == "laptop"  # the README shows that example without a comment
 
 
 @pytest.mark.parametrize("file", [file for file in MANIFESTS if "sidecar" in file.name], ids=name)

@@ -1,4 +1,4 @@
-"""docs/existing-table.md, from its first statement to the first event that arrives."""
+"""docs/existing-table.md, from its first statement to the first delivered event."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_reference_lists_the_columns_of_the_preset() -> None:
 
 @pytest.fixture
 def roles(database: Database) -> Iterator[tuple[str, str]]:
-    """The relay's user, and an application that may write to its own table and knows nothing of Mailboat."""
+    """Names of the relay's role, and of an application's role that can write only to its own table."""
     relay, writer = f"shop_relay_{database.name}", f"shop_app_{database.name}"
     database.execute(sql.SQL("create role {} login").format(sql.Identifier(writer)))
     yield relay, writer

@@ -1,7 +1,7 @@
-"""The first minutes of a new user: a fresh clone, an empty home, the commands of the README and of the tutorial.
+"""First steps of a new user: a fresh clone, an empty home, the commands of the README and of the tutorial.
 
-Nothing of this environment is used but Python and the settings for the package index. The time until the first event is
-printed: it depends on the network and on the load of the machine.
+The tests use nothing of this environment except Python and the settings for the package index. The time until the first
+event is printed only: it depends on the network and on the load of the machine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MARK = "@@ next block @@"
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """Variables of a user who has Python and nothing else: no environment, no cache of packages."""
+    """Variables of a user with a bare Python: no virtual environment, no package cache."""
     home = tmp_path / "home"
     home.mkdir()
     kept = {name: value for name, value in os.environ.items() if _KEPT.match(name)}
@@ -35,7 +35,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """The last commit; changes that are not committed are not in it."""
+    """A clone of the last commit, without uncommitted changes."""
     folder = tmp_path / "mailboat"
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
     return folder
@@ -48,8 +48,8 @@ def test_the_quick_start_shows_the_first_event(clone: Path, environment: dict[st
     shown = next(block for block in blocks(page, "") if "mailboat status" in block)
     commands = [line.removeprefix("$ ") for line in shown.splitlines() if line.startswith("$ ")]
     script = "\n".join(["set -m", *commands, "wait"]).replace("postgresql://…", database.url)
-    script = script.replace("mailboat run", "mailboat run --listen 127.0.0.1:0")  # 8080 may be taken
-    script = script.replace("status --wait", "status --wait --timeout 2m")  # so that a failure ends the relay, too
+    script = script.replace("mailboat run", "mailboat run --listen 127.0.0.1:0")  # port 8080 may be in use
+    script = script.replace("status --wait", "status --wait --timeout 2m")  # so that a failure also ends the relay
     began = time.monotonic()
     first = None
     with subprocess.Popen(
@@ -88,6 +88,6 @@ def test_the_tutorial_prints_what_it_shows(clone: Path, environment: dict[str, s
 
 
 def _without_chance(text: str) -> list[str]:
-    """Lines without ids and times, and without the messages of bash about its jobs."""
+    """Return the lines without ids and times, and without bash's messages about its jobs."""
     text = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d{4}-\d\d-\d\d[T ][\d:.]+Z?", "…", text)
     return [line.rstrip() for line in text.splitlines() if not re.match(r"\[\d\]|\w+ +\d+ +(Terminated|Done)", line)]

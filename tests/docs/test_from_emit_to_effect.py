@@ -1,4 +1,4 @@
-"""The tutorial works as it is written: its manifests, its programs and its test."""
+"""The tutorial works as written: its manifests, its programs and its test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The how-to pages: their code runs where its libraries are here, and their options and metrics exist."""
+"""The how-to pages: code runs if its libraries are installed, and options and metrics exist."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def outbox(postgres: PostgresServer) -> Iterator[Database]:
 
 
 def code(about: str) -> dict[str, Any]:
-    """What a block of the page defines."""
+    """Execute the block of the page that contains this text, and return its names."""
     (block,) = [each for each in PYTHON if about in each]
     names: dict[str, Any] = {}
     exec(compile(block, "how-to-python.md", "exec"), names)

@@ -1,4 +1,4 @@
-"""The page on idempotency: its first example runs, the others are Python, its ACL rights and its forecast are right."""
+"""docs/idempotency.md: the first example runs, the others compile, the ACL rights and the forecast are correct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/messages.md against the encoder: the headers, in each format and spelling, and the messages that are shown."""
+"""docs/messages.md against the encoder: the headers in each format and spelling, and the example messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/operations.md: what somebody on call is told to do does what the page says."""
+"""docs/operations.md: the procedures for on-call engineers have the described effect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding
 
 
 def arrived(file: Path) -> list[dict[str, Any]]:
-    whole = file.read_text().rpartition("\n")[0] if file.exists() else ""  # the last line may be on its way
+    whole = file.read_text().rpartition("\n")[0] if file.exists() else ""  # the last line may be incomplete
     return [json.loads(line) for line in whole.splitlines()]
 
 

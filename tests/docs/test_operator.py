@@ -1,4 +1,4 @@
-"""docs/operator.md lists what the operator has: settings, exit codes, metrics."""
+"""docs/operator.md lists the operator's settings, exit codes and metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pages say of the code is so: links lead somewhere, and paths, names and lists are those of the code."""
+"""Statements of the pages about the code: links resolve, and paths, names and lists match the code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def name(page: Path) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """As GitHub makes them of headings."""
+    """Return the anchors that GitHub generates from the headings."""
     headings = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
 

@@ -1,4 +1,4 @@
-"""What the README shows is what happens: its manifest, its commands, its table, its code."""
+"""The README matches the behaviour: its manifest, its commands, its table, its code."""
 
 from __future__ import annotations
 
@@ -76,20 +76,23 @@ def test_the_code_runs(outbox: Database) -> None:
 
 
 def without_chance(line: str) -> str:
-    """Without what differs from run to run: ids, times and the rate (unknown where the relay is slow to answer)."""
+    """Return the line without values that vary between runs.
+
+    These are ids, times and the rate, which is unknown if the relay responds slowly.
+    """
     return re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d{4}-\d\d-\d\dT[\d:.]+Z|(\d\.\d/s|-)$", "…", line)
 
 
 def test_the_quick_start_prints_what_is_shown_when_it_is_pasted(database: Database) -> None:
-    """In a new database, in one go, as a terminal gets it: no command may count on a pause before it."""
+    """All commands are pasted at once, on a new database: no command may depend on a pause before it."""
     shown = next(block for block in blocks(README, "") if "mailboat status" in block)
     commands = [line.removeprefix("$ ") for line in shown.splitlines() if line.startswith("$ ")]
     assert [command.split()[0] for command in commands[:2]] == ["python3", "pip"]
     del commands[:2]  # test_fresh_clone.py runs them
     script = "\n".join(["set -m", *commands, "wait"]).replace("postgresql://…", database.url)
-    # No relay of another test may have the port.
+    # Use a free port, because relays of other tests may use the default one.
     script = script.replace("mailboat run", "mailboat run --relay-id laptop-8c41f2 --listen 127.0.0.1:0")
-    script = script.replace("status --wait", "status --wait --timeout 90s")  # so that a failure ends the relay, too
+    script = script.replace("status --wait", "status --wait --timeout 90s")  # so that a failure also ends the relay
     clean = {name: value for name, value in os.environ.items() if not name.startswith("MAILBOAT_")}
     clean["PATH"] = f"{Path(sys.executable).parent}:{clean['PATH']}"
     done = subprocess.run(
@@ -97,6 +100,6 @@ def test_the_quick_start_prints_what_is_shown_when_it_is_pasted(database: Databa
     )
     assert "mailboat:" not in done.stderr
     expected = [line for line in shown.splitlines() if not line.startswith("$ ")]
-    printed = [line for line in done.stdout.splitlines() if not line.startswith("[1]")]  # what bash says of the job
-    # The event is printed by another process, before or after the lines around it.
+    printed = [line for line in done.stdout.splitlines() if not line.startswith("[1]")]  # bash's messages about the job
+    # Another process prints the event, before or after the lines around it.
     assert sorted(map(without_chance, printed)) == sorted(map(without_chance, expected)), done.stderr

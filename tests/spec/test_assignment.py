@@ -1,4 +1,4 @@
-"""Who should move which partition: balanced, sticky, and the same for everybody who asks."""
+"""Balancing of partitions over workers: balanced, sticky, and the same for every caller."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PARTITIONS = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 12)), unique=T
 
 @st.composite
 def situations(draw: st.DrawFn) -> tuple[list[tuple[int, int]], list[str], dict[tuple[int, int], str]]:
-    """Partitions, workers, and owners some of which are gone."""
+    """Partitions, workers, and owners, some of which are not workers any more."""
     partitions, workers = draw(PARTITIONS), draw(WORKERS)
     somebody = st.one_of(st.none(), st.sampled_from([*workers, "gone-1", "gone-2"]))
     owners = {partition: draw(somebody) for partition in partitions}
@@ -49,7 +49,7 @@ def test_no_more_moves_than_must_be(situation: Situation) -> None:
         return
     answer = balance(partitions, workers, owners)
     moved = sum(answer[partition] != owner for partition, owner in owners.items() if owner in workers)
-    # At least what stands above the even share must go; as many as there are left over may keep one of it.
+    # Partitions above the even share must move. If the division leaves a remainder, as many workers keep one more.
     base, extra = divmod(len(partitions), len(workers))
     held = Counter(owner for owner in owners.values() if owner in workers)
     above = [held[worker] - base for worker in workers if held[worker] > base]

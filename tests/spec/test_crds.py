@@ -1,4 +1,4 @@
-"""The CRDs are what the models say, and what an API server can take. What it makes of them: ``tests/api``."""
+"""The CRDs match the models and fit an API server's rules. ``tests/api`` tests them on a server."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_files_are_what_the_models_say(path: Path) -> None:
 
 
 def fields(schema: Schema, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Schema]]:
-    """Every field of a schema with the path to it."""
+    """Yield every field of a schema with its path."""
     for name, field in schema.get("properties", {}).items():
         yield (*path, name), field
         yield from fields(field, (*path, name))
@@ -78,7 +78,7 @@ def test_schemas_are_structural() -> None:
 
 
 def test_what_a_rule_reads_is_limited() -> None:
-    """Else the API server refuses the CRD, since a rule on it might cost any amount of time."""
+    """Without limits the API server rejects the CRD, because the estimated cost of a rule is unbounded."""
     for _, path, field in FIELDS:
         if field.get("type") == "string" and path[0] == "spec" and "enum" not in field:
             assert "maxLength" in field, path
@@ -106,7 +106,7 @@ def test_defaults_are_the_models_defaults() -> None:
 
 
 def test_the_default_of_replicas_is_the_operators_business() -> None:
-    """One in the CRD would give replicas to a Sidecar, which must have none."""
+    """A default in the CRD would also set replicas of a Sidecar, which must have none."""
     (field,) = (field for _, path, field in FIELDS if path == ("spec", "replicas"))
     assert "default" not in field
 
@@ -120,7 +120,7 @@ def test_a_manifest_means_the_same_with_the_servers_defaults(body: Schema) -> No
 
 
 def with_defaults(schema: Schema, value: Any) -> Any:
-    """As the API server fills in what was left out."""
+    """Return the value with the defaults that the API server sets."""
     if not isinstance(value, dict):
         return value
     filled = dict(value)
@@ -152,7 +152,7 @@ def test_columns_lead_to_fields(kind: str) -> None:
         assert path in known or path == ("metadata", "creationTimestamp"), column.path
 
 
-# ---- the rules on secrets take nothing for a secret that the models would let pass ----
+# ---- names that the CRD rules take for secrets are secrets for the models as well -----
 
 WORDS = st.sampled_from(
     ["sasl", "password", "Password", "PASSWORD", "secret", "token", "TOKEN", "key", "Key", "ssl", "pem", "access",

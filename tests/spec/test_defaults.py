@@ -1,4 +1,4 @@
-"""The manifest of the documentation is read as it stands, and what it shows is what one gets without writing it."""
+"""The manifest of the documentation is valid without changes, and the values that it shows are the defaults."""
 
 from __future__ import annotations
 

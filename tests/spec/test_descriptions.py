@@ -1,4 +1,4 @@
-"""Every field explains itself: CRDs, ``kubectl explain`` and error messages are made of the descriptions."""
+"""Every field has a description: CRDs, ``kubectl explain`` and error messages use it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Documents become a set: all problems at once, names unique, references whole, kubectl's output welcome."""
+"""Sets of documents: all problems in one error, unique names, resolved references, and kubectl's output as input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Durations: Go's notation, exactly, both ways."""
+"""Durations: Go's notation, parsed and printed exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a file holds, a person gets sentences: never a traceback of something else."""
+"""Arbitrary file content gives a valid set or a readable error, never another exception."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Patterns: the same meaning in Python and in SQL."""
+"""Patterns have the same meaning in Python and in SQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Secrets in plain text are recognised, and what only sounds like one is let through."""
+"""Secrets in plain text are detected, and similar names of other settings are accepted."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_urls_without_one(url: str) -> None:
 
 @pytest.mark.parametrize("field", Sink.model_fields)
 def test_whatever_a_sink_refers_to_is_found_by_its_type(field: str) -> None:
-    """The operator mounts what is found so: a reference that is forgotten would be a Secret that no relay sees."""
+    """The operator mounts the Secrets that are found this way. A missed reference would be a Secret without a mount."""
     model = next(kind for kind in get_args(Sink.model_fields[field].annotation) if kind is not type(None))
     assert issubclass(model, UsesSecrets)
     named = [name for name in model.model_fields if name.endswith("_secret_ref")]

@@ -1,4 +1,4 @@
-"""Every refusal, with the field it names and the sentence it says."""
+"""Every refusal names its field and has the expected message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is read can be written and read again, by way of JSON and of YAML, and is the same."""
+"""Parsed manifests can be written and parsed again, as JSON and as YAML, without a change."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ sinks = st.one_of(
     ),
 )
 times = st.datetimes(datetime(1971, 1, 1), datetime(2199, 1, 1), timezones=st.timezones()).filter(  # noqa: DTZ001
-    lambda time: (time.utcoffset() or timedelta()).seconds % 60 == 0  # RFC 3339 has no seconds in a zone
+    lambda time: (time.utcoffset() or timedelta()).seconds % 60 == 0  # RFC 3339 offsets have no seconds
 )
 starts: st.SearchStrategy[Fields] = st.one_of(
     st.sampled_from([{}, {"from": "Earliest"}, {"from": "Latest"}]),

@@ -1,4 +1,4 @@
-"""Sizes: Kubernetes' quantities, in bytes."""
+"""Sizes: Kubernetes quantities, in bytes."""
 
 from __future__ import annotations
 
