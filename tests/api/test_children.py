@@ -118,7 +118,7 @@ async def test_pods_roll_only_for_what_they_can_not_learn(cluster):
         await cluster.create_subscription()
         await cluster.until(CONFIG_MAP, "orders-relay", configuring("orders", "orders-to-kafka"), "the subscription")
         await cluster.patch(SUBSCRIPTION, "orders-to-kafka", {"spec": {"partitions": 6}})
-        await cluster.until(CONFIG_MAP, "orders-relay", lambda it: '"partitions":6' in it["data"][RESOURCES_KEY], "8")
+        await cluster.until(CONFIG_MAP, "orders-relay", lambda it: '"partitions":6' in it["data"][RESOURCES_KEY], "6")
         after = await cluster.get(DEPLOYMENT, "orders-relay")
         assert after["metadata"]["generation"] == before["metadata"]["generation"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -34,8 +35,13 @@ def pod(relay: str, number: int, ip: str) -> RelayPod:
     return relay_pod({"metadata": metadata, "spec": {"containers": [{"name": CONTAINER}]}, "status": {"podIP": ip}})
 
 
+# The port of a relay is fixed, so every test process has its own addresses.
+_HOST = f"{os.getpid() // 250 % 250}.{os.getpid() % 250 + 1}"
+ANSWERS, SILENT = f"127.5.{_HOST}", f"127.6.{_HOST}"
+
+
 class Pods:
-    """An endpoint on 127.5.0.1 that returns a status, and one on 127.6.0.1 that never responds."""
+    """One endpoint that returns a status, and one that never responds."""
 
     def __init__(self) -> None:
         self.silent = 0
@@ -48,7 +54,7 @@ class Pods:
         application.router.add_get("/status", self._status)
         runner = web.AppRunner(application, access_log=None, handle_signals=False)
         await runner.setup()
-        for ip in ("127.5.0.1", "127.6.0.1"):
+        for ip in (ANSWERS, SILENT):
             await web.TCPSite(runner, ip, PORT, reuse_address=True).start()
         try:
             yield self
@@ -57,7 +63,7 @@ class Pods:
             await runner.cleanup()
 
     async def _status(self, request: web.Request) -> web.Response:
-        if request.host.startswith("127.6."):
+        if request.host.startswith(SILENT):
             self.silent += 1
             await self._ended.wait()
         return web.Response(text=json.dumps(self.status))
@@ -71,10 +77,10 @@ async def relays(patience: PollTimeouts) -> AsyncIterator[tuple[RelayStates, Pod
 
 async def test_pods_that_do_not_answer_keep_no_relay_of_another_resource_waiting():
     async with relays(PollTimeouts(asking=300)) as (asking, pods), asyncio.timeout(60):
-        silent = [pod("big", number, "127.6.0.1") for number in range(320)]
+        silent = [pod("big", number, SILENT) for number in range(320)]
         hangs = asyncio.create_task(asking.poll(("shop", "big"), silent, {}))
         await await_until(lambda: pods.silent >= 8, what="all calls that one resource may have")
-        (answer,) = await asking.poll(("shop", "small"), [pod("small", 0, "127.5.0.1")], {})
+        (answer,) = await asking.poll(("shop", "small"), [pod("small", 0, ANSWERS)], {})
         assert answer.report is not None
         hangs.cancel()
         await asyncio.gather(hangs, return_exceptions=True)
@@ -82,8 +88,8 @@ async def test_pods_that_do_not_answer_keep_no_relay_of_another_resource_waiting
 
 async def test_pods_that_do_not_answer_are_asked_last_and_in_turn():
     async with relays(PollTimeouts(asking=0.2)) as (asking, _), asyncio.timeout(60):
-        silent = [pod("big", number, "127.6.0.1") for number in range(20)]
-        good = pod("big", 99, "127.5.0.1")
+        silent = [pod("big", number, SILENT) for number in range(20)]
+        good = pod("big", 99, ANSWERS)
         asked: set[str] = set()
         answered = False
         while len(asked) < 21 or not answered:  # 8 calls at a time; the other pods follow in later polls
@@ -96,5 +102,5 @@ async def test_pods_that_do_not_answer_are_asked_last_and_in_turn():
 async def test_an_answer_that_is_longer_than_a_status_can_be_is_none(excess):
     async with relays(PollTimeouts()) as (asking, pods), asyncio.timeout(60):
         pods.status = {"relays": [], "ballast": "x" * excess}
-        (answer,) = await asking.poll(("shop", "small"), [pod("small", 0, "127.5.0.1")], {"shop/out": 8})
+        (answer,) = await asking.poll(("shop", "small"), [pod("small", 0, ANSWERS)], {"shop/out": 8})
         assert (answer.report is None, "more than a status can have" in answer.error) == (excess > 0, excess > 0)

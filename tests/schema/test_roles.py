@@ -344,7 +344,8 @@ def test_a_relay_role_of_an_outbox_may_call_the_functions_of_consumers(outbox: D
     with psycopg.connect(shop["relay"]) as connection:
         granted = connection.execute(
             "select p.proname from pg_proc p where p.pronamespace = 'mailboat'::regnamespace"
-            " and p.proname in ('pull', 'pull_lag', 'heartbeat') and has_function_privilege(p.oid, 'execute') order by 1"
+            " and p.proname in ('pull', 'pull_lag', 'heartbeat')"
+            " and has_function_privilege(p.oid, 'execute') order by 1"
         ).fetchall()
     assert granted == [("heartbeat",), ("pull",), ("pull_lag",)]
 

@@ -351,7 +351,7 @@ begin
             select j.begun[1], j.begun[2], j.lately into begun, in_batch, lately
             from mailboat.journal_entry(journal, array[state || '|single', state || '|batch']) j;
             died := greatest(begun - returned, 0);
-            singles := begun > 0 or (chunk.batch[1]).position <= c.suspect_until or in_batch > returned;
+            singles := begun > 0 or coalesce((chunk.batch[1]).position <= c.suspect_until, false) or in_batch > returned;
             if round = 1 and greatest(begun, in_batch) > returned and lately then
                 return '{}';
             end if;

@@ -101,7 +101,7 @@ begin
             offset 0
         )
         select count(*) filter (where waits), count(*) >= $2,
-               extract(epoch from clock_timestamp() - min(created_at) filter (where waits))::float8
+               extract(epoch from clock_timestamp() - min(created_at) filter (where waits and isfinite(created_at)))::float8
         from looked_at$lag$, mailboat.pull_rows(s.outbox, p.columns), s.partitions, mailboat.pull_predicate(s, p))
     using s.id, most
     into pending, bounded, oldest;
