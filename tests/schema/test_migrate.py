@@ -184,6 +184,17 @@ async def test_a_user_who_may_not_create_schemas_is_told_what_to_do(each_databas
         each_database.execute(sql.SQL("drop role {}").format(sql.Identifier(role)))
 
 
+async def test_an_owner_of_the_prepared_schema_needs_no_right_on_the_database(each_database: Database) -> None:
+    role = f"owner_{each_database.name}"
+    each_database.execute(
+        sql.SQL("create role {0} login; create schema mailboat authorization {0}").format(sql.Identifier(role))
+    )
+    try:
+        assert (await run(each_database.url_for(role))).applied == tuple(step.name for step in known_migrations())
+    finally:
+        each_database.execute(sql.SQL("drop owned by {0} cascade; drop role {0}").format(sql.Identifier(role)))
+
+
 async def test_an_owner_without_createrole_migrates_and_hands_the_rest_to_an_administrator(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -19,9 +19,7 @@
 -- sets a path too, in case it is run by hand.
 set local search_path = pg_catalog, pg_temp;
 
--- One schema, `mailboat`, regardless of the names of the outbox tables.
-create schema if not exists mailboat;
-
+-- One schema, `mailboat`, regardless of the names of the outbox tables. It exists already: it holds the table of migrations.
 comment on schema mailboat is 'Mailboat: transactional outbox and the progress of its relays. Managed by `mailboat migrate`.';
 
 -- A separate hash function: built-in ones may change between versions of Postgres, and with them the partition of every key.
