@@ -1,6 +1,6 @@
 """`make bench`: the relay against a bare pipe and a plain loop, in one run, on the same servers.
 
-Prints tables and says which goals were met. Not a test: how fast a machine is, and how busy, is nobody's bug.
+The program prints tables and the goals that were met. The figures are no test: speed and load of the machine vary.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from mailboat_devservers.redis_server import start_valkey
 MEBIBYTE = 1024 * 1024
 _PLAIN = 50
 _OTHER_PLAIN = (1, 500)
-"""Rows that the plain loop claims at once."""
+"""Rows that the plain loop claims per round."""
 _BUSY = 0.5
-"""Processes per core, waiting to run before we start, above which numbers mean little."""
+"""Processes per core that wait to run before the start. Above this value, figures have little meaning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How much is measured."""
+    """Amounts that are measured."""
 
     events: int
     plain_rounds: int
-    """Of the plain loop: its speed does not depend on how long it runs."""
+    """Rounds of the plain loop. Its speed does not depend on the duration of the run."""
     latency_seconds: float
     writer_transactions: int
-    """Per connection and round."""
+    """Transactions per connection and round."""
     writer_rounds: int
     cases: Sequence[rates.Case] = rates.CASES
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """Something that was promised, and what came of it."""
+    """One promise and its measured result."""
 
     text: str
     measured: str
@@ -161,7 +161,7 @@ def _writers(servers: Stage, extent: Extent) -> list[Goal]:
 
 
 def _consumers(servers: Stage, extent: Extent) -> list[Goal]:
-    """Handlers without a broker."""
+    """Measure handlers without a broker."""
     url, some = servers.new_database("consumers"), extent.events // 5
     fill(url, some)
     grouped = servers.new_database("groups")
@@ -189,7 +189,7 @@ def _consumers(servers: Stage, extent: Extent) -> list[Goal]:
 
 
 def _behind_kafka(servers: Stage, extent: Extent) -> list[Goal]:
-    """Handlers behind a broker."""
+    """Measure handlers behind a broker."""
     bootstrap, topic, events = servers.broker.bootstrap, servers.new_topic("consumers"), extent.events
     consume.fill_topic(bootstrap, topic, events)
     print(f"\n  {'Consumers behind Kafka, one process':<48} {'events/s':>10} {'CPU µs/event':>13} {'peak MiB':>9}")

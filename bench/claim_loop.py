@@ -1,8 +1,9 @@
-"""What many outboxes are served by: claim some rows with SKIP LOCKED, publish, wait, mark them, commit; and again.
+"""The common way to serve an outbox: claim some rows with SKIP LOCKED, publish, wait, mark them, commit, and repeat.
 
-Correct, short, and the yardstick from below. It reads the same columns of the same rows, builds the same messages and
-uses the same producer; it differs in waiting for the broker and for a durable commit every so many events. How many is
-what decides about its speed: each round costs a flush of the broker's and one of the database's, whatever is in it.
+The loop is correct and short, and gives the lower reference. Like the relay, the loop reads the same columns of the
+same rows, builds the same messages and uses the same producer. Unlike the relay, the loop waits for the broker and for
+a durable commit after each round. The rows per round determine its speed: each round costs one flush of the broker and
+one of the database.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _MARK = "update public.plain_outbox set published_at = clock_timestamp() where i
 
 
 def claim_loop(url: str, bootstrap: str, topic: str, events: int, at_once: int) -> Measured:
-    """Deliver so many rows of a table of its own."""
+    """Deliver a number of rows from a separate table."""
     producer = warm_producer(bootstrap, topic)
     with psycopg.connect(url) as connection:
         connection.execute("drop table if exists public.plain_outbox")

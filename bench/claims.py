@@ -1,8 +1,8 @@
 """Claims in Redis: `.venv/bin/python bench/claims.py [events]` prints one table.
 
-Rows alternate over several rounds in one run against one Valkey, and the best round of each counts: a bare ``SET NX
-EX`` awaited per event, as many helpers do it; the claims of Mailboat, many keys per call; and claim with done. Events
-have ids of 36 characters.
+Rows alternate over several rounds in one run against one Valkey, and the best round of each counts. The rows are a bare
+``SET NX EX`` awaited per event, as in many applications; the claims of Mailboat, many keys per call; and claim with
+done. Events have ids of 36 characters.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mailboat_devservers.redis_server import RedisServer, start_valkey
 
 _ROUNDS = 5
 _BARE_SHARE = 5
-"""Bare calls are slow: a fifth of the events gives their rate."""
+"""Divisor of the events for bare calls, which are slow: a fifth of the events gives their rate."""
 
 
 async def _bare(client: redis.asyncio.Redis, ids: list[str]) -> None:

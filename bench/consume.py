@@ -1,5 +1,7 @@
-"""Consumers behind Kafka: the engine with an empty handler, without and with claims in Redis, and what many write
-instead: a loop with one awaited ``SET NX EX`` per event."""
+"""Consumers behind Kafka: the engine with an empty handler, without and with claims in Redis.
+
+The reference is a common hand-written loop, with one awaited ``SET NX EX`` per event.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ _KEYS = 5_000
 
 
 def fill_topic(bootstrap: str, topic: str, events: int) -> None:
-    """Produce events of 200 bytes as a relay does, of 5,000 keys."""
+    """Produce events of 200 bytes and 5,000 keys, in the format of a relay."""
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20})
     headers = {
         "ce_specversion": "1.0",
@@ -45,7 +47,7 @@ def fill_topic(bootstrap: str, topic: str, events: int) -> None:
 
 
 def consume(bootstrap: str, topic: str, events: int, redis: str | None, concurrency: int) -> Measured:
-    """Handle so many events of the topic in one process; the first tenth is not measured."""
+    """Handle a number of events of the topic in one process. The first tenth is not measured."""
     return asyncio.run(_consume(bootstrap, topic, events, redis, concurrency))
 
 
@@ -82,8 +84,11 @@ async def _consume(bootstrap: str, topic: str, events: int, redis: str | None, c
 
 
 def consume_with_bare_keys(bootstrap: str, topic: str, events: int, url: str) -> Measured:
-    """Handle so many events by a plain loop: a batch from Kafka, one awaited SET NX per event, an empty handler, and a
-    commit per batch. It loses the event whose handler a crash interrupts; it is here for its cost."""
+    """Handle a number of events by a plain loop, to measure its cost.
+
+    The loop reads a batch from Kafka, awaits one SET NX per event, calls an empty handler, and commits per batch. If a
+    crash interrupts a handler, the event is lost.
+    """
     return asyncio.run(_consume_with_bare_keys(bootstrap, topic, events, url))
 
 

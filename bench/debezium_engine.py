@@ -1,4 +1,7 @@
-"""Debezium beside the relay: its embedded engine with the outbox router, jars from Maven, in a process of its own."""
+"""Debezium as a peer of the relay: its embedded engine with the outbox router, in a separate process.
+
+The jars come from Maven.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,10 @@ transforms.outbox.route.topic.replacement=${{routedByValue}}
 
 
 def program() -> Path:
-    """Return the folder with the jars and the compiled program, fetched on first use. Raises ``PartMissing``."""
+    """Return the folder with the jars and the compiled program, made on first use.
+
+    Raise ``PartMissing`` if that fails.
+    """
     compiler = shutil.which("javac")
     if compiler is None or shutil.which("java") is None:
         raise PartMissing("Debezium needs a JDK 17 or newer, and there is no javac on the PATH")
@@ -76,7 +82,7 @@ def create_table(url: str) -> None:
 
 
 def start(stage: Stage, url: str, poll_interval: int = 5) -> Child:
-    """Start an engine that sends the table's rows to topics. It is ready once it reads its slot."""
+    """Start an engine that sends the rows of the table to topics. The engine is ready when its slot is active."""
     where = conninfo_to_dict(url)
     slot = f"slot_{where['dbname']}"
     properties = stage.folder / f"{slot}.properties"

@@ -1,4 +1,4 @@
-"""The relay itself, as a process of its own, against a backlog: from its first message at the broker to its last."""
+"""The relay in a separate process, against a backlog, measured from its first message at the broker to its last."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _PATIENCE = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """What the relay did with the backlog."""
+    """Result of a relay on the backlog."""
 
     delivery: Measured
     received: int
-    """Messages at the broker in the end: more than the events would be duplicates."""
+    """Messages at the broker at the end. A number above the number of events means duplicates."""
 
 
 def drain(stage: Stage, url: str, topic: str, events: int) -> Drained:

@@ -1,7 +1,7 @@
 """FastStream on the same topic, with the same empty handler.
 
-It is no dependency of Mailboat: the benchmark installs it into a folder that is thrown away, beside the clients of this
-environment. If that is not possible, the row is left out, and the reason printed.
+FastStream is no dependency of Mailboat. The benchmark installs it into a temporary folder, beside the clients of this
+environment. If that is not possible, the row is left out and the reason is printed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _RUN_WITHIN = 600
 
 
 class LeftOut(Exception):
-    """FastStream can't be measured here. The text says why."""
+    """Error with the reason why FastStream cannot be measured on this machine."""
 
 
 @contextmanager
 def installed() -> Iterator[Path]:
-    """Install FastStream into a folder and remove it at the end. Raises ``LeftOut``."""
+    """Install FastStream into a folder and remove it at the end. Raise ``LeftOut`` if that fails."""
     with TemporaryDirectory(prefix="faststream-") as folder:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
         _run([*pip, "--target", folder, *_PACKAGES], {}, _INSTALL_WITHIN)
@@ -36,7 +36,10 @@ def installed() -> Iterator[Path]:
 
 
 def consume(folder: Path, bootstrap: str, topic: str, events: int) -> Measured:
-    """Handle so many events in a process of its own; the first tenth is not measured. Raises ``LeftOut``."""
+    """Handle a number of events in a separate process. The first tenth is not measured.
+
+    Raise ``LeftOut`` if the process fails.
+    """
     program = Path(__file__).with_name("faststream_program.py")
     paths = os.pathsep.join([str(folder), str(program.parent)])
     answer = _run([sys.executable, str(program), bootstrap, topic, str(events)], {"PYTHONPATH": paths}, _RUN_WITHIN)

@@ -1,7 +1,7 @@
-"""How long after its commit an event is in a consumer's hands, under a steady trickle.
+"""Latency from the commit of an event to its receipt by a consumer, at a steady rate.
 
-Writers and consumer are two processes, so that neither waits for the other's interpreter; both read the machine's one
-monotonic clock.
+Writers and consumer are two processes, so that neither waits for the interpreter of the other. Both read the monotonic
+clock of the machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ _FEWEST_WRITERS, _MOST_WRITERS, _RATE_OF_A_WRITER = 4, 16, 200
 _PATIENCE = 60.0
 _PAYLOAD = b"x" * PAYLOAD_BYTES
 Insert = Callable[[psycopg.Connection, str], object]
-"""Inserts one event of the key and returns its id; a function of a module, since it is called in another process."""
+"""Importable function that inserts one event of the key and returns its id.
+
+Another process calls the function.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ def emit(connection: psycopg.Connection, key: str) -> object:
 
 
 def write(url: str, rate: int, seconds: float, insert: Insert = emit) -> dict[str, float]:
-    """Commit one event per transaction at the rate. Return the times at which the commits had returned, by event id."""
+    """Commit one event per transaction at the rate. Return the times at which the commits returned, by event id."""
     committed: dict[str, float] = {}
     writers = min(max(_FEWEST_WRITERS, rate // _RATE_OF_A_WRITER), _MOST_WRITERS)
     gate = threading.Barrier(writers)
@@ -74,7 +77,7 @@ def _write_some(
 
 
 class Receiver:
-    """A consumer on a thread. Records when each event was first received, by topic."""
+    """Consumer on a thread that records the first receipt of each event, by topic."""
 
     def __init__(self, bootstrap: str, topics: Sequence[str], event_id: Callable[[Message], str]) -> None:
         """``event_id`` reads the id of a message."""

@@ -1,6 +1,6 @@
-"""How a measurement is taken: each in a fresh process, with its time, its processor time and its peak memory.
+"""Measurements, each in a new process: elapsed time, CPU time and peak memory.
 
-Processor time per event is there because it hardly depends on what else the machine does; events per second do.
+CPU time per event hardly depends on other load of the machine. Events per second do.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What moving some events took."""
+    """Cost of moving a number of events."""
 
     events: int
     seconds: float
     cpu_seconds: float
     memory: int | None = None
-    """Bytes of resident memory at their highest."""
+    """Peak resident memory in bytes."""
 
     @property
     def rate(self) -> float:
@@ -34,12 +34,12 @@ class Measured:
 
     @property
     def cpu_per_event(self) -> float:
-        """Microseconds, over all threads of the process."""
+        """Microseconds of CPU time, over all threads of the process."""
         return self.cpu_seconds / self.events * 1e6
 
 
 class Stopwatch:
-    """Measures this very process from its start on."""
+    """Measurement of this process, from the creation of the object on."""
 
     def __init__(self) -> None:
         self._began, self._cpu = time.perf_counter(), time.process_time()
@@ -50,7 +50,7 @@ class Stopwatch:
 
 
 def in_own_process(work: Callable[..., Answer], *arguments: object) -> Answer:
-    """The answer of a module's function, from a process that has done nothing else, set up as a relay's is."""
+    """Run a function of a module in a new process, set up like that of a relay, and return the result."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=1, mp_context=spawn, initializer=configure_gc) as pool:
         return pool.submit(work, *arguments).result()

@@ -31,7 +31,7 @@ Measure = Callable[[Stage, Case, float], Row]
 
 
 def debezium(servers: Stage, case: Case, seconds: float) -> Row:
-    """Run Debezium's embedded engine on a table in the manner of its outbox router."""
+    """Run Debezium's embedded engine on a table in the layout of its outbox router."""
     name = f"debezium-{case.rate}"
     servers.postgres.create_database(database := name.replace("-", "_"))
     url, topic = servers.postgres.url(database), servers.new_topic(name)

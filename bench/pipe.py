@@ -1,8 +1,8 @@
-"""The floor under everything: reading alone, producing alone, and both at once without any bookkeeping.
+"""The upper bound: reading alone, producing alone, and both at once without any bookkeeping.
 
-They read the same columns, build the same messages and use the same producer settings as the relay, by the relay's own
-code, so that what is left between them and the relay is what the promises cost: windows, leases, verdicts, settling.
-A pipe loses events when it dies, repeats all of them when it starts again, and looks at nobody's answer.
+These read the same columns, build the same messages and use the same producer settings as the relay, by the code of the
+relay. The difference to the relay is therefore the cost of its guarantees: windows, leases, outcomes, settlements. A
+bare pipe loses events when it dies, repeats all of them when it starts again, and ignores the answers of the broker.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ENCODER = MessageEncoder("CloudEvents", source="mailboat/bench/orders", header_
 _AT_ONCE = ReadLimits().rows
 _READ_AHEAD = 2
 _REPEATED = 20_000
-"""Messages that are built beforehand to measure producing alone, and sent over and over."""
+"""Messages that are built in advance to measure producing alone, and sent repeatedly."""
 
 
 def read_alone(url: str) -> Measured:
@@ -42,7 +42,7 @@ def read_alone(url: str) -> Measured:
 
 
 def produce_alone(url: str, bootstrap: str, topic: str, events: int) -> Measured:
-    """Send so many messages that are ready to go."""
+    """Send a number of messages that are built in advance."""
     rows = islice((row for chunk in _chunks(url) for row in chunk), min(events, _REPEATED))
     messages = [encoded(row, number) for number, row in enumerate(rows, start=1)]
     producer = warm_producer(bootstrap, topic)
@@ -57,7 +57,7 @@ def produce_alone(url: str, bootstrap: str, topic: str, events: int) -> Measured
 
 
 def bare_pipe(url: str, bootstrap: str, topic: str) -> Measured:
-    """Read, encode and send the whole outbox; reading and sending overlap."""
+    """Read, encode and send the whole outbox. Reading and sending overlap."""
     producer = warm_producer(bootstrap, topic)
     chunks: queue.Queue[list[OutboxEvent] | None] = queue.Queue(maxsize=_READ_AHEAD)
     watch = Stopwatch()
@@ -92,21 +92,21 @@ def _chunks(url: str) -> Iterator[list[OutboxEvent]]:
 
 
 def encoded(event: OutboxEvent, sequence: int) -> Message:
-    """The message that the relay would send."""
+    """Return the message that the relay would send."""
     return _ENCODER.encode(event, sequence=sequence, partition=0, generation=1, attempt=1)
 
 
 def warm_producer(bootstrap: str, topic: str) -> Producer:
-    """With the relay's own settings, connected already."""
+    """Return a connected producer with the settings of the relay."""
     producer = Producer(
         producer_settings({"bootstrap.servers": bootstrap, "log_level": 0}, max_message_bytes=1_000_000)
     )
-    producer.list_topics(topic, timeout=10)  # connecting is not what is measured
+    producer.list_topics(topic, timeout=10)  # excludes the connection from the measurement
     return producer
 
 
 def send(producer: Any, topic: str, messages: list[Message]) -> None:
-    """Hand over, and wait only for room."""
+    """Produce the messages, and wait only for room in the buffer."""
     produce = producer.produce
     for message in messages:
         while True:

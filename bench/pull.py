@@ -1,7 +1,7 @@
 """Consumers without a broker: `mailboat.Consumer` with an empty handler, beside a plain queue table with SKIP LOCKED.
 
-Both take events of the same size in transactions of so many and commit. The plain table is what people write by hand:
-rows are deleted as they are taken, with no order of keys, no attempts and no other subscriber.
+Both take events of the same size in transactions of the same number of events. The plain table is the common
+hand-written queue: rows are deleted as they are taken, with no order of keys, no attempts and no other subscriber.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TAKE = (
 
 
 def fill_groups(url: str, events: int, size: int) -> None:
-    """A backlog in transactions of so many events, each of one key."""
+    """Write a backlog in transactions of ``size`` events, each of one key."""
     with psycopg.connect(url) as connection:
         for number in range(events // size):
             connection.execute(_GROUP, (str(number), size))
@@ -43,12 +43,12 @@ def fill_groups(url: str, events: int, size: int) -> None:
 
 
 def pull(url: str, events: int, at_once: int, grouped: bool) -> Measured:
-    """Handle so many events, of a backlog that has more, in one process."""
+    """Handle a number of events of a larger backlog, in one process."""
     return asyncio.run(_pull(url, events, at_once, grouped))
 
 
 def pull_beside_a_failing_key(url: str, events: int) -> tuple[Measured, Measured]:
-    """The same without, and with, a key whose events always fail: what the others get. Two runs of each, in turns."""
+    """Measure the other keys without, and with, a key whose events always fail. Two runs of each alternate."""
     logging.getLogger("mailboat.consumer").setLevel(logging.CRITICAL)
     found = [asyncio.run(_pull(url, events, 100, False, failing)) for failing in (None, "order-7") * 2]
     return _sum(found[0], found[2]), _sum(found[1], found[3])
@@ -89,7 +89,7 @@ async def _pull(url: str, events: int, at_once: int, grouped: bool, failing: str
 
 
 def take_from_plain_queue(url: str, events: int, at_once: int) -> Measured:
-    """The same from a table of its own."""
+    """Handle a number of events from a separate plain table."""
     with psycopg.connect(url) as connection:
         connection.execute("drop table if exists public.queue")
         connection.execute(_PLAIN, (events,))
@@ -103,7 +103,7 @@ def take_from_plain_queue(url: str, events: int, at_once: int) -> Measured:
 
 
 def commit_to_effect(url: str, rate: int, seconds: float) -> Latency:
-    """From the return of the commit to the handler, at so many events per second."""
+    """Measure the time from the return of the commit to the handler, at a number of events per second."""
     return asyncio.run(_commit_to_effect(url, rate, seconds))
 
 

@@ -1,9 +1,9 @@
 """Latency and CPU at steady rates, with one and two relays, and with 1, 10 and 100 subscriptions.
 
-Every subscription gets every event, on a topic of its own. Writers commit one event per transaction. The CPU time of
-Postgres is that of the processes that run from begin to end of a measurement: all but the writers' sessions, whose cost
-does not depend on what reads the outbox (``writers`` measures it). The broker's includes the consumer that measures. At
-rate 0 the CPU columns are milliseconds per second.
+Every subscription gets every event, on its own topic. Writers commit one event per transaction. The CPU time of
+Postgres is that of the processes that run from begin to end of a measurement. The sessions of the writers are not
+included, since their cost does not depend on the reader of the outbox (``writers`` measures it). The CPU time of the
+broker includes the fetches of the measuring consumer. At rate 0 the CPU columns are milliseconds per second.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Where events are written and received, and how."""
+    """Database, topics and functions that write events and read their ids."""
 
     url: str
     topics: Sequence[str]
@@ -124,7 +124,7 @@ def steady(stage: Stage, relays: Sequence[Child], traffic: Traffic, case: Case, 
 
 
 def until_owned(relays: Sequence[Relay]) -> None:
-    """Wait until the relays own all partitions, each its share."""
+    """Wait until the relays own all partitions, each relay its share."""
     deadline = time.perf_counter() + _PATIENCE
     while True:
         found = [relay.glance() for relay in relays]
@@ -137,7 +137,7 @@ def until_owned(relays: Sequence[Relay]) -> None:
 
 
 class Meter:
-    """CPU time of relays, Postgres without its writers, and broker, from now on."""
+    """CPU time of relays, of Postgres without its writers, and of the broker, from now on."""
 
     def __init__(self, stage: Stage, relays: Sequence[psutil.Process]) -> None:
         self._relays = relays
@@ -155,7 +155,7 @@ class Meter:
 
 
 def _cpu(processes: Iterable[psutil.Process]) -> dict[int, float]:
-    """CPU seconds by process id."""
+    """Return CPU seconds by process id."""
     found: dict[int, float] = {}
     for process in processes:
         try:

@@ -1,7 +1,7 @@
-"""What all measurements stand on: one Postgres, one broker, one outbox with a backlog, and the manifest of a relay.
+"""Base of all measurements: one Postgres, one broker, one outbox with a backlog, and the manifest of a relay.
 
-The servers are the ones that the tests use (`mailboat_devservers`), with the database's durability on: one that does
-not flush would flatter everybody.
+The servers are those of the tests (`mailboat_devservers`), with the durability of the database on. Without flushes, all
+figures would be too good.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from generate_series(%(first)s::bigint, %(last)s::bigint) as n
 _ROWS_PER_TRANSACTION = 10_000
 _POLL = 0.02
 _NOT_YET = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError._TIMED_OUT)
-"""What is heard about a topic that was created a moment ago, or from a broker that is too busy to answer."""
+"""Errors of a topic that was just created, or of a broker that is too busy to answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Stage:
     broker: KafkaServer
 
     def new_database(self, name: str) -> str:
-        """A migrated database; its URL."""
+        """Create a migrated database and return its URL."""
         self.postgres.create_database(name)
         url = self.postgres.url(name)
         asyncio.run(_migrate(url))
@@ -64,7 +64,7 @@ class Stage:
 
 @contextmanager
 def stage(broker: str, postgres_settings: Mapping[str, str] | None = None) -> Iterator[Stage]:
-    """Starts everything, and leaves nothing behind."""
+    """Start all servers, and stop them at the end."""
     with tempfile.TemporaryDirectory(prefix="mailboat-bench-") as name:
         folder = Path(name)
         folder.chmod(0o755)  # the database may run as another user
@@ -72,7 +72,7 @@ def stage(broker: str, postgres_settings: Mapping[str, str] | None = None) -> It
         settings.update(postgres_settings or {})
         with (
             PostgresServer.start(find_postgres(), folder / "postgres", settings=settings) as postgres,
-            # In memory: a broker that flushes each write to the same disk would be what is measured.
+            # In memory: a broker that flushes each write to the same disk would dominate the measurement.
             start_apache_kafka(folder / "broker") if broker == "apache" else start_kfake() as server,
         ):
             yield Stage(folder, postgres, server)
@@ -84,7 +84,7 @@ async def _migrate(url: str) -> None:
 
 
 def fill(url: str, events: int, keys: int = KEYS) -> None:
-    """A backlog, committed in many transactions, with statistics and hint bits as an outbox in use has them."""
+    """Write a backlog in many transactions, with statistics and hint bits as in an outbox in use."""
     with psycopg.connect(url, autocommit=True) as connection:
         for first in range(1, events + 1, _ROWS_PER_TRANSACTION):
             last = min(first + _ROWS_PER_TRANSACTION - 1, events)
@@ -94,14 +94,14 @@ def fill(url: str, events: int, keys: int = KEYS) -> None:
 
 
 class Moment(NamedTuple):
-    """When something happened: not yet ``before``, ``seen`` then."""
+    """Bounds of the time of an event: not yet at ``before``, observed at ``seen``."""
 
     before: float
     seen: float
 
 
 class Watermarks:
-    """How many messages a topic holds, asked of the broker."""
+    """Number of messages in a topic, queried from the broker."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self._consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "bench", "log_level": 0})
@@ -111,7 +111,7 @@ class Watermarks:
         return sum(self._consumer.get_watermark_offsets(p, timeout=60)[1] for p in self._partitions)
 
     def _so_far(self) -> int:
-        """For those who ask again."""
+        """Return the total, or 0 after a temporary error, for repeated queries."""
         try:
             return self.total()
         except KafkaException as error:
@@ -120,7 +120,7 @@ class Watermarks:
             raise
 
     def wait_for(self, messages: int, timeout: float) -> Moment:
-        """Until the topic holds that many."""
+        """Wait until the topic holds that many messages."""
         began = before = time.perf_counter()
         while self._so_far() < messages:
             before = time.perf_counter()
@@ -134,10 +134,10 @@ class Watermarks:
 
 
 class Relay(RelayProcess):
-    """A relay with one subscription per topic, with everything else at its default."""
+    """Relay with one subscription per topic, and defaults for everything else."""
 
     def __init__(self, stage: Stage, url: str, *topics: str, notify: str = "Auto", number: int = 0) -> None:
-        """``number`` tells relays of the same subscriptions apart."""
+        """``number`` distinguishes relays of the same subscriptions."""
         manifest = stage.folder / f"{topics[0]}.yaml"
         manifest.write_text(_manifests(url, stage.broker.bootstrap, topics, notify))
         super().__init__(f"relay-{topics[0]}-{number}", manifest, stage.folder)
@@ -147,7 +147,7 @@ class Relay(RelayProcess):
         return self
 
     def until_ready(self, timeout: float = 60.0) -> None:
-        """Until it is connected and has taken its partitions."""
+        """Wait until the relay is connected and owns its partitions."""
         deadline = time.perf_counter() + timeout
         while (glance := self.glance()) is None or not glance.owns_all:
             if not self.running or time.perf_counter() > deadline:
@@ -155,7 +155,7 @@ class Relay(RelayProcess):
             time.sleep(_POLL)
 
     def peak_memory(self) -> int:
-        """Bytes of resident memory, at their highest."""
+        """Return the peak resident memory in bytes."""
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 

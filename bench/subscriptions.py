@@ -1,6 +1,6 @@
-"""What a relay costs with 1, 10 and 100 subscriptions to one Kafka cluster: memory, threads, connections, idle CPU.
+"""Costs of a relay with 1, 10 and 100 subscriptions to one Kafka cluster: memory, threads, connections, idle CPU.
 
-Each subscription has a topic of its own and delivers every event of the same outbox.
+Each subscription has its own topic and delivers every event of the same outbox.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def _measure(servers: Stage, count: int, events: int) -> None:
 
 
 def _idle_cpu(process: psutil.Process) -> float:
-    """Processor seconds per second while there is nothing to deliver."""
-    time.sleep(3)  # the first seconds are start-up
+    """Return CPU seconds per second without events."""
+    time.sleep(3)  # skips the start-up
     before = sum(process.cpu_times()[:2])
     time.sleep(_IDLE_SECONDS)
     return float(sum(process.cpu_times()[:2]) - before) / _IDLE_SECONDS

@@ -1,4 +1,4 @@
-"""Watermill's SQL Pub/Sub beside the relay: a Go program that forwards its table to Kafka."""
+"""Watermill's SQL Pub/Sub as a peer of the relay: a Go program that forwards its table to Kafka."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _INSERT = sql.SQL(
 
 
 def program() -> str:
-    """Return the path of the forwarder, built on first use. Raises ``PartMissing``."""
+    """Return the path of the forwarder, built on first use. Raise ``PartMissing`` if that fails."""
     return str(built_program("watermill"))
 
 
 def start(stage: Stage, url: str, topic: str) -> Child:
-    """Start a forwarder from the table of the topic to the topic. It is ready once it has created its tables."""
+    """Start a forwarder from a table to its topic. The forwarder is ready when its tables exist."""
 
     def initialised() -> bool:
         with psycopg.connect(url, autocommit=True) as connection:

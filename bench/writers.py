@@ -1,8 +1,9 @@
 """Commit rates of writers: one event per commit, sixteen connections, by pgbench.
 
-The yardstick is a plain table of the same columns with a primary key: no partitions, no checks, no trigger. Rounds
-alternate, and the median of each row counts. The first round of a row is left out: it fills the caches of Postgres.
-NOTIFY makes Postgres commit one transaction after the other, so rows with a relay are measured by ``wake.notify``.
+The reference is a plain table of the same columns with a primary key: no partitions, no checks, no trigger. Rounds
+alternate, and the median of each row counts. The first round of a row is left out, since it fills the caches of
+Postgres. NOTIFY makes Postgres commit one transaction after the other, so rows with a relay are measured by
+``wake.notify``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from setup import Relay, Stage
 
 CONNECTIONS = 16
 _LAST_SESSION = 2.0
-"""Seconds for the last session to end. A worker of autovacuum may run longer."""
+"""Seconds for the last session to end. An autovacuum worker may run longer."""
 _INSERT = """\
 insert into {table} (event_type, aggregate_type, aggregate_id, key, payload)
 values ('order.placed', 'order', 'order-' || :client_id, 'order-' || :client_id, convert_to(repeat('x', 200), 'UTF8'));
@@ -48,11 +49,11 @@ class Commits:
     name: str
     rate: float
     cpu: float
-    """Microseconds of the writers' sessions per commit."""
+    """CPU time of the writers' sessions per commit, in microseconds."""
 
 
 def measure(stage: Stage, transactions: int, rounds: int) -> Iterator[Commits]:
-    """Measure all rows by turns. ``transactions`` are per connection and round."""
+    """Measure all rows in turn. ``transactions`` are per connection and round."""
     bare = stage.new_database("writers")
     with psycopg.connect(bare, autocommit=True) as connection:
         connection.execute(_PLAIN)
@@ -98,6 +99,6 @@ def _pgbench(stage: Stage, url: str, script: str, transactions: int) -> tuple[fl
 
 
 def _ended(server: psutil.Process) -> float:
-    """CPU seconds of all sessions that have ended."""
+    """Return the CPU seconds of all ended sessions."""
     times = server.cpu_times()
     return float(times.children_user + times.children_system)

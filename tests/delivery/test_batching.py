@@ -1,4 +1,4 @@
-"""Which waiting events make the next batch: nothing skipped, nothing twice, as many as fit."""
+"""Choice of the next batch: no event is skipped or chosen twice, and the batch is as large as its limits allow."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_batch_is_the_next_events_that_fit(
 
 
 def _allowed(events: list[OutboxEvent], sent: Sequence[int], limits: Limits) -> bool:
-    """The rules, said again: so many messages, so many bytes (a single event may have more), one of a key if asked."""
+    """Repeat the rules: limits of messages and bytes (a single event may exceed them), and optionally one per key."""
     keys = [events[index].key for index in sent if events[index].key is not None]
     return (
         len(sent) <= limits.messages

@@ -1,4 +1,4 @@
-"""Sinks that do not keep their contract: they raise, or never answer. They are away, and nobody else suffers."""
+"""Sinks that raise or never answer, against their contract: they count as unavailable and affect no other sink."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ONCE = RetryPolicy(1, BACKOFF, dead_letters=True)
 
 
 class Broken(MemorySink):
-    """Fails in the way that ``how`` names, until that is None."""
+    """Sink that fails in the way that ``how`` names, until ``how`` is None."""
 
     how: str | None = None
     cancelled = 0
@@ -198,7 +198,7 @@ async def test_a_sink_that_raises_for_the_dead_letter_topic_is_asked_again() -> 
 )
 @in_virtual_time
 async def test_a_relay_without_memory_blames_no_event(error: Exception) -> None:
-    """G4: not new events, not parked ones, not those that the dead-letter topic is told about."""
+    """Guarantee G4: neither new events, nor parked ones, nor dead letters sent to the topic get a counted attempt."""
 
     class Starved(MemorySink):
         hungry: Callable[[Message], bool] | None = None

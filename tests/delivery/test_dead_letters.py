@@ -1,4 +1,4 @@
-"""What becomes of events that are given up on: announced, kept, blocked, replayed. One story per test."""
+"""Events without attempts left: sent to the dead-letter topic, stored, blocked, replayed. One scenario per test."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_block_keeps_the_key_until_a_person_decides_and_other_keys_go_on()
 
 
 class DeadTopicAway(MemorySink):
-    """Its dead-letter topic takes its time to answer, and then says that it is away."""
+    """Sink whose dead-letter topic answers late and reports that it is unavailable."""
 
     dead_topic_away = True
     seconds = 0.0
@@ -162,7 +162,7 @@ async def test_a_dead_letter_that_its_topic_refuses_is_kept_in_the_table_and_tol
 ) -> None:
     fleet = Fleet(dead_topic=True)
     poison, behind = [event.event_id for event in fleet.write("a", "a")]
-    fleet.sink.refuse(lambda message: message.event_id == poison)  # on either topic
+    fleet.sink.refuse(lambda message: message.event_id == poison)  # on both topics
     fleet.start()
     await fleet.all_settled()
     (dead,) = fleet.outbox.dead
@@ -192,7 +192,7 @@ async def test_headers_that_are_nested_without_end_cost_their_own_event_and_no_r
 
 
 class Stumbling(MemorySink):
-    """Its ``refusal`` has a bug that one event meets; on its way to the dead-letter topic as well, if that is said."""
+    """Sink with a bug in ``refusal`` for one event, optionally also for its dead letter."""
 
     stumbles_at = ""
     on_dead_topic = False

@@ -1,4 +1,4 @@
-"""The pure parts of the pump: back-off, rhythm, ownership, verdicts, merging, routing."""
+"""Pure functions of delivery: backoff, poll interval, ownership, outcomes, merging, routing."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_an_outage_that_is_over_begins_anew() -> None:
     assert worse.recovered().delay(Random()) == 0
 
 
-# -- rhythm ----------------------------------------------------------------------------------------------------------
+# -- poll interval ---------------------------------------------------------------------------------------------------
 
 
 def test_the_longer_nothing_comes_the_rarer_one_looks() -> None:
@@ -182,9 +182,10 @@ def test_all_relays_want_the_same_and_only_of_those_who_can(membership: Membersh
     )
 )
 def test_what_each_relay_does_for_itself_adds_up(membership: Membership) -> None:
-    """If all of them act on the same membership, nothing is claimed twice, and in the end everybody has their share.
+    """If all relays decide on the same membership, no partition is claimed twice, and every relay gets its share.
 
-    Which share may change on the way (whoever was quicker keeps what he has), but it comes to rest."""
+    The shares may change at first, since an owner keeps its partitions, but they become stable.
+    """
     alive = [peer.id for peer in membership.peers if peer.alive]
     owner = {h.key: h.owner for h in membership.holdings if h.owner in alive}
     for _ in range(5):
@@ -244,7 +245,7 @@ def test_the_partitions_of_a_silent_relay_are_counted_by_one_other_that_serves_t
     assert orphans(membership, "a", {1}) == orphans(membership, "c", {1}) == {}
 
 
-# -- verdicts --------------------------------------------------------------------------------------------------------
+# -- outcomes --------------------------------------------------------------------------------------------------------
 
 ANSWERS = st.sampled_from(["delivered", "refused", "away", "undecided"])
 _ERRORS: dict[str, DeliveryError] = {

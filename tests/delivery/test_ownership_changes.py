@@ -1,4 +1,4 @@
-"""How partitions pass from one relay, or one session, to the next: stops, kills, shares. One story per test."""
+"""Changes of ownership between relays or sessions: stops, kills, rebalancing. One scenario per test."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def owners(fleet: Fleet) -> Counter[str | None]:
 @in_virtual_time
 async def test_a_stop_during_an_outage_settles_the_contiguous_part_only() -> None:
     class HalfAway(MemorySink):
-        """Takes the first two messages of its life."""
+        """Sink that takes two messages and is then unavailable."""
 
         async def publish(self, batch: Sequence[Message]) -> Failures:
             self.go_away()
@@ -88,7 +88,7 @@ async def test_a_killed_relay_is_taken_over_and_duplicates_carry_the_same_number
 
 @in_virtual_time
 async def test_a_relay_that_cannot_renew_its_leases_gives_up_its_batch_before_another_may_take_over() -> None:
-    fleet = Fleet(streams=settings(timeout=60.0))  # a batch may take longer than a lease, as long as heartbeats arrive
+    fleet = Fleet(streams=settings(timeout=60.0))  # a batch may take longer than a lease while heartbeats arrive
     fleet.sink.hold_answers()
     fleet.write("a")
     relay = fleet.start()
@@ -144,7 +144,7 @@ async def test_a_paused_subscription_sends_nothing_until_it_is_resumed() -> None
 @in_virtual_time
 async def test_an_event_that_kills_its_relay_is_found_and_the_others_are_delivered(batch_size: int) -> None:
     class Killer(MemorySink):
-        """Whoever hands the poison over dies of it."""
+        """Sink that kills the relay that publishes the poison."""
 
         poison = ""
         victims = 0
@@ -178,7 +178,7 @@ async def test_an_event_that_kills_its_relay_is_found_and_the_others_are_deliver
 
 
 class OpensAnyway(MemorySink):
-    """A sink that connects with the first batch."""
+    """Sink that connects with the first batch."""
 
     async def open(self) -> None: ...
 
@@ -266,7 +266,7 @@ async def test_a_relay_whose_leases_ran_out_under_way_learns_of_it_and_lets_the_
     fleet = Fleet(declared=[subscription(partitions=2)], timings=replace(TIMINGS, lease_ttl=2.0))
     relay = fleet.start("one")
     await until(lambda: relay.session is not None and len(relay.session.owned) == 2, "ownership")
-    for key in (CursorKey(1, 0), CursorKey(1, 1)):  # as if another had claimed them while this one slept
+    for key in (CursorKey(1, 0), CursorKey(1, 1)):  # as if another relay had claimed them while this one was suspended
         fleet.outbox.cursors[key].owner, fleet.outbox.cursors[key].epoch = "other", f"of-the-other-{key.partition}"
     fleet.write(*"abcdefgh")
     await fleet.all_settled()
@@ -319,7 +319,7 @@ async def test_the_log_tells_who_came_who_went_and_what_was_taken_over(caplog: p
     await until(lambda: first.session is not None and len(first.session.owned) == 2, "the takeover", within=120)
     told = [record for record in caplog.records if record.message.startswith(("Relay ", "Partitions "))]
     peers = [(each.message, vars(each)["id"]) for each in told if each.message.startswith("Relay ")]
-    assert sorted(peers[:2]) == [("Relay joined", "first"), ("Relay joined", "second")]  # one in the log of each
+    assert sorted(peers[:2]) == [("Relay joined", "first"), ("Relay joined", "second")]  # one in the log of each relay
     assert peers[2:] == [("Relay left", "second")]
     takeover = told[-1]
     assert takeover.message == "Partitions taken over from a relay that is gone"

@@ -1,4 +1,4 @@
-"""How a relay delivers: order, attempts, parked keys, outages. One story per test."""
+"""Delivery by a relay: order, attempts, parked keys, outages. One scenario per test."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_an_event_that_is_refused_twice_arrives_at_the_third_attempt_and_b
 
 
 class WeighingSink(MemorySink):
-    """Notes the bytes of every batch."""
+    """Sink that records the bytes of every batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,7 +158,10 @@ async def test_an_outage_costs_no_attempt_and_delivery_goes_on_by_itself() -> No
 
 
 async def paused_during_an_outage(fleet: Fleet) -> list[str]:
-    """Events that a relay had in hand when its sink was away and a person paused it; the sink is back since."""
+    """Pause the subscription while the sink is unavailable and a batch is in flight, and return the events.
+
+    The sink is available again afterwards.
+    """
     relay = fleet.start()
     await until(lambda: relay.session is not None and relay.session.owned, "ownership")
     fleet.sink.go_away()
@@ -197,7 +200,10 @@ async def test_a_relay_that_is_stopped_during_a_pause_leaves_what_is_in_hand_to_
 
 
 class SlowSink(MemorySink):
-    """Needs a second for every batch. One at a time: timers that end together have no order."""
+    """Sink that takes one second per batch.
+
+    Batches are serialized, since timers that end at the same time have no order.
+    """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -286,7 +292,7 @@ async def test_where_order_is_kept_from_now_on_what_failed_before_is_sent_in_ord
     fleet.start()
     await until(lambda: len(fleet.outbox.parked) == 3, "parking")
     await fleet.stop()
-    for row in fleet.outbox.parked.values():  # as somebody leaves them who keeps no order: the last one is due first
+    for row in fleet.outbox.parked.values():  # as left by a relay without ordering: the last event is due first
         row.next_attempt_at = fleet.outbox.now() + timedelta(seconds=60 - 10 * row.sequence)
     fleet.start()
     await fleet.all_settled()
@@ -296,7 +302,7 @@ async def test_where_order_is_kept_from_now_on_what_failed_before_is_sent_in_ord
 
 @in_virtual_time
 async def test_a_refusal_in_a_later_flight_is_not_overtaken_while_an_earlier_one_is_still_out() -> None:
-    """The second batch fails while the first has no answer yet, and only then more is read: it must wait (G2)."""
+    """The second batch fails before the first has an answer. Events that are read after that must wait (G2)."""
 
     class SlowFirst(MemorySink):
         def __init__(self) -> None:

@@ -1,5 +1,7 @@
-"""When the committer looks: together for all that lands at about the same time, without waiting for those who are
-late."""
+"""Timing of ticks: one poll serves all partitions whose batches end at about the same time.
+
+Later batches do not delay the poll.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from support.virtual_time import in_virtual_time, until
 
 
 class Distant(MemorySink):
-    """Answers after a while."""
+    """Sink that answers late."""
 
     seconds = 0.002
 
@@ -35,7 +37,7 @@ class Distant(MemorySink):
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """For how many groups of cursors each tick looked."""
+    """Number of cursor groups that each tick polled."""
     counted: list[int] = []
     tick = MemoryStore.tick
 
@@ -43,7 +45,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         store: MemoryStore, settlements: Sequence[Settlement], tips: Sequence[CursorGroup], measured: Sequence[Measured]
     ) -> TickResult:
         counted.append(len(tips))
-        await asyncio.sleep(0.003)  # about what a database takes
+        await asyncio.sleep(0.003)  # about the duration in a database
         return await tick(store, settlements, tips, measured)
 
     monkeypatch.setattr(MemoryStore, "tick", counting)
@@ -92,7 +94,7 @@ def test_a_distant_destination_keeps_no_other_waiting(looks: list[int]) -> None:
 
 
 def test_nobody_is_asked_to_ring_while_nobody_waits_for_events() -> None:
-    """A ring costs every writer something (G10): a relay that has its hands full, or owns nothing, wants none."""
+    """A NOTIFY costs every writer time (G10). A relay with a backlog, or without partitions, must not request one."""
 
     @in_virtual_time
     async def story() -> None:
@@ -139,7 +141,7 @@ def test_few_events_cost_a_notification_each_and_no_polls_between_them(looks: li
 
 @pytest.mark.parametrize("pause", [0.0007, 0.0023, 0.0041, 0.0059, 0.0083, 0.03, 0.11])
 def test_no_wake_up_is_lost_whatever_the_keeper_does_when_it_comes(looks: list[int], pause: float) -> None:
-    """The poll that would find the event all the same is ten minutes away."""
+    """The next poll, which would find the event as well, is ten minutes away."""
 
     @in_virtual_time
     async def story() -> None:
@@ -156,7 +158,10 @@ def test_no_wake_up_is_lost_whatever_the_keeper_does_when_it_comes(looks: list[i
 
 
 def test_a_ring_counts_also_while_the_keeper_asks_about_open_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It asks after every poll in vain. Whoever writes just then has looked, and rung: there will be no other ring."""
+    """The relay queries open transactions after every empty poll.
+
+    A writer that commits meanwhile has already sent its NOTIFY, and no other one follows.
+    """
     asking = asyncio.Event()
     undecided_writers = MemoryStore.undecided_writers
 
@@ -184,7 +189,7 @@ def test_a_ring_counts_also_while_the_keeper_asks_about_open_transactions(monkey
 
 
 def test_others_are_served_while_a_large_window_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may take minutes where a subscription was paused for days; it is stopped when its owner has to let go."""
+    """Measuring may take minutes if a subscription was paused for days. The relay cancels it at a release."""
     measure = MemoryStore.measure
 
     async def slowly(store: MemoryStore, group: CursorGroup) -> Window | None:
@@ -261,7 +266,7 @@ def test_a_relay_whose_tick_never_ends_stands_still(monkeypatch: pytest.MonkeyPa
 def test_a_relay_that_dies_of_what_it_reads_at_once_gets_through_by_reading_less(
     monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    """G1, also where relays die before a window is open, so that no event can be blamed."""
+    """Guarantee G1, also if relays die before a window is open, so that no event is a crash suspect."""
     routed = MemoryOutbox.routed
 
     def kill(

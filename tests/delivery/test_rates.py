@@ -1,4 +1,4 @@
-"""How many events a second: what the count gained over the last ten seconds, and nothing older."""
+"""Event rates: the increase of the count over the last ten seconds."""
 
 from __future__ import annotations
 

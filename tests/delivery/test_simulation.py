@@ -1,7 +1,7 @@
-"""Whole relays in simulated time, with writers, outages, refusals and deaths at random: the guarantees always hold.
+"""Whole relays in simulated time, with random writers, outages, refusals and deaths: the guarantees always hold.
 
-What runs here is a relay's session as it is, on an outbox and a destination in memory. Every seed is a different
-history, and the same seed gives the same history. The name of a failed test has its seed.
+The session of a relay runs unchanged on an outbox and a sink in memory. Each seed gives another history, and the same
+seed gives the same history. The name of a failed test contains its seed.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ KEYS = ["a", "b", "c", "d", "e", None]
 
 @dataclass
 class History:
-    """What happened, for the checks."""
+    """Record of a simulation, for the checks."""
 
     committed: list[OutboxEvent]
     refusals: Refusals
     suspects: set[str] = field(default_factory=set)
-    """What was on its way when sessions ended badly, again and again: an attempt is counted before it is tried."""
+    """Events in flight when sessions repeatedly failed: their attempt is counted before it is made."""
 
 
 async def writer(fleet: Fleet, random: Random, locks: dict[str, asyncio.Lock], history: History) -> None:
-    """Transactions of a few events, whose keys are locked until they end; some are rolled back."""
+    """Run transactions of a few events that lock their keys until they end. Some are rolled back."""
     clock = asyncio.get_running_loop().time
     while clock() < FAULTS_FOR:
         await asyncio.sleep(random.expovariate(2.0))
@@ -64,7 +64,7 @@ async def writer(fleet: Fleet, random: Random, locks: dict[str, asyncio.Lock], h
 
 
 async def trouble(fleet: Fleet, random: Random, history: History) -> None:
-    """One misfortune after the other."""
+    """Cause one fault after another."""
     clock = asyncio.get_running_loop().time
     while clock() < FAULTS_FOR:
         await asyncio.sleep(random.expovariate(0.7))
@@ -93,7 +93,7 @@ async def trouble(fleet: Fleet, random: Random, history: History) -> None:
                 sink.hold_answers()
                 await asyncio.sleep(random.expovariate(1.0))
                 sink.let_go()
-            case 5:  # the database answers so late that leases run out under way
+            case 5:  # the database answers so late that leases expire
                 fleet.outbox.latency = lambda: random.choice([0.0, 0.01, 6.0])
                 await asyncio.sleep(3.0)
                 fleet.outbox.latency = lambda: random.uniform(0, 0.005)

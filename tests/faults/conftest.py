@@ -1,4 +1,4 @@
-"""Fixtures of the fault tests. The shared parts are in `support`."""
+"""Fixtures of the fault tests. Shared parts are in `support`."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ def outbox(postgres: PostgresServer) -> Iterator[Database]:
 
 @pytest.fixture(params=["postgres", "postgres14"])
 def each_outbox(request: pytest.FixtureRequest) -> Iterator[Database]:
-    """The test runs twice: on the newest Postgres and, in ``make verify``, on the oldest supported."""
+    """Outbox on the newest Postgres and, in ``make verify``, also on the oldest supported one."""
     yield from migrated_database(request.getfixturevalue(request.param))
 
 
 @pytest.fixture
 def primary(tmp_path: Path, or_skip: OrSkip) -> PostgresServer:
-    """A server of the test's own, see `support.lost_tail`."""
+    """Server that belongs to one test, see `support.lost_tail`."""
     return or_skip(lambda: start_primary(NEWEST, tmp_path / "primary"))
 
 
 @pytest.fixture(params=[NEWEST, OLDEST], ids=lambda major: f"postgres{major}")
 def each_primary(request: pytest.FixtureRequest, tmp_path: Path, or_skip: OrSkip) -> PostgresServer:
-    """The same on the newest and on the oldest supported Postgres."""
+    """Server that belongs to one test, on the newest and on the oldest supported Postgres."""
     return or_skip(lambda: start_primary(request.param, tmp_path / "primary"))
 
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[dict[str, StagedSink]]:
-    """Sinks of the kind ``STAGED``, by the name of their subscription, once a relay has built them."""
+    """Sinks of the kind ``STAGED`` by subscription name, available after a relay has built them."""
     with staged_sinks_installed(tmp_path) as stage:
         yield stage
 
@@ -64,8 +64,11 @@ def stage(tmp_path: Path) -> Iterator[dict[str, StagedSink]]:
 def consumers(
     request: pytest.FixtureRequest, kafka_topic: Any, unique_name: Callable[[str], str], tmp_path: Path
 ) -> Iterator[Consumers]:
-    """On kfake with claims in Valkey. Parametrized indirectly with another store (none, bare, inbox), or with a group
-    protocol (classic, KIP-848): that one, on Apache Kafka."""
+    """Consumers on kfake with claims in Valkey.
+
+    An indirect parameter selects another store on kfake (none, bare, inbox), or Apache Kafka with a group protocol
+    (classic, KIP-848).
+    """
     kind = getattr(request, "param", "redis")
     server: KafkaServer = request.getfixturevalue("apache_kafka" if kind in PROTOCOLS else "kfake")
     orders = {"topic": kafka_topic(server, partitions=PARTITIONS), "group": unique_name("group")}

@@ -1,4 +1,4 @@
-"""Consumers of a Kafka topic are killed around their handlers: nothing is lost, no order breaks (C1 to C5)."""
+"""Kills of Kafka consumers around their handlers: no event is lost and no order breaks (C1 to C5)."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from support.wait import wait_until
 
 PAGE = Path(__file__).parents[2] / "docs" / "idempotency.md"
 STORES = ("none", "redis", "inbox")
-"""The columns of the page's table, in order."""
+"""Columns of the table in docs/idempotency.md, in order."""
 EFFECT = "effect"
 POINTS = (*(point.value for point in BrokerPoint), EFFECT)
 IN_THE_GATE = {
     ("redis", BrokerPoint.CLAIMED.value), ("redis", EFFECT), ("redis", BrokerPoint.MARKED_DONE.value),
     ("redis", BrokerPoint.DEAD_LETTER_WRITTEN.value), ("inbox", EFFECT), ("inbox", BrokerPoint.HANDLED.value),
 }  # fmt: skip
-SAME_POD = {"instance": "pod-1"}  # its claims are taken over at once
+SAME_POD = {"instance": "pod-1"}  # the next process takes over the claims of its instance at once
 
 
 def documented() -> dict[tuple[str, str], list[int]]:
-    """Return the table of the page: attempts with an effect or a dead letter, by store and point."""
+    """Return the table of docs/idempotency.md: attempts with an effect or a dead letter, by store and point."""
     return {
         (store, cells[0].strip("`")): [int(attempt) for attempt in cell.split(",")]
         for cells in rows(PAGE.read_text(), "### Killed at a point")
@@ -58,7 +58,7 @@ def test_the_page_has_all_points_and_stores() -> None:
     indirect=["consumers"],
 )
 def test_killed_at_a_point_the_outcome_is_as_documented(consumers: Consumers, point: str, times: int) -> None:
-    """Each process handles what its predecessor left, gets one event, and dies at the point with it."""
+    """Kill each process at the point with one new event, after it has handled the events of its predecessor."""
     keys = [f"victim-{number}" for number in range(times)]
     for key in keys:
         victim = consumers.start(**SAME_POD, fails=False, die_at=point, armed_by=key)
@@ -80,7 +80,7 @@ def test_killed_at_a_point_the_outcome_is_as_documented(consumers: Consumers, po
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("point", BrokerPoint)
 def test_killed_at_a_point_beside_other_events(consumers: Consumers, point: BrokerPoint) -> None:
-    """Events are sent until the process has passed the point often enough: one batch or commit may have many."""
+    """Send events until the process has passed the point often enough. One batch or commit may contain many events."""
     times, bad, feed = 5, itertools.count(), consumers.feed
     for n in range(times):
         victim = consumers.start(**SAME_POD, die_at=point.value, passage=1 + n % 3)
@@ -111,13 +111,13 @@ def test_killed_at_a_point_beside_other_events(consumers: Consumers, point: Brok
 def test_killed_at_random_around_the_handler(
     consumers: Consumers, kills: int, record_property: Callable[[str, Any], None]
 ) -> None:
-    """Bare SET NX loses events, the inbox neither loses nor doubles, the others double."""
+    """Bare SET NX loses events. The inbox neither loses nor repeats any. The other stores repeat some."""
     chance, store = random.Random(4711), consumers.orders["store"]
     orders: dict[str, Any] = {**SAME_POD, "fails": False, "dawdle": 0.01}
     for _ in range(kills):
         victim = consumers.start(**orders)
         consumers.send_and_wait([f"key-{chance.randrange(50)}" for _ in range(80)], effects=chance.randrange(1, 60))
-        time.sleep(chance.uniform(0, 0.02))  # part of the storm, not a way to wait
+        time.sleep(chance.uniform(0, 0.02))  # part of the load, not a wait for a condition
         victim.kill()
         assert ended(victim) == -signal.SIGKILL
     last = consumers.start(**orders)
@@ -143,7 +143,7 @@ def test_killed_at_random_around_the_handler(
 def test_a_lost_reply_of_the_store(
     consumers: Consumers, valkey: RedisServer, proxy_factory: Callable[[int], Proxy]
 ) -> None:
-    """Bare SET NX loses an event without any kill: the client repeats the command, and the key is there."""
+    """Bare SET NX loses an event without any kill: the client repeats the command, and the key already exists."""
     proxy = proxy_factory(valkey.port)
     process = consumers.start(redis=f"redis://{proxy.address}")
     consumers.feed.send(["first"])
@@ -162,7 +162,10 @@ def test_a_lost_reply_of_the_store(
 def test_consumers_are_killed_stopped_and_replaced(
     consumers: Consumers, seconds: int, record_property: Callable[[str, Any], None]
 ) -> None:
-    """On Apache Kafka: kfake never removes a member that was killed in a join, and its rebalances never end."""
+    """Kill, stop and replace consumers on Apache Kafka.
+
+    kfake never removes a member that was killed in a join, so its rebalances never end.
+    """
     chance = random.Random(seconds)
     alive = [consumers.start() for _ in range(3)]
     ends: Counter[signal.Signals] = Counter()

@@ -1,6 +1,6 @@
-"""Consumers of a Kafka topic while Redis or the broker is unavailable, and while they are frozen or blocked themselves.
+"""Kafka consumers during outages: Redis or the broker is unavailable, or the consumer is frozen or blocked.
 
-Absence costs no attempt: every effect happens once, in the attempt that its handler chose (C2, C4, C5, C7).
+An outage costs no attempt: every effect happens once, in the attempt that its handler chose (C2, C4, C5, C7).
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from support.kafka_consumers import HANDLERS, PARTITIONS, Consumers
 from support.wait import await_until, wait_until
 
 OrSkip = Callable[[Callable[[], Any]], Any]
-ON_DISK = {"appendonly": "yes", "appendfsync": "no"}  # what was written survives SIGKILL
+ON_DISK = {"appendonly": "yes", "appendfsync": "no"}  # writes survive SIGKILL
 
 
 @dataclass(frozen=True)
 class Outage:
-    """Servers of a test, and how one of them becomes unavailable."""
+    """The servers of a test, and the calls that begin and end the outage of one of them."""
 
     begin: Callable[[], object]
     end: Callable[[], object]
     redis: str
     kafka: KafkaServer | None = None
-    """The broker that becomes unavailable; None if it stays."""
+    """The broker that becomes unavailable; None if the broker stays available."""
     log: str = "Claim store unavailable: Redis at "
 
 
 class Servers:
-    """Starts servers of the test's own, and stops them after it."""
+    """Start servers that belong to one test, and stop them after it."""
 
     def __init__(self, folder: Path, or_skip: OrSkip) -> None:
         self._folder = folder
@@ -73,7 +73,7 @@ class Servers:
         return Outage(lambda: client.config_set("maxmemory", 1), lambda: client.config_set("maxmemory", 0), server.url)
 
     def failed_over(self) -> Outage:
-        """The sentinel promotes the replica a second after the primary died."""
+        """Return an outage of the primary. The sentinel promotes the replica one second after its death."""
         primary = self.redis("primary")
         replica = self.redis("replica", replicaof=f"127.0.0.1 {primary.port}")
         sentinel = self.stack.enter_context(start_sentinel(self._folder / "sentinel", primary))
@@ -102,7 +102,7 @@ def own_servers(tmp_path: Path, or_skip: OrSkip) -> Iterator[Servers]:
 
 
 def short_and(kind: Callable[[Servers], Outage], seconds: int) -> list[Any]:
-    """Two seconds in the gate, and the whole outage in ``make verify``."""
+    """Return two parameters: two seconds for the gate, the whole duration for ``make verify``."""
     return [pytest.param(kind, 2), pytest.param(kind, seconds, marks=pytest.mark.verify)]
 
 
@@ -146,10 +146,10 @@ def test_an_outage_costs_no_attempt_and_no_effect(
         if outage.kafka is None and seconds:
             handled = len(consumers.effects())
             consumers.feed.send(keys)
-            time.sleep(seconds)  # the outage, not a way to wait
+            time.sleep(seconds)  # the outage itself, not a wait for a condition
             assert len(consumers.effects()) <= handled + 2 * HANDLERS, "events were handled without their claims"
         else:
-            time.sleep(seconds)  # the same
+            time.sleep(seconds)  # the outage itself
         outage.end()
         consumers.settle(timeout=240)
         consumers.stop(*both)
@@ -208,7 +208,10 @@ def test_events_that_an_empty_redis_forgot_run_again_if_they_are_delivered_again
 @pytest.mark.verify  # the shortest session timeout of a broker is 6 s
 @pytest.mark.parametrize(("consumers", "attempts"), [("redis", [2, 1]), ("inbox", [1])], indirect=["consumers"])
 def test_a_process_that_is_frozen_past_its_lease(consumers: Consumers, attempts: list[int]) -> None:
-    """Redis: another consumer takes over, and the frozen one repeats the effect. Inbox: the other one waits for it."""
+    """With Redis, another consumer takes over and the frozen consumer repeats the effect after it resumes.
+
+    With the inbox, the other consumer waits for the frozen one.
+    """
     orders = {"lease": 1.0, "fails": False}
     frozen = consumers.start(**orders)
     consumers.feed.send(["cold"], event_type="frozen")
@@ -232,7 +235,7 @@ def test_a_process_that_is_frozen_past_its_lease(consumers: Consumers, attempts:
 
 
 async def claimed_by_another(consumers: Consumers, event_id: str) -> list[Answer]:
-    """Claim an event for another process of the group until it is done, and return the answers."""
+    """Claim an event as another process of the group until it is done, and return the answers."""
     store, _ = memory_of({**consumers.orders, "instance": "another"})
     assert store is not None
     await store.open()
@@ -251,13 +254,16 @@ async def claimed_by_another(consumers: Consumers, event_id: str) -> list[Answer
 @pytest.mark.parametrize("consumers", ["redis", "inbox"], indirect=True)
 @pytest.mark.parametrize("kind", ["long", "rude"])
 async def test_a_handler_of_three_leases_keeps_its_claim(consumers: Consumers, kind: str) -> None:
-    """``rude`` calls time.sleep in an asynchronous handler. Other consumers of the group get nothing of its event."""
+    """Handlers that run longer than their lease. ``rude`` calls time.sleep in an asynchronous handler.
+
+    Other consumers of the group never acquire the claim of the event.
+    """
     orders = {"lease": 2.0, "long": 6.5, "fails": False}
     first = consumers.start(**orders)
     consumers.feed.send(["slow"], event_type=kind)
     consumers.feed.send(["slow", *(f"key-{number}" for number in range(50))])
     wait_until(lambda: SLOW in consumers.log(), what="the handler")
-    others = [consumers.start(**orders) for _ in range(2)]  # they want partitions while the handler runs
+    others = [consumers.start(**orders) for _ in range(2)]  # each triggers a rebalance while the handler runs
     answers = await claimed_by_another(consumers, consumers.feed.ids[0])
     assert answers[-1] == Finished(), "the claim expired while the handler ran"
     assert len(answers) > 10

@@ -1,4 +1,4 @@
-"""A new configuration while a sink does not answer: nobody but its own subscription waits for it."""
+"""A new configuration while a sink does not answer: only the subscription of that sink waits."""
 
 from __future__ import annotations
 

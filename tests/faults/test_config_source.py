@@ -1,6 +1,6 @@
-"""What changes under a running relay: its configuration again and again, its password, its sink's settings.
+"""Changes under a running relay: many configurations, a database password, the secrets of a sink.
 
-Sessions end in good order for it, so there is no excuse for a duplicate, let alone for a loss.
+The relay closes its sessions in an orderly way, so no event is lost or delivered twice.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from support.relay_processes import outbox_relay, shares, subscription
 from support.wait import await_until, wait_until
 
 PATIENCE = 60.0
-"""Seconds: what takes one on a machine of one's own may take many on a busy one."""
+"""Seconds. A step that takes one second on an idle machine may take many on a busy one."""
 
 pytestmark = [pytest.mark.verify, pytest.mark.timeout(600)]
 
@@ -45,7 +45,7 @@ def collector(kfake: KafkaServer, kafka_topic: TopicFactory) -> Iterator[KafkaCo
 
 
 class Pods:
-    """Relays as the operator starts them: one volume with the configuration, one token each."""
+    """Relays as the operator starts them: one volume with the configuration, and one token each."""
 
     def __init__(self, place: Path) -> None:
         self.config = Volume(place / "config")
@@ -65,7 +65,7 @@ class Pods:
         version, text = self._config_version(documents)
         token = self._operator.sign("PUT", "/config", text.encode())
         relays = self.running.values()
-        with ThreadPoolExecutor(len(relays)) as calls:  # at once, as the operator does
+        with ThreadPoolExecutor(len(relays)) as calls:  # in parallel, as the operator does
             answers = list(calls.map(lambda relay: relay.put("/config", text.encode(), token)[0], relays))
         assert answers == [200] * len(relays)
         return version
@@ -124,7 +124,7 @@ def test_a_configuration_that_changes_twenty_times_under_load(
         return [outbox_relay(outbox.url), subscription("kfake", kafka_sink(kfake.bootstrap, collector.topic), **spec)]
 
     def shared() -> bool:
-        """Among both, and nothing is on its way from one to the other."""
+        """Both relays own partitions, and no partition is being handed over."""
         return shares(outbox.url).keys() == pods.running.keys()
 
     pods.mount(*documents(partitions=4))
@@ -135,8 +135,9 @@ def test_a_configuration_that_changes_twenty_times_under_load(
     with Racers(outbox.url, writers=4, seed=51) as racers:
         wait_until(lambda: shared() and collector.arrivals, PATIENCE, "both relays to move events")
         for number, (last, change) in enumerate(itertools.pairwise(({"partitions": 4}, *CHANGES, *CHANGES))):
-            # Each relay looks at its volume in its own time. Other partitions are told to both at once: a relay that
-            # heard of them long after the other had laid them out would be interrupted by that.
+            # Each relay polls its volume on its own schedule. A changed number of partitions is therefore pushed to
+            # both relays at once. If one relay repartitioned long before the other got the configuration, the other
+            # relay would be interrupted.
             by_mount = number % 2 == 1 and last["partitions"] == change["partitions"]
             if last["partitions"] != change["partitions"]:
                 wait_until(shared, PATIENCE, "both to have a share of what is to change")
@@ -156,7 +157,7 @@ def test_a_configuration_that_changes_twenty_times_under_load(
 def test_a_subscription_that_is_deleted_and_created_again_under_load_sends_nothing_twice(
     outbox: Database, kfake: KafkaServer, collector: KafkaCollector, pods: Pods
 ) -> None:
-    """G9: kubectl replace --force, a pruned and re-applied manifest, a re-installed chart."""
+    """Guarantee G9: kubectl replace --force, a pruned and re-applied manifest, a re-installed chart."""
     relay = outbox_relay(outbox.url)
     relay["metadata"]["uid"] = "relay-uid"
 
@@ -204,7 +205,7 @@ def _until_in_use(pods: Pods, name: str, version: int, change: dict[str, Any]) -
 
 @pytest.fixture
 def user(outbox: Database, unique_name: Callable[[str], str]) -> Iterator[str]:
-    """A user who may do what relays may, and needs a password."""
+    """Name of a role with the rights of a relay that must log in with a password."""
     name = unique_name("rotating").replace("-", "_")
     role = sql.Identifier(name)
     outbox.execute(sql.SQL("create role {} login in role mailboat_relay, needs_password").format(role))
@@ -243,7 +244,7 @@ def test_a_password_that_is_changed_under_load_and_once_wrongly(
     with Racers(outbox.url, writers=4, seed=52) as racers:
         until_delivered()
         for turn in range(3):
-            alter(f"password-{turn}")  # from now on new connections need it; those that are there live on
+            alter(f"password-{turn}")  # required for new connections from now on; existing connections stay open
             version = mounted(f"password-{turn}")
             until_connected(turn + 2)
             until_delivered()
@@ -280,7 +281,7 @@ def test_a_database_secret_that_comes_late_or_vanishes(
     wait_until(lambda: "libpq" in pods.running["relay-1"].get("/readyz")[1], PATIENCE, "the next complaint")
     secret.fill({"url": outbox.url})
     pods.running["relay-1"].wait_ready()
-    secret.fill({})  # what is connected goes on
+    secret.fill({})  # existing connections stay open
     wait_until(lambda: pods.status("relay-1")["secrets"] != {}, PATIENCE, "the empty secret to be seen")
     with psycopg.connect(outbox.url) as connection:
         connection.execute("select mailboat.emit('account.changed', '{}'::bytea, key => 'k')")
@@ -291,7 +292,7 @@ def test_a_database_secret_that_comes_late_or_vanishes(
 async def test_a_sinks_secret_that_changes_while_the_database_is_away(
     stage: dict[str, StagedSink], tmp_path: Path
 ) -> None:
-    """Also where manifests are fixed: the first connection must find the password of then, not that of the start."""
+    """Also with fixed manifests: the first connection uses the current password, not the one read at the start."""
     login = Volume(tmp_path / "secrets" / "login")
     login.fill({"password": "old"})
     sink = {"custom": STAGED["custom"] | {"configSecretRef": {"name": "login"}}}

@@ -1,4 +1,4 @@
-"""Consumers are killed around their handlers: no effect is lost or doubled, no key's order breaks (C1 to C5, C9)."""
+"""Kills of consumers around their handlers: no effect is lost or doubled, and keys keep their order (C1 to C5, C9)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def outbox(postgres: PostgresServer) -> Iterator[Database]:
 
 
 class Consumers:
-    """Processes of one subscription. Leaves none behind."""
+    """Processes of one subscription. Every process is killed at the end of the block."""
 
     def __init__(self, url: str, spec: dict[str, Any]) -> None:
         self._orders = {"url": url, "spec": spec}
@@ -56,7 +56,10 @@ class Consumers:
         return self.running[-1]
 
     def stop(self, *processes: subprocess.Popen[bytes]) -> None:
-        """End processes in good order. A program has no handler of signals before it calls ``Consumer.run``."""
+        """Stop processes with SIGTERM and check their exit status.
+
+        The program installs its signal handler in ``Consumer.run``, so wait for that handler before the signal.
+        """
         for process in processes:
             wait_until(partial(catches_sigterm, process.pid), timeout=60, what="a handler of SIGTERM")
             process.terminate()
@@ -77,17 +80,20 @@ def catches_sigterm(pid: int) -> bool:
 
 
 def is_settled(outbox: Database) -> bool:
-    """Whether no event waits, be it in the outbox or parked."""
+    """Return True if no event waits, neither in the outbox nor parked."""
     with psycopg.connect(outbox.url) as connection:
         question = "select pending = 0 and not bounded and parked = 0 from mailboat.pull_lag(%s)"
         try:
             return connection.execute(question, [NAME]).fetchone() == (True,)
-        except psycopg.errors.UndefinedObject:  # no consumer has come so far as to declare it
+        except psycopg.errors.UndefinedObject:  # no consumer has declared the subscription yet
             return False
 
 
 def has_handled(outbox: Database, pid: int) -> bool:
-    """Whether the process has committed an effect. On a busy machine a storm would only hit processes that start."""
+    """Return True if the process has committed an effect.
+
+    Without this check, on a busy machine all kills would hit processes that are still starting.
+    """
     found = sql.SQL("select exists (select from effects where consumer = {})").format(pid)
     return outbox.execute(found) == [(True,)]
 
@@ -129,7 +135,7 @@ def test_a_consumer_is_killed_at_every_point(outbox: Database, point: ConsumerPo
             while victim.poll() is None and fed < (n + 1) * 100:
                 feed(outbox, ledger, fed, 10)
                 fed += 10
-                time.sleep(0.02)  # part of the load, not a way to wait
+                time.sleep(0.02)  # part of the load, not a wait for a condition
             feed(outbox, ledger, fed, (n + 1) * 100 - fed)
             assert victim.wait(timeout=60) == -signal.SIGKILL
         last = consumers.start()
@@ -193,7 +199,7 @@ def test_an_event_that_kills_the_process_is_given_up(outbox: Database) -> None:
 def test_a_failover_loses_and_doubles_nothing_and_does_not_hold_up_retention(
     primary: PostgresServer, tmp_path: Path
 ) -> None:
-    """Effects and progress reach the standby together, or neither does."""
+    """Effects and progress reach the standby together, or not at all."""
     with primary, primary.clone_standby(tmp_path / "standby") as standby:
         primary.execute("alter system set synchronous_standby_names = '*'")
         primary.execute("select pg_reload_conf()")

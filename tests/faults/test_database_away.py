@@ -1,4 +1,7 @@
-"""The database goes away, goes deaf, or a relay is cut off from it: delivery goes on by itself, and nothing is lost."""
+"""Database outages: connections are refused, connections stay open without data, or one relay is cut off.
+
+Delivery resumes without intervention, and no event is lost.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def collector(kfake: KafkaServer, kafka_topic: TopicFactory) -> Iterator[KafkaCo
 
 @pytest.fixture
 def proxy(outbox: Database, proxy_factory: Callable[[int], Proxy]) -> Proxy:
-    """The way from relays to their database. Writers have another one."""
+    """Proxy between the relays and their database. Writers connect directly."""
     return proxy_factory(outbox.server.port)
 
 
@@ -50,7 +53,7 @@ def through(proxy: Proxy, url: str) -> str:
 
 
 def catch_up(racers: Racers, collector: KafkaCollector) -> None:
-    """Nothing is lost, and delivery goes on within seconds. What was on its way at the end may come twice."""
+    """Wait until delivery resumes, and check that no event is lost. In-flight events of the outage may arrive twice."""
     back = time.monotonic()
     wait_until(lambda: collector.arrivals[-1].at > back, 30, "delivery to go on after the database came back")
     resumed = time.monotonic() - back
@@ -124,10 +127,10 @@ def test_a_relay_that_vanishes_without_a_word_holds_up_nobody(
     collector: KafkaCollector,
     tmp_path: Path,
 ) -> None:
-    """The machine of a relay is gone without a FIN: the relay's sessions stay on the server.
+    """The machine of a relay disappears without a FIN, and the sessions of the relay stay on the server.
 
-    If the relay is connected directly, they hold session locks. If its ticks are whole transactions, one is open and
-    locks cursors.
+    With a direct connection these sessions hold session locks. With ``pooler: Transaction``, a tick is one transaction,
+    and an open one locks cursors.
     """
     timings = replace(HASTY, lease_ttl=4.0)
     vanishing = manifests(through(proxy, outbox.url))
@@ -150,7 +153,7 @@ def test_a_relay_that_vanishes_without_a_word_holds_up_nobody(
 
 
 def _deafen_in_a_transaction(outbox: Database, proxy: Proxy) -> None:
-    """Deafen the proxy while a session behind it has an open transaction that locks cursors."""
+    """Stop the data of the proxy while a session behind it has an open transaction that locks cursors."""
 
     def caught() -> bool:
         proxy.deafen()
@@ -160,7 +163,7 @@ def _deafen_in_a_transaction(outbox: Database, proxy: Proxy) -> None:
             " and l.relation = 'mailboat.cursors'::regclass and l.mode = 'RowExclusiveLock'"
         )
         ours = {connection.laddr.port for connection in psutil.Process().net_connections("tcp4")}
-        found = any(port in ours for (port,) in holding)  # the proxy is part of this process, the other relay is not
+        found = any(port in ours for (port,) in holding)  # the proxy runs in this process, the other relay does not
         if not found:
             proxy.undeafen()
         return found

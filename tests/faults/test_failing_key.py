@@ -1,4 +1,4 @@
-"""A key whose events always fail delays no other key, and comes back in order when it is replayed (C6)."""
+"""A key whose events always fail does not delay other keys. Replay delivers its events in order (C6)."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ DELIVERY = {"maxAttempts": ATTEMPTS, "backoff": {"initial": "100ms", "max": "200
 
 
 class Handled:
-    """What a consumer has handled, in order, and how long the first so many took."""
+    """Record of the events that a consumer has handled, in order."""
 
     def __init__(self, view: Consumer, pause: float = 0) -> None:
-        """``pause``: seconds that the handler of another key takes."""
+        """Start the consumer. ``pause``: seconds that the handler takes for an event of any other key."""
         self._pause = pause
         self.attempts = 0
         """Failed attempts."""
@@ -47,7 +47,7 @@ class Handled:
             return
         if self._pause:
             await asyncio.sleep(self._pause)
-        if number not in self._seen:  # a batch that is rolled back because of the poison is handled again
+        if number not in self._seen:  # if the poison rolls a batch back, its other events are handled again
             self._seen.add(number)
             self.others.setdefault(event.key or "", []).append(number)
 
@@ -56,7 +56,7 @@ class Handled:
         return len(self._seen)
 
     async def until(self, condition: Callable[[], bool], what: str) -> float:
-        """Seconds from the first event until the condition holds."""
+        """Wait until the condition holds and return the seconds since the first event."""
         await await_until(lambda: self.count > 0, what="the first event")
         began = time.perf_counter()
         await await_until(condition, timeout=300, what=what)
@@ -111,8 +111,10 @@ async def test_the_other_keys_of_a_topic_keep_their_rate(
     unique_name: Callable[[str], str],
     record_property: Callable[[str, object], None],
 ) -> None:
-    """Two consumers read the topic at the same time, so that both have the same load of the machine. Handlers take
-    5 ms, so that the dead letters of the failing key keep up with the others."""
+    """Both consumers read the topic at the same time, so both run under the same machine load.
+
+    Handlers take 5 ms, so that the dead letters of the failing key keep up with the other keys.
+    """
     topic, dead = kafka_topic(kfake, partitions=4), kafka_topic(kfake, partitions=1)
     feed = Feed(kfake, topic)
     for number in range(1, EVENTS + 1):

@@ -1,7 +1,8 @@
-"""A relay is killed at every named point of its cycle, the first, second and third time it passes there.
+"""Kills of a relay at every named point of its cycle, at its first, second and third passage.
 
-Then another one goes on, and nothing is lost, nothing is out of order, and no event is tried more often than it may be.
-First with a sink that takes one batch at a time and refuses some events, then with Kafka, where batches overlap.
+Another relay then takes over. No event is lost or out of order, and no event has more attempts than allowed. The first
+tests use a sink that takes one batch at a time and refuses some events; the last test uses Kafka, where batches
+overlap.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ DEAD_TOPIC = "dead"
 
 TINY = ReadLimits(small_rows=6, rows=8)
 ONCE = {Checkpoint.CLAIMED, Checkpoint.RELEASED}
-"""A lone relay claims once and releases once."""
+"""A single relay claims once and releases once."""
 
 
 @pytest.fixture
 def outbox(each_outbox: Database) -> Database:
-    """All of this on the newest and on the oldest supported Postgres."""
+    """Outbox on the newest and on the oldest supported Postgres."""
     return each_outbox
 
 
@@ -59,9 +60,9 @@ def fleet(outbox: Database, packages: Path, tmp_path: Path) -> Iterator[Fleet]:
 
 
 class Feed:
-    """Writes events of a few keys, a transaction each.
+    """Writer of events with few keys, one transaction per event.
 
-    With ``refused`` some are refused once before they are taken, some for ever.
+    With ``refused``, the sink refuses some events once before it takes them, and some events always.
     """
 
     def __init__(self, url: str, *, refused: bool = True) -> None:
@@ -137,7 +138,7 @@ def _kill_and_go_on(deaths: list[DieAt], outbox: Database, feed: Feed, fleet: Fl
 
 def _until_it_dies(victim: RelayProcess, death: DieAt, feed: Feed) -> None:
     def died() -> bool:
-        feed.write()  # or there would be no third window to open
+        feed.write()  # without new events there would be no third window
         return not victim.running
 
     wait_until(died, 60, f"the relay to die at {death}")
@@ -145,7 +146,7 @@ def _until_it_dies(victim: RelayProcess, death: DieAt, feed: Feed) -> None:
 
 
 def dead_letters(outbox: Database) -> dict[str, list[int]]:
-    """Of each dead event: the attempts it had, once for every row there is of it."""
+    """Return the attempts of each dead event, one number per row in `mailboat.dead_letters`."""
     dead: dict[str, list[int]] = {}
     for event_id, attempts in outbox.execute("select event_id::text, attempts from mailboat.dead_letters"):
         dead.setdefault(event_id, []).append(attempts)
@@ -155,12 +156,12 @@ def dead_letters(outbox: Database) -> dict[str, list[int]]:
 # ---- batches that overlap -------------------------------------------------------------------------------------------
 
 STRETCHED = ReadLimits(small_rows=6, rows=80)
-"""Enough in hand for many batches: two are always on their way."""
+"""Room for many batches: two batches are always in flight."""
 OVERLAPPED = [
     DieAt(Checkpoint.BATCH_TAKEN, in_the_air=1),
     DieAt(Checkpoint.HANDED_OVER, in_the_air=2),
     DieAt(Checkpoint.ANSWERED, in_the_air=2),
-    DieAt(Checkpoint.SETTLING, answers=2),  # a tick waits for what is in the air, so that it settles both
+    DieAt(Checkpoint.SETTLING, answers=2),  # a tick waits for batches in flight, so it settles both
     DieAt(Checkpoint.SETTLED, answers=2),
 ]
 

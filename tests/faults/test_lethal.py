@@ -1,6 +1,6 @@
-"""An event that kills whoever delivers it: real relays die of it, find out which it is, and give it up.
+"""An event that kills the relay that delivers it.
 
-Everything else arrives.
+Relays die, identify the event and record it as a dead letter. All other events arrive.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.verify
 
 KEYS, EVENTS, LETHAL, PARTITIONS, MAX_ATTEMPTS = 5, 200, 103, 2, 6
 MOST_DEATHS = 2 * (CAUTIOUS_AFTER + 1) + MAX_ATTEMPTS + 2
-"""Until it is known which batch it is in, then which event it is, then until that is given up; and two for bad luck."""
+"""Deaths until the batch is identified, then the event, then until the event has no attempts left. Two are spare."""
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_an_event_that_kills_relays_is_found_and_given_up(
     def all_else_arrived() -> bool:
         nonlocal deaths
         for name in relays:
-            # The same pod, so the same name: a container is started again where it was.
+            # A restarted container keeps its pod, so the relay keeps its name.
             if name in running and not running[name].running:
                 assert running[name].status == -signal.SIGKILL, running[name].log_tail()
                 deaths += 1
@@ -67,7 +67,8 @@ def test_an_event_that_kills_relays_is_found_and_given_up(
     assert deaths >= CAUTIOUS_AFTER
     arrivals = list(refusing_sink.arrivals(tmp_path / "arrived"))
     check_delivery(ledger.committed, (), arrivals, kills=deaths, gapless=False)
-    # Of another partition that dies with it, again and again, the event in hand is a suspect as well, until it arrives.
+    # Each death also interrupts the other partitions. After repeated deaths, the in-flight event of such a partition is
+    # a crash suspect as well, until it arrives.
     suspects = {arrival.event_id for arrival in arrivals if arrival.attempt > 1}
     assert len(suspects) <= (PARTITIONS - 1) * deaths // CAUTIOUS_AFTER, "innocent events were counted attempts"
     assert each_outbox.execute("select count(*) from mailboat.parked") == [(0,)]

@@ -1,7 +1,7 @@
-"""The tail of the log is lost under the relays: a crash with asynchronous commits, a lagging standby that is promoted.
+"""Loss of the end of the WAL: a crash with asynchronous commits, and the promotion of a lagging standby.
 
-The server then hands out positions (ids) and transaction ids a second time, for other events. Each test makes sure that
-this really happened, and that every event which is in the table in the end was delivered, under its own identity.
+The server then assigns positions and transaction ids a second time, to other events. Each test checks that this
+happened, and that every event in the final table was delivered under its own identity.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def test_a_crash_that_loses_asynchronous_commits(
         for round_ in range(4):
             hold_the_log_writer(each_primary)
             written += write(each_primary.url(), 150, asynchronous=True)
-            # In one round the relays look on until the end. In the next they hold still with what they know in memory,
-            # and find another past when they go on.
+            # In even rounds the relays run until the crash. In odd rounds they are suspended before it, keep their
+            # state in memory, and resume on another history.
             still = round_ % 2 == 1
             if still:
                 for relay in relays:

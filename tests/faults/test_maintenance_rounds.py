@@ -1,4 +1,7 @@
-"""What goes on beside deliveries, or before them, is held up by others: deliveries go on, and the status says why."""
+"""Maintenance, lag queries and migrations that locks of other sessions block.
+
+Delivery continues, and the status of the relay names the cause.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ def probers(database: Database) -> int:
 async def test_a_lock_that_keeps_lag_from_being_asked_for_stops_no_delivery(
     each_outbox: Database, stage: dict[str, StagedSink], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """G7: the last answer stands, and the status says that it is old."""
+    """Guarantee G7: the status keeps the last known lag and reports that it is old."""
     caplog.set_level(logging.INFO)
     orders = subscription("orders", STAGED, partitions=1)
     async with serving(outbox_relay(each_outbox.url), orders, timings=IMPATIENT) as relay:
@@ -70,7 +73,8 @@ async def test_a_lock_that_keeps_lag_from_being_asked_for_stops_no_delivery(
 async def test_upkeep_that_fails_is_told_in_the_status_of_a_relay_that_runs(
     each_outbox: Database, stage: dict[str, StagedSink]
 ) -> None:
-    with psycopg.connect(each_outbox.url) as owner:  # what would be made is in its own way, and nothing is missing yet
+    # the detached table blocks the creation of its time partition; no time partition is missing yet
+    with psycopg.connect(each_outbox.url) as owner:
         [(name,)] = owner.execute(
             "select max(inhrelid::regclass::text) from pg_inherits where inhparent = 'mailboat.outbox'::regclass"
         ).fetchall()

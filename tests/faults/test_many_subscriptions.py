@@ -1,4 +1,4 @@
-"""Two hundred subscriptions on one outbox: the tail is read once for all of them, and none slows another."""
+"""Two hundred subscriptions on one outbox: each relay reads the tail once for all, and none delays another."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROUNDS = 60
 
 
 def _subscriptions(count: int) -> list[Manifest]:
-    """Every second one wants only what is called order."""
+    """Return subscriptions that start at the latest event. Every second one takes only types `order.*`."""
     filters: list[Manifest] = [{}, {"eventTypes": ["order.*"]}]
     from_now_on = {"from": "Latest"}
     return [
@@ -38,18 +38,21 @@ def _subscriptions(count: int) -> list[Manifest]:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What relays cost the server, and in how long a time."""
+    """Cost of relays for the server, and the time span of the cost."""
 
     transactions: int
     entries: int
-    """Of the outbox's indexes, read."""
+    """Index entries of the outbox that were read."""
     rows: int
-    """Of the outbox, read by sequential scans."""
+    """Rows of the outbox that sequential scans read."""
     seconds: float
 
     @classmethod
     async def so_far(cls, outbox: Database) -> Self:
-        """Of all relays that were. A session tells the statistics when it likes, but all of it before it ends."""
+        """Return the totals of all sessions, after every other session has ended.
+
+        A session reports its statistics at intervals, and completely before it ends.
+        """
         await await_until(lambda: outbox.execute(_SESSIONS) == [(0,)], what="the sessions to end")
         [(transactions, entries, rows)] = outbox.execute(_COSTS)
         return cls(int(transactions), int(entries), int(rows), time.monotonic())
@@ -61,7 +64,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Lives:
-    """What two relays cost from their start to their end, twice."""
+    """Costs of two relays from their start to their end: once idle, once under load."""
 
     subscriptions: int
     resting: Costs
@@ -124,27 +127,28 @@ async def _all_owned(relays: Sequence[Relay], count: int) -> None:
 
 
 async def test_the_tail_is_read_once_for_all_of_them(outbox: Database, stage: Stage) -> None:
-    """Counted over whole lives of two relays, one at rest and one under a trickle of events."""
+    """Count the cost of complete runs of two relays: one run idle, one run under a trickle of events."""
     one, many = [await _lives(outbox, stage, count) for count in (1, MANY)]
     shown = f"\n{one}\n{many}"
     print(shown)  # noqa: T201 - shown with -s
     assert {life.rows for lives in (one, many) for life in (lives.resting, lives.moving)} == {0}, (
         f"rows of the outbox were read by sequential scans: {shown}"
     )
-    # To begin and to end has its price for each: both relays declare it and compare its partitions, it is taken, looked
-    # into and let go, twice if the relay that came first took it before it knew of the other, or has it again when the
-    # other has left, and its lag is probed.
+    # The start and the end have a price per subscription. Both relays declare the subscription and compare its
+    # partitions. Its partition is acquired, polled and released, twice if the first relay acquired it before the second
+    # relay registered, or again after the second relay left. Its lag is queried once.
     beginning = 2 * 2 * MANY + 2 * 3 * MANY + MANY
-    # Then time costs what it costs with one: only lag probes grow with their number, by one of each in ten seconds.
-    # And an event costs the same however many want it.
+    # After the start, time costs as much as with one subscription. Only lag queries grow with the number of
+    # subscriptions, by one query each in ten seconds. The price of an event does not depend on the number of
+    # subscriptions.
     a_second = one.resting.transactions / one.resting.seconds + MANY / 10
     an_event = 2 * one.moving.transactions / ROUNDS
     assert many.resting.transactions <= beginning + a_second * many.resting.seconds, shown
-    # (While events move, lag is probed as often as it ever is, and a probe may see one of them.)
+    # While events move, lag is queried at the highest rate, and a query may read one of the events.
     probes = MANY * (1 + many.moving.seconds / Timings().probe_every)
     assert many.moving.transactions <= beginning + a_second * many.moving.seconds + an_event * ROUNDS + probes, shown
-    # Each relay reads an event once for all, or a few times where some were not done with the one before. If every
-    # subscription read for itself there would be two hundred times as many.
+    # Each relay reads an event once for all subscriptions, or a few times if some of them have not settled the previous
+    # event. If every subscription read for itself, there would be two hundred times as many reads.
     assert one.moving.entries >= ROUNDS, shown
     assert many.moving.entries <= many.resting.entries + 2 * 5 * ROUNDS + probes, shown
 

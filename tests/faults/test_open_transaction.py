@@ -1,4 +1,4 @@
-"""One transaction that stays open holds up its own event and nobody else's."""
+"""A transaction that stays open delays its own event and no other event."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_transaction_held_open_delays_no_other_event(
         psycopg.connect(outbox.url, autocommit=True) as writer,
     ):
         fleet.start_connected(2)
-        with writer.transaction():  # how long relays and their sink take to start is not what is measured
+        with writer.transaction():  # excludes the start of relays and sink from the measured time
             first = _write(writer, "first", 1)
         ledger.commit([first])
         collector.until(first.event_id, timeout=60)
@@ -41,7 +41,7 @@ def test_a_transaction_held_open_delays_no_other_event(
         waits: list[float] = []
         numbers: dict[str, int] = {}
         for round_ in range(60):
-            # One at a time, then a burst that is a large window: neither may wait for the holder.
+            # Single events, and every 20 rounds a burst that makes a large window. Neither may wait for the holder.
             with writer.transaction():
                 events = [
                     _write(writer, key := f"key-{n % 7}", numbers.setdefault(key, 0) + 1 + n // 7)

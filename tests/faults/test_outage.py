@@ -1,7 +1,7 @@
-"""A destination that is away under load: it costs nobody an attempt, loses nothing, and is noticed when it comes back.
+"""Outages of a destination under load: no attempt is counted, no event is lost, and delivery resumes after them.
 
-Gone in three ways: nobody listens any more, somebody listens and never answers, and a process that stands still. A
-subscription with another destination does not notice.
+The outages: connections are refused, connections are accepted without an answer, and the process is suspended. A
+subscription with another destination is not affected.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BATCH = 100
 
 
 class Destination:
-    """A sink that can be sent away and called back."""
+    """A sink, with calls that make it unavailable and available again."""
 
     def __init__(
         self, sink: Manifest, collector: Collector, leave: Callable[[], None], come_back: Callable[[], None]
@@ -71,7 +71,7 @@ def _destination(request: pytest.FixtureRequest, kind: str) -> Iterator[Destinat
     sink, how = kind.split(", ")
     if sink in BROKERS:
         shared, start = BROKERS[sink]
-        request.getfixturevalue(shared)  # says so where there is none
+        request.getfixturevalue(shared)  # skips the test if the broker is missing
         yield from _kafka(start, request.getfixturevalue("tmp_path") / "broker", how)
     else:
         topic = request.getfixturevalue("unique_name")("orders")
@@ -116,7 +116,7 @@ async def _outage(request: pytest.FixtureRequest, outbox: Database, stage: Stage
                     async with _flowing_meanwhile(stage["others"], load):
                         before = len(collector.ids)
                         await asyncio.sleep(seconds)
-                    assert len(collector.ids) <= before + PARTITIONS * BATCH * 3  # what was under way, at most
+                    assert len(collector.ids) <= before + PARTITIONS * BATCH * 3  # at most the batches in flight
                     _unharmed(outbox)
                     assert status_of(relay, "orders").last_error
                 finally:
@@ -136,7 +136,7 @@ async def _outage(request: pytest.FixtureRequest, outbox: Database, stage: Stage
 
 
 def _unharmed(outbox: Database) -> None:
-    """G4: nobody's attempt was counted, nothing was set aside."""
+    """Guarantee G4: no attempt was counted, and no event is parked or dead."""
     assert outbox.execute("select count(*) from mailboat.parked") == [(0,)]
     assert outbox.execute("select count(*) from mailboat.dead_letters") == [(0,)]
 
@@ -158,7 +158,7 @@ async def _settled(relay: Relay) -> None:
 
 @asynccontextmanager
 async def _flowing_meanwhile(sink: StagedSink, load: Load) -> AsyncIterator[None]:
-    """Checks that the other subscription got, during the block, what was written during the block."""
+    """Check that the other subscription gets the events written during the block, before the outage ends."""
     before, rounds = len(sink.arrived), load.rounds
     yield
     written = (load.rounds - rounds) * KEYS

@@ -1,7 +1,7 @@
-"""The whole relay behind PgBouncer in transaction mode, which it notices by itself.
+"""The whole relay behind PgBouncer in transaction mode, which the relay detects.
 
-There is no session there: no LISTEN, no liveness lock, no prepared statements, no start-up options. What is left is
-polling, and leases that expire.
+There is no session in this mode: no LISTEN, no liveness lock, no prepared statements, no start-up options. The relay
+polls, and its leases expire.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ async def test_delivery_needs_no_session(outbox: Database, bouncer: PgBouncer, s
             await load.goes_on(30)
         await await_until(lambda: len(stage["orders"].arrived) >= len(committed), what="all events")
         await await_until(lambda: status_of(relay, "orders").lag == 0, what="rest")
-        load.write_some()  # nobody rings: the poll must find it
+        load.write_some()  # without NOTIFY: the poll must find these events
         await await_until(lambda: len(stage["orders"].arrived) >= len(committed), what="the last of them")
 
         assert outbox.execute("select session_lock from mailboat.relays") == [(False,)]

@@ -1,4 +1,4 @@
-"""Events that can't be delivered: they stop their own key and nobody else, are counted, given up on, brought back."""
+"""Undeliverable events block only their own key, have a limit of attempts, and can be replayed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SOON: Manifest = {"initial": "20ms", "factor": 1.0, "max": "20ms", "jitter": 0.0
 
 
 class _KeepsHeaders(Collector):
-    """Beside the arrivals, the headers of every message."""
+    """Collector that also keeps the headers of every message."""
 
     headers: list[Mapping[str, str]]
 
@@ -49,7 +49,7 @@ class PubSubTopic(_KeepsHeaders, PubSubCollector):
 def destination(
     request: pytest.FixtureRequest, unique_name: Callable[[str], str]
 ) -> tuple[Manifest, Collector, str, _KeepsHeaders]:
-    """A sink, what arrives there, and the same for its dead-letter topic."""
+    """A sink and its collector, and a dead-letter topic and its collector."""
     topic, dead = unique_name("orders"), unique_name("dead")
     if request.param != "pubsub":
         kafka: KafkaServer = request.getfixturevalue(request.param)
@@ -74,7 +74,7 @@ async def test_one_poison_event_among_ten_thousand(
     written = events(10_000, 100)
     poison = written[5_000]
     committed = write(outbox.url, written[:5_000])
-    with psycopg.connect(outbox.url) as connection:  # past mailboat.emit, which would have refused such headers
+    with psycopg.connect(outbox.url) as connection:  # bypasses mailboat.emit, which refuses such headers
         connection.execute(
             "insert into mailboat.outbox (event_id, event_type, key, payload, headers) values (%s, %s, %s, %s, %s)",
             [poison.event_id, "order.placed", poison.key, poison.payload, '{"tenant": 7}'],
@@ -90,7 +90,7 @@ async def test_one_poison_event_among_ten_thousand(
             check_delivery(committed, (), collector.arrivals, gapless=False)
             await await_until(lambda: outbox.execute("select count(*) from mailboat.parked") == [(0,)], what="rest")
 
-            # G6: what the dead letter says, in the table and on the topic.
+            # G6: contents of the dead letter, in the table and on the topic.
             [row] = outbox.execute(
                 "select event_id::text, key, payload, reason, attempts, last_error, headers::text,"
                 " first_failed_at <= last_failed_at from mailboat.dead_letters"
@@ -108,7 +108,7 @@ async def test_one_poison_event_among_ten_thousand(
             assert notice["mailboat-dead-subscription"] == "faults/orders"
             assert notice["mailboat-dead-first-failed"] <= notice["mailboat-dead-last-failed"]
 
-            # A person mends what was wrong, and it comes back.
+            # An administrator corrects the headers and replays the event.
             outbox.execute("update mailboat.dead_letters set headers = '{}'")
             assert await admin_actions.replay(outbox, key=poison.key) == 1
             await _arrived(collector, 10_000)
@@ -123,7 +123,7 @@ async def test_one_poison_event_among_ten_thousand(
 async def test_a_broker_that_refuses_in_the_middle_of_a_key_stops_the_key(
     request: pytest.FixtureRequest, outbox: Database, unique_name: Callable[[str], str], broker: str
 ) -> None:
-    """The topic's limit was lowered after the sink had asked for it, so that only the broker can refuse."""
+    """The topic's limit is lowered after the sink has read it, so that only the broker can refuse."""
     kafka: KafkaServer = request.getfixturevalue(broker)
     topic = unique_name("orders")
     kafka.create_topic(topic, 2, {"max.message.bytes": "1000000"})
@@ -150,15 +150,16 @@ async def test_a_broker_that_refuses_in_the_middle_of_a_key_stops_the_key(
                 what="the key to be parked",
             )
             committed |= {event.event_id: event for event in passing}
-            # Nothing behind it has arrived. A broker's refusal ends the producer's session, and what was on its way to
-            # other partitions just then is sent again without being known to have arrived: an ambiguous answer (G9).
+            # No later event of the key has arrived. The refusal of a broker ends the producer's session. The sink sends
+            # the messages in flight to other partitions again, since their outcome is unknown: an ambiguous answer
+            # (G9).
             check_delivery(committed, (), collector.arrivals, ambiguous=True, gapless=False)
             [(attempts, blocked, reason)] = outbox.execute(
                 "select attempts, blocked, reason from mailboat.parked where attempts > 0"
             )
             assert (attempts, blocked, reason) == (1, True, "TooLarge")
 
-            # A person raises the limit and asks for another try: the key goes on where it stopped, in its order.
+            # An administrator raises the limit and retries: the key resumes where it stopped, in its order.
             await asyncio.to_thread(_limit, kafka, topic, 1_000_000)
             assert await admin_actions.retry(outbox) == 1
             await _arrived(collector, 440)
@@ -205,7 +206,7 @@ async def test_pubsub_that_refuses_in_the_middle_of_a_key_stops_the_key(
 
 
 async def test_attempts_never_exceed_their_limit(outbox: Database, stage: Stage) -> None:
-    """G4, with every way in which a sink may say no: at once, or as a batch that it can't tell apart."""
+    """Guarantee G4, with a sink that fails the whole batch and does not report which messages it refused."""
     seen: dict[str, int] = {}
 
     def refuse(message: Any) -> bool:
@@ -226,7 +227,7 @@ async def test_attempts_never_exceed_their_limit(outbox: Database, stage: Stage)
         assert outbox.execute("select min(attempts), max(attempts) from mailboat.dead_letters") == [(4, 4)]
         assert set(seen.values()) == {4}
 
-        # All of them come back, in their order, before what is written now.
+        # All dead letters are replayed, and each key keeps its order.
         stage["orders"].refuse(None)
         later = write(outbox.url, events(10, 10, first=11))
         assert await admin_actions.replay(outbox) == 20

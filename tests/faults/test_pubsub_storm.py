@@ -1,4 +1,4 @@
-"""Consumers of Pub/Sub are killed, stopped and replaced: no event is lost, no key's order breaks (C1, C2, C9)."""
+"""Kills, stops and replacements of Pub/Sub consumers: no event is lost and each key keeps its order (C1, C2, C9)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KEYS = 20
 
 
 class Storm:
-    """A subscription, its consumers' processes, and their effects. Leaves no process behind."""
+    """A subscription, the processes of its consumers, and their effects. `close` kills every process."""
 
     def __init__(self, service: OrderedPubSub, orders: dict[str, Any]) -> None:
         self.service = service
@@ -52,7 +52,7 @@ class Storm:
         return [(effect["key"], effect["number"]) for effect in map(json.loads, lines)]
 
     def finish(self, timeout: float = 120) -> str:
-        """Wait until all is acknowledged, stop the consumers, check the effects, and return what they were."""
+        """Wait until all events are acknowledged, stop the consumers, check the effects, and return a summary."""
         wait_until(lambda: not self.service.unacknowledged, timeout, what="everything to be handled")
         alive = [process for process in self.running if process.is_alive()]
         wait_until(lambda: self.service.streams >= len(alive), what="consumers to have started")
@@ -101,7 +101,7 @@ def test_three_consumers_are_killed_stopped_and_replaced(
         storm.publish(100)
         handled = len(storm.effects())
         wait_until(lambda: len(storm.effects()) >= handled + 20, what="consumers to handle events")  # noqa: B023
-        time.sleep(chance.random() * 0.1)  # part of the storm, not a way to wait
+        time.sleep(chance.random() * 0.1)  # part of the load, not a wait for a condition
         os.kill(alive.pop(chance.randrange(3)).pid, end)
         alive.append(storm.start())
         if time.monotonic() > deadline and end is signal.SIGTERM:

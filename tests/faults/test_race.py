@@ -1,4 +1,4 @@
-"""Writers race and relays are killed about once a second: no event is lost, invented or out of order."""
+"""Racing writers, and relays that are killed about once a second: no event is lost, invented or out of order."""
 
 from __future__ import annotations
 
@@ -119,7 +119,8 @@ def test_a_minute_of_kills_against_three_destinations(
         race = Race(fleet, racers, watch, random.Random(11))
         race.run(60)
         for found in race.check(from_kfake, from_apache, from_google):
-            # A kill repeats a moment's deliveries. A relay that is catching up also repeats the windows it had read.
+            # A kill repeats the deliveries of a moment. A relay that is catching up also repeats the windows that it
+            # had read.
             per_kill = REPEATED * found.committed / race.seconds + RELAYS * WALKING.rows
             assert found.duplicates <= fleet.kills * per_kill, found
         assert watch.small, "the race had no small window"

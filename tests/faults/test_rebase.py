@@ -1,6 +1,6 @@
-"""Another database system: the relay refuses to guess, and goes on once a person says how.
+"""Cursors in another database system: the relay refuses to start until an administrator chooses a rebase.
 
-In a restored dump that is behind what was settled; after pg_upgrade it is where it was.
+In a restored dump, transaction ids are behind the settled snapshots. After pg_upgrade they continue.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ OrSkip = Callable[[Callable[[], PostgresServer]], PostgresServer]
 
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory: pytest.TempPathFactory, or_skip: OrSkip) -> Iterator[PostgresServer]:
-    """Another database system, whose transaction ids are far behind."""
+    """Another database system, with much lower transaction ids."""
     directory = tmp_path_factory.mktemp("elsewhere")
     with or_skip(lambda: PostgresServer.start(find_postgres(NEWEST), directory)) as server:
         yield server
 
 
 def restored(origin: Database, elsewhere: PostgresServer) -> Database:
-    """The same database in the other system, by pg_dump and psql, as a person would do it."""
+    """Return the same database in the other system, copied with pg_dump and psql."""
     copy = Database(elsewhere, origin.name)
     elsewhere.create_database(origin.name, template="template0")
     tool, env = origin.server.binaries.tool, dict(origin.server.binaries.env)
@@ -55,7 +55,7 @@ def restored(origin: Database, elsewhere: PostgresServer) -> Database:
 
 
 def _roles() -> bytes:
-    """What pg_dumpall --roles-only would bring along."""
+    """Return the statements that pg_dumpall --roles-only would contribute."""
     return b"""
     do $$ begin
         if to_regrole('mailboat_writer') is null then
@@ -87,7 +87,7 @@ async def _rebase(
 
 
 def _overtake(origin: Database, copy: Database) -> None:
-    """Transaction ids of the copy come to lie ahead of the original's, as in a system that is older."""
+    """Advance the transaction ids of the copy beyond those of the original, as in an older system."""
     next_xid = "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
     ((ahead,),), ((behind,),) = origin.execute(next_xid), copy.execute(next_xid)
     with psycopg.connect(copy.url, autocommit=True) as connection, connection.pipeline():
@@ -123,7 +123,7 @@ async def test_a_restored_copy_is_refused_and_goes_on_after_a_rebase(
     async with serving(*_manifests(outbox.url, orders, with_news, layout=layout)) as relay:
         await _settled(relay, "orders", "news")
         await await_until(lambda: len(stage["orders"].arrived) == 200, what="what came before")
-    undelivered = write(outbox.url, events(100, 20, first=11), layout=layout)  # is in the dump, and was never sent
+    undelivered = write(outbox.url, events(100, 20, first=11), layout=layout)  # in the dump, but not delivered
 
     copy = restored(outbox, elsewhere)
     async with serving(*_manifests(copy.url, orders, with_news, layout=layout)) as relay:
@@ -145,7 +145,7 @@ async def test_a_restored_copy_is_refused_and_goes_on_after_a_rebase(
 
 
 async def test_a_copy_on_the_same_server_is_refused_too_and_loses_nothing(outbox: Database, stage: Stage) -> None:
-    """The original may still deliver. Transaction ids go on in a copy of its files, so nothing has to be skipped."""
+    """The original may still deliver. A copy of the files continues the transaction ids, so no event is skipped."""
     orders = subscription("orders", STAGED, partitions=4)
     before = write(outbox.url, events(40, 20, first=1))
     async with serving(*_manifests(outbox.url, orders)) as relay:
@@ -221,7 +221,7 @@ async def test_a_rebase_of_a_database_that_is_at_home_changes_nothing(outbox: Da
 
 
 async def _delivered_at_home(outbox: Database, stage: Stage, orders: Manifest) -> dict[str, Written]:
-    """Twenty events, written and delivered where they belong; no relay runs afterwards."""
+    """Write and deliver twenty events in the original system. No relay runs afterwards."""
     written = write(outbox.url, events(20, 5))
     async with serving(*_manifests(outbox.url, orders)) as relay:
         await _settled(relay, "orders")
@@ -243,7 +243,7 @@ async def test_a_rebase_that_is_not_needed_loses_nothing_that_waits_behind_an_op
         async with serving(*_manifests(database.url, orders)) as relay:
             await _settled(relay, "orders")
     with psycopg.connect(database.url) as old:
-        old.execute("select pg_current_xact_id()")  # whatever follows is younger than this, which stays open
+        old.execute("select pg_current_xact_id()")  # stays open, so every later transaction is younger
         written |= write(database.url, events(20, 5, first=5))
         assert await _rebase(database) == 0
     async with serving(*_manifests(database.url, orders)) as relay:
@@ -292,7 +292,7 @@ async def test_cursors_of_another_history_are_not_kept(
 
 @pytest.mark.verify
 async def test_after_pg_upgrade_all_progress_is_kept(stage: Stage, tmp_path: Path, or_skip: OrSkip) -> None:
-    """And so is what a late commit left behind the highest position that was settled."""
+    """The event of a late commit below the highest settled position is kept as well."""
     old = or_skip(lambda: PostgresServer.start(find_upgradable(), tmp_path / "old"))
     old.create_database("shop")
     before = Database(old, "shop")

@@ -1,6 +1,6 @@
-"""Another number of partitions for a live subscription: 4, then 16, then 3, whatever its sink is doing meanwhile.
+"""Repartitioning of a live subscription: 4 partitions, then 16, then 3, in every state of its sink.
 
-Nothing is lost, no key gets out of order, and where no batch was on its way nothing is sent twice.
+No event is lost, and each key keeps its order. If no batch was in flight, no event is delivered twice.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ async def test_relays_that_follow_one_another_lay_out_anew_without_a_loss_or_a_d
     with load.flowing():
         for partitions in (4, 16, 3):
             async with serving(*_manifests(outbox, partitions)) as relay:
-                await _owns(relay, at_least=1)  # or it may be told to stop before it has laid out anything
+                await _owns(relay, at_least=1)  # without this wait the relay may stop before it has repartitioned
                 await load.goes_on()
             assert _layout(outbox) == (partitions, partitions)
     async with serving(*_manifests(outbox, 3)):
@@ -86,7 +86,7 @@ async def test_a_running_relay_follows_a_new_layout_under_load(outbox: Database,
     arrivals = stage["orders"].arrivals
     unique = {arrival.event_id: arrival for arrival in reversed(arrivals)}
     again = len(arrivals) - len(unique)
-    # What the old owners had in hand when their cursors were taken away is sent again, and no more than that.
+    # Batches of the old owners in flight at the loss of their cursors are sent again, and no other events.
     assert again <= 2 * 16 * 3 * 50
     first = [arrival for arrival in arrivals if unique.pop(arrival.event_id, None) is not None]
     check_delivery(committed, (), first, gapless=False)
@@ -133,7 +133,7 @@ async def test_a_sink_in_trouble_holds_up_no_new_layout(outbox: Database, stage:
         await _all_arrived(stage, committed)
         await await_until(lambda: status_of(relay, "orders").parked == 0, what="the parking lot to be empty")
     assert _parked(outbox) == 0
-    # Also what was parked under one layout and delivered under another: its number is one of the old ones.
+    # Events parked under one layout and delivered under another keep their old sequence.
     check_delivery(committed, (), sink.arrivals)
 
 
@@ -166,7 +166,7 @@ async def test_a_dead_letter_that_is_replayed_under_another_layout_has_its_own_n
         await await_until(lambda: len(sink.arrived) == 4 * KEYS, what="the replay")
     dead = [arrival for arrival in sink.arrivals[-3:] if arrival.key == "key 7"]
     assert [arrival.generation for arrival in dead] == [1, 1, 1]
-    # The replayed ones first, as if they had not died: so their numbers are those of a delivery without any trouble.
+    # The replayed events come first, as if they had not died: their sequences are those of a delivery without failures.
     check_delivery(committed, (), dead + [arrival for arrival in sink.arrivals if arrival not in dead])
 
 
@@ -180,7 +180,10 @@ def _count(outbox: Database, table: LiteralString) -> int:
 
 
 def test_what_an_earlier_session_of_ours_still_holds_is_taken_back_to_be_let_go() -> None:
-    """A relay that began anew is alive, so nobody else may take what it held before; only it can let go of it."""
+    """Claim and release of a partition that an earlier session of the relay still owns.
+
+    The reconnected relay is alive, so no other relay may claim its partitions. Only the relay itself can release them.
+    """
     held = CursorKey(1, 0)
     peers = tuple(RelayPeer(name, frozenset({1}), alive=True) for name in ("relay-1", "relay-2"))
     membership = Membership(peers, (PartitionOwner(held, owner="relay-1", assigned_to="relay-2"),), {})

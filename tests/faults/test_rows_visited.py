@@ -1,9 +1,9 @@
-"""Three million retained rows, and what each look at them costs: a small multiple of the rows that are wanted.
+"""Cost of polls over three million retained rows: a small multiple of the rows that the poll returns.
 
-Counted by the server itself: index entries returned and rows read by sequential scans, on all partitions of the
-outbox, for the very statements that a relay runs. The cases are those of the design: an empty tail, a tail of a
-hundred, a large window, one that is resumed, a transaction held open, statistics that are stale, generic plans, and
-thirty partitions, of which all of this is true at once. Beside them the lag probe and the check of retention.
+The server counts index entries returned and rows read by sequential scans, over all time partitions of the outbox, for
+the statements of a relay. The cases: an empty tail, a tail of a hundred rows, a large window, a resumed window, a
+transaction held open, stale statistics, and generic plans. Every case has thirty time partitions. Further cases are the
+lag query and the retention check.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ RETAINED = 3_000_000
 DAYS = 30
 LIMITS = ReadLimits()
 BOUND = 10_000
-"""Up to which lag is counted."""
+"""Highest lag that a lag query counts."""
 PLANNING = 70
-"""What planning a statement costs: one look at an end of each partition's index, at most."""
+"""Index entries that planning a statement reads: at most one at an end of each time partition's index."""
 
 _DAYS_GONE = """
     do $$
@@ -75,7 +75,7 @@ _VISITED = """
     select (select sum(idx_tup_read) from pg_stat_user_indexes where relname ~ '^outbox_p'),
            (select sum(seq_tup_read) from pg_stat_user_tables where relname ~ '^outbox_p')"""
 _COUNTS_AT_ONCE = 15
-"""The first major without a process that collects what others count, and tells it every half second."""
+"""The first major version without a statistics collector process. The collector publishes counts every half second."""
 _TOLD_WITHIN = 0.7
 _SESSIONS = "select count(*) from pg_stat_activity where application_name ~ '^mailboat '"
 _PARTITIONS = "relnamespace = 'mailboat'::regnamespace and relname ~ '^outbox(_p\\d+)?$' and relkind in ('r', 'p')"
@@ -91,7 +91,7 @@ def filled(
     tmp_path_factory: pytest.TempPathFactory,
     or_skip: Callable[[Callable[[], PostgresServer]], PostgresServer],
 ) -> Iterator[Database]:
-    """Thirty days of a hundred thousand events each, ten to a transaction, and nothing today."""
+    """Outbox with thirty days of a hundred thousand events each, ten per transaction, and no events today."""
     settings = {"max_wal_size": "8GB", "shared_buffers": "512MB", "autovacuum": "off", "checkpoint_timeout": "1h"}
     directory = tmp_path_factory.mktemp("millions")
     with or_skip(lambda: PostgresServer.start(find_postgres(request.param), directory, settings=settings)) as server:
@@ -101,7 +101,7 @@ def filled(
             connection.execute("set synchronous_commit = off")
             connection.execute(_DAYS_GONE)
             connection.execute(_BURN)
-            connection.execute("call burn(301000)")  # transaction ids that the events may have come from
+            connection.execute("call burn(301000)")  # provides the transaction ids that the events refer to
             connection.execute(_FILL)
             connection.execute("select setval('mailboat.outbox_id_seq', 3000000)")
         yield Database(server, "shop")
@@ -114,7 +114,7 @@ async def _migrate(url: str) -> None:
 
 @pytest.fixture(params=["never analyzed", "analyzed when empty", "analyzed"])
 def outbox(request: pytest.FixtureRequest, filled: Database) -> Iterator[Database]:
-    """The filled outbox, with statistics of three kinds, and as it was afterwards."""
+    """The filled outbox with one of three kinds of statistics. The fixture restores it after the test."""
     if request.param == "analyzed":
         filled.execute("analyze mailboat.outbox")
     else:
@@ -139,7 +139,7 @@ class Look:
     cursor: Cursor
 
     async def tick(self, *settlements: Settlement, settled_snapshot: str | None = None) -> TickResult:
-        """Settles, and looks for new events."""
+        """Settle, and poll for new events."""
         return await ticked(
             self.store,
             settlements,
@@ -147,13 +147,13 @@ class Look:
         )
 
     async def close_window(self, window: Window) -> None:
-        """As if all of it had been delivered."""
+        """Close a window as if all of its events had been delivered."""
         settlement = Settlement(self.cursor.lease, window.window_snapshot, 0, 0, closes=True)
         assert not (await self.store.tick([settlement], [])).lost
         self.cursor = replace(self.cursor, settled_snapshot=window.window_snapshot, window=None)
 
     async def read_whole(self, window: Window, after: int = 0) -> int:
-        """All events of a window from its beginning or from a position on; how many there are."""
+        """Read a window from its beginning or from a position on, and return the number of its events."""
         events, last = 0, False
         while not last:
             chunk = await self.store.read(window, [self.cursor.lease], after)
@@ -164,7 +164,7 @@ class Look:
 
 @dataclass
 class Bench:
-    """One subscription, moved by hand, and a count of what the server looked at meanwhile."""
+    """One subscription without a relay process, and a count of the rows that the server visited."""
 
     database: Database
     start: str
@@ -172,7 +172,7 @@ class Bench:
 
     @asynccontextmanager
     async def looking(self) -> AsyncIterator[Look]:
-        """A look that is not counted."""
+        """Open the store without counting."""
         me = RelayIdentity("bench", str(uuid4()))
         store = await PostgresStore.open(lambda: self.database.url, me, StoreSettings(limits=LIMITS, lag_bound=BOUND))
         try:
@@ -185,7 +185,7 @@ class Bench:
 
     @asynccontextmanager
     async def counting(self) -> AsyncIterator[Look]:
-        """Adds to ``visited`` what is looked at inside. A sequential scan of events is an error."""
+        """Add the visited entries of the block to ``visited``. A sequential scan of events fails the test."""
         before, scanned_before = await self._counters()
         async with self.looking() as look:
             yield look
@@ -194,7 +194,10 @@ class Bench:
         self.visited += after - before
 
     async def _counters(self) -> tuple[int, int]:
-        """Counts are complete once the sessions that caused them have ended, and told on old servers a while later."""
+        """Return index entries and rows read so far.
+
+        Counts are complete after their sessions have ended. Servers before `_COUNTS_AT_ONCE` publish them later.
+        """
         await await_until(lambda: self.database.execute(_SESSIONS) == [(0,)], what="the sessions to end")
         counted, since = self.database.execute(_VISITED), time.monotonic()
         patience = 0.0 if self.database.server.binaries.major >= _COUNTS_AT_ONCE else _TOLD_WITHIN
@@ -217,13 +220,13 @@ def _subscription(start: str) -> EventSubscription:
 
 @pytest.fixture
 def at_tip(outbox: Database) -> Bench:
-    """Everything that is there is settled."""
+    """Subscription with all existing events settled."""
     return Bench(outbox, "Latest")
 
 
 @pytest.fixture
 def at_start(outbox: Database) -> Bench:
-    """Nothing is settled."""
+    """Subscription with no event settled."""
     return Bench(outbox, "Earliest")
 
 
@@ -252,7 +255,7 @@ async def test_an_empty_tail_costs_nothing_however_often_it_is_looked_at(at_tip:
 async def test_a_tail_of_a_hundred_costs_a_hundred(at_tip: Bench) -> None:
     async with at_tip.counting() as look:
         await look.tick()
-        for _ in range(10):  # the last rounds with prepared statements, and the generic plan that a relay asks for
+        for _ in range(10):  # the last rounds use prepared statements and the generic plan that a relay sets
             _write(at_tip.database, 100)
             [opened] = (await look.tick()).opened
             assert opened.events is not None
@@ -269,7 +272,7 @@ async def test_a_large_window_costs_a_small_multiple_of_its_events(at_tip: Bench
         [opened] = (await look.tick()).opened
         assert opened.events is None
         assert await look.read_whole(opened.window) == 20_000
-    # Once to find its ends, twice on the walk, and one read in vain that found it too large.
+    # One pass finds the ends of the window, the walk takes two, and one read stops because the window is too large.
     assert at_tip.visited <= 3 * 20_000 + LIMITS.small_rows + 40 * PLANNING
 
 
@@ -285,7 +288,7 @@ async def test_a_resumed_window_costs_what_is_left_of_it(at_tip: Bench, events: 
         assert look.cursor.window is not None
         assert look.cursor.window.window_snapshot == opened.window.window_snapshot
         assert await look.read_whole(look.cursor.window, after=first + events - left - 1) == left
-    small = opened.window.highest is None  # which is read again as a whole
+    small = opened.window.highest is None  # a small window is read again as a whole
     assert at_tip.visited <= (events if small else 2 * left) + 8 * PLANNING
 
 
@@ -339,10 +342,10 @@ async def test_an_old_transaction_in_a_large_window_costs_no_walk_over_what_was_
 
 @pytest.mark.parametrize("behind", [0, 100, RETAINED])
 async def test_lag_is_counted_up_to_a_bound(outbox: Database, behind: int) -> None:
-    """G7, and where it ends."""
+    """Guarantee G7 up to the bound of the lag query."""
     bench = Bench(outbox, "Earliest" if behind == RETAINED else "Latest")
     async with bench.looking():
-        pass  # now it is known
+        pass  # declares the subscription
     if 0 < behind < RETAINED:
         _write(outbox, behind)
     async with bench.counting() as look:
@@ -355,8 +358,8 @@ async def test_lag_is_counted_up_to_a_bound(outbox: Database, behind: int) -> No
 async def test_retention_finds_out_who_needs_a_day_without_reading_it(outbox: Database, start: str) -> None:
     bench = Bench(outbox, start)
     with psycopg.connect(outbox.url) as held:
-        # As in life: a transaction was open when the last event was settled. It also keeps the days from being dropped,
-        # which the next tests need.
+        # A transaction was open when the last event was settled, as on a busy server. The transaction also prevents the
+        # drop of time partitions that the next tests need.
         held.execute("select pg_current_xact_id()")
         held.execute("lock table mailboat.outbox in row exclusive mode")
         _write(outbox, 10)

@@ -1,6 +1,6 @@
-"""Standbys: one that events wait for, one that takes over where nobody can see it, and one that is not to be read from.
+"""Standbys: a synchronous one, a promotion hidden by a pooler, and a standby that relays must not read.
 
-What a lagging standby loses is told in `test_lost_tail`.
+`test_lost_tail` covers the events that a lagging standby loses.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def standby(primary: PostgresServer, tmp_path: Path) -> Iterator[PostgresServer]
 
 @pytest.fixture
 def awaited(primary: PostgresServer, standby: PostgresServer) -> PostgresServer:
-    """The standby, and commits wait for it unless they ask for less."""
+    """The standby as a synchronous one: commits wait for it unless they set a lower level."""
     primary.execute("alter system set synchronous_standby_names = '*'")
     primary.execute("select pg_reload_conf()")
     wait_until(
@@ -59,7 +59,7 @@ _WAITING = "select pid from pg_stat_activity where application_name = 'mailboat 
 
 
 def _waits_for_the_standby(primary: PostgresServer) -> bool:
-    """A relay has committed what it publishes behind, and is not told so."""
+    """Return True if a relay has committed the opening of a window and waits for the standby to confirm."""
     return len(primary.execute(_WAITING)) > 0
 
 
@@ -83,7 +83,7 @@ def test_an_event_waits_for_the_standby_if_it_should(
 def test_a_window_that_the_standby_never_confirmed_is_not_published_by_whoever_takes_it_over(
     primary: PostgresServer, awaited: PostgresServer, kfake: KafkaServer, collector: KafkaCollector, tmp_path: Path
 ) -> None:
-    """Its opening is committed on the primary, and the session that waited for more is gone."""
+    """The opening of the window is committed on the primary. The session that waits for the standby is terminated."""
     manifests = [outbox_relay(primary.url(), durability="Replicated"), _stream(kfake, collector)]
     with Fleet(tmp_path / "fleet", manifests, timings=None) as fleet:
         [relay] = fleet.start_connected(1)
@@ -112,7 +112,7 @@ def test_a_standby_that_hangs_holds_up_no_event_that_need_not_wait_for_it_and_no
         with _suspended(awaited):
             _until_beats(primary, first, times=3)
             collector.until_all([row.event.event_id for row in write(primary.url(), 20, asynchronous=True)])
-            # What starts, and takes over what another left, writes more than heartbeats.
+            # A relay that starts, or takes over partitions, writes more than heartbeats.
             fleet.start_connected(1)
             fleet.kill(first)
             collector.until_all([row.event.event_id for row in write(primary.url(), 20, asynchronous=True)])
@@ -178,7 +178,7 @@ def test_a_promotion_that_a_pooler_hides_is_noticed_before_anything_in_memory_is
     or_skip: Callable[[Callable[[], PgBouncer]], PgBouncer],
     tmp_path: Path,
 ) -> None:
-    """The relays' connections live on: only the server at their other end is another one, with another past."""
+    """The connections of the relays stay open, but the server behind them changes to one with another history."""
     proxy = proxy_factory(primary.port)
     with or_skip(lambda: start_pgbouncer(tmp_path / "bouncer", proxy)) as bouncer:
         stream = subscription("kfake", kafka_sink(kfake.bootstrap, collector.topic), partitions=4)
@@ -210,7 +210,7 @@ def test_a_promotion_that_a_pooler_hides_is_noticed_before_anything_in_memory_is
 
 
 def _hold_between_transactions(primary: PostgresServer, relays: list[RelayProcess]) -> None:
-    """Suspend them in a moment in which none has a transaction open: the pooler would cut such a connection."""
+    """Suspend the relays while none has an open transaction. The pooler would close such a connection."""
 
     def held() -> bool:
         for relay in relays:

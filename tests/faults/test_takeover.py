@@ -1,4 +1,4 @@
-"""Who moves what while relays die, come, sleep, go in good order, or are told from outside."""
+"""Partition ownership while relays die, start, freeze, stop, or follow an assignment from outside."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def collector(kfake: KafkaServer, kafka_topic: TopicFactory) -> Iterator[KafkaCo
 def launch(
     outbox: Database, kfake: KafkaServer, collector: KafkaCollector, tmp_path: Path
 ) -> Iterator[Callable[..., Fleet]]:
-    """``launch(timings=SWIFT)``: a fleet without relays yet. Its other arguments are those of ``Fleet``."""
+    """Factory of fleets without relays, as in ``launch(timings=SWIFT)``. Other arguments are passed to ``Fleet``."""
     with ExitStack() as fleets:
 
         def create(*, delivery_timeout: str = "10s", **settings: Any) -> Fleet:
@@ -51,7 +51,7 @@ def launch(
 
 
 def settled_shares(url: str, relays: int) -> list[int]:
-    """How many partitions each of so many relays has, once nobody has to give or take any more."""
+    """Wait until ownership is balanced and return the number of partitions of each relay."""
     low, high = PARTITIONS // relays, -(-PARTITIONS // relays)
 
     def balanced() -> list[int]:
@@ -75,7 +75,7 @@ def finish(racers: Racers, collector: KafkaCollector, kills: int) -> None:
 def test_a_killed_relay_is_taken_over_and_a_new_one_gets_its_share(
     outbox: Database, collector: KafkaCollector, launch: Callable[..., Fleet]
 ) -> None:
-    fleet = launch(timings=None)  # as users run it: with the timings that they get
+    fleet = launch(timings=None)  # the default timings
     with Racers(outbox.url, writers=4, seed=21) as racers:
         relays = fleet.start_connected(3)
         assert settled_shares(outbox.url, 3) == [2, 3, 3]
@@ -83,7 +83,7 @@ def test_a_killed_relay_is_taken_over_and_a_new_one_gets_its_share(
         victim = relays[0].relay
         fleet.kill(relays[0])
         killed_at = time.monotonic()
-        # Its lease would end after 15 seconds; that it is dead is known at once.
+        # The lease of the dead relay would expire after 15 seconds. Its released liveness lock shows the death at once.
         wait_until(lambda: victim not in shares(outbox.url), 30, "the others to take over what the dead relay had")
         took = time.monotonic() - killed_at
         assert settled_shares(outbox.url, 2) == [4, 4]
@@ -97,18 +97,18 @@ def test_a_killed_relay_is_taken_over_and_a_new_one_gets_its_share(
 def test_a_relay_that_sleeps_through_its_lease_loses_it_and_changes_nothing(
     outbox: Database, collector: KafkaCollector, launch: Callable[..., Fleet]
 ) -> None:
-    fleet = launch(timings=replace(SWIFT, lease_ttl=4.0), delivery_timeout="2s")  # shorter than a lease, as always
+    fleet = launch(timings=replace(SWIFT, lease_ttl=4.0), delivery_timeout="2s")  # shorter than a lease
     with Racers(outbox.url, writers=4, seed=22) as racers:
         sleeper, other = fleet.start_connected(2)
         settled_shares(outbox.url, 2)
-        sleeper.suspend()  # its sessions stay open, and with them its liveness lock: only expiry counts
+        sleeper.suspend()  # its sessions and its liveness lock stay, so only the expiry of the lease counts
         wait_until(
             lambda: set(owners(outbox.url).values()) == {other.relay}, 60, "the other relay to take over at expiry"
         )
         racers.wait(1.0)
         sleeper.resume()
         settled_shares(outbox.url, 2)
-        # What it had in hand when it fell asleep it may send again: one interruption, as by a kill.
+        # The suspended relay may send its batches in flight again: one interruption, like a kill.
         finish(racers, collector, kills=1)
 
 
@@ -116,7 +116,8 @@ def test_a_relay_that_sleeps_through_its_lease_loses_it_and_changes_nothing(
 def test_a_frozen_relay_is_replaced_within_twenty_seconds_with_the_timings_of_a_user(
     outbox: Database, collector: KafkaCollector, launch: Callable[..., Fleet]
 ) -> None:
-    fleet = launch(timings=None, delivery_timeout="30s")  # longer than a lease: heartbeats renew it under way
+    # longer than a lease: heartbeats renew the lease during a delivery
+    fleet = launch(timings=None, delivery_timeout="30s")
     with Racers(outbox.url, writers=4, seed=28) as racers:
         sleeper, other = fleet.start_connected(2)
         settled_shares(outbox.url, 2)
@@ -133,7 +134,7 @@ def test_a_frozen_relay_is_replaced_within_twenty_seconds_with_the_timings_of_a_
 async def test_the_lag_of_a_frozen_relay_is_counted_and_its_name_reported_by_another(
     outbox: Database, collector: KafkaCollector, launch: Callable[..., Fleet]
 ) -> None:
-    timings = replace(SWIFT, lease_ttl=120.0)  # no takeover: what is counted is what waits
+    timings = replace(SWIFT, lease_ttl=120.0)  # no takeover, so the events keep waiting and are counted
     fleet = launch(timings=timings)
     async with serving(*fleet.manifests, relay="a-watcher", timings=timings) as watcher:
         (sleeper,) = fleet.start_connected(1)
@@ -158,7 +159,7 @@ async def test_the_lag_of_a_frozen_relay_is_counted_and_its_name_reported_by_ano
         await await_until(lambda: not status_of(watcher, "kfake").orphans, 30, "nothing to be orphaned any more")
 
 
-# ---- good order ---------------------------------------------------------------------------------------------------
+# ---- orderly stop -------------------------------------------------------------------------------------------------
 
 
 def test_sigterm_finishes_settles_and_releases_so_that_nothing_is_sent_twice(
@@ -195,7 +196,7 @@ def test_rolling_restarts_send_nothing_twice(
         finish(racers, collector, kills=0)
 
 
-# ---- told from outside --------------------------------------------------------------------------------------------
+# ---- assignment from outside --------------------------------------------------------------------------------------
 
 
 @pytest.mark.verify
@@ -222,7 +223,7 @@ def test_an_assignment_from_outside_is_followed_until_the_assigned_relay_is_gone
 
 
 def _assign(outbox: Database, owners: dict[int, str]) -> None:
-    """Write an assignment as a relay that received one does."""
+    """Write an assignment in the way of a relay that received one."""
     with psycopg.connect(outbox.url, autocommit=True) as connection:
         for partition, relay in owners.items():
             connection.execute("update mailboat.cursors set assigned_to = %s where partition = %s", [relay, partition])
@@ -251,12 +252,12 @@ def test_assignments_under_load_cost_no_session(
 def test_what_a_relay_had_when_it_lost_the_database_goes_to_whoever_should_have_it(
     outbox: Database, collector: KafkaCollector, launch: Callable[..., Fleet]
 ) -> None:
-    fleet = launch(timings=replace(SWIFT, overdue_after=8.0))  # it is back before anybody takes it for dead
+    fleet = launch(timings=replace(SWIFT, overdue_after=8.0))  # the relay reconnects before its peers count it as dead
     with Racers(outbox.url, writers=2, seed=26) as racers:
         first, second = fleet.start_connected(2)
         settled_shares(outbox.url, 2)
-        # It loses its connections, and before it is back everything is assigned to the other: the tables say then that
-        # it owns partitions which it does not hold, and which are not to be its own.
+        # The relay loses its connections. Before it reconnects, all partitions are assigned to the other relay. The
+        # tables then name the first relay as the owner of partitions that it does not hold and should not own.
         first.suspend()
         with psycopg.connect(outbox.url, autocommit=True) as connection:
             connection.execute(
@@ -267,7 +268,7 @@ def test_what_a_relay_had_when_it_lost_the_database_goes_to_whoever_should_have_
         first.resume()
         _until_all_with(outbox, second)
         assert first.running
-        # A cut connection is an interruption: what was on its way is sent again.
+        # A closed connection is an interruption: batches in flight are sent again.
         finish(racers, collector, kills=1)
 
 
@@ -293,7 +294,7 @@ async def test_fifty_relays_share_eight_partitions_and_the_idle_ones_hold_one_co
 
         await await_until(at_rest, 150, "fifty relays to be connected, eight of them with a partition")
 
-        # Control is the one connection of an idle relay; an owner has two more.
+        # An idle relay has one connection, `control`. An owner has two more.
         def few() -> bool:
             found = _connections(outbox)
             each = found["work"] <= PARTITIONS and found["read"] <= PARTITIONS
@@ -303,7 +304,7 @@ async def test_fifty_relays_share_eight_partitions_and_the_idle_ones_hold_one_co
 
 
 def _connections(outbox: Database) -> Counter[str]:
-    """How many connections relays have, by what they are for."""
+    """Count the connections of relays by their purpose."""
     rows = outbox.execute(
         "select application_name from pg_stat_activity"
         " where datname = current_database() and application_name like 'mailboat %'"

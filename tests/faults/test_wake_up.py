@@ -1,6 +1,7 @@
-"""A relay that sleeps is woken by whoever writes, as `wake.notify` says.
+"""Wake-up of an idle relay by the NOTIFY of writers, according to `wake.notify`.
 
-The relays here poll so seldom that no event of a test would be found by it: what arrives, arrives because of a ring.
+The poll interval of most relays here is so long that no poll finds an event of the test. Every event arrives because of
+a NOTIFY.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def _relay(url: str, **wake: Any) -> Manifest:
 
 @pytest.fixture
 def ears(each_outbox: Database) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
-    """Somebody who hears all rings."""
+    """Connection that receives every NOTIFY."""
     with psycopg.connect(each_outbox.url, autocommit=True) as connection:
         connection.execute("listen mailboat")
         yield connection
@@ -45,7 +46,7 @@ def _rings(ears: psycopg.Connection[tuple[Any, ...]]) -> int:
 
 
 async def _two_heartbeats(outbox: Database) -> None:
-    """So long that a relay which finds nothing is asleep."""
+    """Wait for two heartbeats. A relay that finds no events is idle by then."""
     heard: set[object] = set()
 
     def third() -> bool:
@@ -56,7 +57,7 @@ async def _two_heartbeats(outbox: Database) -> None:
 
 
 def _sleeps(relay: Relay) -> bool:
-    """No look is under way, and none is due but by the clock."""
+    """Return True if no poll is running, and none is due before the poll interval ends."""
     committer = relay._session.committer if relay._session is not None else None
     return (
         committer is not None
@@ -80,7 +81,7 @@ async def test_a_sleeping_relay_is_rung_out_of_bed(
             await await_until(
                 lambda: outbox.execute("select active from mailboat.wakeup_requests") == [(True,)], what="sleep"
             )
-            _rings(ears)  # those of before
+            _rings(ears)  # discard earlier notifications
             committed.update(write(outbox.url, events(1, 1, first=number)))
             await await_until(lambda: len(stage["orders"].arrived) == len(committed), 30, "the event, by a ring")
             assert list(ears.notifies(timeout=30, stop_after=1)), "nobody rang"
@@ -104,7 +105,7 @@ async def test_nobody_rings_who_is_told_not_to_and_the_poll_finds_it(
 
 
 async def test_without_a_ring_and_between_polls_an_event_waits(each_outbox: Database, stage: Stage) -> None:
-    """The other side of it: it is the ring that wakes, and nothing else that goes on in a relay."""
+    """Counter-check: only the NOTIFY wakes the relay, not its other activities."""
     outbox = each_outbox
     manifests = _relay(outbox.url, notify="Never", **SELDOM), subscription("orders", STAGED, partitions=2)
     async with serving(*manifests) as relay:
@@ -114,6 +115,6 @@ async def test_without_a_ring_and_between_polls_an_event_waits(each_outbox: Data
         for _ in range(5):
             await _two_heartbeats(outbox)
         assert not stage["orders"].arrived
-    async with serving(*manifests):  # and one that begins looks at once
+    async with serving(*manifests):  # a relay that starts polls at once
         await await_until(lambda: stage["orders"].arrived, 30, "the event")
     check_delivery(committed, (), stage["orders"].arrivals)

@@ -1,7 +1,9 @@
-"""G10: whatever happens to relays, listeners and partitions, no business transaction fails or waits because of it. And
-G8: a relay with nothing to do writes nothing but its heartbeat.
+"""Guarantees G10 and G8.
 
-Every writer here has little patience: two seconds for a lock, which a busy disk may take from writers among themselves.
+G10: no business transaction fails or waits because of relays, listeners or time partitions. G8: an idle relay writes
+only its heartbeat.
+
+Every writer has a lock timeout of two seconds. Writers may wait for each other for part of it on a busy disk.
 """
 
 from __future__ import annotations
@@ -34,11 +36,11 @@ OrSkip = Callable[[Callable[[], PostgresServer]], PostgresServer]
 
 
 SLOWEST = 60.0
-"""Seconds that a transaction may take. Commits have no timeout of their own; the rest is what a busy machine takes."""
+"""Longest transaction in seconds. A commit has no timeout; the bound leaves room for a busy machine."""
 
 
 class Writers:
-    """Applications that write all the time, each its own key, and fail the test if any of their statements does."""
+    """Applications that write continuously, one key each. A failed statement of a writer fails the test."""
 
     def __init__(self, url: str, count: int = 4) -> None:
         self.committed: dict[str, Written] = {}
@@ -54,7 +56,7 @@ class Writers:
         return len(self.committed)
 
     def goes_on(self, events: int = 50) -> None:
-        """Returns once some more was written."""
+        """Wait until more events are written."""
         goal = self.written + events
         wait_until(
             lambda: self.written >= goal or self._failures, timeout=60 + events / 50, what="the writers to go on"
@@ -104,7 +106,7 @@ class Writers:
 @pytest.fixture
 def crowded(tmp_path: Path, or_skip: OrSkip) -> Iterator[Database]:
     """A server whose notification queue is so small (half a megabyte) that a stuck listener can fill it."""
-    settings = {"max_notify_queue_pages": "64", "fsync": "off"}  # nobody crashes it
+    settings = {"max_notify_queue_pages": "64", "fsync": "off"}  # the server is never crashed
     with or_skip(
         lambda: PostgresServer.start(find_postgres(NEWEST), tmp_path / "crowded", settings=settings)
     ) as server:
@@ -112,7 +114,7 @@ def crowded(tmp_path: Path, or_skip: OrSkip) -> Iterator[Database]:
 
 
 def _sleep_well(database: Database) -> None:
-    """A relay that is alive for ever, and asleep."""
+    """Register an idle relay whose lease never ends."""
     database.execute(
         "insert into mailboat.relays (id, incarnation, outbox, session_lock, beat_at, expires_at)"
         " values ('asleep', gen_random_uuid(), 'mailboat.outbox', true, now(), 'infinity')"
@@ -128,13 +130,13 @@ def test_a_stuck_listener_and_a_queue_that_fills_up_fail_no_commit(crowded: Data
     with psycopg.connect(crowded.url) as stuck, psycopg.connect(crowded.url, autocommit=True) as writer:
         stuck.execute("listen mailboat")
         stuck.commit()
-        stuck.execute("select 1")  # and now it sits in a transaction, where nothing is delivered to it
+        stuck.execute("select 1")  # a listener in a transaction receives no notifications
         writer.execute("set lock_timeout = '2s'")
         for _ in range(200):
             _emit(writer)
         rung = _usage(writer)
         assert rung > 0, "nobody rang, so that this shows nothing"
-        # Somebody else fills the queue to the brim: by then nothing of ours may ask for room in it.
+        # Another session fills the queue. From then on, `emit` must not need room in the queue.
         with psycopg.connect(crowded.url, autocommit=True) as other:
             wait_until(lambda: _is_full(other), timeout=60, what="the queue to be full")
         assert _usage(writer) > 0.9
@@ -165,7 +167,7 @@ def test_a_relay_that_stands_still_in_its_sleep_hurts_no_writer(crowded: Databas
         wait_until(lambda: crowded.execute(asleep) == [(True,)], 30, "the relay to sleep")
         relay.suspend()
         with writers.writing():
-            # Its doorbell hangs out all the time, so that everybody rings, and nobody hears it.
+            # The wake-up request stays active, so every writer sends a NOTIFY that the relay does not receive.
             writers.goes_on(3_000)
             assert crowded.execute(asleep) == [(True,)]
             [(usage,)] = crowded.execute("select pg_notification_queue_usage()")
@@ -181,7 +183,7 @@ def test_a_relay_that_stands_still_in_its_sleep_hurts_no_writer(crowded: Databas
 
 
 def _is_full(connection: psycopg.Connection[tuple[object, ...]]) -> bool:
-    """Adds to the queue. Whether there was no room."""
+    """Add to the queue, and return True if it was full."""
     try:
         connection.execute(
             "select pg_notify('other', repeat('x', 7000) || n || random()) from generate_series(1, 10) n"
@@ -208,11 +210,11 @@ async def test_retention_under_an_open_reader_is_given_up_rather_than_waited_for
     [(oldest,)] = outbox.execute("select min(relname) from pg_class where relname ~ '^outbox_p' and relkind = 'r'")
     writers = Writers(outbox.url)
     with writers.writing(), psycopg.connect(outbox.url) as reader:
-        reader.execute("select count(*) from mailboat.outbox")  # and its transaction stays open
+        reader.execute("select count(*) from mailboat.outbox")  # its transaction stays open
         writers.goes_on()
         soon = datetime.now(UTC) + timedelta(seconds=1)
         async with await psycopg.AsyncConnection.connect(outbox.url, autocommit=True) as connection:
-            # It waits longer than writers do: if they had to wait for it, one of them would fail.
+            # `detach_wait` exceeds the lock timeout of the writers: if they had to wait for the detach, one would fail.
             report = await drop_expired(connection, TableLayout(), soon, now=soon, detach_wait=4.0)
             assert report.dropped == ()
             assert [blocked.partition for blocked in report.blocked] == [f"mailboat.{oldest}"]
@@ -264,7 +266,7 @@ async def test_two_phase_commit_works_while_a_relay_sleeps_and_its_events_arrive
         await await_until(lambda: len(status_of(relay, "orders").owned) == 2, what="the relay")
         committed: dict[str, Written] = {}
         for number in range(1, 11):
-            # While the relay sleeps is when writers would ring, and a transaction that did can't be prepared.
+            # An idle relay would request NOTIFY, and a transaction with a NOTIFY cannot be prepared.
             await await_until(lambda: status_of(relay, "orders").lag == 0, what="the relay to be at rest")
             late, early = (Written(str(uuid.uuid4()), k, number, payload(k, number)) for k in ("late", "early"))
             undone = Written(str(uuid.uuid4()), "late", number, payload("late", number))
@@ -324,7 +326,7 @@ async def test_copy_triggers_savepoints_and_serializable_writers_are_all_served(
 
 
 def _serializable(url: str) -> dict[str, Written]:
-    """Writers that lock their key's row first, as the docs ask for, at the highest isolation level."""
+    """Run serializable writers that lock the row of their key first, as the documentation requires."""
     committed: dict[str, Written] = {}
     failures: list[BaseException] = []
     with psycopg.connect(url, autocommit=True) as connection:
@@ -375,7 +377,7 @@ async def test_an_idle_relay_writes_nothing_but_its_heartbeat(outbox: Database, 
         assert committed
         await await_until(lambda: outbox.execute("select bool_and(active) from mailboat.wakeup_requests") == [(True,)])
         _write_down_who_writes(outbox)
-        await _beats(outbox, 3)  # what was under way comes to its end
+        await _beats(outbox, 3)  # work in flight ends
         outbox.execute("delete from public.writes")
         began = time.monotonic()
         written = await _beats(outbox, 6)
@@ -385,7 +387,10 @@ async def test_an_idle_relay_writes_nothing_but_its_heartbeat(outbox: Database, 
 
 
 def _write_down_who_writes(outbox: Database) -> None:
-    """Every row that is written to a table of ours, by anybody, from now on. (The server's statistics come late.)"""
+    """Record every row that any session writes to a table of the schema.
+
+    Statistics of the server would come too late.
+    """
     outbox.execute(
         """
         create table public.writes (what text not null);
@@ -411,7 +416,7 @@ def _write_down_who_writes(outbox: Database) -> None:
 
 
 async def _beats(outbox: Database, count: int) -> Counter[str]:
-    """What was written, by table, once so many heartbeats were."""
+    """Wait for a number of heartbeats and return the written rows by table."""
 
     def written() -> Counter[str]:
         counted = Counter[str](what for (what,) in outbox.execute("select what from public.writes"))

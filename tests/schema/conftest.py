@@ -1,4 +1,4 @@
-"""Migrated databases, and a writer that must never be hurt."""
+"""Migrated databases, and a writer that no test may disturb."""
 
 from __future__ import annotations
 
@@ -16,25 +16,28 @@ from support.wait import wait_until
 
 @pytest.fixture(params=["postgres", "postgres14"])
 def outbox(request: pytest.FixtureRequest) -> Iterator[Database]:
-    """A migrated database; the test runs on both majors."""
+    """Migrated database, on both Postgres versions."""
     yield from migrated_database(request.getfixturevalue(request.param))
 
 
 @pytest.fixture(scope="module", params=["postgres", "postgres14"])
 def shared_outbox(request: pytest.FixtureRequest) -> Iterator[Database]:
-    """One migrated database for all tests of a module that change nothing in it; on both majors."""
+    """Migrated database for all tests of a module that change nothing in it, on both Postgres versions."""
     yield from migrated_database(request.getfixturevalue(request.param))
 
 
 @pytest.fixture
 async def connection(outbox: Database) -> AsyncIterator[psycopg.AsyncConnection]:
-    """As retention wants it: autocommit, and the owner of everything."""
+    """Connection for retention: autocommit, as the owner of all tables."""
     async with await psycopg.AsyncConnection.connect(outbox.url, autocommit=True) as connection:
         yield connection
 
 
 class Writer(threading.Thread):
-    """An application that emits all the time and has no patience: any lock of ours that it meets is a failure (G10)."""
+    """Application that emits continuously with a short lock timeout.
+
+    If it waits for a lock of a relay or of maintenance, the test fails (G10).
+    """
 
     def __init__(self, database: Database) -> None:
         super().__init__(name="writer")
@@ -51,13 +54,14 @@ class Writer(threading.Thread):
                 try:
                     connection.execute("select mailboat.emit('written', '{}'::jsonb, key => 'k')")
                     with connection.transaction():
-                        emit(connection, "written", {}, key="k")  # prepared by psycopg: a plan that outlives detaches
+                        # psycopg prepares this statement, and its plan outlives detaches
+                        emit(connection, "written", {}, key="k")
                     self.written += 2
                 except psycopg.Error as failure:
                     self.failures.append(failure)
 
     def writes_on(self) -> None:
-        """Returns once the writer has written some more."""
+        """Wait until the writer has written more events."""
         goal = self.written + 5
         wait_until(lambda: self.written >= goal or bool(self.failures), what="the writer to go on")
         assert not self.failures
@@ -71,7 +75,7 @@ class Writer(threading.Thread):
 
 @pytest.fixture
 def writer(outbox: Database) -> Iterator[Writer]:
-    """Writes during the whole test, which fails if a single write does."""
+    """Writer that runs during the whole test. A failed write fails the test."""
     writer = Writer(outbox)
     writer.start()
     yield writer

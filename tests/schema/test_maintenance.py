@@ -1,4 +1,4 @@
-"""What the upkeep of an outbox tells while it can't be done (G10): how long writers still have, and why."""
+"""Reports of maintenance that cannot be done (G10): the time that writers have left, and the cause."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_how_many_days_are_left_is_told_where_no_more_can_be_made(outbox: 
             "select inhrelid::regclass::text from pg_inherits where inhparent = 'mailboat.outbox'::regclass"
             " order by 1 offset 4"
         ).fetchall()
-        for (name,) in later:  # they are in the way of those that would be made
+        for (name,) in later:  # the detached tables block the creation of new time partitions
             owner.execute(f"alter table mailboat.outbox detach partition {name}")
     async with at_work(outbox) as maintenance:
         await await_until(lambda: maintenance.upkeep.error is not None, timeout=20, what="the upkeep to fail")
@@ -54,7 +54,7 @@ async def test_upkeep_that_is_well_has_nothing_to_tell(outbox: Database) -> None
 
 
 async def test_a_server_whose_clock_jumped_ahead_drops_no_day_of_the_present(outbox: Database) -> None:
-    """The server's clock is 40 days ahead of the relay's: its day 35 days ago is still to come."""
+    """The server's clock is 40 days ahead of the relay's. The server's day 35 days ago is in the relay's future."""
     jump = timedelta(days=40)
     days = "select (now() - '35 days'::interval)::date, (now() - '80 days'::interval)::date"
     ((to_come, long_over),) = outbox.execute(days)
@@ -79,7 +79,7 @@ async def test_a_server_whose_clock_jumped_ahead_drops_no_day_of_the_present(out
     ids=["both right", "server jumps", "relay jumps", "both jump", "set back"],
 )
 def test_no_clock_that_jumps_moves_the_time_of_retention_forward(server: int, own: int, believed: int) -> None:
-    """Hours since the first look, an hour after it."""
+    """Times in hours since the first call, one hour after it."""
     start, hours, passed = datetime(2030, 1, 1, tzinfo=UTC), [0], [0.0]
     clock = RetentionClock(lambda: start + timedelta(hours=hours[0]), lambda: passed[0])
     assert clock.now(start) == start

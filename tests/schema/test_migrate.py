@@ -1,4 +1,4 @@
-"""A migration may be started anywhere, any number of times, and either happens or doesn't."""
+"""Migrations start concurrently and repeatedly, and apply completely or not at all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.manifests import outbox_relay
 from support.pull_consumers import Puller, declare
 
 _IN_A_HURRY = {"fsync": "off"}
-"""For servers of a test's own that nobody crashes: a migration makes a hundred files, and flushes each."""
+"""For servers that one test starts and never crashes: a migration creates a hundred files and flushes each."""
 
 OUTBOX = "mailboat.outbox"
 
@@ -31,7 +31,7 @@ async def run(url: str, outbox: str = OUTBOX) -> MigrationReport:
 
 
 def catalog(database: Database) -> list[tuple[object, ...]]:
-    """Everything there is in schema mailboat, with its definition."""
+    """Return all objects of the schema `mailboat` with their definitions."""
     return [
         *database.execute(
             "select relname, relkind::text, relacl::text, xmin::text from pg_class"
@@ -58,7 +58,7 @@ async def test_the_first_run_applies_everything_and_the_second_writes_nothing(ea
 async def test_a_database_with_events_gains_what_came_later(
     each_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From today's migrations, with events, progress and dead letters, to one step more."""
+    """Migrate a database with events, progress and dead letters by one step beyond the known migrations."""
     known = known_migrations()
     later = Migration(len(known) + 1, "9999_later.sql", "alter table mailboat.cursors add later text default 'x'")
     await run(each_database.url)
@@ -130,7 +130,7 @@ async def test_a_connection_can_be_used_after_a_failed_run(each_database: Databa
 async def test_a_name_that_postgres_spells_otherwise_is_refused(
     each_database: Database, given: str, spelled: str
 ) -> None:
-    # Subscriptions are kept by the outbox's name: two spellings would be two outboxes.
+    # The name of the outbox is part of each subscription, so two spellings would be two outboxes.
     with pytest.raises(SchemaMismatch, match=f"{spelled}: .* choose another name"):
         await run(each_database.url, given)
     assert each_database.execute("select count(*) from pg_namespace where nspname in ('shop', 'mailboat')") == [(0,)]
@@ -198,7 +198,7 @@ async def test_an_owner_of_the_prepared_schema_needs_no_right_on_the_database(ea
 async def test_an_owner_without_createrole_migrates_and_hands_the_rest_to_an_administrator(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A server of its own, where nobody has made the group roles yet."""
+    """On a separate server, where the group roles do not exist yet."""
     with PostgresServer.start(find_postgres(NEWEST), tmp_path / "server", settings=_IN_A_HURRY) as server:
         server.execute("create role shop login")
         server.execute("create database shop owner shop")

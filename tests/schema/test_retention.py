@@ -1,4 +1,4 @@
-"""Partitions go once everybody is past them, and no writer ever notices (G1, G10)."""
+"""Retention: a time partition is dropped once all subscriptions are past it, and no writer is delayed (G1, G10)."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ OUTBOX = "mailboat.outbox"
 NOW = datetime.now(UTC)
 MIDNIGHT = NOW.replace(hour=0, minute=0, second=0, microsecond=0)
 OLD = MIDNIGHT - timedelta(days=60)
-"""The day whose partition the tests want to be rid of."""
+"""The day whose time partition the tests drop."""
 NAME = f"mailboat.outbox_p{OLD:%Y%m%d}"
 
 
 def add_day(database: Database, day: datetime = OLD, events: int = 3) -> str:
-    """A partition of the past with events in it."""
+    """Add a time partition of the past with events."""
     name = f"mailboat.outbox_p{day:%Y%m%d}"
     with psycopg.connect(database.url) as connection:
-        # Not PARTITION OF: that would lock the outbox against the writer of the test.
+        # Not PARTITION OF, which would lock the outbox against the writer of the test.
         connection.execute(f"create table {name} (like mailboat.outbox including all)")
         connection.execute(
             f"alter table mailboat.outbox attach partition {name} for values from ('{day.isoformat()}')"
@@ -56,7 +56,7 @@ def insert_old(connection: psycopg.Connection, key: str = "k", day: datetime = O
 def subscribe(
     database: Database, name: str, settled_snapshot: str = "pg_current_snapshot()", partitions: int = 2
 ) -> None:
-    """A subscription whose cursors have settled everything visible in a snapshot."""
+    """Add a subscription whose cursors have settled everything visible in a snapshot."""
     with psycopg.connect(database.url) as connection:
         cursor = connection.execute(
             "insert into mailboat.subscriptions (outbox, name, partitions) values (%s, %s, %s) returning id",
@@ -126,11 +126,11 @@ async def test_undelivered_events_hold_their_partition_and_the_report_says_whose
 async def test_what_a_stopped_consumer_has_not_pulled_is_kept_until_the_hard_limit(
     outbox: Database, connection: psycopg.AsyncConnection
 ) -> None:
-    """A consumer that comes back after the limit goes on with what is left, and no error."""
+    """A consumer that returns after the limit continues with the remaining events, without an error."""
     add_day(outbox, events=5)
     await asyncio.to_thread(declare, outbox)
     consumer = Puller(outbox.url)
-    assert len(await asyncio.to_thread(consumer.take, 2)) == 2  # stops here, in the middle of a window
+    assert len(await asyncio.to_thread(consumer.take, 2)) == 2  # stops in the middle of a window
     report = await sweep(connection)
     assert [str(each) for each in report.blocked] == [f"{NAME}: subscription shop/view has not delivered all of it"]
     emit(outbox, "k-new")
@@ -183,7 +183,7 @@ async def test_an_insert_in_flight_holds_its_partition(outbox: Database, connect
 
 
 async def test_an_insert_that_commits_while_its_lock_is_waited_for_holds_its_partition(outbox: Database) -> None:
-    """Whatever isolation the database has by default (G1): with the snapshot of before, the event would be dropped."""
+    """Independent of the default isolation of the database (G1). With an earlier snapshot the event would be lost."""
     add_day(outbox)
     subscribe(outbox, "shop/a")
     name = sql.Identifier(outbox.name)
@@ -203,7 +203,7 @@ async def test_an_insert_that_commits_while_its_lock_is_waited_for_holds_its_par
 
 @pytest.fixture
 def two_phase_outbox(tmp_path: Path) -> Iterator[Database]:
-    """On a server of its own: the shared ones do not allow two-phase commit."""
+    """Outbox on a separate server, since the shared servers do not allow two-phase commit."""
     settings = {"max_prepared_transactions": "5", "fsync": "off"}
     with PostgresServer.start(find_postgres(NEWEST), tmp_path / "server", settings=settings) as server:
         yield from migrated_database(server)
@@ -233,12 +233,12 @@ async def test_a_relay_whose_clock_is_ahead_drops_no_day_that_may_be_written_to(
     ahead = NOW + timedelta(days=400)
     report = await sweep(connection, older_than=ahead, now=ahead, limit=limit)
     assert NAME in report.dropped
-    today = f"mailboat.outbox_p{datetime.now(UTC):%Y%m%d}"  # asked now: midnight may have passed since the import
+    today = f"mailboat.outbox_p{datetime.now(UTC):%Y%m%d}"  # read now, since midnight may have passed after the import
     assert max(report.dropped) < today, "only what is over by the server's clock"
     await asyncio.to_thread(writer.writes_on)
 
 
-# ---- the writer is never hurt -------------------------------------------------------------------------------------
+# ---- no writer is disturbed ---------------------------------------------------------------------------------------
 
 
 async def hold_open(database: Database, statement: str) -> psycopg.AsyncConnection:
@@ -259,7 +259,7 @@ async def test_retention_under_an_open_transaction_delays_no_writer(
     async with await hold_open(outbox, statement):
         reports: list[RetentionReport] = []
 
-        async def begun() -> bool:  # a busy machine may not come that far in half a second
+        async def begun() -> bool:  # on a busy machine half a second may not be enough
             reports.append(await sweep(connection, detach_wait=0.5))
             return outbox.execute("select true from pg_inherits where inhdetachpending") == [(True,)]
 
@@ -269,7 +269,7 @@ async def test_retention_under_an_open_transaction_delays_no_writer(
         assert [blocked.partition for blocked in report.blocked] == [NAME]
         assert "will be finished later" in report.blocked[0].reason
         await asyncio.to_thread(writer.writes_on)
-        # Who never looked at the old partition is not in its way.
+        # A transaction that did not read the old time partition does not block it.
         idle = "idle in transaction" in statement
         again = await sweep(connection, detach_wait=60 if idle else 0.5)
         assert bool(again.dropped) == idle
@@ -406,7 +406,7 @@ async def test_a_connection_in_a_transaction_is_refused(outbox: Database) -> Non
             await sweep(connection)
 
 
-# ---- the decision about a hard limit, alone -----------------------------------------------------------------------
+# ---- the decision about a hard limit ------------------------------------------------------------------------------
 
 
 @given(

@@ -1,4 +1,4 @@
-"""The trigger that wakes sleeping relays never hurts the transaction it runs in (G10)."""
+"""The trigger that wakes idle relays never harms the transaction that it runs in (G10)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def listener(database: Database) -> Iterator[psycopg.Connection]:
 
 
 def heard(connection: psycopg.Connection) -> list[str]:
-    """Every ring so far. Notifications of committed transactions are there once a later statement has been answered."""
+    """Return all notifications so far.
+
+    The answer to a later statement arrives after the notifications of committed transactions.
+    """
     connection.execute("select 1")
     return [notify.payload for notify in connection.notifies(timeout=0)]
 
@@ -110,8 +113,8 @@ async def test_nobody_rings_for_a_relay_that_was_killed_in_its_sleep(outbox: Dat
     with listener(outbox) as somebody:
         write(outbox)
         assert heard(somebody) == ["mailboat.outbox"]
-        await store.close(leave=False)  # as SIGKILL would
-        outbox.execute("update mailboat.relays set expires_at = clock_timestamp()")  # as time would
+        await store.close(leave=False)  # as after SIGKILL
+        outbox.execute("update mailboat.relays set expires_at = clock_timestamp()")  # as after the lease ends
         write(outbox)
         assert heard(somebody) == []
 
@@ -183,7 +186,7 @@ def test_a_serializable_writer_does_not_conflict_with_relays_that_fall_asleep(ou
 
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[PostgresServer]:
-    """With a queue that can be filled, and two-phase commit."""
+    """Server with a small notification queue and two-phase commit."""
     settings = {"max_notify_queue_pages": "64", "max_prepared_transactions": "5", "fsync": "off"}
     with PostgresServer.start(find_postgres(NEWEST), tmp_path / "server", settings=settings) as server:
         yield server
@@ -203,7 +206,7 @@ def test_a_queue_that_fills_up_behind_a_stuck_listener_is_left_alone(own_server:
         with psycopg.connect(database.url) as stuck, psycopg.connect(database.url, autocommit=True) as noisy:
             stuck.execute("listen mailboat")
             stuck.commit()
-            stuck.execute("select 1")  # and never comes back
+            stuck.execute("select 1")  # stays in this transaction
             set_bell(database, rings=True)
             write(database)
             while usage() <= 0.1:
@@ -216,7 +219,7 @@ def test_a_queue_that_fills_up_behind_a_stuck_listener_is_left_alone(own_server:
             assert usage() == before, "writers do not make it worse"
             with pytest.raises(psycopg.errors.ProgramLimitExceeded, match="too many notifications"):
                 shout_until_it_fails(noisy)
-            write(database)  # with a queue that is full
+            write(database)  # with a full queue
         assert database.execute("select count(*) from mailboat.outbox") == [(302,)]
 
 

@@ -1,4 +1,4 @@
-"""Least privilege: a writer can only emit, a relay can only read and keep its progress."""
+"""Least privilege: a writer can only emit; a relay can only read events and store its progress."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_partitions_made_later_and_outboxes_made_later_work_for_both(
 
 
 def test_no_function_looks_up_names_in_its_callers_path(shared_outbox: Database) -> None:
-    """Each has a path of its own, or a body that was bound when it was made, or is called by every insert (below)."""
+    """Each function sets its own path, has a body bound at its creation, or runs in every insert (next test)."""
     assert not shared_outbox.execute(
         "select oid::regprocedure::text from pg_proc where pronamespace = 'mailboat'::regnamespace"
         " and prosqlbody is null and 'search_path=pg_catalog, pg_temp' <> all (coalesce(proconfig, '{}'))"
@@ -191,7 +191,7 @@ def test_an_insert_calls_nothing_of_its_writers_path(outbox: Database, as_writer
 
 
 def test_functions_with_their_owners_rights_can_not_be_led_astray(outbox: Database, as_writer: str) -> None:
-    """A writer's own objects, first in its search path, are not what the trigger finds."""
+    """The trigger does not use objects of the writer, even if they are first in the writer's search path."""
     with psycopg.connect(as_writer) as connection:
         connection.execute("create temporary table wakeup_requests (outbox text, active boolean)")
         connection.execute(
@@ -200,7 +200,7 @@ def test_functions_with_their_owners_rights_can_not_be_led_astray(outbox: Databa
         )
         connection.execute("set search_path = pg_temp, pg_catalog")
         emit(connection, "x", {})
-        connection.execute("discard temp")  # at the end of a session that happens later, and its owner could not go
+        connection.execute("discard temp")  # the end of the session would do this later, when the role is to be dropped
     assert outbox.execute("select count(*) from mailboat.outbox") == [(1,)]
 
 
@@ -210,7 +210,7 @@ def _today(database: Database) -> str:
 
 
 def test_a_table_with_columns_of_other_names_is_no_obstacle_and_relays_may_read_it(outbox: Database) -> None:
-    """Every migration to come grants the roles anew: it failed in a database that had such an outbox."""
+    """Every later migration grants the roles again, which once failed in a database with such an outbox."""
     make_renamed(outbox)
     outbox.execute("select mailboat.grant_roles()")
     with logged_in(outbox, "mailboat_relay") as url, psycopg.connect(url) as connection:
@@ -219,7 +219,7 @@ def test_a_table_with_columns_of_other_names_is_no_obstacle_and_relays_may_read_
 
 @pytest.fixture
 def mallory(outbox: Database) -> Iterator[str]:
-    """A user who owns schema shop and nothing else."""
+    """User that owns the schema `shop` and nothing else."""
     name = f"mallory_{outbox.name}"
     outbox.execute(sql.SQL("create role {0} login; create schema shop authorization {0}").format(sql.Identifier(name)))
     yield outbox.url_for(name)
@@ -231,7 +231,7 @@ def test_a_table_put_in_the_place_of_an_outbox_runs_nothing_with_the_owners_righ
 ) -> None:
     outbox.execute("select mailboat.create_outbox('shop.events')")
     with psycopg.connect(mallory) as owner:
-        owner.execute("drop table shop.events")  # by the right of the schema's owner
+        owner.execute("drop table shop.events")  # allowed to the owner of the schema
         owner.execute("create table shop.loot (rights_of text)")
         owner.execute(
             "create function shop.plunder(timestamptz) returns boolean language plpgsql as"
@@ -246,7 +246,7 @@ def test_a_table_put_in_the_place_of_an_outbox_runs_nothing_with_the_owners_righ
 
 @pytest.fixture
 def shop(outbox: Database) -> Iterator[dict[str, str]]:
-    """A second outbox with roles of its own, and the URLs of a user in each."""
+    """Second outbox with its own roles, and the URL of a user in each role."""
     names = {group: f"shop_{group}_{outbox.name}" for group in ("writer", "relay")}
     for name in names.values():
         outbox.execute(sql.SQL("create role {} login").format(sql.Identifier(name)))

@@ -1,4 +1,4 @@
-"""Partitions are there before they are needed, and making them is never felt by a writer (G10)."""
+"""Creation of time partitions: ahead of time, and without a delay for writers (G10)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_a_gap_is_seen_and_closed(outbox: Database, connection: psycopg.As
 
 
 async def test_eight_at_once_make_each_partition_once(outbox: Database) -> None:
-    # How long one waits for another is not the question here, and a busy machine takes its time.
+    # The wait for each other's locks is not part of this test, and a busy machine is slow.
     outbox.execute("alter function mailboat.ensure_partitions(text, interval) set lock_timeout = '120s'")
     for name, _ in bounds(outbox)[10:]:
         outbox.execute(sql.SQL("drop table mailboat.{}").format(sql.Identifier(name)))
@@ -77,7 +77,7 @@ async def test_writers_go_on_while_partitions_are_made_in_a_transaction_that_sta
 ) -> None:
     async with await psycopg.AsyncConnection.connect(outbox.url) as slow:
         await slow.execute("select mailboat.ensure_partitions('mailboat.outbox', '60 days')")
-        await asyncio.to_thread(writer.writes_on)  # with the making transaction still open
+        await asyncio.to_thread(writer.writes_on)  # with the creating transaction still open
         await slow.commit()
     await asyncio.to_thread(writer.writes_on)
     assert len(bounds(outbox)) == 62
@@ -124,7 +124,7 @@ async def test_what_is_no_outbox_is_refused(connection: psycopg.AsyncConnection)
 
 
 def test_new_partitions_have_everything_that_the_outbox_has(shared_outbox: Database) -> None:
-    """Made beside the outbox and attached, they must not differ: indexes, defaults, checks, the generated slot."""
+    """Partitions are created beside the outbox and attached. Indexes, defaults, checks and the slot must not differ."""
     rows = shared_outbox.execute("""
         select count(*), count(distinct (attributes, indexes, checks))
         from pg_inherits i

@@ -1,4 +1,4 @@
-"""With ``manageSchema: false`` a relay says what is missing, with SQL that mends it when it is run."""
+"""Verification with ``manageSchema: false``: a relay reports each difference with SQL that repairs it."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ async def test_another_encoding_is_found_and_not_migrated(outbox: Database, enco
 
 @pytest.fixture
 def stranger(outbox: Database) -> Iterator[str]:
-    """A user without any rights."""
+    """User without any rights."""
     name = f"stranger_{outbox.name}"
     outbox.execute(sql.SQL("create role {} login").format(sql.Identifier(name)))
     yield name
@@ -154,7 +154,7 @@ async def test_every_single_right_that_is_missing_is_named(outbox: Database, str
 
 
 async def test_a_table_of_somebody_elses_making_is_mended_column_by_column(outbox: Database) -> None:
-    """An outbox as Debezium users have it, made fit by nothing but the findings' own SQL."""
+    """An outbox as Debezium users have it, repaired only by the SQL of the findings."""
     names = {
         "id": "position",
         "event_id": "id",
@@ -171,7 +171,7 @@ async def test_a_table_of_somebody_elses_making_is_mended_column_by_column(outbo
     outbox.execute("insert into shop.events values (gen_random_uuid(), 'order', '1', 'placed', '{}')")
     findings = await look(outbox.url, "shop.events", **names)
     assert {finding.where for finding in findings} >= {"shop.events.position", "shop.events.xid", "shop.events.slot"}
-    for _ in range(3):  # indexes can only be missed once their columns are there
+    for _ in range(3):  # a missing index is reported only after its columns exist
         for finding in findings:
             outbox.execute(sql.Composed([sql.SQL(finding.sql)]))
         findings = await look(outbox.url, "shop.events", **names)
@@ -215,12 +215,15 @@ values (gen_random_uuid()::text, 1, 7, '{"path": "c:\\\\d"}');
 
 
 async def test_its_sql_changes_no_column_in_use_and_makes_no_event_wrong(outbox: Database) -> None:
-    """Run as it is printed, on a table of somebody's own: what was there stays, and every event has its payload."""
+    """Run the SQL as printed on a table that the user created.
+
+    Existing columns stay unchanged, and every event has its payload.
+    """
     with psycopg.connect(outbox.url) as connection:
         connection.execute(_LEGACY.encode())
     before = _types(outbox)
     columns = {"event_type": "kind", "key": "customer"}
-    for _ in range(3):  # indexes are asked for once their columns exist
+    for _ in range(3):  # a missing index is reported only after its columns exist
         for finding in await look(outbox.url, "shop.legacy", **columns):
             outbox.execute(sql.Composed([sql.SQL(finding.sql)]))
             if (found := re.search(r"-- and set spec\.outbox\.columns\.(\w+): (\w+)$", finding.sql)) is not None:

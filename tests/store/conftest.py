@@ -1,5 +1,7 @@
-"""The worlds, as fixtures: every test of the conformance suite runs in memory, on both majors of Postgres, and on a
-table with names of its own."""
+"""Backends of the store as fixtures.
+
+Every test of the conformance suite runs in memory, on both Postgres versions, and on a table with other column names.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def renamed_database(postgres: PostgresServer) -> Iterator[Database]:
 
 @pytest.fixture(params=["memory", "postgres", "postgres14", RENAMED_COLUMNS])
 def any_world(request: pytest.FixtureRequest) -> Iterator[World]:
-    """An empty outbox, for a test that has event loops of its own, in which it closes the stores it opened."""
+    """Empty outbox for a test that runs its own event loops and closes its stores in them."""
     found = _world(request)
     yield found
     found.dismiss_writers()
@@ -44,7 +46,7 @@ def any_world(request: pytest.FixtureRequest) -> Iterator[World]:
 
 @pytest_asyncio.fixture
 async def world(any_world: World) -> AsyncIterator[World]:
-    """An empty outbox."""
+    """Empty outbox."""
     yield any_world
     await any_world.close()
 
@@ -56,7 +58,7 @@ def any_server(request: pytest.FixtureRequest) -> World:
 
 @pytest_asyncio.fixture
 async def postgres_world(any_server: PostgresWorld) -> AsyncIterator[PostgresWorld]:
-    """An empty outbox on a real server, for what only a server can show."""
+    """Empty outbox on a real server, for behaviour that only a server has."""
     yield any_server
     await any_server.close()
 
@@ -65,7 +67,7 @@ _PLACES = {"postgres": "outbox_database", "postgres14": "outbox_database14", "re
 
 
 def _world(request: pytest.FixtureRequest) -> World:
-    # Looked up here and not in an asynchronous fixture: migrating has an event loop of its own.
+    # Called from a synchronous fixture, since a migration runs its own event loop.
     if request.param == "memory":
         return MemoryWorld()
     layout = RENAMED if request.param == "renamed" else TableLayout()

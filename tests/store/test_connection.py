@@ -1,4 +1,4 @@
-"""A connection to Postgres that two of psycopg's interfaces share: no quarrel between them, and nothing left unsent."""
+"""A Postgres connection shared by two interfaces of psycopg, without conflicts and without unsent data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from support.wait import await_until
 async def test_what_was_asked_often_by_one_interface_can_be_asked_often_by_the_other(each_database: Database) -> None:
     link = await PostgresConnection.open(lambda: each_database.url, "work")
     try:
-        for _ in range(10):  # psycopg prepares what it sees for the sixth time, and names it by number
+        for _ in range(10):  # psycopg prepares a statement at its sixth execution and names it by number
             async with link.autocommit() as cursor:
                 await cursor.execute("select 1")
         for _ in range(10):
@@ -48,7 +48,7 @@ async def test_what_is_too_large_for_the_socket_is_sent_to_its_end(each_database
         backend = row[0]
 
         def work(pipeline: Pipeline) -> int:
-            os.kill(backend, signal.SIGSTOP)  # reads nothing, so that buffers fill up
+            os.kill(backend, signal.SIGSTOP)  # the backend reads nothing, so that buffers fill up
             threading.Timer(0.5, os.kill, (backend, signal.SIGCONT)).start()
             sent = pipeline.send("select octet_length(%s::bytea)", [b"x" * 32_000_000])
             pipeline.wait()
@@ -94,7 +94,7 @@ async def test_a_link_is_closed_after_the_thread_that_speaks_over_it(each_databa
 async def test_another_server_behind_the_same_connection_is_noticed(
     each_database: Database, change: dict[str, Any]
 ) -> None:
-    """A pooler may lead to a restored copy between two transactions; a relay's user need be no superuser."""
+    """A pooler may switch to a restored copy between two transactions. The user of a relay need not be superuser."""
     link = await PostgresConnection.open(lambda: each_database.url, "work")
 
     def work(pipeline: Pipeline) -> None:
@@ -115,7 +115,7 @@ async def test_another_server_behind_the_same_connection_is_noticed(
 
 @pytest.mark.parametrize("password", ["pass%word", "pass@word", "pass/word", "1/pass@word", "p?a@word"])
 async def test_a_malformed_url_is_not_repeated(database: Database, password: str) -> None:
-    """libpq would take a part of the password for the host, the port or the database, and name it in its errors."""
+    """libpq would parse a part of the password as host, port or database, and repeat it in its errors."""
     url = f"postgresql://shop:{password}@host/db"
     link = await PostgresConnection.open(lambda: database.url, "control")
     reader = ReadThread(lambda: url, link.server, 5.0)
@@ -134,7 +134,7 @@ async def test_a_malformed_url_is_not_repeated(database: Database, password: str
 
 @pytest.mark.parametrize("how", ["explained", "as it is", "in a group"])
 async def test_a_row_that_the_server_repeats_is_in_no_message_and_no_traceback(database: Database, how: str) -> None:
-    """The server names a row that breaks a constraint in its DETAIL."""
+    """The DETAIL of the server contains the row that breaks a constraint."""
     link = await PostgresConnection.open(lambda: database.url, "work")
     try:
         try:
@@ -186,7 +186,7 @@ async def test_who_gives_up_while_a_connection_is_made_does_not_wait_for_the_ans
         with pytest.raises(asyncio.CancelledError):
             await reading
         assert not begun, "a large window would have been measured for nobody"
-        await reader.transaction(work)  # the next one is served
+        await reader.transaction(work)  # the next transaction is served
         assert begun
     finally:
         await reader.close()
@@ -203,7 +203,7 @@ async def test_a_thread_that_is_at_work_still_stops_nobody() -> None:
     blocking = BlockingWork("stuck", 5.0, lambda: None)
     working = asyncio.ensure_future(blocking.run(work))
     await await_until(begun.is_set, what="the thread to begin")
-    for _ in range(2):  # the first one is waited out, in the hope that the thread ends
+    for _ in range(2):  # the first cancellation waits for the thread
         working.cancel()
         await asyncio.wait({working}, timeout=0.1)
     assert working.cancelled()

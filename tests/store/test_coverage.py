@@ -1,4 +1,7 @@
-"""Events that no filter matches and filters that match no event are found, and nothing is reported on a guess."""
+"""Filter coverage: events without a matching filter, and filters without a matching event.
+
+The report contains only certain findings.
+"""
 
 from __future__ import annotations
 

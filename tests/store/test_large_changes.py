@@ -1,4 +1,4 @@
-"""What a person or a new configuration asks for once may take longer than a statement may: it grows with the outbox."""
+"""Rare changes that may exceed the deadline of a statement, because their duration grows with the outbox."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEADLINE = 3.0
 
 @pytest.fixture
 def slow(postgres: PostgresServer) -> Iterator[Database]:
-    """Whoever changes events or takes cursors away takes longer than the deadline, as if there were millions."""
+    """Database where updates of events and deletes of cursors exceed the deadline, as with millions of rows."""
     for database in migrated_database(postgres):
         with psycopg.connect(database.url) as connection:
             connection.execute(
@@ -79,7 +79,10 @@ async def test_subscriptions_laid_out_anew_at_the_same_moment_share_no_window(qu
 
 
 async def test_nobody_takes_what_was_laid_out_anew_since_it_looked(quick: Database) -> None:
-    """It would read by the old number of partitions and settle by the new one: half of the events would be lost."""
+    """Such a relay would read by the old number of partitions and settle by the new one.
+
+    Half of the events would be lost.
+    """
     world = PostgresWorld(quick)
     late = await Relay.start(world, [subscription(partitions=8)], "late")
     known = (await late.store.beat()).subscriptions
@@ -95,7 +98,7 @@ async def test_nobody_takes_what_was_laid_out_anew_since_it_looked(quick: Databa
 async def test_of_cursors_that_end_at_the_same_transaction_the_one_that_waits_for_more_is_the_oldest(
     quick: Database, older: int
 ) -> None:
-    """The new cursors go on from it. From a later one they would pass over what it waited for."""
+    """The new cursors start from that snapshot. From a later one they would skip the event that it waits for."""
     world = PostgresWorld(quick)
     late, other = world.begin(early=True), world.begin(early=True)
     await Relay.start(world, [subscription()])
@@ -105,7 +108,7 @@ async def test_of_cursors_that_end_at_the_same_transaction_the_one_that_waits_fo
     ((late_xid,),) = quick.execute("select xid::text from mailboat.outbox")
     _, xmax, in_progress = before.split(":")
     left = [xid for xid in in_progress.split(",") if xid != late_xid]
-    after = f"{left[0]}:{xmax}:{','.join(left)}"  # a new snapshot may end later: other tests write to this server too
+    after = f"{left[0]}:{xmax}:{','.join(left)}"  # a new snapshot may end later, since other tests write to this server
     with psycopg.connect(quick.url) as connection:
         for partition, settled_snapshot in ((older, before), (1 - older, after)):
             set_done = "update mailboat.cursors set settled_snapshot = %s::pg_snapshot where partition = %s"
@@ -133,7 +136,7 @@ async def test_while_a_backlog_is_looked_through_nobody_holds_a_cursor(
         await declare(link, TableLayout(), subscription(partitions=3), may_lay_out=True)
         outbox_database.execute("select mailboat.emit('x', '{}'::jsonb)")
         with psycopg.connect(outbox_database.url) as slow, psycopg.connect(outbox_database.url) as tick:
-            slow.execute("lock table mailboat.outbox in access exclusive mode")  # as if there were millions
+            slow.execute("lock table mailboat.outbox in access exclusive mode")  # as long as with millions of rows
             laying_out = asyncio.ensure_future(
                 declare(link, TableLayout(), subscription(partitions=5), may_lay_out=True)
             )

@@ -1,4 +1,4 @@
-"""The oldest snapshot of a database is reported, with its holder and the remedy."""
+"""Report of the oldest snapshot of a database, with its holder and the remedy."""
 
 from __future__ import annotations
 

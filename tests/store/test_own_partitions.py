@@ -1,4 +1,4 @@
-"""Retention of somebody's own partitioned table: what such a table allows must not cost an undelivered event."""
+"""Retention of a partitioned table that the user created: its looser constraints must not cost an undelivered event."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OLD = MIDNIGHT - timedelta(days=60)
 
 @pytest.fixture(params=["postgres", "postgres14"])
 def lax(request: pytest.FixtureRequest) -> Iterator[Database]:
-    """An outbox that takes events without a transaction id, and has one, in a partition whose time is over."""
+    """An outbox that accepts events without a transaction id, and has one in an expired time partition."""
     for database in migrated_database(request.getfixturevalue(request.param)):
         with psycopg.connect(database.url) as connection:
             connection.execute("alter table mailboat.outbox alter xid drop not null")

@@ -1,4 +1,4 @@
-"""A table of somebody's own: whatever ``verify`` is content with can be read, encoded, parked and given up on."""
+"""A table that the user created: every row that ``verify`` accepts can be read, encoded, parked and dead-lettered."""
 
 from __future__ import annotations
 
@@ -86,14 +86,14 @@ async def look(database: Database, columns: dict[str, str]) -> list[Finding]:
 
 
 async def carried(world: PostgresWorld, **spec: Any) -> tuple[Relay, list[OutboxEvent]]:
-    """A relay that has read all there is."""
+    """Return a relay that has read all events, and the events."""
     relay = await Relay.start(world, [subscription(partitions=1, **spec)])
     await relay.claim()
     return relay, await relay.drained()
 
 
 async def set_aside(relay: Relay, event: OutboxEvent) -> None:
-    """Parked, and given up on, as two settlements."""
+    """Park the event in one settlement, and record it as a dead letter in another."""
     (lease,) = (cursor.lease for cursor in relay.cursors.values())
     await relay.tick(Settlement(lease, None, park=(Park(event, 1, 1, 0.0, FAILURE),)))
     (head,), _ = await relay.store.due(lease, 10, MUCH)
@@ -166,7 +166,8 @@ async def test_headers_that_the_database_can_not_keep_as_such_are_kept_as_text(
         )
     await set_aside(relay, event)
     kept = kept_headers(own)
-    assert kept == headers or json.loads(kept) == headers  # parked once, and read from there
+    # a parked event is read from the parked row, where its headers are text
+    assert kept == headers or json.loads(kept) == headers
 
 
 @pytest.mark.parametrize(
@@ -207,7 +208,7 @@ async def test_a_row_that_nobody_can_send_is_refused_kept_and_shown(
 async def test_a_row_that_is_too_large_for_a_relay_is_refused_without_being_read(
     own: Database, world: PostgresWorld, column: str
 ) -> None:
-    """Those around it are read as ever."""
+    """The rows around it are read as usual."""
     own.execute("alter table shop.events alter column content_type type text, alter column tags type text[]")
     much = "x" * 50_000
     large = {"payload": much.encode(), "headers": json.dumps({"a": much}), "tags": [much]}.get(column, much)

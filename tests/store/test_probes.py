@@ -1,4 +1,4 @@
-"""Asking how far a subscription is behind costs nobody anything: no temporary files, no connection kept for it."""
+"""Cost of the lag query: no temporary files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EVENTS = 20_000
 
 @pytest.fixture(scope="module", params=["postgres", "postgres14"])
 def behind(request: pytest.FixtureRequest) -> Iterator[Database]:
-    """Two outboxes, each with a subscription that has everything before it; on both majors."""
+    """Two outboxes on both Postgres versions, each with a subscription that has settled no event."""
     for database in migrated_database(request.getfixturevalue(request.param)):
         make_renamed(database)
         with psycopg.connect(database.url) as connection:

@@ -1,4 +1,4 @@
-"""`mailboat.pull`, `refuse` and `once`: what a consumer of any language relies on, by plain SQL (C1 to C8)."""
+"""`mailboat.pull`, `refuse` and `once`: the SQL interface for consumers in any language (C1 to C8)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def outbox(request: pytest.FixtureRequest) -> Iterator[Database]:
 
 @pytest.fixture
 def puller(outbox: Database) -> Iterator[MakePuller]:
-    """``puller()`` is another consumer."""
+    """Factory of consumers: each call of ``puller()`` makes another one."""
     made: list[Puller] = []
 
     def make(isolation: psycopg.IsolationLevel | None = None, url: str | None = None) -> Puller:
@@ -62,9 +62,9 @@ def test_effects_and_progress_commit_together_or_not_at_all(
     consumer = puller(isolation)
     assert consumer.ids() == ["a-1", "b-1", "a-2"]
     consumer.connection.rollback()
-    assert consumer.take() == []  # for a second: the consumer may have something to say about them
+    assert consumer.take() == []  # for a second, so that the consumer can still refuse one of them
     again = wait_until(lambda: consumer.take(2), what="the events to come again")
-    assert again == ["a-1"]  # one at a time, since a consumer did not come back with them
+    assert again == ["a-1"]  # one at a time, since a consumer did not return with the batch
     assert consumer.ids() == ["b-1"]
     consumer.vanish()
     consumer = puller(isolation)
@@ -79,7 +79,7 @@ def test_a_large_window_is_walked_and_late_events_come_once(outbox: Database, pu
     consumer, late = puller(), psycopg.connect(outbox.url)
     late.execute("insert into mailboat.outbox (event_type, key, payload) values ('x', 'k', 'late')")
     emit(outbox, "a-1")
-    assert consumer.take_all() == ["a-1"]  # the cursors' snapshots have the late transaction among the running ones
+    assert consumer.take_all() == ["a-1"]  # the snapshots of the cursors list the late transaction as in progress
     outbox.execute(
         "insert into mailboat.outbox (event_type, key, payload)"
         " select 'x', 'k' || n % 7, n::text::bytea from generate_series(1, 5000) n"
@@ -205,7 +205,7 @@ def test_a_refused_event_holds_its_key_only_and_dies_after_its_attempts(outbox: 
             got += [bytes(each.payload).decode() for each in batch]
             consumer.connection.commit()
             continue
-        assert [each.attempt for each in batch] == [2 + len(outcomes)]  # alone: what is behind it is not tried
+        assert [each.attempt for each in batch] == [2 + len(outcomes)]  # alone: later events of the key are not tried
         outcomes.append(consumer.refuse(batch[0], "still not"))
     assert outcomes == ["Parked", "DeadLettered"]
     assert dead_letters(outbox) == [("a-2", 3, "HandlerFailed")]
@@ -259,7 +259,7 @@ def test_a_refusal_in_the_transaction_of_the_pull_is_an_error(outbox: Database, 
 
 
 def test_an_event_that_kills_its_consumers_is_found(outbox: Database, puller: MakePuller) -> None:
-    """A crash is a rollback: nothing but the journal remembers it (reason ConsumerDied)."""
+    """A crash is a rollback. Only the journal records it (reason ConsumerDied)."""
     declare(outbox, delivery={"maxAttempts": 3})
     emit(outbox, "a-1", "b-1", "lethal-1", "c-1", "lethal-2", "a-2")
     got: list[str] = []
@@ -286,7 +286,7 @@ def test_a_parked_event_that_kills_its_consumers_is_found_too(outbox: Database, 
     emit(outbox, "a-1", "a-2")
     consumer = puller()
     consumer.refuse(consumer.pull()[0])
-    consumer.take()  # sets it aside
+    consumer.take()  # parks the event
     for _ in range(2):
         consumer = puller()
         assert wait_until(consumer.ids, what="the next attempt") == ["a-1"]
@@ -299,7 +299,7 @@ def test_a_parked_event_that_kills_its_consumers_is_found_too(outbox: Database, 
 def test_dead_letters_are_emitted_once_with_the_refusal_and_never_in_a_circle(
     outbox: Database, puller: MakePuller
 ) -> None:
-    """C8: the document rebuilds the event, for another subscription to carry."""
+    """Guarantee C8: the document contains the event, and another subscription can deliver it."""
     emits = {"pull": {"emitDeadLetters": True}}
     declare(outbox, sink=emits, delivery={"maxAttempts": 1})
     declare(outbox, name="alarm", sink=emits, filter={"eventTypes": ["mailboat.*"]}, delivery={"maxAttempts": 1})
@@ -314,10 +314,10 @@ def test_dead_letters_are_emitted_once_with_the_refusal_and_never_in_a_circle(
     for event in (batch := consumer.pull()):
         consumer.refuse(event, "no " + "\u20ac" * 20_000, reason="Because " + "x" * 10_000)
     emitted = "select count(*) from mailboat.outbox where event_type = 'mailboat.dead-letter'"
-    assert consumer.pull() == []  # sets them aside, and gives up
+    assert consumer.pull() == []  # parks them and records them as dead letters
     consumer.connection.rollback()
     assert outbox.execute(emitted) == [(0,)]
-    assert consumer.take_all() == []  # and does not receive its own
+    assert consumer.take_all() == []  # the consumer does not receive its own dead letters
     alarm = puller()
     alarm.name = "shop/alarm"
     letters = alarm.pull()
@@ -397,7 +397,7 @@ def test_once_says_whether_an_event_is_new_in_the_callers_transaction(outbox: Da
     one.connection.rollback()
     assert once(one)
     answers: list[bool] = []
-    waiting = threading.Thread(target=lambda: answers.append(once(two)))  # until the first one has decided
+    waiting = threading.Thread(target=lambda: answers.append(once(two)))  # waits until the first transaction ends
     waiting.start()
     one.connection.commit()
     waiting.join()
@@ -482,10 +482,10 @@ def test_journals_and_readers_go_with_their_subscription(outbox: Database) -> No
 def test_a_connection_that_stays_follows_a_change_of_the_filter_and_of_the_table(
     outbox: Database, puller: MakePuller
 ) -> None:
-    """Plans of the readers are kept by a session: longer than what they were made for."""
+    """A session keeps the plans of the readers longer than the filter and the table for which they were made."""
     declare(outbox, filter={"eventTypes": ["a.*"]}, partitions=2)
     consumer = puller()
-    for turn in range(3):  # each of the plans was used
+    for turn in range(3):  # so that each plan was used
         emit(outbox, f"k-{turn}", type="a.x")
         assert consumer.take_all() == [f"k-{turn}"]
     declare(outbox, filter={"eventTypes": ["b.*"]}, partitions=3, delivery={"groupBy": ["tenant"]})
@@ -506,7 +506,7 @@ def test_a_connection_that_stays_follows_a_change_of_the_filter_and_of_the_table
 
 
 async def test_one_relay_reports_the_lag_and_none_delivers(outbox: Database) -> None:
-    """C10, and DESIGN: relays declare pull subscriptions, and leave their partitions to consumers."""
+    """Guarantee C10: relays declare pull subscriptions and leave their partitions to consumers."""
     manifests = outbox_relay(outbox.url), relay_subscription("view", {"pull": {}}, partitions=2)
     emit(outbox, "a-1", "b-1", "c-1")
     async with serving(*manifests, relay="one") as one, serving(*manifests, relay="two") as two:

@@ -1,4 +1,7 @@
-"""Sessions inherit nothing from the role or the database: neither can lose events, stop a relay or take it over."""
+"""Sessions inherit no settings from the role or the database.
+
+Such settings therefore cannot lose events, stop a relay, or redirect its calls.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +39,12 @@ INHERITED = {
     "timezone": ("Asia/Tokyo", "UTC"),
     "quote_all_identifiers": ("on", "off"),
 }
-"""Setting -> what the database says (None: it follows from the one before), what a session has."""
+"""Setting -> value set on the database (None: derived from the setting before), value in a session."""
 
 
 @pytest.fixture(params=["postgres", "postgres14"])
 def hostile(request: pytest.FixtureRequest) -> Iterator[Database]:
-    """A migrated database that sets all that a session could inherit."""
+    """A migrated database with values for all settings that a session could inherit."""
     server: PostgresServer = request.getfixturevalue(request.param)
     for database in migrated_database(server):
         known = {name for (name,) in server.execute("select lower(name) from pg_settings")}
@@ -104,7 +107,7 @@ async def test_every_session_has_settings_of_its_own(hostile: Database, url: str
     *most, read = [dict(zip(expected, row or (), strict=True)) for row in found.values()]
     assert most == [expected] * 4
     assert read == expected | {"transaction_isolation": "repeatable read", "transaction_read_only": "on"}
-    with psycopg.connect(url) as connection:  # what a pooler hands on is as it was
+    with psycopg.connect(url) as connection:  # a session that the pooler passes on is unchanged
         assert connection.execute("show search_path").fetchone() == ("public",)
 
 
@@ -114,7 +117,10 @@ def outbox(postgres: PostgresServer) -> Iterator[Database]:
 
 
 async def test_functions_of_the_users_path_are_not_called(outbox: Database) -> None:
-    """Neither by a relay nor by ``mailboat.emit``: who may create in one schema of the path would own both sessions."""
+    """Neither a relay nor ``mailboat.emit`` calls them.
+
+    Otherwise a user with CREATE on one schema of the path would control both sessions.
+    """
     outbox.execute("create schema planted")
     for function in ("clock_timestamp()", "to_regclass(text)", "pg_current_snapshot()", "octet_length(bytea)"):
         outbox.execute(
@@ -135,7 +141,7 @@ async def test_functions_of_the_users_path_are_not_called(outbox: Database) -> N
 
 
 async def test_rows_that_a_policy_hides_stop_the_relay_and_are_not_skipped(outbox: Database) -> None:
-    """G1, G7: a hidden event looks like none at all."""
+    """Guarantees G1 and G7: a hidden event is indistinguishable from a missing one."""
     with logged_in(outbox, "mailboat_relay") as url:
         world = PostgresWorld(outbox, url=url)
         relay = await Relay.start(world, [subscription()])
@@ -151,7 +157,7 @@ async def test_rows_that_a_policy_hides_stop_the_relay_and_are_not_skipped(outbo
 async def test_a_stranger_with_the_liveness_lock_of_a_relay_does_not_keep_it_away(
     outbox: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Any user can take any advisory lock. A second process of the same name is still refused."""
+    """Any user can take any advisory lock. A second process with the same relay name is still refused."""
     world = PostgresWorld(outbox)
     with logged_in(outbox, "mailboat_writer") as url, psycopg.connect(url, autocommit=True) as stranger:
         stranger.execute("select pg_advisory_lock(%s, %s)", lock_key("relay"))

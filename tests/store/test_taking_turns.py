@@ -1,4 +1,8 @@
-"""Who takes cursors away, or changes parked events, waits for whoever holds them, and then sees what that one did."""
+"""Locks between settlements, changes of cursors, and changes of parked events.
+
+A transaction that deletes cursors or changes parked events waits for the holder of the cursors, and then sees the
+changes of the holder.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +63,7 @@ def of_uid(uid: str) -> SubscriptionManifest:
 
 
 async def waits_for(database: Database, holder: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
-    """Until somebody waits for what this connection holds."""
+    """Wait until a session waits for a lock of this connection."""
     await await_until(
         lambda: any(
             holder.info.backend_pid in pids
@@ -101,7 +105,10 @@ async def lay_out(link: PostgresConnection) -> None:
 async def test_a_tick_that_holds_some_cursors_and_needs_others_never_deadlocks(
     database: Database, link: PostgresConnection, change: Callable[[PostgresConnection], Coroutine[Any, Any, None]]
 ) -> None:
-    """A tick settles and opens windows in any order. What takes all cursors of a subscription lets go, and waits."""
+    """A tick locks cursors in any order.
+
+    A transaction that needs all cursors of a subscription releases its locks and waits.
+    """
     await declare(link, TableLayout(), of_uid("old"), may_lay_out=True, config_version=ConfigVersion(1, "orders"))
     async with await psycopg.AsyncConnection.connect(database.url) as tick:
         await tick.execute("select from mailboat.cursors where partition = 1 for no key update")
@@ -115,7 +122,7 @@ async def test_a_tick_that_holds_some_cursors_and_needs_others_never_deadlocks(
 async def test_what_an_owner_parks_while_its_subscription_ends_goes_with_it(
     database: Database, link: PostgresConnection, end: Callable[[PostgresConnection], Awaitable[None]]
 ) -> None:
-    """A subscription of the same name would send it: it belongs to nobody who asked for it."""
+    """Otherwise a new subscription of the same name would deliver events of the old one."""
     await declare(link, TableLayout(), of_uid("old"), may_lay_out=True, config_version=ConfigVersion(1, "orders"))
     with psycopg.connect(database.url) as owner:
         owner.execute("update mailboat.cursors set position = 1 where partition = 0")
@@ -164,7 +171,7 @@ async def test_a_replay_holds_the_cursor_that_a_new_layout_put_in_the_place_of_t
         psycopg.connect(database.url) as slow,
         psycopg.connect(database.url) as owner,
     ):
-        slow.execute("select from mailboat.dead_letters for update")  # so that the replay goes no further
+        slow.execute("select from mailboat.dead_letters for update")  # stops the replay here
         laying_out.execute(_LAY_OUT)
         replaying = asyncio.ensure_future(replay(link, OUTBOX, chosen, again=False))
         await waits_for(database, laying_out)

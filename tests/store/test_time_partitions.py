@@ -1,4 +1,4 @@
-"""A poll leaves out the empty time partitions made ahead, and loses no event that lies in one of them (G1)."""
+"""Polls leave out the empty time partitions made ahead, and lose no event that lies in one of them (G1)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def outbox(request: pytest.FixtureRequest) -> Iterator[Database]:
 
 @pytest_asyncio.fixture
 async def relay(outbox: Database) -> AsyncIterator[Relay]:
-    """A relay that has polled before: it knows which time partitions are empty."""
+    """A relay that has polled before, and has cached which time partitions are empty."""
     world = PostgresWorld(outbox)
     relay = await Relay.start(world, [subscription(partitions=1)])
     await relay.claim()
@@ -96,7 +96,7 @@ async def test_a_relay_that_settles_without_a_break_finds_the_events_of_a_new_da
 
 
 async def settlements(relay: Relay) -> list[Settlement]:
-    """Open a window and return what closes it."""
+    """Open a window and return the settlements that close it."""
     [opened] = (await relay.tick()).opened
     return [
         Settlement(lease, opened.window.window_snapshot, 0, relay.sequence[lease.key] + 1, closes=True)
@@ -146,7 +146,7 @@ async def test_empty_time_partitions_are_not_scanned(outbox: Database, relay: Re
     for _ in range(10):
         assert (await relay.tick()).quiet
     await relay.store.close(leave=True)
-    # Counts are complete once the sessions that caused them have ended, and on old servers a moment later.
+    # Counts are complete after their sessions have ended, and a moment later on servers before version 15.
     await await_until(lambda: outbox.execute(_SESSIONS) == [(0,)], what="the sessions to end")
     await await_until(lambda: outbox.execute(_SCANS)[0][1] > 0, what="the counts")
     [(ahead, scans)] = outbox.execute(_SCANS)

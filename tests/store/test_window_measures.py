@@ -1,4 +1,4 @@
-"""Large windows are measured each for itself: one that takes minutes holds up no other."""
+"""Concurrent measurement of large windows: one that takes minutes does not delay another."""
 
 from __future__ import annotations
 

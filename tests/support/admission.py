@@ -28,19 +28,19 @@ class Cause:
 
     @property
     def place(self) -> str:
-        """The field without indexes and keys: ``spec.filter.eventTypes[]``."""
+        """Field without indexes and keys, as in ``spec.filter.eventTypes[]``."""
         return re.sub(r"\[[^\]]*\]", "[]", self.field)
 
 
 class Admission:
-    """One namespace of an API server, with requests as of ``kubectl apply --dry-run=server``."""
+    """One namespace of an API server. Requests are those of ``kubectl apply --dry-run=server``."""
 
     def __init__(self, objects: client.CustomObjectsApi, namespace: str) -> None:
         self._objects = objects
         self._namespace = namespace
 
     def refusals(self, body: Body) -> list[Cause]:
-        """Causes that prevent the creation; empty if the manifest is valid."""
+        """Return the causes that prevent the creation; empty if the manifest is valid."""
         return self._causes(self._objects.create_namespaced_custom_object, PLURALS[body["kind"]], body, dry_run="All")
 
     def refusals_of_change(self, before: Body, after: Body) -> list[Cause]:
@@ -83,12 +83,12 @@ class PlacedRule:
 
     @property
     def blames(self) -> str:
-        """The place that its refusal names."""
+        """Place that the refusal names."""
         return f"{self.place}{self.rule.get('fieldPath', '')}".removeprefix(".")
 
     @property
     def words(self) -> str:
-        """The constant part of its message."""
+        """Constant part of the message."""
         if expression := self.rule.get("messageExpression"):
             return str(re.findall(r"'([^']*)'", expression)[-1])
         return self.rule["message"]
@@ -102,7 +102,7 @@ class PlacedRule:
 
 
 def rules() -> list[PlacedRule]:
-    """All rules of both kinds."""
+    """Return all rules of both kinds."""
     return [rule for definition in definitions() for rule in _rules(definition.kind, "", definition.schema())]
 
 

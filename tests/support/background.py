@@ -8,7 +8,7 @@ from typing import Self
 
 
 class BackgroundThread:
-    """Works during its ``with`` block. An error is raised at the end of the block, or by ``raise_failure``."""
+    """Thread that works during its ``with`` block. The end of the block, or ``raise_failure``, raises its error."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -37,7 +37,7 @@ REMOVED = object()
 
 
 def changed(body: dict[str, Any], path: str, value: object) -> dict[str, Any]:
-    """A copy of a document with one field set or removed. Missing parents are created."""
+    """Return a copy of a document with one field set or removed. Missing parents are created."""
     copied = copy.deepcopy(body)
     *parents, last = path.split(".")
     here = copied
@@ -52,7 +52,7 @@ def changed(body: dict[str, Any], path: str, value: object) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Later:
-    """The API server accepts the manifest, and the operator refuses it (Ready False, InvalidSpec)."""
+    """Reason why the API server accepts a manifest that the operator refuses (Ready False, InvalidSpec)."""
 
     why: str
 

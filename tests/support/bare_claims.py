@@ -1,4 +1,4 @@
-"""Bare ``SET NX`` as a claim store of the engine: the contrast to claims with two states. It loses events."""
+"""Bare ``SET NX`` as a claim store of the engine, which loses events. Contrast to claims with two states."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from mailboat.consumer.broker.interfaces import Answer, Claim, Claimed, FailedAt
 
 
 class BareClaims:
-    """Marks an event before its handler runs, as helpers in the wild do. A failed event is unmarked."""
+    """Claim store that marks an event before its handler runs, as in many applications. A failed event is unmarked."""
 
     def __init__(self, url: str, *, consumer: str) -> None:
         self._address = urlsplit(url)
         self._prefix = f"bare:{consumer}:"
 
     async def open(self) -> None:
-        # With the retries that redis-py has by default; its ``from_url`` has none.
+        # redis-py retries by default, but its ``from_url`` does not.
         self._redis: Any = redis.asyncio.Redis(host=self._address.hostname or "", port=self._address.port or 0)
 
     async def close(self) -> None:

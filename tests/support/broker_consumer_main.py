@@ -1,7 +1,7 @@
-"""A consumer of a Kafka topic as a process of its own: ``consume`` is the target of the process.
+"""Consumer of a Kafka topic in a separate process, with ``consume`` as the target of the process.
 
-Its handler writes one effect per event: a line of the file ``effects``, or with the inbox a row of the table
-``effects``. Dead letters are lines of the file ``dead``. The type of an event decides what its handler does:
+The handler writes one effect per event: a line of the file ``effects``, or with the inbox a row of the table
+``effects``. Dead letters are lines of the file ``dead``. The type of an event selects the behaviour of the handler:
 
 | type | handler |
 |---|---|
@@ -12,7 +12,7 @@ Its handler writes one effect per event: a line of the file ``effects``, or with
 | ``rude`` | blocks the event loop for ``long`` seconds |
 | others | fail once if ``fails``, and wait up to ``dawdle`` seconds before and after the effect |
 
-``store`` is none, bare, redis or inbox. ``die_at`` names a point of the engine, or ``effect``: in the handler, behind
+``store`` is none, bare, redis or inbox. ``die_at`` names a point of the engine, or ``effect``: in the handler, after
 the effect. With ``armed_by``, the process dies at that point only after it has received an event of that key.
 """
 
@@ -67,7 +67,7 @@ class DeadLetterFile:
 
 
 class Handlers:
-    """The handlers, without and with the transaction of an inbox."""
+    """Handlers with and without the transaction of an inbox."""
 
     def __init__(self, orders: dict[str, Any], death: Death) -> None:
         self._orders = orders
@@ -149,7 +149,7 @@ def engine_of(orders: dict[str, Any]) -> BrokerEngine:
     )
     if orders["protocol"] == "classic":
         client |= {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
-    if "instance" in orders:  # a static member: its successor need not wait for the end of the session
+    if "instance" in orders:  # a static member: the next process does not wait for the end of the session
         client |= {"group.instance.id": orders["instance"]}
     claims, execution = memory_of(orders)
     return BrokerEngine(

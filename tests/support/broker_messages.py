@@ -1,4 +1,4 @@
-"""Messages of a broker as a consumer's source would make them, and dead letters of them."""
+"""Messages of a broker in the form that a source returns, and their dead letters."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def record(key: str | None, number: int, *, partition: int = 0, event_type: str 
 
 
 class FakeSource:
-    """A source that the test feeds."""
+    """Source with records from the test."""
 
     def __init__(self) -> None:
         self.settled: list[Record] = []
@@ -80,7 +80,7 @@ class FakeSource:
 
 
 class FakeClaims:
-    """The states of a claim store, in memory. ``away`` makes it unavailable."""
+    """Claim store in memory. ``away`` makes it unavailable."""
 
     def __init__(self) -> None:
         self.states: dict[str, tuple[str, int]] = {}
@@ -178,7 +178,7 @@ async def running(
     dead: Any = None,
     **settings: Any,
 ) -> AsyncIterator[Engine]:
-    """An engine that runs one handler."""
+    """Run an engine with one handler."""
     dispatcher = Dispatcher(NAME)
     dispatcher.add(handler(pattern, function))
     dead = dead or FakeDeadLetters()

@@ -13,7 +13,7 @@ from cryptography.x509.oid import NameOID
 
 
 class Authority:
-    """Signs certificates for servers on this machine."""
+    """Issuer of certificates for servers on this machine."""
 
     def __init__(self, name: str) -> None:
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
@@ -24,11 +24,11 @@ class Authority:
 
     @property
     def certificate(self) -> str:
-        """The certificate that clients trust, in PEM."""
+        """Certificate that clients trust, in PEM."""
         return self._certificate.public_bytes(Encoding.PEM).decode()
 
     def keystore(self, host: str = "127.0.0.1") -> str:
-        """A private key and its certificate, in PEM."""
+        """Return a private key and its certificate, in PEM."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
         address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))])

@@ -8,6 +8,6 @@ from mailboat.consumer.claims.redis_store import RedisClaims
 
 
 class StoreFactory(Protocol):
-    """``await store_at(server.url, lease=1)``: an open store, closed after the test."""
+    """Factory of open stores that are closed after the test: ``await store_at(server.url, lease=1)``."""
 
     async def __call__(self, url: str, **options: Any) -> RedisClaims: ...

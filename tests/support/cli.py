@@ -39,7 +39,7 @@ subscription_manifest = partial(event_subscription, partitions=2)
 
 @dataclass
 class Place:
-    """A folder of manifests, and commands that read them."""
+    """A folder of manifests, and commands that read it."""
 
     folder: Path
     database: Database
@@ -79,7 +79,7 @@ class RunningRelay:
     """``mailboat run`` as a process."""
 
     def __init__(self, arguments: Sequence[str], log: Path, output: Path = Path(os.devnull)) -> None:
-        """``output`` is the file for standard output, which the log sink writes to."""
+        """Start the relay. ``output`` is the file for standard output, where the log sink writes."""
         self._log = log
         with log.open("wb") as stderr, output.open("wb") as stdout:
             self.process = subprocess.Popen(
@@ -90,7 +90,7 @@ class RunningRelay:
             )
 
     def lines(self) -> list[dict[str, Any]]:
-        """Complete lines of its log."""
+        """Return the complete lines of the log."""
         whole = self._log.read_text().rpartition("\n")[0]
         return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
 
@@ -131,7 +131,7 @@ class RunningRelay:
 
 
 class Operator:
-    """Signs calls as the operator does."""
+    """Signer of requests in the way of the operator."""
 
     def __init__(self, audience: str) -> None:
         self.audience = audience

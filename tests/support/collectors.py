@@ -17,7 +17,7 @@ from support.wait import wait_until
 
 
 class Collector(BackgroundThread):
-    """Collects during its ``with`` block. Subclasses implement the source."""
+    """Collector that reads during its ``with`` block. Subclasses implement the source."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -63,7 +63,7 @@ class Collector(BackgroundThread):
 
 
 class KafkaCollector(Collector):
-    """Reads all partitions of a topic from the beginning."""
+    """Collector that reads all partitions of a topic from the beginning."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         super().__init__(f"Kafka topic {topic}")
@@ -95,7 +95,7 @@ def _text(value: bytes | str | None) -> str:
 
 
 class PubSubCollector(Collector):
-    """Creates the topic and an ordered subscription to it, and pulls."""
+    """Collector that creates the topic and an ordered subscription to it, and pulls."""
 
     def __init__(self, host: str, topic: str, project: str = "faults") -> None:
         super().__init__(f"Pub/Sub topic {topic}")

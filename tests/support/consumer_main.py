@@ -1,9 +1,9 @@
-"""A consumer process for tests that kill it.
+"""Consumer process for tests that kill it.
 
     python -m support.consumer_main '{"url": ..., "die_at": "handled", "passage": 3}'
 
-Its handler inserts each event into the table ``effects``. It fails the first attempt of every thirtieth event of a key,
-and ends the process for events of type ``lethal``.
+The handler inserts each event into the table ``effects``. The first attempt of every thirtieth event of a key fails.
+The handler ends the process for events of type ``lethal``.
 """
 
 from __future__ import annotations

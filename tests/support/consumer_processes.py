@@ -30,10 +30,10 @@ STARTED = "Consumer started"
 
 
 class Death:
-    """Kills the process with SIGKILL at a point of the engine. Implements ``PassingPoint``."""
+    """Callback that kills this process with SIGKILL at a point of the engine. Implements ``PassingPoint``."""
 
     def __init__(self, point: str | None, passage: int = 1, *, armed: bool = True) -> None:
-        """The process dies at the passage of that number while ``armed``."""
+        """Kill the process at the passage of that number, if it is ``armed``."""
         self._point = point
         self._left = passage
         self.armed = armed
@@ -49,7 +49,7 @@ class Death:
 
 
 class Lines:
-    """A file that survives the process: each line is one write."""
+    """File that survives the process: each line is one write."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)

@@ -1,6 +1,6 @@
-"""The panels of a Grafana dashboard as one HTML page, drawn from the answers of a Prometheus.
+"""The panels of a Grafana dashboard as one HTML page, drawn from the results of a Prometheus.
 
-It is no Grafana: it draws titles, places, legends and lines of the dashboard's file, to show what the panels contain.
+The page contains the titles, positions, legends and lines of the dashboard file. Nothing else of Grafana is imitated.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ async def _migrate(url: str) -> None:
 
 @contextmanager
 def logged_in(database: Database, group: str) -> Iterator[str]:
-    """URL of a new user with the privileges of the group only."""
+    """Create a user with the privileges of the group only, and yield the URL of the user."""
     name = f"{group}_{database.name}"
     database.execute(sql.SQL("create role {} login in role {}").format(sql.Identifier(name), sql.Identifier(group)))
     yield database.url_for(name)

@@ -23,7 +23,7 @@ Document = dict[str, Any]
 
 
 def variants() -> list[str]:
-    """The names of all sets of values under ``ci/``."""
+    """Return the names of all sets of values under ``ci/``."""
     names = sorted(file.name.removesuffix("-values.yaml") for file in (CHART / "ci").glob("*-values.yaml"))
     assert {"default", "ha", "restricted"} <= set(names)
     return names
@@ -48,19 +48,19 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @functools.cache  # many tests share the text
 def manifest(variant: str = "default", *arguments: str) -> str:
-    """The rendered release, hooks included."""
+    """Return the rendered release, hooks included."""
     done = helm("template", RELEASE, str(CHART), *COMMON, "--values", str(values_of(variant)), *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def rendered(variant: str = "default", *arguments: str) -> list[Document]:
-    """Every document of the release."""
+    """Return all documents of the release."""
     return [document for document in yaml.load_all(manifest(variant, *arguments), yaml.CSafeLoader) if document]
 
 
 def one(documents: list[Document], kind: str, name: str | None = None) -> Document:
-    """The only document of a kind (and name)."""
+    """Return the only document of a kind (and name)."""
     found = [each for each in documents if each["kind"] == kind and name in (None, each["metadata"]["name"])]
     assert len(found) == 1, f"{len(found)} documents of kind {kind} called {name}: {[names(each) for each in found]}"
     return found[0]

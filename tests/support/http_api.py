@@ -36,7 +36,7 @@ class Relays:
 
 
 async def serving(relays: Relays, callers: CallerAuth) -> AsyncIterator[aiohttp.ClientSession]:
-    """A client of a server with this authentication."""
+    """Yield a client of a server with this authentication."""
     server = HttpServer.bind("127.0.0.1", 0)
     await server.start(HttpApi(lambda: relays.statuses, relays.assign, callers, stopping=lambda: relays.stopping))
     try:

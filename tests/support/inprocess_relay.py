@@ -67,7 +67,7 @@ async def serving(
 
 
 def status_of(relay: Relay, name: str) -> SubscriptionStatus:
-    """The status of one subscription."""
+    """Return the status of one subscription."""
     return next(s for s in relay.status().subscriptions if s.name.endswith(f"/{name}"))
 
 
@@ -75,7 +75,7 @@ def status_of(relay: Relay, name: str) -> SubscriptionStatus:
 
 
 class StagedSink(MemorySink):
-    """A memory sink, found by the name of its subscription and shared by all relays of a test."""
+    """Memory sink that is registered by the name of its subscription and shared by all relays of a test."""
 
     stage: ClassVar[dict[str, StagedSink]] = {}
     given: SinkContext
@@ -113,7 +113,7 @@ class StagedSink(MemorySink):
 
 OURS = TableLayout()
 STAGED: Manifest = {"custom": {"type": "staged"}}
-"""``spec.sink`` of a subscription whose sink is found in ``StagedSink.stage``."""
+"""``spec.sink`` of a subscription with its sink in ``StagedSink.stage``."""
 
 
 @contextmanager
@@ -139,7 +139,7 @@ def _arrival(message: Message) -> Arrival:
 
 
 def events(count: int, keys: int, *, first: int = 1, prefix: str = "key") -> list[Written]:
-    """Events with keys in turn. The events of a key are numbered from ``first``."""
+    """Return events with keys in turn. The events of a key are numbered from ``first``."""
     made = []
     for index in range(count):
         key, number = f"{prefix} {index % keys}", first + index // keys
@@ -163,7 +163,7 @@ def write(
 
 
 class Load:
-    """Writes on a thread during a block, in rounds of one numbered event per key."""
+    """Writer on a thread that writes during a block, in rounds of one numbered event per key."""
 
     def __init__(self, url: str, keys: int, committed: dict[str, Written]) -> None:
         self.rounds = 0

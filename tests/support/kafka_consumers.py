@@ -24,11 +24,14 @@ Effect = tuple[str, int]
 
 
 class Consumers:
-    """Processes of one consumer group. Leaves none behind."""
+    """Processes of one consumer group. Every process is killed at the end of the block."""
 
     def __init__(self, server: KafkaServer, folder: Path, *, outbox: Database | None = None, **orders: Any) -> None:
-        """``orders``: topic, group, redis; others are in ``support.broker_consumer_main``. With an ``outbox``, the
-        effects are rows in its database, and the store is the inbox there."""
+        """Prepare the files and the feed.
+
+        ``orders``: topic, group, redis; others are in ``support.broker_consumer_main``. With an ``outbox``, the effects
+        are rows in its database, and the store is the inbox there.
+        """
         self.server = server
         self._folder = folder
         self._outbox = outbox
@@ -59,7 +62,7 @@ class Consumers:
         return process
 
     def stop(self, *processes: Any) -> None:
-        """Stop with SIGTERM, and require an orderly end."""
+        """Stop processes with SIGTERM, and require exit status 0."""
         for each in processes:
             wait_until(lambda: f" {each.pid} root {STARTED}" in self.log(), what="its start")  # noqa: B023
             each.terminate()
@@ -84,8 +87,11 @@ class Consumers:
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
     def send_and_wait(self, keys: Iterable[str], effects: int) -> None:
-        """Send events and wait until so many more effects have happened. A group whose members were killed continues
-        after their session time-out, and a busy machine may be slow: the deadline is for a group that stands still."""
+        """Send events and wait for a number of further effects.
+
+        A group with killed members continues after their session time-out, and a busy machine may be slow. The deadline
+        is for a group that makes no progress.
+        """
         goal = self.effect_count() + effects
         self.feed.send(keys)
         wait_until(lambda: self.effect_count() >= goal, timeout=180, what="consumers to handle events")
@@ -113,11 +119,11 @@ class Consumers:
         return set(self.feed.sent) - found
 
     def twice(self) -> int:
-        """Return how many effects happened again."""
+        """Return the number of repeated effects."""
         return sum(count - 1 for count in Counter(effect for effect, _ in self.effects()).values())
 
     def check(self, *, most_twice: int) -> None:
-        """No event is lost, the events of a key happen in order, and few happen twice."""
+        """Check that no event is lost, that the events of a key happen in order, and that few happen twice."""
         lost = self.lost()
         assert not lost, f"{len(lost)} events are lost"
         numbers: dict[str, list[int]] = defaultdict(list)
@@ -128,7 +134,7 @@ class Consumers:
         assert self.twice() <= most_twice, f"{self.twice()} effects happened again"
 
     def check_attempts(self) -> None:
-        """Every effect happened once and in the attempt that its handler chose: nothing else cost an attempt."""
+        """Check that every effect happened once, in the attempt that its handler chose. Outages cost no attempt."""
         self.check(most_twice=0)
         fails = self.orders.get("fails", True)
         wrong = [

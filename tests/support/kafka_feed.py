@@ -13,12 +13,12 @@ from mailboat_devservers.kafka import KafkaServer
 
 
 class Feed:
-    """Produces events of one topic and remembers them."""
+    """Producer of events of one topic, with a record of them."""
 
     def __init__(self, server: KafkaServer, topic: str) -> None:
         self.topic = topic
         self.sent: list[tuple[str, int]] = []
-        """(key, number)"""
+        """Key and number of each event."""
         self.ids: list[str] = []
         """Event ids, in the same order."""
         self._numbers: dict[str, int] = {}
@@ -50,7 +50,7 @@ class Feed:
 
 
 def committed(server: KafkaServer, topic: str, group: str, partitions: int) -> dict[int, int]:
-    """Return the committed offsets of a group, by partition; none while the broker does not know the group."""
+    """Return the committed offsets of a group by partition, or none if the broker does not have the group yet."""
     client = Consumer({"bootstrap.servers": server.bootstrap, "group.id": group, "log_level": 0})
     try:
         wanted = [TopicPartition(topic, number) for number in range(partitions)]

@@ -10,7 +10,7 @@ from support.background import BackgroundThread
 
 
 class Watch(BackgroundThread):
-    """Samples all cursors during its ``with`` block."""
+    """Sampler of all cursors during its ``with`` block."""
 
     def __init__(self, url: str) -> None:
         super().__init__("the watch")

@@ -68,7 +68,7 @@ def payload(key: str | None, number: int, **more: object) -> bytes:
 
 
 def in_the_table(url: str, table: str = "mailboat.outbox") -> dict[str, Written]:
-    """Events in the outbox, for tests in which a writer can't know whether its commit survived."""
+    """Return the events in the outbox, for tests in which a commit may be lost after it returned."""
     with psycopg.connect(url) as connection:
         rows = connection.execute(f"select event_id::text, key, payload from {table}").fetchall()
     return {

@@ -70,7 +70,7 @@ def _one(connection: psycopg.Connection[tuple[Any, ...]], statement: str, *value
 
 
 def hold_the_log_writer(server: PostgresServer) -> None:
-    """Suspend the WAL writer, which flushes every ten seconds. To be called after every start."""
+    """Suspend the WAL writer, which flushes every ten seconds. Call this after every start of the server."""
 
     def found() -> list[psutil.Process]:
         children = psutil.Process(server.pid).children()
@@ -88,7 +88,7 @@ def _title(process: psutil.Process) -> str:
 
 
 def start_primary(major: int, directory: Path) -> PostgresServer:
-    """A server with an outbox in its database ``postgres``. It ends with the test run at the latest."""
+    """Start a server with an outbox in its database ``postgres``. The server stops with the test run at the latest."""
     server = PostgresServer.start(find_postgres(major), directory, settings=NEVER_FLUSHED)
     asyncio.run(_migrate(server.url()))
     with psycopg.connect(server.url()) as connection:

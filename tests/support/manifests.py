@@ -18,7 +18,7 @@ LOG: Manifest = {"log": {}}
 def outbox_relay(
     name: str = "orders", *, namespace: str | None = "shop", metadata: Mapping[str, Any] | None = None, **spec: Any
 ) -> Manifest:
-    """An OutboxRelay. Further arguments are fields of its ``spec``."""
+    """Return an OutboxRelay. Further arguments are fields of its ``spec``."""
     database = {"urlSecretRef": {"name": DATABASE_SECRET, "key": "url"}}
     return _resource("OutboxRelay", name, namespace, metadata, {"database": database, **spec})
 
@@ -26,7 +26,7 @@ def outbox_relay(
 def outbox_relay_on(
     url: str, *, name: str = "orders", namespace: str = "shop", wake: Mapping[str, Any] | None = None, **outbox: Any
 ) -> Manifest:
-    """An OutboxRelay on a real database. Further arguments are fields of ``spec.outbox``."""
+    """Return an OutboxRelay on a real database. Further arguments are fields of ``spec.outbox``."""
     wake = {"pollInterval": "50ms"} if wake is None else wake
     return outbox_relay(name, namespace=namespace, database={"url": url}, outbox=outbox, wake=wake)
 
@@ -40,13 +40,13 @@ def event_subscription(
     metadata: Mapping[str, Any] | None = None,
     **spec: Any,
 ) -> Manifest:
-    """An EventSubscription. Further arguments are fields of its ``spec``."""
+    """Return an EventSubscription. Further arguments are fields of its ``spec``."""
     spec = {"relayRef": {"name": relay}, "sink": dict(sink), **spec}
     return _resource("EventSubscription", name, namespace, metadata, spec)
 
 
 def declared(name: str = "all", **spec: Any) -> SubscriptionManifest:
-    """An EventSubscription in the form that stores declare."""
+    """Return an EventSubscription in the form that stores declare."""
     return SubscriptionManifest.of(EventSubscription.model_validate(event_subscription(name, **spec)))
 
 

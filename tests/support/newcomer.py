@@ -1,6 +1,6 @@
 """The mistakes of docs/laptop-messages.md: a part of a manifest, the commands and their output.
 
-Each section of the page is one mistake, and its commands must print the output of the page.
+Each section of the page is one mistake. Its commands must print the output of the page.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PAGE = ROOT / "docs" / "laptop-messages.md"
 LAPTOP = ROOT / "examples" / "laptop" / "orders.yaml"
 _SECTION = re.compile(r"^### (.+?)\n\n(?:```yaml\n(.*?)```\n\n)?```console\n(.*?)```$", re.DOTALL | re.MULTILINE)
 _WHOLE = ("sink", "database")
-"""Mappings that a part of a manifest replaces instead of completing."""
+"""Mappings that a part of a manifest replaces completely."""
 _DATABASE = "postgresql://…"
 _OTHER_USER = re.compile(r"postgresql://(\w+)@…")
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -35,7 +35,7 @@ class Mistake:
 
     title: str
     manifest: str
-    """Part of a manifest, merged into the smallest one; a whole file if it begins with apiVersion; else empty."""
+    """Part of a manifest, merged into the smallest one; a whole file if it begins with apiVersion; otherwise empty."""
     commands: tuple[str, ...]
     shown: str = ""
     no_manifest: bool = False
@@ -75,7 +75,7 @@ def run_mistake(mistake: Mistake, folder: Path, database: Database | None) -> st
 
 
 def _concrete(command: str, database: Database | None) -> str:
-    """Put the URL of the test's database where the page has an ellipsis. Another user of it is created."""
+    """Replace each ellipsis of the page by the URL of the test's database. Create other users that the URL names."""
     if database is None:
         return command
     for user in _OTHER_USER.findall(command):

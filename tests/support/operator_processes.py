@@ -46,18 +46,18 @@ class RunningOperator:
             "--webhook-config-name": namespace,
             "--health-listen": "127.0.0.1:0",
             "--shutdown-delay": "0s",
-            "--lease-duration": "60s",  # so that a stalled machine does not cost the leader lease
+            "--lease-duration": "60s",  # so that a stalled machine does not lose the leader lease
             "--log-format": "json",
         } | dict(flag.split("=", 1) for flag in flags)
         return [f"{flag}={value}" for flag, value in given.items()]
 
     @property
     def text(self) -> str:
-        """Its whole log."""
+        """The whole log."""
         return self._log.read_text()
 
     def lines(self) -> list[dict[str, Any]]:
-        """Complete lines of its log."""
+        """Return the complete lines of the log."""
         whole = self.text.rpartition("\n")[0]
         return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
 
@@ -94,7 +94,7 @@ class RunningOperator:
 
 
 def webhook_configuration(namespace: str, address: str, failure_policy: str = "Ignore") -> dict[str, Any]:
-    """The configuration of the chart for one namespace, by address and without a caBundle."""
+    """Return the configuration of the chart for one namespace, by address and without a caBundle."""
     return {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "MutatingWebhookConfiguration",
@@ -125,7 +125,7 @@ def webhook_configuration(namespace: str, address: str, failure_policy: str = "I
 
 
 def a_pod(name: str, relay: str = "orders", **spec: Any) -> dict[str, Any]:
-    """A pod with the label of a relay, valid in a restricted namespace."""
+    """Return a pod with the label of a relay, valid in a restricted namespace."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -148,7 +148,7 @@ a_relay = partial(outbox_relay, namespace=None, runtime="Sidecar")
 
 
 def a_subscription(name: str = "to-kafka", relay: str = "orders") -> Manifest:
-    """A subscription with its own Secret and a dead-letter topic."""
+    """Return a subscription with its own Secret and a dead-letter topic."""
     sink = kafka_sink(configSecretRef={"name": "kafka-login"})
     return event_subscription(
         name, sink, relay=relay, namespace=None, delivery={"deadLetter": {"topic": "orders.dead"}}

@@ -128,7 +128,7 @@ class Cluster:
         return await self.until(kind, name, holds, f"{type_} {status} ({reason}) of {name}", timeout)
 
     async def events(self, name: str) -> list[tuple[str, str, str]]:
-        """Type, reason and message of every event about a resource."""
+        """Return type, reason and message of every event about a resource."""
         listed = await self.kube.list(EVENT, self.namespace)
         return [
             (each["type"], each["reason"], each["note"]) for each in listed.items if each["regarding"]["name"] == name
@@ -195,7 +195,7 @@ class Cluster:
 
     async def remove_pod(self, name: str) -> None:
         await self.relays.pop(name).stop()
-        # No kubelet ends the pod.
+        # There is no kubelet to end the pod.
         await asyncio.to_thread(
             self.api.kubectl, "delete", "pod", name, "--namespace", self.namespace, "--grace-period=0", "--force"
         )
@@ -211,12 +211,12 @@ def condition_of(found: Object, type_: str) -> dict[str, Any]:
 
 
 def holders(found: Object) -> dict[int, str]:
-    """Pods by partition, from the status."""
+    """Return the pods by partition, from the status."""
     return {each["partition"]: each["pod"] for each in (found.get("status") or {}).get("partitions") or ()}
 
 
 def spread(*shares: int) -> Callable[[Object], bool]:
-    """Condition: the pods have these numbers of partitions, in any order, and every partition has a pod."""
+    """Return a condition: the pods have these numbers of partitions, in any order, and every partition has a pod."""
 
     def is_spread(found: Object) -> bool:
         counts = Counter(holders(found).values())
@@ -226,7 +226,7 @@ def spread(*shares: int) -> Callable[[Object], bool]:
 
 
 def configuring(*expected: str) -> Callable[[Object], bool]:
-    """Condition: a ConfigMap holds the resources of these names, in this order."""
+    """Return a condition: a ConfigMap holds the resources of these names, in this order."""
 
     def holds(config_map: Object) -> bool:
         try:
@@ -243,7 +243,7 @@ def _binary(config_map: Object) -> bytes:
 
 
 def quick(namespace: str | None, **changes: Any) -> ControllerSettings:
-    """Settings of an operator with short intervals."""
+    """Return settings of an operator with short intervals."""
     settings = ControllerSettings(
         image=RelayImage("mailboat-relay:test"),
         namespaces=(namespace,) if namespace else (),
@@ -262,7 +262,7 @@ async def operating(
     groups: Sequence[str] = ("system:masters",),
     kubeconfig: Path | None = None,
 ) -> AsyncIterator[CollectorRegistry]:
-    """Run the operator during the block. If it ends early, the test fails."""
+    """Run the operator during the block. If the operator fails before the end of the block, the test fails."""
     if kubeconfig is None:
         kubeconfig = await asyncio.to_thread(cluster.api.kubeconfig_for, user, groups)
     kube = await Kube.connect(kubeconfig)

@@ -1,10 +1,10 @@
-"""A Pub/Sub service for one subscription that redelivers as Google's does, which Google's own fake does not.
+"""Pub/Sub service for one subscription that redelivers like Google's service. Google's own fake does not.
 
 The fake of the development servers sends one message of an ordering key and waits for its acknowledgement. The service
-sends many. After a nack or an expired lease it sends that message again and all later ones of the key, acknowledged
-ones too, to the same stream or to another one. Messages that were sent before stay on their way: nothing is taken back.
+sends many. After a nack or an expired lease the service sends that message again and all later ones of the key,
+including acknowledged ones, to the same stream or to another one. Messages in flight are not recalled.
 
-It accepts deadlines below ten seconds, which the service refuses, so that tests need not wait.
+The fake in this module accepts deadlines below ten seconds, which the service refuses, so that tests need not wait.
 """
 
 from __future__ import annotations
@@ -72,14 +72,17 @@ class _Key:
 
 
 class OrderedPubSub(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """``nacks`` counts nacks, ``expired`` leases that ran out, ``redelivered`` messages that were sent again."""
+    """Fake of the service.
+
+    ``nacks`` counts nacks, ``expired`` counts expired leases, ``redelivered`` counts messages that were sent again.
+    """
 
     def __init__(self, *, exactly_once: bool = False, seed: int = 1) -> None:
         self.exactly_once = exactly_once
         self.nacks = self.expired = self.redelivered = 0
         self.failed_acks = 0
         self.retry_delay = 0.0
-        """Seconds until messages are sent again after a nack: the retry policy of the subscription."""
+        """Seconds between a nack and the redelivery: the retry policy of the subscription."""
         self.fail_acks: grpc.StatusCode | None = None
         self._random = random.Random(seed)
         self._lock = threading.RLock()
@@ -102,7 +105,7 @@ class OrderedPubSub(grpc.GenericRpcHandler):  # type: ignore[misc]
             number = next(self._ids)
             message = _Message(data=data, attributes=attributes, message_id=str(number), ordering_key=key)
             message.publish_time.GetCurrentTime()
-            # Without a key there is no order, so each message is a log of its own.
+            # Messages without a key have no order, so each has its own log.
             self._keys[key or f"\0{number}"].log.append(_Stored(message))
             self._send()
             return str(number)
@@ -127,13 +130,13 @@ class OrderedPubSub(grpc.GenericRpcHandler):  # type: ignore[misc]
         return len(self._streams)
 
     def expire_leases(self) -> None:
-        """Let all leases run out now, as after an outage that is longer than they are."""
+        """Expire all leases now, as after an outage that is longer than the leases."""
         with self._lock:
             for lease in self._leases.values():
                 lease.until = 0
 
     def end_streams(self) -> None:
-        """End all streams, as the service does now and then."""
+        """End all streams, as the service does from time to time."""
         with self._lock:
             for stream in list(self._streams):
                 self._leave(stream)
@@ -187,7 +190,7 @@ class OrderedPubSub(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._leave(stream)
 
     def _leave(self, stream: _Stream) -> None:
-        """A stream ended. Its leases stay until they run out."""
+        """Remove an ended stream. Its leases stay until they expire."""
         with self._lock:
             if stream in self._streams:
                 self._streams.remove(stream)
@@ -242,7 +245,7 @@ class OrderedPubSub(grpc.GenericRpcHandler):  # type: ignore[misc]
             while key.next < len(key.log) and key.not_before <= now:
                 if key.stream is None or key.stream not in self._streams:
                     if key.stream is not None and self._held(key, key.stream):
-                        break  # until the leases of the stream that ended run out
+                        break  # until the leases of the ended stream expire
                     if not self._streams:
                         return
                     key.stream = self._random.choice(self._streams)

@@ -21,7 +21,7 @@ Series = tuple[dict[str, str], list[tuple[float, float]]]
 
 
 class PrometheusServer(Child):
-    """Scrapes ``targets``, labels by address."""
+    """Server that scrapes ``targets``: labels by address."""
 
     def __init__(self, directory: Path, targets: Mapping[str, Mapping[str, str]]) -> None:
         program = shutil.which("prometheus")
@@ -45,7 +45,7 @@ class PrometheusServer(Child):
         super().__init__("Prometheus", command, log=directory / "server.log", ready=ready, start_timeout=120.0)
 
     def value(self, expression: str) -> float | None:
-        """Return the only value of an expression now; None without data."""
+        """Return the only value of an expression now, or None without data."""
         result = self._get("query", query=expression)
         assert len(result) <= 1, f"{expression} has {len(result)} series"
         return float(result[0]["value"][1]) if result else None

@@ -1,6 +1,6 @@
-"""A Pub/Sub consumer process for tests that kill it. ``consume`` is the target of the process.
+"""Pub/Sub consumer process for tests that kill it, with ``consume`` as the target of the process.
 
-Its handler appends a line per event to a file that all consumers share, and fails the first attempt of every thirtieth
+The handler appends a line per event to a file that all consumers share, and fails the first attempt of every thirtieth
 event of a key. ``die_at`` names the point of the engine at which the process kills itself.
 """
 

@@ -1,4 +1,4 @@
-"""Pull subscriptions for tests: declared as by `mailboat migrate -f`, and pulled by plain SQL."""
+"""Pull subscriptions for tests: declared as by `mailboat migrate -f`, and pulled with plain SQL."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SOON = {"initial": "1ms", "max": "1ms", "jitter": 0.0}
 
 
 def subscription(name: str = "view", namespace: str = "shop", **spec: Any) -> EventSubscription:
-    """An EventSubscription shop/view with ``sink: {pull: {}}``, one partition and no waits."""
+    """Return an EventSubscription shop/view with ``sink: {pull: {}}``, one partition and no waits."""
     delivery = {"backoff": SOON, **spec.pop("delivery", {})}
     return EventSubscription.model_validate(
         {
@@ -71,7 +71,7 @@ class Puller:
         return found
 
     def take_all(self, most: int | None = None) -> list[str]:
-        """Pull and commit until there are no more events."""
+        """Pull and commit until no events are left."""
         found: list[str] = []
         while batch := self.take(most):
             found += batch

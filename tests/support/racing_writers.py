@@ -1,8 +1,8 @@
 """Concurrent writers with the random behaviour of applications.
 
-Each locks the row of its key (or of two keys in sorted order, which avoids deadlocks) and takes the key's next number
-under that lock. At random a writer takes its transaction id early, pauses with the lock held, writes through savepoints
-of which some are rolled back, and rolls back the whole transaction.
+Each writer locks the row of its key (or of two keys in sorted order, which avoids deadlocks) and takes the key's next
+number under that lock. At random a writer takes its transaction id early, pauses with the lock held, writes through
+savepoints of which some are rolled back, and rolls back the whole transaction.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ insert into accounts (key) select 'account-' || n from generate_series(1, {keys}
 
 
 class _Undo(Exception):
-    """Rolls back a transaction or a savepoint."""
+    """Signal to roll back a transaction or a savepoint."""
 
 
 class Racers:
@@ -105,7 +105,7 @@ class Racers:
             time.sleep(chance.random() ** 3 * self._dawdle)
 
     def wait(self, seconds: float) -> None:
-        """Let the writers run for a time. If one fails, raise its error at once."""
+        """Let the writers run for a time. If a writer fails, raise its error at once."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0 and not self._failures:
             self._ending.wait(min(left, 0.1))

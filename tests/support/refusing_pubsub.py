@@ -1,6 +1,6 @@
-"""A gRPC proxy in front of Google's fake that refuses chosen messages, as the real service does and the fake does not.
+"""gRPC proxy in front of Google's fake that refuses chosen messages, like the real service and unlike the fake.
 
-It forwards every call as bytes, and answers requests that contain ``poison`` with ``answer``, by default
+The proxy forwards every call as bytes, and answers requests that contain ``poison`` with ``answer``, by default
 INVALID_ARGUMENT.
 """
 

@@ -1,4 +1,4 @@
-"""A third-party sink, found by its entry point: it appends to a file and refuses events by their headers.
+"""Third-party sink, found by its entry point, that appends to a file and refuses events by their headers.
 
 An event with the header ``refused-until: 3`` is refused in its first two attempts, with ``always`` in all attempts. The
 header ``kills`` kills the relay. After a SIGKILL during a write the file may end in a torn line, which counts as not
@@ -21,7 +21,7 @@ from support.ledger import Arrival, sequence_of
 
 
 class PickySink:
-    """Does not stop a key after a failure, so the relay publishes one message of a key at a time."""
+    """Sink that does not stop a key after a failure, so the relay publishes one message of a key at a time."""
 
     traits = Traits(header_prefix="ce_", stops_behind_failure=False)
 
@@ -36,7 +36,7 @@ class PickySink:
         self._append(b"\n")  # ends a torn line of a killed process
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
     def refusal(self, message: Message) -> EventRefused | None:
         return None
@@ -75,7 +75,7 @@ def _line(message: Message) -> bytes:
 
 
 def arrivals(path: Path, topic: str | None = None) -> Iterator[Arrival]:
-    """Arrivals of a topic in the file, in order."""
+    """Yield the arrivals of a topic in the file, in order."""
     if not path.exists():
         return
     for line in path.read_text().splitlines():

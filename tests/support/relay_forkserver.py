@@ -1,4 +1,4 @@
-"""A fork server for relays: a process that has imported the relay, and forks one per request.
+"""Fork server for relays: a process that has imported the relay, and forks one relay per request.
 
     python -m support.relay_forkserver NAME
 
@@ -31,7 +31,7 @@ _LONGEST = 1 << 20
 
 
 def address(name: str) -> str:
-    """Address in the abstract namespace: no file is left behind, and the length of folder names does not matter."""
+    """Return an address in the abstract namespace. No file is left behind, and folder names may be long."""
     return f"\0mailboat-forkserver-{name}"
 
 
@@ -39,13 +39,13 @@ def address(name: str) -> str:
 
 
 def is_open(name: str) -> bool:
-    """Whether a fork server accepts connections."""
+    """Return True if a fork server accepts connections."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
         return line.connect_ex(address(name)) == 0
 
 
 class ForkedProcess:
-    """A forked relay with the interface of ``subprocess.Popen``."""
+    """Forked relay with the interface of ``subprocess.Popen``."""
 
     def __init__(self, server: str, orders: Mapping[str, Any], log: Path) -> None:
         self.returncode: int | None = None
@@ -65,7 +65,7 @@ class ForkedProcess:
 
     def send_signal(self, number: signal.Signals) -> None:
         if self.poll() is None:
-            with suppress(ProcessLookupError):  # it ended by itself
+            with suppress(ProcessLookupError):  # the process has already ended
                 os.kill(self.pid, number)
 
     def _receive(self, timeout: float | None) -> int | None:
@@ -97,7 +97,7 @@ def next_orders(name: str) -> dict[str, Any]:
             if listener in ready:
                 line, _ = listener.accept()
                 request = line.recv(_LONGEST)
-                if not request:  # from is_open
+                if not request:  # a connection of is_open
                     line.close()
                     continue
                 given = json.loads(request)

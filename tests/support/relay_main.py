@@ -1,4 +1,4 @@
-"""A relay process for tests that kill it: the production parts, with settings that the command line does not offer.
+"""Relay process for tests that kill it: the production parts, with settings that the command line does not offer.
 
 These are timings, read limits, and a SIGKILL at the n-th passage of a checkpoint.
 """
@@ -34,7 +34,7 @@ def dying_at(point: Checkpoint, passage: int, in_the_air: int, answers: int) -> 
     def passing(passed: Checkpoint) -> None:
         nonlocal left, handed_over, answered
         handed_over += passed is Checkpoint.HANDED_OVER
-        # A retry after a failure is answered without a hand-over.
+        # A retry after a failure has an answer without a hand-over.
         if passed is point and max(handed_over - answered, 0) >= in_the_air and answered >= answers:
             left -= 1
             if left == 0:

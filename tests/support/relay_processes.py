@@ -46,7 +46,7 @@ outbox_relay = functools.partial(outbox_relay_on, name="outbox", namespace="faul
 
 
 def subscription(name: str, sink: Mapping[str, Any], **spec: Any) -> Manifest:
-    """An EventSubscription of that relay, with a delivery time-out below the outages of the tests."""
+    """Return an EventSubscription of that relay, with a delivery time-out shorter than the outages of the tests."""
     return event_subscription(
         name, sink, **{"relay": "outbox", "namespace": "faults", "delivery": {"timeout": "5s"}, **spec}
     )
@@ -65,12 +65,12 @@ class RelayProcess(Child):
 
     @property
     def status(self) -> int | None:
-        """Exit status, or minus the signal; None while it runs."""
+        """Exit status, or minus the signal; None while the process runs."""
         return None if self._process is None else self._process.poll()
 
     @property
     def connections(self) -> int:
-        """Number of its connections. Earlier processes of the same name wrote to the same log."""
+        """Number of connections of this process. Earlier processes of the same name wrote to the same log."""
         return _mentions(self.log) - self._earlier
 
     def until_connected(self, times: int = 1, timeout: float = 60.0) -> None:
@@ -83,7 +83,7 @@ class RelayProcess(Child):
 
 
 class ForkedRelay(RelayProcess):
-    """A relay of a fork server."""
+    """Relay of a fork server."""
 
     def __init__(self, relay: str, server: ForkServer, orders: Mapping[str, Any], log: Path) -> None:
         super().__init__(relay, (), log, {})
@@ -95,7 +95,7 @@ class ForkedRelay(RelayProcess):
 
 
 class ForkServer(Child):
-    """The process that forks relays."""
+    """Process that forks relays."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self.id = secrets.token_hex(8)
@@ -109,7 +109,7 @@ _fork_servers: dict[frozenset[tuple[str, str]], ForkServer] = {}
 
 
 def fork_server(env: Mapping[str, str]) -> ForkServer:
-    """The fork server of all fleets with this environment. It ends with the test run."""
+    """Return the fork server of all fleets with this environment. The server ends with the test run."""
     kind = frozenset(env.items())
     if kind not in _fork_servers:
         _fork_servers[kind] = ForkServer(env)
@@ -138,9 +138,9 @@ class DieAt:
 
 
 class Fleet:
-    """The relays of one outbox, which are killed at the end of its ``with`` block.
+    """The relays of one outbox, which are killed at the end of the ``with`` block.
 
-    Without ``timings`` they are ``mailboat run`` with default timings.
+    Without ``timings`` the relays are ``mailboat run`` with default timings.
     """
 
     def __init__(
@@ -225,11 +225,11 @@ class Fleet:
 
     @property
     def working(self) -> list[RelayProcess]:
-        """Connected relays. A kill of any other tests only the start of a process."""
+        """Connected relays. To kill any other relay would only test the start of a process."""
         return [relay for relay in self.relays.values() if relay.running and relay.connections]
 
     def logs(self, lines: int = 40) -> str:
-        """Ends of the logs, also of ended relays, the newest last."""
+        """Return the ends of the logs, also of ended relays, the newest last."""
         files = sorted((self._directory / "orders").glob("*.log"), key=lambda file: file.stat().st_mtime)
         return "\n".join(
             f"--- {file.stem}\n" + "\n".join(file.read_text(errors="replace").splitlines()[-lines:])
@@ -253,7 +253,7 @@ class Fleet:
 
 
 def owners(url: str) -> dict[tuple[str, int], str | None]:
-    """Owners by subscription and partition."""
+    """Return the owners by subscription and partition."""
     with psycopg.connect(url) as connection:
         rows = connection.execute(
             "select s.name, c.partition, c.owner from mailboat.cursors c"
@@ -263,7 +263,7 @@ def owners(url: str) -> dict[tuple[str, int], str | None]:
 
 
 def bookkeeping(url: str) -> str:
-    """Relays, cursors and parked events, for reports."""
+    """Return relays, cursors and parked events as text for reports."""
     lines: list[str] = []
     try:
         with psycopg.connect(url, connect_timeout=5) as connection:
@@ -284,7 +284,7 @@ def bookkeeping(url: str) -> str:
 
 
 def shares(url: str) -> dict[str | None, int]:
-    """Number of partitions per owner."""
+    """Return the number of partitions per owner."""
     counts: dict[str | None, int] = {}
     for owner in owners(url).values():
         counts[owner] = counts.get(owner, 0) + 1

@@ -67,5 +67,5 @@ def relay(**changes: Any) -> RelayStatus:
 
 
 def process_status(document: dict[str, Any]) -> ProcessStatus:
-    """The parsed status of a relay's process."""
+    """Return the parsed status of a relay process."""
     return TypeAdapter(ProcessStatus).validate_python(document)

@@ -1,8 +1,8 @@
 """One set of servers for all workers of a test run.
 
-The controller of pytest-xdist starts a server when the first worker asks for it, and owns its process. Workers get the
+The controller of pytest-xdist starts a server at the first request of a worker, and owns its process. Workers get the
 port over a Unix socket, and a handle that can connect but not stop the server. Without workers, the process that runs
-the tests does both.
+the tests has both roles.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ _ATTACH: dict[str, Callable[[int, Path], Child]] = {
 
 
 def _address(name: str) -> str:
-    """In the abstract namespace: no file is left behind."""
+    """Return an address in the abstract namespace: no file is left behind."""
     return f"\0{name}"
 
 
 class Servers(ABC):
-    """The servers by name."""
+    """Servers by name."""
 
     @abstractmethod
     def get(self, name: str) -> Child:
-        """The server, running. Raises ``PartMissing`` if it cannot be installed here."""
+        """Return the server, running. Raise ``PartMissing`` if it cannot be installed on this machine."""
 
     @abstractmethod
     def stop(self) -> None:
@@ -79,12 +79,12 @@ class Servers(ABC):
         return cast(PubSubServer, self.get("pstest"))
 
     def redis(self, name: str) -> RedisServer:
-        """``valkey`` or ``redis``."""
+        """Return the server ``valkey`` or ``redis``."""
         return cast(RedisServer, self.get(name))
 
 
 class SharedServers(Servers):
-    """Starts each server once, on first use. The servers end with this process."""
+    """Owner of the servers. Each server starts at its first use and ends with this process."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -107,8 +107,8 @@ class SharedServers(Servers):
             server.stop()
 
     def serve_workers(self) -> None:
-        """Answer workers until this process ends, on a thread."""
-        os.environ[SOCKET] = self._directory.name  # workers inherit it
+        """Answer requests of workers on a thread until this process ends."""
+        os.environ[SOCKET] = self._directory.name  # inherited by the workers
         listener = Listener(_address(self._directory.name))
         threading.Thread(target=self._answer, args=(listener,), name="shared-servers", daemon=True).start()
 
@@ -126,7 +126,7 @@ class SharedServers(Servers):
 
 
 class SharedServersOfController(Servers):
-    """The same servers, as a worker sees them."""
+    """Access of a worker to the servers of the controller."""
 
     def get(self, name: str) -> Child:
         with Client(_address(os.environ[SOCKET])) as controller:
@@ -137,4 +137,4 @@ class SharedServersOfController(Servers):
         return _ATTACH[name](port, folder)
 
     def stop(self) -> None:
-        pass  # they are the controller's
+        pass  # the controller owns the servers

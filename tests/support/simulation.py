@@ -34,7 +34,7 @@ DEAD_TOPIC = "orders.dead"
 
 
 def settings(**changes: object) -> StreamSettings:
-    """Three attempts, dead letters, batches of four."""
+    """Return settings with three attempts, dead letters and batches of four."""
     plain: dict[str, object] = {"batch_size": 4, "timeout": 1.0, "policy": RetryPolicy(3, BACKOFF, dead_letters=True)}
     return StreamSettings(**(plain | changes))  # type: ignore[arg-type]
 
@@ -45,7 +45,7 @@ def subscription(name: str = "orders", *, partitions: int = 1, **spec: object) -
 
 @dataclass
 class RunningRelay:
-    """A relay's process."""
+    """Process of a relay."""
 
     name: str
     task: asyncio.Task[None]
@@ -133,14 +133,14 @@ class Fleet:
         )
 
     async def stop(self, name: str = "relay") -> None:
-        """Stop a relay as SIGTERM does."""
+        """Stop a relay, like SIGTERM."""
         relay = self.relays[name]
         relay.stop.set()
         await relay.task
         del self.relays[name]
 
     async def kill(self, name: str = "relay") -> None:
-        """End a relay as SIGKILL does: no settlement, no release."""
+        """End a relay, like SIGKILL: no settlement, no release."""
         relay = self.relays[name]
         relay.task.cancel()
         with suppress(asyncio.CancelledError):
@@ -163,7 +163,7 @@ class Fleet:
     # -- results -----------------------------------------------------------------------------------------------------
 
     def arrived(self, name: str = "shop/orders") -> list[str]:
-        """Ids of arrived events in order, without dead letters."""
+        """Return the ids of arrived events in order, without dead letters."""
         return [message.event_id for message in self.sinks[name].arrived if message.topic is None]
 
     async def all_settled(self, timeout: float = 120.0) -> None:
@@ -198,7 +198,7 @@ def by_event(messages: Sequence[Message]) -> dict[str, list[Message]]:
 
 @dataclass
 class Refusals:
-    """A predicate for a sink that refuses each chosen event a number of times."""
+    """Predicate for a sink that refuses each chosen event a number of times."""
 
     times: Counter[str] = field(default_factory=Counter)
     given: Counter[str] = field(default_factory=Counter)
@@ -219,5 +219,5 @@ def refusing(fleet: Fleet, tells_which: bool = True, **times: int) -> Refusals:
 
 
 def always(event_id: str) -> dict[str, int]:
-    """``refusing(fleet, **always("e-7"))``"""
+    """Return arguments for ``refusing(fleet, **always("e-7"))``."""
     return {event_id: 1000}

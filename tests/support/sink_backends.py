@@ -38,9 +38,9 @@ from support.refusing_pubsub import RefusingPubSub
 from support.wait import await_until, wait_until
 
 POISON = b"poison" + b"." * 30_000
-"""A value that the destination refuses after ``Backend.refuse_poison``."""
+"""Value that the destination refuses after ``Backend.refuse_poison``."""
 _UNIMPORTANT = "file.delete.delay.ms"
-"""A setting of a topic that no test uses."""
+"""Setting of a topic that no test uses."""
 
 
 Opened = Callable[..., Awaitable[Any]]
@@ -61,7 +61,7 @@ class Features:
     can_be_killed: bool = True
     keeps_null_values: bool = True
     too_large: int = 12_000_000
-    """Size of a value that ``refusal`` must refuse, in bytes; 0: no limit."""
+    """Size in bytes of a value that ``refusal`` must refuse; 0 means no limit."""
 
 
 def context(timeout: float = 60.0, secrets_: Mapping[str, str] | None = None) -> SinkContext:
@@ -75,14 +75,14 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def sink(self, *, timeout: float = 60.0, topic: str | None = None, config: Mapping[str, str] | None = None) -> Sink:
-        """A closed sink. ``config`` applies to Kafka only."""
+        """Return a closed sink. ``config`` applies to Kafka only."""
 
     @abc.abstractmethod
     async def received(self) -> list[Received]:
-        """All arrived messages, those of a key in the order of arrival."""
+        """Return all arrived messages, those of a key in the order of arrival."""
 
     def refuse_poison(self) -> None:
-        """Let the destination refuse messages with the value POISON. To be called after ``open``."""
+        """Let the destination refuse messages with the value POISON. Call this after ``open``."""
         raise NotImplementedError
 
     def go_away(self) -> None:
@@ -114,7 +114,7 @@ class KafkaBackend(Backend):
     features = Features(too_large=1_100_000)
 
     def __init__(self, server: KafkaServer, partitions: int = 4, topic: str | None = None) -> None:
-        """``topic``: an existing topic; by default a new one."""
+        """``topic``: an existing topic; by default the backend creates one."""
         self.server = server
         self.topic = topic or f"topic-{secrets.token_hex(4)}"
         self._partitions = partitions
@@ -172,16 +172,16 @@ class KafkaBackend(Backend):
         self.configure("max.message.bytes", "20000")
 
     def configure(self, name: str, value: str) -> None:
-        """Change a setting of the topic and return when it is effective."""
+        """Change a setting of the topic and return after it is effective."""
         admin = AdminClient({"bootstrap.servers": self.server.bootstrap, "log_level": 0})
         self._set(admin, name, value)
-        # Apache Kafka reports a change before it is effective, and completes it before it reports the next one. So the
-        # report of a second change proves the first. kfake does both at once, and has no such setting.
+        # Apache Kafka reports a change before the change is effective, and completes it before it reports the next one.
+        # The report of a second change therefore proves the first. kfake does both at once, and has no such setting.
         if unimportant := self._settings(admin).get(_UNIMPORTANT):
             self._set(admin, _UNIMPORTANT, str(int(unimportant) + 1))
 
     def _set(self, admin: AdminClient, name: str, value: str) -> None:
-        """Change a setting and return when the broker reports it."""
+        """Change a setting and return after the broker reports it."""
         entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ResourceType.TOPIC, self.topic, incremental_configs=[entry])
         admin.incremental_alter_configs([resource])[resource].result(60)
@@ -213,7 +213,7 @@ class KafkaBackend(Backend):
 
 
 def _high_watermark(consumer: Consumer, place: TopicPartition) -> int:
-    """Retried while the partition has no leader, as for a moment after a lost broker session."""
+    """Return the high watermark. Retry while the partition has no leader, for example after a lost broker session."""
 
     def high_watermark() -> list[int]:
         try:
@@ -234,7 +234,7 @@ def _from_kafka(message: Any) -> Received:
 
 
 class SharedKafkaBackend(KafkaBackend):
-    """On the shared broker, which a test must not kill."""
+    """Backend on the shared broker, which a test must not kill."""
 
     features = replace(KafkaBackend.features, can_be_killed=False)
 
@@ -273,7 +273,7 @@ class PubSubBackend(Backend):
 
     def _read(self) -> list[Received]:
         while True:
-            # Without the client library, which warns about return_immediately.
+            # The client library would warn about return_immediately.
             request = PullRequest(subscription=self._subscription, max_messages=1000, return_immediately=True)
             found = self._pull(request, timeout=60).received_messages
             if not found:
@@ -379,7 +379,7 @@ async def publish_until_delivered(sink: Sink, *batch: Message) -> None:
 
 
 def message(number: int, key: str | None = "k", value: bytes | None = None, **headers: str) -> Message:
-    """A small message whose value is its number."""
+    """Return a small message with its number as the value."""
     value = b"%d" % number if value is None else value
     return Message(f"event-{number}", key, value, {"event_id": f"event-{number}", **headers})
 

@@ -37,7 +37,7 @@ subscription = partial(declared, partitions=2)
 
 
 class Writer(Protocol):
-    """An application's transaction."""
+    """Transaction of an application."""
 
     def insert(self, type: str, *, key: str | None = None, payload: bytes | None = b"{}", **columns: Any) -> str:
         """Add an event and return its id."""
@@ -49,7 +49,7 @@ class Writer(Protocol):
 
 
 class Store(OutboxStore, Protocol):
-    """A store, with the methods that start a session."""
+    """Store with the methods that start a session."""
 
     async def declare(
         self, subscriptions: Sequence[SubscriptionManifest], *, may_lay_out: bool = True
@@ -59,20 +59,20 @@ class Store(OutboxStore, Protocol):
 
 
 class World(Protocol):
-    """An outbox."""
+    """Outbox of a test."""
 
     def begin(self, *, early: bool = False) -> Writer:
-        """``early``: the transaction takes its id before its first write."""
+        """Begin a transaction. With ``early``, it takes its id before its first write."""
         ...
 
     async def open(self, relay: str, settings: StoreSettings = SETTINGS) -> Store:
-        """A relay's store, connected, before ``declare`` and ``join``."""
+        """Return the store of a relay, connected, before ``declare`` and ``join``."""
         ...
 
     def pause(self, number: int, paused: bool) -> None: ...
 
     def set_clock(self, forward: timedelta) -> None:
-        """Set the server's clock forward: earlier heartbeats become older by that time."""
+        """Set the clock of the server forward: earlier heartbeats become older by that time."""
         ...
 
     async def replay_all(self) -> None:
@@ -91,7 +91,7 @@ class World(Protocol):
 
 
 class MemoryWorld:
-    """An outbox in memory."""
+    """Outbox in memory."""
 
     def __init__(self) -> None:
         self.outbox = MemoryOutbox()
@@ -135,7 +135,7 @@ class _MemoryWriter:
 
 
 class PostgresWorld:
-    """A database of a real server."""
+    """Database on a real server."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class PostgresWorld:
         layout: TableLayout = TableLayout(),  # noqa: B008  # immutable
         url: str | None = None,
     ) -> None:
-        """``url``: for the relays' user, if it is not the owner."""
+        """``url``: for the user of the relays, if it is not the owner."""
         self.database = database
         self._url = url or database.url
         self._layout = layout
@@ -184,7 +184,7 @@ class PostgresWorld:
             await link.close()
 
     def row_versions(self) -> list[tuple[Any, ...]]:
-        """Versions of all rows of Mailboat's tables. A write changes xmin and ctid, a row lock changes xmax.
+        """Return the versions of all rows of Mailboat's tables. A write changes xmin and ctid, a row lock changes xmax.
 
         Transaction ids would prove less, since other tests on the shared server consume them too.
         """
@@ -251,7 +251,7 @@ class _PostgresWriter:
 
 
 async def joined(store: Store) -> None:
-    """Join under the name of a crashed relay. Retried, since the server detects the lost session with a delay."""
+    """Join under the name of a crashed relay. Retry, since the server detects the lost session with a delay."""
 
     async def join() -> bool:
         try:

@@ -27,7 +27,7 @@ from support.store_backends import SETTINGS, Store, World, joined
 
 @dataclass
 class Relay:
-    """Claims, polls and settles, with the state of a relay only."""
+    """Relay that claims, polls and settles, and has no state beyond that of a relay."""
 
     store: Store
     subscriptions: dict[int, Subscription]
@@ -85,7 +85,7 @@ class Relay:
         return result
 
     async def events(self, opened: Opened, after: int = 0) -> dict[CursorKey, list[OutboxEvent]]:
-        """All events of a window; a large one is read in chunks."""
+        """Return all events of a window. A large window is read in chunks."""
         if opened.events is not None:
             return {key: list(events) for key, events in opened.events.items()}
         found: dict[CursorKey, list[OutboxEvent]] = defaultdict(list)
@@ -126,7 +126,7 @@ class Relay:
 
 
 async def ticked(store: OutboxStore, settlements: Sequence[Settlement], tips: Sequence[CursorGroup]) -> TickResult:
-    """A tick, and a second one that opens the windows that were too large for the first."""
+    """Run a tick, and a second one that opens the windows that were too large for the first."""
     first = await store.tick(settlements, tips)
     measured = [
         Measured(window, group.members)

@@ -1,4 +1,4 @@
-"""A program on a pseudo-terminal, with its output and a keyboard."""
+"""Program on a pseudo-terminal, with its output and a keyboard."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
 
 class Terminal:
-    """120 columns by 40 lines, the controlling terminal of one process."""
+    """Terminal of 120 columns by 40 lines, the controlling terminal of one process."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
         self._ours, theirs = pty.openpty()

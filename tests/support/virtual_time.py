@@ -1,7 +1,7 @@
-"""An event loop with virtual time: minutes of back-off and heartbeats run in milliseconds, and deterministically.
+"""Event loop with virtual time: minutes of backoff and heartbeats run in milliseconds, and deterministically.
 
-The loop has no sockets and no threads. When all tasks wait, it sets its clock to the next timer. If there is no timer
-either, it raises an error instead of hanging.
+The loop has no sockets and no threads. When all tasks wait, the loop sets its clock to the next timer. If there is no
+timer either, the loop raises an error instead of hanging.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class _Jumping(selectors.SelectSelector):
-    """Never blocks, and adds the time-out to ``passed`` instead."""
+    """Selector that never blocks, and adds the time-out to ``passed`` instead."""
 
     passed = 0.0
 
@@ -34,8 +34,11 @@ class _Jumping(selectors.SelectSelector):
 
 
 class _NumberedTask(asyncio.Task[Any]):
-    """A task that hashes to its number. Task groups cancel the members of a set in hash order; by default that is the
-    order of memory addresses, and every run would be different."""
+    """Task that hashes to its number.
+
+    Task groups cancel the members of a set in hash order. By default that is the order of memory addresses, and every
+    run would be different.
+    """
 
     def __init__(self, *args: Any, number: int, **options: Any) -> None:
         self._number = number
@@ -59,12 +62,12 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 def now() -> datetime:
-    """The date and time in the running loop."""
+    """Return the date and time of the running loop."""
     return _BEGINNING + timedelta(seconds=asyncio.get_running_loop().time())
 
 
 async def until(condition: Callable[[], object], what: str, within: float = 120.0) -> None:
-    """Wait until the condition is true, by the loop's clock; see `support.wait`."""
+    """Wait until the condition is true, by the clock of the loop; see `support.wait`."""
     deadline = asyncio.get_running_loop().time() + within
     while not condition():
         assert asyncio.get_running_loop().time() < deadline, f"waited {within:g} s for {what}, and it did not come"

@@ -1,6 +1,6 @@
 """Waits of all tests: poll a condition until a deadline, with a description for the error.
 
-A condition reports by its value. An exception of a condition is raised.
+A condition reports by its value. If a condition raises, the wait raises the same error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TypeVar, cast, overload
 Answer = TypeVar("Answer")
 
 PATIENCE = 60.0
-"""Default deadline in seconds, generous for a busy machine. A condition that is met early ends the wait."""
+"""Default deadline in seconds, generous for a busy machine. A condition that is met ends the wait early."""
 _POLL = 0.02
 _LONGEST_PAUSE = 0.5
 _DAY = 86_400
@@ -69,7 +69,7 @@ async def await_until(
 
 
 def _pause_since(asked: float) -> float:
-    """Pause in proportion to the duration of the condition, so that a slow one does not use all of the machine."""
+    """Return a pause in proportion to the duration of the condition, so that a slow one does not load the machine."""
     return max(_POLL, min(2 * (time.monotonic() - asked), _LONGEST_PAUSE))
 
 

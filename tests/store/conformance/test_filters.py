@@ -1,4 +1,4 @@
-"""Filters and beginnings: the same answer in SQL and in memory, for several subscriptions read together."""
+"""Filters and start positions: SQL and memory give the same events, for several subscriptions read together."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_subscriptions_that_are_read_together_get_their_own_events_each(wo
 async def test_what_is_read_for_everybody_goes_to_members_only(
     world: World, monkeypatch: pytest.MonkeyPatch, limits: ReadLimits
 ) -> None:
-    """Beyond so many sets of subscriptions a set has no statements of its own, and gets its own events all the same."""
+    """Beyond a number of sets of subscriptions, sets share statements. Each member still gets only its own events."""
     monkeypatch.setattr("mailboat.store.queries._MOST_SETS", -100)
     declared = [subscription(f"s{n}", partitions=1, filter=f) for n, (f, _) in enumerate(CASES)]
     relay = await Relay.start(world, declared, settings=replace(SETTINGS, limits=limits))

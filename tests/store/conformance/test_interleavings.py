@@ -1,7 +1,7 @@
-"""Whatever the interleaving of writers, ticks, settlements and crashes: nothing is lost, doubled or invented (G1, G3).
+"""Random interleavings of writers, ticks, settlements and crashes: no event is lost, doubled or invented (G1, G3).
 
-A machine plays several writers and one relay at random, and keeps a book of its own. The relay's part is as dumb as
-can be: it takes what a tick opens, settles some of it, and now and then dies.
+A state machine runs several writers and one relay at random, and keeps its own record. The relay is as simple as
+possible: it takes the windows that a tick opens, settles some of their events, and sometimes dies.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LIMITS = [
 
 @dataclass
 class Hand:
-    """An open window in the relay's hand: what is left of it."""
+    """An open window of the relay, with the events that are not settled yet."""
 
     window: Window
     left: list[OutboxEvent]
@@ -72,7 +72,7 @@ class Interleavings(RuleBasedStateMachine):
         return store
 
     async def _take_over(self, store: Store, cursors: list[Cursor]) -> None:
-        """What a new owner finds is what the last one left: the same events, the same order, the same numbers."""
+        """Check that a new owner finds the state of the last one: the same events, order and sequences."""
         shared: dict[Window, list[Cursor]] = defaultdict(list)
         for cursor in cursors:
             assert cursor.sequence == self.sequence[cursor.lease.key]
@@ -146,7 +146,7 @@ class Interleavings(RuleBasedStateMachine):
     @rule(data=st.data())
     @precondition(lambda self: self.hands)
     def settle(self, data: st.DataObject) -> None:
-        """Some of what is in hand, in several partitions at once, and then a look."""
+        """Settle some events of several open windows in one tick, which also polls."""
         keys = data.draw(st.lists(st.sampled_from(sorted(self.hands)), unique=True, min_size=1))
         self.loop.run(self._tick([(k, data.draw(st.integers(1, 1 + len(self.hands[k].left)))) for k in keys]))
 
@@ -210,7 +210,7 @@ class Interleavings(RuleBasedStateMachine):
             self.loop.close()
 
     def _finish(self) -> None:
-        """Everything is committed and settled in the end."""
+        """Commit and settle everything, then compare the delivered events with the committed ones."""
         for number in list(self.writers):
             self.commit(number)
         while not self.loop.run(self._tick([(key, 1 + len(hand.left)) for key, hand in self.hands.items()])):

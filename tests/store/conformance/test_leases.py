@@ -1,4 +1,4 @@
-"""Leases: who may claim what, when a dead relay's partitions are free, how deaths are counted, and who is replaced."""
+"""Leases: claims, partitions of dead relays, crash counts, and relays with the same name."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_deaths_at_one_position_are_counted_and_progress_forgets_them(worl
 
 
 async def test_dying_while_the_subscription_is_paused_counts_nothing(world: World) -> None:
-    """Nothing was in hand, so no event can have been the cause."""
+    """No event was in flight, so no event can be the cause of the death."""
     relay = await Relay.start(world, TWO)
     keys = await relay.claim()
     write(world, None, None)
@@ -72,7 +72,7 @@ async def test_dying_while_the_subscription_is_paused_counts_nothing(world: Worl
 
 
 async def test_dying_with_nothing_in_hand_counts_nothing(world: World) -> None:
-    """A relay says so while the sink is unavailable."""
+    """While the sink is unavailable, a relay settles with ``in_hand=False``."""
     relay = await Relay.start(world, TWO)
     keys = await relay.claim()
     write(world, None, None)
@@ -114,7 +114,7 @@ async def test_a_relay_that_is_silent_but_not_dead_is_not_buried(world: World) -
 
 
 async def test_nobody_is_buried_for_a_silence_from_before_we_came(world: World) -> None:
-    """After a restart of the database all locks are free and all heartbeats are old: the first one back waits."""
+    """After a restart of the database, all locks are free and all heartbeats are old. The first relay must wait."""
     patient = replace(SETTINGS, overdue_after=30.0)
     first = await Relay.start(world, TWO, "first", patient)
     await first.claim()

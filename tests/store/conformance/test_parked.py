@@ -1,4 +1,4 @@
-"""The parking lot: heads and those behind them, their times, deaths, and what only the owner may change."""
+"""Parked events: heads and the events behind them, retry times, dead letters, and changes by owners only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ MUCH = 1_000_000
 async def parked(
     world: World, *parks: tuple[str | None, float | None], **columns: Any
 ) -> tuple[Relay, CursorKey, list[OutboxEvent]]:
-    """A relay with events parked: (key, seconds until the next attempt); None is behind its key's head."""
+    """Return a relay with parked events.
+
+    Each event has a key and the seconds until its next attempt. None means that it waits behind the head of its key.
+    """
     relay = await Relay.start(world, ONE)
     (key,) = await relay.claim()
     write(world, *[of for of, _ in parks], **columns)
@@ -164,7 +167,7 @@ async def test_a_death_ends_it_and_the_key_goes_on(world: World) -> None:
 
 
 async def test_many_large_deaths_and_what_is_left_of_their_keys_are_one_settlement(world: World) -> None:
-    """Their answers come back while they are still being sent."""
+    """The server sends results while the store is still sending statements."""
     parks = [(f"key-{n // 2}", LONG if n % 2 == 0 else None) for n in range(20)]
     relay, key, events = await parked(world, *parks, payload=b"." * 2_000_000)
     queues = [await waiting(relay, key, f"key-{n}") for n in range(10)]
@@ -188,7 +191,7 @@ async def test_a_replayed_dead_letter_goes_before_what_waits_and_is_marked(world
 
 
 async def test_the_order_of_a_queue_is_not_that_of_sequence_numbers(world: World) -> None:
-    """They start anew with another number of partitions, and what was parked before keeps its old one."""
+    """A new number of partitions restarts sequences, and events parked before keep their old ones."""
     relay, key, events = await parked(world, ("a", LONG), ("a", None), ("a", None), ("a", None))
     numbers = (900, 901, 5, 6)
     queue = [ordinal for _, ordinal in await waiting(relay, key, "a")]

@@ -1,4 +1,4 @@
-"""Waking up, and knowing how far behind one is."""
+"""Wake-up of idle relays, and the lag."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ async def test_a_writer_that_looked_before_the_bell_hung_out_is_known(world: Wor
     writer.commit()
 
     async def decided() -> bool:
-        """Other tests on the shared server have open transactions, too: they end by themselves."""
+        """Return True if no open transaction is waited for.
+
+        Transactions of other tests on the shared server end by themselves.
+        """
         return not await relay.store.undecided_writers()
 
     await await_until(decided, what="the writer that began after the bell hung out is not waited for")
@@ -52,7 +55,7 @@ async def test_a_writer_that_looked_before_the_bell_hung_out_is_known(world: Wor
 
 
 async def test_lag_counts_what_matches_and_is_not_settled(world: World) -> None:
-    """G7."""
+    """Guarantee G7."""
     declared = [subscription("all"), subscription("some", filter={"eventTypes": ["b.*"]})]
     relay = await Relay.start(world, declared)
     await relay.claim()
@@ -93,7 +96,7 @@ async def test_lag_stops_counting_at_its_bound(world: World) -> None:
 
 
 async def test_who_is_behind_beyond_the_bound_is_not_told_that_nothing_waits(world: World) -> None:
-    """G7: all that is looked at is for others, and what comes after it is not known."""
+    """Guarantee G7: all counted rows belong to other subscriptions, and the rows after the bound are unknown."""
     declared = [subscription("some", filter={"eventTypes": ["b.*"]}, partitions=2)]
     relay = await Relay.start(world, declared, settings=replace(SETTINGS, lag_bound=5))
     await relay.claim()

@@ -1,4 +1,4 @@
-"""Windows: what is in them, who may settle them, and that a cursor which was lost neither settles nor misleads."""
+"""Windows: their events, their settlement, and lost cursors, which neither settle nor hide events of others."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ async def test_a_large_window_is_measured_before_it_is_opened_and_until_then_not
 
 
 async def test_a_large_window_has_bounds_also_when_the_one_who_asks_for_all_was_lost(world: World) -> None:
-    """Without bounds it would be read as a small one: all of it at once, by every owner to come."""
+    """Without bounds the window would be read as a small one: completely, in one read, by every later owner."""
     relay = await Relay.start(
         world, [subscription("one", partitions=1), subscription("two", partitions=1)], settings=LARGE
     )
@@ -219,7 +219,7 @@ async def test_a_keys_events_stay_in_one_partition_whatever_the_subscription(wor
     assert all(len(partitions) == 1 for partitions in homes.values())
 
 
-# -- who may change progress (G5) ------------------------------------------------------------------------------------
+# -- changes of progress (G5) ----------------------------------------------------------------------------------------
 
 
 async def test_a_relay_that_lost_its_cursor_settles_nothing(world: World) -> None:
@@ -266,7 +266,7 @@ async def test_settling_never_moves_a_position_back(world: World) -> None:
     assert again.cursors[key].position == events[1].id
 
 
-# -- one that was lost must not speak for the others -----------------------------------------------------------------
+# -- lost members of a group or a window -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lost_first", [True, False])
@@ -277,7 +277,7 @@ async def test_a_lost_member_of_a_group_hides_nothing_from_the_others(
     declared = [subscription(partitions=3)]
     relay = await Relay.start(world, declared)
     keys = await relay.claim()
-    if groups == 2:  # the last partition is further than the others, as when they settled late
+    if groups == 2:  # the last partition is further than the others, as if they had settled late
         write(world, *[None] * 3)
         (opened,) = (await relay.tick()).opened
         late = [Settlement(relay.lease(key), opened.window.window_snapshot, 0, 1, closes=True) for key in keys]

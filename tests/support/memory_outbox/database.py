@@ -35,7 +35,7 @@ class MemoryRelay:
 
 
 class Transaction:
-    """A writer's transaction. Its id is assigned early on request, else by the first insert, as in Postgres."""
+    """Transaction of a writer. Its id is assigned early on request, otherwise by the first insert, as in Postgres."""
 
     def __init__(self, outbox: MemoryOutbox, *, early: bool) -> None:
         self._outbox = outbox
@@ -45,7 +45,7 @@ class Transaction:
     def insert(
         self, type: str, *, key: str | None = None, payload: bytes | None = b"{}", **columns: Any
     ) -> OutboxEvent:
-        """Add an event. The relays to notify are determined now, as the trigger does."""
+        """Add an event. The relays to notify are determined now, as by the trigger."""
         if self._xid is None:
             self._xid = self._outbox.take_xid()
         self._rings += self._outbox.bells.values()
@@ -143,7 +143,7 @@ class MemoryOutbox:
         return fan_out(pairs, subscriptions, frozenset(lease.key for lease in members))
 
     def queue(self, key: CursorKey, of: str | None) -> list[ParkedRow]:
-        """Return a key's parked events in sending order."""
+        """Return the parked events of a key in sending order."""
         mine = (row for row in self.parked.values() if row.cursor == key and row.event.key == of and of is not None)
         return sorted(mine, key=ParkedRow.order)
 
@@ -173,7 +173,7 @@ class MemoryOutbox:
             self.cursors[CursorKey(number, partition)].assigned_to = relay
 
     def replay(self, chosen: Collection[DeadRow]) -> None:
-        """Put dead letters at the head of their key's queue, in the order of ids. One head per key is due."""
+        """Move dead letters to the head of the queue of their key, in the order of ids. One head per key is due."""
         for dead in sorted(chosen, key=lambda dead: dead.event.id):
             self.dead.remove(dead)
             row = ParkedRow(self.number("parked"), dead.cursor, dead.event, dead.sequence, 0, rank=0, replay=True)

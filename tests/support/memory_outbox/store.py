@@ -1,4 +1,4 @@
-"""One relay's access to an outbox in memory. Every method is one atomic step.
+"""Access of one relay to an outbox in memory. Every method is one atomic step.
 
 Network effects are simulated: the outbox's ``latency`` is awaited before and after each step, and all steps fail while
 the outbox is unavailable (``away``). Repartitioning is not supported.
@@ -47,7 +47,7 @@ Answer = TypeVar("Answer")
 
 
 class MemoryStore:
-    """One relay's access to an outbox in memory."""
+    """Access of one relay to an outbox in memory."""
 
     def __init__(self, outbox: MemoryOutbox, me: RelayIdentity, settings: StoreSettings | None = None) -> None:
         self._outbox = outbox
