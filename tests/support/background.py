@@ -39,6 +39,7 @@ class BackgroundThread:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ending.set()
-        self._thread.join(timeout=30)
+        self._thread.join(timeout=70)
         if error is None:
             self.raise_failure()
+            assert not self._thread.is_alive(), f"{self.name} did not end within 70 s"

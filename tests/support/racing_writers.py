@@ -116,6 +116,7 @@ class Racers:
         self._ending.set()
         for thread in self._threads:
             thread.join(timeout=30)
+            assert not thread.is_alive(), f"{thread.name} did not end within 30 s: a transaction waits for a lock"
         self._raise()
         return self.ledger
 

@@ -174,7 +174,7 @@ class Fleet:
         log = place / f"{relay}.log"
         process = (
             ForkedRelay(relay, fork_server(self._env), self._tuned(relay, die_at), log)
-            if self._timings or die_at
+            if self._timings or self._limits or die_at
             else RelayProcess(relay, self._as_a_user_would(relay), log, self._env)
         )
         process.launch()
