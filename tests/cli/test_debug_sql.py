@@ -35,7 +35,7 @@ def test_each_statement_runs_and_has_a_plan(place: Place, count: int) -> None:
     subscriptions = [subscription_manifest(f"s{n}", filter=FILTER) for n in range(count)]
     script = printed(place, *subscriptions)
     names = {name.partition(",")[0] for name in re.findall(r"^-- name: (.*)$", script, re.MULTILINE)}
-    assert names == set(statements("windows")) - {"tip", "this_window", "late_arm", "occupied", "stray"}
+    assert names == set(statements("windows")) - {"head", "this_window", "late_arm", "occupied", "stray"}
     psql(place, f"begin;\n{script}\nrollback;")
 
     explained = re.sub(r"^(-- name: .*\n(?:--.*\n)*)", r"\1explain ", script, flags=re.MULTILINE)

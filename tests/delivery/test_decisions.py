@@ -83,42 +83,42 @@ def test_an_outage_that_is_over_begins_anew() -> None:
 
 def test_the_longer_nothing_comes_the_rarer_one_looks() -> None:
     poll_interval = PollInterval(WakeSettings(poll=0.5, idle_after=3, longest=4.0)).quiet(10.0)
-    assert not poll_interval.should_sleep(10.0 + LINGER / 2)
-    assert poll_interval.should_sleep(10.0 + LINGER)
-    asleep = poll_interval.slept()
+    assert not poll_interval.should_idle(10.0 + LINGER / 2)
+    assert poll_interval.should_idle(10.0 + LINGER)
+    idle = poll_interval.idled()
     waits = []
     for _ in range(9):
-        waits.append(asleep.wait(0.0))
-        asleep = asleep.polled_in_vain(undecided_writers=False)
+        waits.append(idle.wait(0.0))
+        idle = idle.still_idle(undecided_writers=False)
     assert waits == [0.5, 0.5, 0.5, 0.5, 1.0, 2.0, 4.0, 4.0, 4.0]
-    assert asleep.found(20.0).wait(0.0) == 0
-    assert asleep.roused().wait(0.0) == 0
+    assert idle.found(20.0).wait(0.0) == 0
+    assert idle.due().wait(0.0) == 0
 
 
 def test_a_writer_who_may_have_missed_the_bell_keeps_the_polls_frequent() -> None:
-    asleep = PollInterval(WakeSettings(poll=0.5, idle_after=0, longest=60.0)).quiet(0.0).slept()
+    idle = PollInterval(WakeSettings(poll=0.5, idle_after=0, longest=60.0)).quiet(0.0).idled()
     for _ in range(100):
-        asleep = asleep.polled_in_vain(undecided_writers=True)
-    assert asleep.wait(0.0) == 0.5
+        idle = idle.still_idle(undecided_writers=True)
+    assert idle.wait(0.0) == 0.5
 
 
 def test_a_relay_that_was_notified_is_idle_as_soon_as_nothing_comes() -> None:
-    asleep = PollInterval(WakeSettings(poll=0.5)).quiet(0.0).slept()
-    assert asleep.heard().wait(0.0) == 0
-    assert asleep.heard().found(10.0).quiet(10.01).wait(0.0) == 0.5
+    idle = PollInterval(WakeSettings(poll=0.5)).quiet(0.0).idled()
+    assert idle.woken().wait(0.0) == 0
+    assert idle.woken().found(10.0).quiet(10.01).wait(0.0) == 0.5
 
 
 def test_a_relay_that_found_an_event_by_the_clock_does_not_rely_on_notifications() -> None:
-    asleep = PollInterval(WakeSettings(poll=0.5)).quiet(0.0).slept()
-    for found in (asleep, asleep.heard().found(10.0).quiet(10.01)):
+    idle = PollInterval(WakeSettings(poll=0.5)).quiet(0.0).idled()
+    for found in (idle, idle.woken().found(10.0).quiet(10.01)):
         assert found.found(10.5).quiet(10.51).wait(0.0) < LINGER
 
 
 @pytest.mark.parametrize(("interval", "crowded"), [(0.001, True), (0.01, True), (0.1, False), (10.0, False)])
 def test_writers_notify_until_events_come_often(interval: float, crowded: bool) -> None:
-    poll_interval, often = PollInterval(WakeSettings()).quiet(0.0).slept(), False
+    poll_interval, often = PollInterval(WakeSettings()).quiet(0.0).idled(), False
     for now in (100.0 + number * interval for number in range(100)):
-        poll_interval = poll_interval.heard().found(now)
+        poll_interval = poll_interval.woken().found(now)
         often |= poll_interval.crowded(now)
         poll_interval = poll_interval.quiet(now)
     assert often is crowded
@@ -126,15 +126,15 @@ def test_writers_notify_until_events_come_often(interval: float, crowded: bool) 
 
 
 def test_writers_do_not_notify_a_relay_that_is_behind_however_slow_its_polls_are() -> None:
-    poll_interval = PollInterval(WakeSettings()).quiet(0.0).slept().heard()
+    poll_interval = PollInterval(WakeSettings()).quiet(0.0).idled().woken()
     assert not poll_interval.found(10.0).found(10.4).crowded(10.4)
     assert poll_interval.found(10.0).found(10.4).found(10.8).crowded(10.8)
 
 
 @given(st.integers(0, 10_000))
 def test_the_longest_wait_is_never_exceeded(polls: int) -> None:
-    asleep = PollInterval(WakeSettings(), quiet_since=0.0, asleep=True, empty_polls=polls)
-    assert asleep.wait(1.0) <= WakeSettings().longest
+    idle = PollInterval(WakeSettings(), quiet_since=0.0, idle=True, empty_polls=polls)
+    assert idle.wait(1.0) <= WakeSettings().longest
 
 
 # -- ownership -------------------------------------------------------------------------------------------------------

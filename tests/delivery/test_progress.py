@@ -42,11 +42,14 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     tick = MemoryStore.tick
 
     async def counting(
-        store: MemoryStore, settlements: Sequence[Settlement], tips: Sequence[CursorGroup], measured: Sequence[Measured]
+        store: MemoryStore,
+        settlements: Sequence[Settlement],
+        groups: Sequence[CursorGroup],
+        measured: Sequence[Measured],
     ) -> TickResult:
-        counted.append(len(tips))
+        counted.append(len(groups))
         await asyncio.sleep(0.003)  # about the duration in a database
-        return await tick(store, settlements, tips, measured)
+        return await tick(store, settlements, groups, measured)
 
     monkeypatch.setattr(MemoryStore, "tick", counting)
     return counted

@@ -97,6 +97,11 @@ def test_a_database_that_is_away_for_ten_seconds_under_load(
         assert len(fleet.working) == 2
 
 
+def _until_delivered(collector: KafkaCollector) -> None:
+    arrived = len(collector.arrivals)
+    wait_until(lambda: len(collector.arrivals) > arrived, 60, "delivery after the last cut")
+
+
 @pytest.mark.verify
 def test_connections_that_are_cut_again_and_again(
     outbox: Database,
@@ -111,8 +116,7 @@ def test_connections_that_are_cut_again_and_again(
     ):
         fleet.start_connected(2)
         for _ in range(5):
-            arrived = len(collector.arrivals)
-            wait_until(lambda before=arrived: len(collector.arrivals) > before, 60, "delivery after the last cut")
+            _until_delivered(collector)
             proxy.cut()
             racers.wait(0.5)
         catch_up(racers, collector)

@@ -219,7 +219,7 @@ def _subscription(start: str) -> EventSubscription:
 
 
 @pytest.fixture
-def at_tip(outbox: Database) -> Bench:
+def at_head(outbox: Database) -> Bench:
     """Subscription with all existing events settled."""
     return Bench(outbox, "Latest")
 
@@ -245,51 +245,51 @@ def test_there_are_thirty_days_of_events(filled: Database) -> None:
     assert days >= DAYS
 
 
-async def test_an_empty_tail_costs_nothing_however_often_it_is_looked_at(at_tip: Bench) -> None:
-    async with at_tip.counting() as look:
+async def test_an_empty_tail_costs_nothing_however_often_it_is_looked_at(at_head: Bench) -> None:
+    async with at_head.counting() as look:
         for _ in range(100):
             assert (await look.tick()).quiet
-    assert at_tip.visited <= 8 * PLANNING
+    assert at_head.visited <= 8 * PLANNING
 
 
-async def test_a_tail_of_a_hundred_costs_a_hundred(at_tip: Bench) -> None:
-    async with at_tip.counting() as look:
+async def test_a_tail_of_a_hundred_costs_a_hundred(at_head: Bench) -> None:
+    async with at_head.counting() as look:
         await look.tick()
         for _ in range(10):  # the last rounds use prepared statements and the generic plan that a relay sets
-            _write(at_tip.database, 100)
+            _write(at_head.database, 100)
             [opened] = (await look.tick()).opened
             assert opened.events is not None
             assert sum(map(len, opened.events.values())) == 100
             await look.close_window(opened.window)
-    assert at_tip.visited <= 10 * 100 + 8 * PLANNING
+    assert at_head.visited <= 10 * 100 + 8 * PLANNING
 
 
-async def test_a_large_window_costs_a_small_multiple_of_its_events(at_tip: Bench) -> None:
-    async with at_tip.looking() as look:
+async def test_a_large_window_costs_a_small_multiple_of_its_events(at_head: Bench) -> None:
+    async with at_head.looking() as look:
         assert (await look.tick()).quiet
-    _write(at_tip.database, 20_000)
-    async with at_tip.counting() as look:
+    _write(at_head.database, 20_000)
+    async with at_head.counting() as look:
         [opened] = (await look.tick()).opened
         assert opened.events is None
         assert await look.read_whole(opened.window) == 20_000
     # One pass finds the ends of the window, the walk takes two, and one read stops because the window is too large.
-    assert at_tip.visited <= 3 * 20_000 + LIMITS.small_rows + 40 * PLANNING
+    assert at_head.visited <= 3 * 20_000 + LIMITS.small_rows + 40 * PLANNING
 
 
 @pytest.mark.parametrize("events", [100, 20_000], ids=["small", "large"])
-async def test_a_resumed_window_costs_what_is_left_of_it(at_tip: Bench, events: int) -> None:
-    async with at_tip.looking() as look:
+async def test_a_resumed_window_costs_what_is_left_of_it(at_head: Bench, events: int) -> None:
+    async with at_head.looking() as look:
         assert (await look.tick()).quiet
-        _write(at_tip.database, events)
+        _write(at_head.database, events)
         [opened] = (await look.tick()).opened
-    [(first,)] = at_tip.database.execute("select min(id) from mailboat.outbox where id > 3000000")
+    [(first,)] = at_head.database.execute("select min(id) from mailboat.outbox where id > 3000000")
     left = events // 10
-    async with at_tip.counting() as look:
+    async with at_head.counting() as look:
         assert look.cursor.window is not None
         assert look.cursor.window.window_snapshot == opened.window.window_snapshot
         assert await look.read_whole(look.cursor.window, after=first + events - left - 1) == left
     small = opened.window.highest is None  # a small window is read again as a whole
-    assert at_tip.visited <= (events if small else 2 * left) + 8 * PLANNING
+    assert at_head.visited <= (events if small else 2 * left) + 8 * PLANNING
 
 
 async def test_a_subscription_from_the_beginning_pays_for_all_of_it_once(at_start: Bench) -> None:
@@ -306,13 +306,13 @@ async def test_a_subscription_from_the_beginning_pays_for_all_of_it_once(at_star
         assert at_start.visited <= 2 * LIMITS.rows + 8 * PLANNING
 
 
-async def test_a_transaction_held_open_makes_nothing_dearer(at_tip: Bench) -> None:
-    async with at_tip.looking() as look:
+async def test_a_transaction_held_open_makes_nothing_dearer(at_head: Bench) -> None:
+    async with at_head.looking() as look:
         assert (await look.tick()).quiet
-    with psycopg.connect(at_tip.database.url) as held:
+    with psycopg.connect(at_head.database.url) as held:
         held.execute("insert into mailboat.outbox (event_type) values ('order.late')")
-        _write(at_tip.database, 100)
-        async with at_tip.counting() as look:
+        _write(at_head.database, 100)
+        async with at_head.counting() as look:
             [opened] = (await look.tick()).opened
             await look.close_window(opened.window)
             for _ in range(100):
@@ -321,23 +321,23 @@ async def test_a_transaction_held_open_makes_nothing_dearer(at_tip: Bench) -> No
             [late] = (await look.tick()).opened
     assert late.events is not None
     assert [len(events) for events in late.events.values()] == [1]
-    assert at_tip.visited <= 100 + 10 * PLANNING
+    assert at_head.visited <= 100 + 10 * PLANNING
 
 
-async def test_an_old_transaction_in_a_large_window_costs_no_walk_over_what_was_settled_since(at_tip: Bench) -> None:
-    async with at_tip.looking() as look:
+async def test_an_old_transaction_in_a_large_window_costs_no_walk_over_what_was_settled_since(at_head: Bench) -> None:
+    async with at_head.looking() as look:
         assert (await look.tick()).quiet
-        with psycopg.connect(at_tip.database.url) as held:
+        with psycopg.connect(at_head.database.url) as held:
             held.execute("insert into mailboat.outbox (event_type) values ('order.late')")
-            _write(at_tip.database, 50_000)
+            _write(at_head.database, 50_000)
             [opened] = (await look.tick()).opened
             await look.close_window(opened.window)
             held.commit()
-    _write(at_tip.database, 5_000)
-    async with at_tip.counting() as look:
+    _write(at_head.database, 5_000)
+    async with at_head.counting() as look:
         [opened] = (await look.tick()).opened
         assert await look.read_whole(opened.window) == 5_001
-    assert at_tip.visited <= 3 * 5_000 + LIMITS.small_rows + 20 * PLANNING
+    assert at_head.visited <= 3 * 5_000 + LIMITS.small_rows + 20 * PLANNING
 
 
 @pytest.mark.parametrize("behind", [0, 100, RETAINED])

@@ -61,7 +61,7 @@ def _sleeps(relay: Relay) -> bool:
     committer = relay._session.committer if relay._session is not None else None
     return (
         committer is not None
-        and committer._poll_interval.asleep
+        and committer._poll_interval.idle
         and not committer._urgent
         and not committer._ticking.locked()
     )

@@ -134,8 +134,8 @@ def test_a_stuck_listener_and_a_queue_that_fills_up_fail_no_commit(crowded: Data
         writer.execute("set lock_timeout = '2s'")
         for _ in range(200):
             _emit(writer)
-        rung = _usage(writer)
-        assert rung > 0, "nobody rang, so that this shows nothing"
+        used = _usage(writer)
+        assert used > 0, "no notification was sent"
         # Another session fills the queue. From then on, `emit` must not need room in the queue.
         with psycopg.connect(crowded.url, autocommit=True) as other:
             wait_until(lambda: _is_full(other), timeout=60, what="the queue to be full")

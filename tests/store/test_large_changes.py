@@ -74,7 +74,7 @@ async def test_subscriptions_laid_out_anew_at_the_same_moment_share_no_window(qu
     await relay.claim()
     windows = {key.subscription: cursor.window for key, cursor in relay.cursors.items()}
     assert len(windows) == len(set(windows.values())) == 2
-    assert all(window is not None and window.indebted for window in windows.values())
+    assert all(window is not None and window.carry_over for window in windows.values())
     await world.close()
 
 

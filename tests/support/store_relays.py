@@ -66,7 +66,7 @@ class Relay:
                 self.settled_snapshot[key] = cursor.settled_snapshot
         return sorted(cursor.lease.key for cursor in cursors)
 
-    def tips(self) -> list[CursorGroup]:
+    def groups(self) -> list[CursorGroup]:
         groups: dict[str, list[Lease]] = defaultdict(list)
         for key, settled_snapshot in sorted(self.settled_snapshot.items()):
             groups[settled_snapshot].append(self.lease(key))
@@ -76,7 +76,7 @@ class Relay:
         for settlement in settlements:
             if settlement.closes and settlement.window_snapshot is not None:
                 self.settled_snapshot[settlement.lease.key] = settlement.window_snapshot
-        result = await ticked(self.store, settlements, self.tips())
+        result = await ticked(self.store, settlements, self.groups())
         for advanced in result.advanced:
             self.settled_snapshot.update((lease.key, advanced.settled_snapshot) for lease in advanced.members)
         for opened in result.opened:
@@ -125,9 +125,9 @@ class Relay:
         await self.store.close(leave=False)
 
 
-async def ticked(store: OutboxStore, settlements: Sequence[Settlement], tips: Sequence[CursorGroup]) -> TickResult:
+async def ticked(store: OutboxStore, settlements: Sequence[Settlement], groups: Sequence[CursorGroup]) -> TickResult:
     """Run a tick, and a second one that opens the windows that were too large for the first."""
-    first = await store.tick(settlements, tips)
+    first = await store.tick(settlements, groups)
     measured = [
         Measured(window, group.members)
         for group in first.overflowing

@@ -245,7 +245,7 @@ class Wake(Model):
 
     notify: Notify = Field(
         default=Notify.AUTO,
-        description="When writers ring (NOTIFY): Auto (only while a relay sleeps), Always or Never. Default: Auto.",
+        description="When writers send NOTIFY: Auto (only while a relay is idle), Always or Never. Default: Auto.",
     )
     poll_interval: Annotated[Duration, between("1ms", "10m")] = Field(
         default=Duration.parse("500ms"),

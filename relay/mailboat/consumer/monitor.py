@@ -94,13 +94,13 @@ class Monitor:
                 if row is not None:
                     self.lag = ConsumerLag(*row)
                 self.error = None
-                self._wake.ring()
+                self._wake.set()
                 heard = False
                 async for each in connection.notifies(timeout=self._beat_every):
                     heard = heard or each.payload == self._instance
                     self._wake.notified = heard or self._wake.notified
                     if each.payload != self._instance:
-                        self._wake.ring()
+                        self._wake.set()
                 self._wake.notified = heard
         finally:
             try:

@@ -65,7 +65,7 @@ class PullRunner:
     async def serve(self, stop: asyncio.Event) -> None:
         """Handle events until ``stop`` is set, then finish batches in flight."""
         self._stop = stop
-        await run_with_status(self._listen, self.report, self._run(stop), stop, self._wake.ring)
+        await run_with_status(self._listen, self.report, self._run(stop), stop, self._wake.set)
 
     async def _run(self, stop: asyncio.Event) -> None:
         kind = self.dispatcher.transaction_kind()

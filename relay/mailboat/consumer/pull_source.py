@@ -52,7 +52,7 @@ class WakeUp:
     event: asyncio.Event = field(default_factory=asyncio.Event)
     notified: bool = False
 
-    def ring(self) -> None:
+    def set(self) -> None:
         self.event.set()
 
 
@@ -89,7 +89,7 @@ class PullSource:
             await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
             ended = [task for task in tasks if task.done()]
             stop.set()
-            self._wake.ring()
+            self._wake.set()
             _, late = await asyncio.wait(tasks, timeout=self._pace.drain_within)
             for task in late:
                 task.cancel()

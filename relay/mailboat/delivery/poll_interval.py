@@ -2,7 +2,7 @@
 
     busy      the last poll found events: poll again at once (the duration of the last tick sets the pace)
     lingering no events for a moment, and writers do not notify: poll every few milliseconds
-    idle      no events for longer (``asleep``): writers notify, and the interval grows from ``poll`` to ``longest``
+    idle      no events for longer (``idle``): writers notify, and the interval grows from ``poll`` to ``longest``
 
 Once a notification has arrived, writers go on notifying until polls find events many times a second (``crowded``).
 Below that rate an event costs one notification, instead of polls every few milliseconds and two changes of the request
@@ -46,7 +46,7 @@ class PollInterval:
 
     settings: WakeSettings
     quiet_since: float | None = None
-    asleep: bool = False
+    idle: bool = False
     empty_polls: int = 0
     notified: bool = False
     """Notifications are requested, and the last events came with one."""
@@ -56,21 +56,21 @@ class PollInterval:
     busy_since: float | None = None
     """Time of the first find after the last poll without events."""
 
-    def roused(self) -> PollInterval:
+    def due(self) -> PollInterval:
         """Return the state in which the next poll is due at once."""
-        return replace(self, quiet_since=None, asleep=False)
+        return replace(self, quiet_since=None, idle=False)
 
-    def heard(self) -> PollInterval:
+    def woken(self) -> PollInterval:
         """Return the state after a notification that was requested: the next poll is due at once."""
-        return replace(self.roused(), notified=True)
+        return replace(self.due(), notified=True)
 
     def found(self, now: float) -> PollInterval:
         """Return the state after a poll that found events."""
         again = now - self.finds_since < CROWD_WITHIN
         finds, since = (self.finds + 1, self.finds_since) if again else (1, now)
-        notified = self.notified and not self.asleep  # an idle relay polls by the clock
+        notified = self.notified and not self.idle  # an idle relay polls by the clock
         busy = now if self.busy_since is None else self.busy_since
-        return replace(self.roused(), empty_polls=0, notified=notified, finds=finds, finds_since=since, busy_since=busy)
+        return replace(self.due(), empty_polls=0, notified=notified, finds=finds, finds_since=since, busy_since=busy)
 
     def crowded(self, now: float) -> bool:
         """Return whether events come so often that writers should not notify."""
@@ -83,17 +83,17 @@ class PollInterval:
     def quiet(self, now: float) -> PollInterval:
         """Return the state after a poll that found no events. If writers notify, the relay is idle at once."""
         since = now if self.quiet_since is None else self.quiet_since
-        return replace(self, quiet_since=since, asleep=self.asleep or self.notified, busy_since=None)
+        return replace(self, quiet_since=since, idle=self.idle or self.notified, busy_since=None)
 
-    def should_sleep(self, now: float) -> bool:
+    def should_idle(self, now: float) -> bool:
         """Return whether to become idle and request notifications."""
-        return not self.asleep and self.quiet_since is not None and now - self.quiet_since >= LINGER
+        return not self.idle and self.quiet_since is not None and now - self.quiet_since >= LINGER
 
-    def slept(self) -> PollInterval:
+    def idled(self) -> PollInterval:
         """Return the state after notifications were requested."""
-        return replace(self, asleep=True, empty_polls=0, finds=0)
+        return replace(self, idle=True, empty_polls=0, finds=0)
 
-    def polled_in_vain(self, undecided_writers: bool) -> PollInterval:
+    def still_idle(self, undecided_writers: bool) -> PollInterval:
         """Return the state after an empty poll while idle."""
         return self if undecided_writers else replace(self, empty_polls=self.empty_polls + 1)
 
@@ -101,7 +101,7 @@ class PollInterval:
         """Return the seconds until the next poll, if there is no wake-up and no settlement."""
         if self.quiet_since is None:
             return pause(last_tick)
-        if not self.asleep:
+        if not self.idle:
             return max(LINGER_POLL, pause(last_tick))
         doublings = max(0, self.empty_polls - self.settings.idle_after)
         return float(min(self.settings.poll * 2 ** min(doublings, 32), self.settings.longest))

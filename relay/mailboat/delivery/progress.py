@@ -27,7 +27,7 @@ all partitions; without the delay, partitions poll separately on alternate ticks
 SETTLE_WITHIN = 0.1
 """Longest delay of plain progress in seconds, so that several settlements share one write."""
 TURN_OVER = 5.0
-"""Seconds after which an idle committer updates ``stirred_at``, which distinguishes an idle committer from a hung
+"""Seconds after which an idle committer updates ``active_at``, which distinguishes an idle committer from a hung
 one."""
 
 
@@ -66,49 +66,49 @@ class ProgressCommitter:
         self._session = session
         self._passing = passing
         self._poll_interval = PollInterval(wake)
-        self._bell_is_out = False
-        self._rung = False
+        self._wakeup_requested = False
+        self._notified = False
         """A wake-up arrived since the current tick began."""
-        self._book: dict[CursorKey, _Entry] = {}
+        self._cursors: dict[CursorKey, _Entry] = {}
         self._pending: dict[CursorKey, Settlement] = {}
         self._waiting: list[asyncio.Future[None]] = []
         self._urgent = False
-        self._stir = asyncio.Event()
+        self._wake_event = asyncio.Event()
         self._ticking = asyncio.Lock()
         self._last_tick = 0.0
-        self._in_the_air: set[CursorKey] = set()
+        self._in_flight: set[CursorKey] = set()
         """Cursors whose window was opened by the last tick and is not settled yet."""
-        self._surveys: dict[CursorGroup, asyncio.Task[None]] = {}
+        self._measurements: dict[CursorGroup, asyncio.Task[None]] = {}
         self._measured: list[Measured] = []
-        self.stirred_at = clock()
+        self.active_at = clock()
         """Time of the last sign of life, for the liveness check."""
 
     # -- cursors -----------------------------------------------------------------------------------------------------
 
-    def enter(self, lease: Lease, settled_snapshot: str | None, *, paused: bool, cautious: bool = False) -> None:
+    def add(self, lease: Lease, settled_snapshot: str | None, *, paused: bool, cautious: bool = False) -> None:
         """Add a claimed cursor; ``settled_snapshot`` is None while its window is open."""
-        self._book[lease.key] = _Entry(lease, settled_snapshot, paused, cautious)
-        self.ring()
+        self._cursors[lease.key] = _Entry(lease, settled_snapshot, paused, cautious)
+        self.wake()
 
-    def strike(self, key: CursorKey) -> None:
+    def remove(self, key: CursorKey) -> None:
         """Remove a cursor that this relay no longer owns."""
-        self._book.pop(key, None)
+        self._cursors.pop(key, None)
         self._pending.pop(key, None)
-        self._in_the_air.discard(key)
-        for group, measurer in self._surveys.items():
-            if not any(lease.key in self._book for lease in group.members):
+        self._in_flight.discard(key)
+        for group, measurer in self._measurements.items():
+            if not any(lease.key in self._cursors for lease in group.members):
                 measurer.cancel()
 
     def pause(self, key: CursorKey, paused: bool) -> None:
         """Stop or resume opening windows for a cursor."""
-        entry = self._book.get(key)
+        entry = self._cursors.get(key)
         if entry is not None and entry.paused != paused:
             entry.paused = paused
-            self.ring()
+            self.wake()
 
-    def at_tip(self, key: CursorKey) -> bool:
+    def at_head(self, key: CursorKey) -> bool:
         """Return whether all events found by the last poll are settled."""
-        entry = self._book.get(key)
+        entry = self._cursors.get(key)
         return entry is not None and entry.looks
 
     def settle(self, settlement: Settlement) -> asyncio.Future[None]:
@@ -116,29 +116,29 @@ class ProgressCommitter:
         key = settlement.lease.key
         self._pending[key] = merged(self._pending.get(key), settlement)
         if settlement.closes:
-            self._in_the_air.discard(key)
+            self._in_flight.discard(key)
         committed = asyncio.get_running_loop().create_future()
         self._waiting.append(committed)
         if settlement.closes or settlement.durable or settlement.awaited:
             self._urgent = True
-            self._stir.set()
+            self._wake_event.set()
         return committed
 
     def poll_by(self, wake: WakeSettings) -> None:
         """Replace the poll settings."""
         self._poll_interval = PollInterval(wake)
-        self._stir.set()
+        self._wake_event.set()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Poll immediately, after a change of the cursors."""
-        self._poll_interval = self._poll_interval.roused()
-        self._stir.set()
+        self._poll_interval = self._poll_interval.due()
+        self._wake_event.set()
 
-    def rung(self) -> None:
+    def notified(self) -> None:
         """Poll immediately, after a wake-up (NOTIFY)."""
-        self._rung = True
-        self._poll_interval = self._poll_interval.heard() if self._bell_is_out else self._poll_interval.roused()
-        self._stir.set()
+        self._notified = True
+        self._poll_interval = self._poll_interval.woken() if self._wakeup_requested else self._poll_interval.due()
+        self._wake_event.set()
 
     # -- the task ----------------------------------------------------------------------------------------------------
 
@@ -146,18 +146,18 @@ class ProgressCommitter:
         """Run ticks until cancelled."""
         while True:
             await self._until_needed()
-            if self._book or self._waiting:
+            if self._cursors or self._waiting:
                 async with self._ticking:
                     await self._tick()
             else:
                 self._urgent = False
-            self.stirred_at = self._clock()
+            self.active_at = self._clock()
 
     async def settled(self) -> None:
         """Wait until all progress queued so far is committed."""
         if self._waiting:
             self._urgent = True
-            self._stir.set()
+            self._wake_event.set()
             await asyncio.wait(set(self._waiting))
         async with self._ticking:  # a running tick has emptied ``_waiting`` and may not have committed yet
             pass
@@ -169,37 +169,37 @@ class ProgressCommitter:
             left = self._due(began) - self._clock()
             if left <= 0:
                 return
-            self._stir.clear()
+            self._wake_event.clear()
             try:
                 async with asyncio.timeout(min(left, TURN_OVER)):
-                    await self._stir.wait()
+                    await self._wake_event.wait()
             except TimeoutError:
                 if left <= TURN_OVER:
                     return
-            self.stirred_at = self._clock()
+            self.active_at = self._clock()
 
     def _due(self, began: float) -> float:
         """Return the time of the next tick under the current state."""
-        if self._in_the_air:
+        if self._in_flight:
             began += LANDING
         if self._urgent:
             return began
         until = [began + SETTLE_WITHIN] if self._pending else []
-        if any(entry.looks for entry in self._book.values()):
+        if any(entry.looks for entry in self._cursors.values()):
             until.append(began + self._poll_interval.wait(self._last_tick))
         return min(until, default=began + 1.0)
 
     async def _tick(self) -> None:
-        self._in_the_air.clear()
+        self._in_flight.clear()
         settlements, self._pending = list(self._pending.values()), {}
         waiting, self._waiting = self._waiting, []
         measured = self._take_measured()
         self._urgent = False
         try:
             self._passing(Checkpoint.SETTLING)
-            began, self._rung = self._clock(), False
-            tips = self._tips(settlements)
-            result = await self._store.tick(settlements, tips, measured)
+            began, self._notified = self._clock(), False
+            groups = self._groups_to_poll(settlements)
+            result = await self._store.tick(settlements, groups, measured)
             self._last_tick = self._clock() - began
             self._passing(Checkpoint.SETTLED)
         except BaseException as error:
@@ -210,18 +210,21 @@ class ProgressCommitter:
             raise
         for each in measured:
             self._note_measuring(each.members, False)
-        asked = [*(lease for tip in tips for lease in tip.members), *(m for each in measured for m in each.members)]
+        asked = [
+            *(lease for group in groups for lease in group.members),
+            *(m for each in measured for m in each.members),
+        ]
         self._record(settlements, result, {s.lease for s in settlements}.union(asked))
         for future in waiting:
             if not future.done():
                 future.set_result(None)
-        await self._find_poll_interval(result, looked=bool(tips))
+        await self._find_poll_interval(result, looked=bool(groups))
 
-    def _tips(self, settlements: list[Settlement]) -> list[CursorGroup]:
+    def _groups_to_poll(self, settlements: list[Settlement]) -> list[CursorGroup]:
         """Group the closed cursors by ``settled_snapshot``, including the cursors that this tick closes."""
         closing = {s.lease.key: s.window_snapshot for s in settlements if s.closes}
         groups: dict[str, list[_Entry]] = defaultdict(list)
-        for key, entry in self._book.items():
+        for key, entry in self._cursors.items():
             settled_snapshot = closing.get(key, entry.settled_snapshot)
             if settled_snapshot is not None and not entry.paused and not entry.measuring:
                 groups[settled_snapshot].append(entry)
@@ -246,31 +249,31 @@ class ProgressCommitter:
                 if (entry := self._entry(lease)) is not None:
                     entry.settled_snapshot, entry.cautious = None, False
                     if opened.events is not None:  # do not delay ticks for a large window
-                        self._in_the_air.add(lease.key)
+                        self._in_flight.add(lease.key)
             self._passing(Checkpoint.WINDOW_OPENED)
             self._session.window_opened(opened)
         for group in result.overflowing:
             self._note_measuring(group.members, True)
-            self._surveys[group] = self._session.spawn(self._measure(group))
+            self._measurements[group] = self._session.spawn(self._measure(group))
         for lease in spoke_for:
             if lease.key in result.lost and self._entry(lease) is not None:
                 self._session.lease_lost(lease.key)
 
     def _entry(self, lease: Lease) -> _Entry | None:
-        entry = self._book.get(lease.key)
+        entry = self._cursors.get(lease.key)
         return entry if entry is not None and entry.lease == lease else None
 
     async def _measure(self, group: CursorGroup) -> None:
         try:
             window = await self._store.measure(group)
         finally:
-            del self._surveys[group]
+            del self._measurements[group]
         if window is not None:
             self._measured.append(Measured(window, group.members))
         else:  # all cursors of the group moved: the next tick reports the lost leases
             self._note_measuring(group.members, False)
         self._urgent = True
-        self._stir.set()
+        self._wake_event.set()
 
     def _take_measured(self) -> list[Measured]:
         """Return the measured windows to open. A cursor paused meanwhile is left out and polls again when resumed."""
@@ -299,21 +302,21 @@ class ProgressCommitter:
         if not result.quiet or not looked:
             self._poll_interval = before.found(now)
             # If no cursor polls for events, no wake-up is needed.
-            if self._bell_is_out and (
+            if self._wakeup_requested and (
                 self._poll_interval.crowded(now) or not self._poll_interval.notified or not looked
             ):
                 await self._store.awake()
-                self._poll_interval, self._bell_is_out = self._poll_interval.unnotified(), False
+                self._poll_interval, self._wakeup_requested = self._poll_interval.unnotified(), False
             return
-        if self._rung:  # perhaps by an event that was committed after the poll
+        if self._notified:  # perhaps by an event that was committed after the poll
             return
         poll_interval = before.quiet(now)
-        if poll_interval.should_sleep(now):
+        if poll_interval.should_idle(now):
             await self._store.sleep()
-            poll_interval, self._bell_is_out = poll_interval.slept(), True
+            poll_interval, self._wakeup_requested = poll_interval.idled(), True
             self._urgent = True  # poll once more for events committed before writers were asked to notify
-        elif before.asleep:
-            poll_interval = poll_interval.polled_in_vain(await self._store.undecided_writers())
+        elif before.idle:
+            poll_interval = poll_interval.still_idle(await self._store.undecided_writers())
             if self._poll_interval is not before:  # a wake-up arrived during the query: keep the immediate poll
                 return
         self._poll_interval = poll_interval

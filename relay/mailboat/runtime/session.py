@@ -164,8 +164,8 @@ class RelaySession(DeliverySession):
             if free and began > self._admitted_at:  # an earlier query does not include a subscription admitted since
                 self._following = self._group.create_task(self._follow(membership))
             while (left := began + self._timings.beat_every - self._clock()) > 0:
-                if await self._store.rung(left):
-                    self.committer.rung()
+                if await self._store.wait_for_notification(left):
+                    self.committer.notified()
 
     async def _guard_leases(self) -> None:
         """End the session, and with it all calls to sinks, before another relay may take over the partitions."""
@@ -262,7 +262,7 @@ class RelaySession(DeliverySession):
             worker.pause(paused)
             self.owned[key] = _Owned(worker, self._group.create_task(self._run(worker)))
             settled_snapshot = None if cursor.window else cursor.settled_snapshot
-            self.committer.enter(
+            self.committer.add(
                 cursor.lease, settled_snapshot, paused=paused, cautious=not cursor.window and cursor.crash_count > 0
             )
             if cursor.window is not None:
@@ -332,7 +332,7 @@ class RelaySession(DeliverySession):
 
     def _forget(self, key: CursorKey) -> None:
         self.owned.pop(key, None)
-        self.committer.strike(key)
+        self.committer.remove(key)
         for reader in self._readers:
             reader.leave(key)
 
@@ -378,7 +378,7 @@ class RelaySession(DeliverySession):
     def at_rest(self, number: int) -> bool:
         """Return whether all events of this relay's partitions found by the last poll are settled."""
         return all(
-            self.committer.at_tip(key) and owned.worker.pending == 0
+            self.committer.at_head(key) and owned.worker.pending == 0
             for key, owned in self.owned.items()
             if key.subscription == number
         )

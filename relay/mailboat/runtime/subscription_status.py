@@ -19,7 +19,7 @@ idle waits after ``TURN_OVER``, database queries with the statement deadline."""
 
 def stalled(session: RelaySession, now: float) -> bool:
     """Return whether a running session makes no progress."""
-    return now - session.committer.stirred_at > STALLED_AFTER
+    return now - session.committer.active_at > STALLED_AFTER
 
 
 def delivered(name: str, session: RelaySession | None, totals: Totals) -> int:

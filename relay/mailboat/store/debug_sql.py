@@ -21,7 +21,7 @@ from mailboat.store.table import TableLayout
 from mailboat_spec import EventSubscription, full_name
 
 _SQL = statements("windows")
-_FRAGMENTS = ("tip", "this_window", "late_arm", "occupied", "stray")
+_FRAGMENTS = ("head", "this_window", "late_arm", "occupied", "stray")
 _PARAMETER = re.compile(r"%\((\w+)\)s|%%")
 _EPOCH = "00000000-0000-0000-0000-000000000000"
 _SNAPSHOT = "1000:1000:"

@@ -7,7 +7,7 @@ gives up its leases before its peers take over. Safety does not depend on clocks
 
 A relay with a row in ``mailboat.relays`` counts as alive. Failure cases:
 - Relay killed: its session ends and its advisory lock is free. After a short silence another relay expires it
-  (`bury`: deletes its row) and claims its cursors (``claim`` increments the crash count).
+  (`expire`: deletes its row) and claims its cursors (``claim`` increments the crash count).
 - Relay hung, or cut off while its session stays open: it expires after the TTL of its lease. Its later settlements
   fail on the epoch, and its next heartbeat raises ``LeaseLost``. A relay that still runs has ended its session and its
   calls to sinks before (``Timings.trusted``). Its peers report it as silent at once and count its partitions' lag.
@@ -145,7 +145,7 @@ class Leases:
                 if silence > ttl or (session_lock and silence > self._overdue_after):
                     high, low = lock_key(relay)
                     about = {"relay": relay, **latest[relay]._asdict(), "expired": silence > ttl}
-                    await cursor.execute(_SQL["bury"], {**about, "high": high, "low": low})
+                    await cursor.execute(_SQL["expire"], {**about, "high": high, "low": low})
                     alive = await cursor.fetchone() is None
                 peers.append(RelayPeer(relay, frozenset(served), alive, alive and silence > self._overdue_after))
         holdings = tuple(

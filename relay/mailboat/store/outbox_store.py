@@ -47,7 +47,7 @@ class Window:
     window_snapshot: str
     lowest: int | None = None
     highest: int | None = None
-    indebted: int = 0
+    carry_over: int = 0
     """Number of the subscription whose previous layout left unsettled events (see ``repartition``); 0 if none.
     Such a window is never shared, even if another subscription has the same snapshots."""
 
@@ -310,7 +310,7 @@ class OutboxStore(Protocol):
         """Stop serving a subscription. This relay must deliver none of its partitions any longer."""
         ...
 
-    async def rung(self, timeout: float) -> bool:
+    async def wait_for_notification(self, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds for a wake-up (NOTIFY) from a writer. Return True if one arrived."""
         ...
 
@@ -323,11 +323,11 @@ class OutboxStore(Protocol):
         ...
 
     async def tick(
-        self, settlements: Sequence[Settlement], tips: Sequence[CursorGroup], measured: Sequence[Measured] = ()
+        self, settlements: Sequence[Settlement], groups: Sequence[CursorGroup], measured: Sequence[Measured] = ()
     ) -> TickResult:
         """Settle, poll for new events of the closed cursors and open their windows, in one transaction.
 
-        No cursor may be in both ``tips`` and ``measured``.
+        No cursor may be in both ``groups`` and ``measured``.
         """
         ...
 

@@ -100,7 +100,7 @@ class PostgresStore:
         self._horizon = "3"
         self._joined = False
         self._listens = False
-        self._bell_is_out = False
+        self._wakeup_requested = False
 
     @classmethod
     async def open(cls, url: UrlProvider, me: RelayIdentity, settings: StoreSettings) -> Self:
@@ -116,7 +116,7 @@ class PostgresStore:
         return f"{self._control.connection.info.dbname} (system {self._control.server.system_identifier})"
 
     @property
-    def rings(self) -> bool:
+    def can_be_notified(self) -> bool:
         """True if this server and these settings allow wake-ups (NOTIFY) from writers."""
         server, notify = self._control.server, self._settings.notify
         return not server.pooled and (
@@ -175,7 +175,7 @@ class PostgresStore:
         """Register this relay and reset its wake-ups."""
         await self._leases.join(self._control, list(self._serves))
         self._joined = True
-        if self.rings:
+        if self.can_be_notified:
             await self._control.listen("mailboat", self._settings.layout.table)
             self._listens = True
         # An earlier process of this name may have left wake-ups enabled.
@@ -185,7 +185,7 @@ class PostgresStore:
         delivered = [n for n in self._serves if self._routes[n].subscription.name not in self._pulled]
         return await self._leases.beat(self._control, self._serves, delivered)
 
-    async def rung(self, timeout: float) -> bool:
+    async def wait_for_notification(self, timeout: float) -> bool:
         if not self._listens:
             await asyncio.sleep(timeout)
             return False
@@ -213,13 +213,13 @@ class PostgresStore:
         await self._read_thread.close()
         await self._measurer.close()
         await self._probe.close(at_once=True)
-        if self._bell_is_out:
-            await self._ring(self._control, False)
+        if self._wakeup_requested:
+            await self._request_wakeup(self._control, False)
 
     async def tick(
-        self, settlements: Sequence[Settlement], tips: Sequence[CursorGroup], measured: Sequence[Measured] = ()
+        self, settlements: Sequence[Settlement], groups: Sequence[CursorGroup], measured: Sequence[Measured] = ()
     ) -> TickResult:
-        return await self._windows.tick(await self._work_connection(), settlements, tips, measured)
+        return await self._windows.tick(await self._work_connection(), settlements, groups, measured)
 
     async def measure(self, group: CursorGroup) -> Window | None:
         return await self._measurer.measure(group)
@@ -239,16 +239,16 @@ class PostgresStore:
     async def sleep(self) -> None:
         work = await self._work_connection()
         if self._listens and self._settings.notify is Notify.AUTO:
-            await self._ring(work, True)
+            await self._request_wakeup(work, True)
         self._horizon = await self._leases.horizon(work)
 
     async def awake(self) -> None:
-        if self._bell_is_out:
-            await self._ring(await self._work_connection(), False)
+        if self._wakeup_requested:
+            await self._request_wakeup(await self._work_connection(), False)
 
-    async def _ring(self, link: PostgresConnection, rings: bool) -> None:
-        await self._leases.request_wakeup(link, rings)
-        self._bell_is_out = rings
+    async def _request_wakeup(self, link: PostgresConnection, active: bool) -> None:
+        await self._leases.request_wakeup(link, active)
+        self._wakeup_requested = active
 
     async def undecided_writers(self) -> bool:
         return await self._leases.undecided(await self._work_connection(), self._horizon)
@@ -287,7 +287,7 @@ class PostgresStore:
             if leave:
                 await self._leases.leave(self._control)
         finally:
-            self._bell_is_out = False  # deleted together with the relay's row
+            self._wakeup_requested = False  # deleted together with the relay's row
             await self.rest()
             await self._control.close()
 

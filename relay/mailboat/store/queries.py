@@ -51,7 +51,7 @@ class TailKind(NamedTuple):
 class ChunkKind(NamedTuple):
     """Kind of chunk of a large window."""
 
-    indebted: bool
+    carry_over: bool
     """Cursors of the previous layout settled some of its events (carry-over)."""
     too_large: bool
     """The chunk is a single row larger than any relay can deliver."""
@@ -109,7 +109,7 @@ class QueryCache:
             "columns": COLUMNS,
             "row_bytes": ROW_BYTES,
             "outbox": layout.regclass,
-            "tip": sql.SQL(_SQL["tip"]),
+            "head": sql.SQL(_SQL["head"]),
             "this_window": sql.SQL(_SQL["this_window"]),
         }
         self._routes: Mapping[int, SubscriptionQuery] = {}
@@ -175,9 +175,9 @@ def _tail(kind: TailKind, parts: dict[str, Any]) -> bytes:
     return sql.SQL(_SQL["tail"]).format(late_arm=late_arm, **parts, **pruning).as_bytes()
 
 
-def _large_window(stretch: ChunkKind, parts: dict[str, Any]) -> bytes:
-    columns = TOO_LARGE_COLUMNS if stretch.too_large else COLUMNS
-    undone = _UNDONE_BEFORE if stretch.indebted else _UNDONE
+def _large_window(kind: ChunkKind, parts: dict[str, Any]) -> bytes:
+    columns = TOO_LARGE_COLUMNS if kind.too_large else COLUMNS
+    undone = _UNDONE_BEFORE if kind.carry_over else _UNDONE
     return sql.SQL(_SQL["large_window"]).format(**{**parts, "columns": columns, "undone": undone}).as_bytes()
 
 

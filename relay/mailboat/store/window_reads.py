@@ -179,7 +179,7 @@ class WindowReads:
         ahead = self._reach(pipeline, composed, found, where)
         if ahead.reach is None:
             return lambda: chunk((), after, last=True)
-        statement = composed.large_window[ChunkKind(bool(window.indebted), ahead.bytes > limits.row_bytes)]
+        statement = composed.large_window[ChunkKind(bool(window.carry_over), ahead.bytes > limits.row_bytes)]
         found = pipeline.send(statement, {**where, "reach": ahead.reach, "bytes": str(ahead.bytes)})
         return lambda: chunk(found.fetchall(), ahead.reach or after, last=ahead.last)
 

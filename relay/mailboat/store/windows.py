@@ -99,14 +99,14 @@ class Windows:
         self,
         link: PostgresConnection,
         settlements: Sequence[Settlement],
-        tips: Sequence[CursorGroup],
+        groups: Sequence[CursorGroup],
         measured: Sequence[Measured],
     ) -> TickResult:
         """Settle, poll and open windows; see the module's docstring."""
         stores = link.server.pooled or self._clock() - self._stored_at >= STORE_EVERY
         together = link.server.pooled or any(settlement.durable for settlement in settlements)
         lost, windows, overflowing = await link.pipeline(
-            lambda pipeline: self._tick(pipeline, link.server, settlements, tips, measured, stores=stores),
+            lambda pipeline: self._tick(pipeline, link.server, settlements, groups, measured, stores=stores),
             begin=BEGIN if together else None,
         )
         if stores:
@@ -132,7 +132,7 @@ class Windows:
         pipeline: Pipeline,
         server: Server,
         settlements: Sequence[Settlement],
-        tips: Sequence[CursorGroup],
+        groups: Sequence[CursorGroup],
         measured: Sequence[Measured],
         *,
         stores: bool,
@@ -149,17 +149,17 @@ class Windows:
                 if settlement.lease.key not in lost:
                     self._parking.apply(pipeline, settlement)
         # A tick that settles leaves the check for strays to a later one. With several groups, a snapshot may move.
-        checks = not settlements or len(tips) > 1 or self._unchecked == MOST_UNCHECKED
+        checks = not settlements or len(groups) > 1 or self._unchecked == MOST_UNCHECKED
         self._unchecked = 0 if checks else self._unchecked + 1
-        asked = [self._ask(pipeline, group, server, checks=checks) for group in tips]
+        asked = [self._ask(pipeline, group, server, checks=checks) for group in groups]
         pipeline.wait()
         if guard is not None:
             refuse_other_server(guard.fetchone(), server)
         if not durable:
             lost = _not_settled(settlements, settled)
-        looks = [self._look(pipeline, group, tail, lost, server) for group, tail in zip(tips, asked, strict=True)]
+        looks = [self._look(pipeline, group, tail, lost, server) for group, tail in zip(groups, asked, strict=True)]
         # Without new events write nothing, unless a common ``settled_snapshot`` merges several groups.
-        windows = [found for found in looks if isinstance(found, _Found) and (found.anything or len(tips) > 1)]
+        windows = [found for found in looks if isinstance(found, _Found) and (found.anything or len(groups) > 1)]
         windows += [_Found(each.window, each.members, None) for each in measured]
         opening = [(found, self._open(pipeline, found, server)) for found in windows]
         stored = stores and self._store(pipeline, server.timeline)

@@ -162,11 +162,11 @@ class Interleavings(RuleBasedStateMachine):
 
     async def _tick(self, progress: list[tuple[CursorKey, int]]) -> bool:
         settlements = [self._settlement(key, count) for key, count in progress]
-        groups: dict[str, list[Lease]] = defaultdict(list)
+        members: dict[str, list[Lease]] = defaultdict(list)
         for key, settled_snapshot in self.settled_snapshot.items():
-            groups[settled_snapshot].append(self.leases[key])
-        tips = [CursorGroup(settled_snapshot, tuple(group)) for settled_snapshot, group in groups.items()]
-        result = await ticked(self.store, settlements, tips)
+            members[settled_snapshot].append(self.leases[key])
+        groups = [CursorGroup(settled_snapshot, tuple(leases)) for settled_snapshot, leases in members.items()]
+        result = await ticked(self.store, settlements, groups)
         assert not result.lost
         for advanced in result.advanced:
             for lease in advanced.members:

@@ -19,10 +19,10 @@ async def test_writers_ring_while_a_relay_sleeps(world: World) -> None:
     relay = await Relay.start(world, ONE)
     await relay.store.sleep()
     write(world, "a")
-    assert await relay.store.rung(DEADLINE)
+    assert await relay.store.wait_for_notification(DEADLINE)
     await relay.store.awake()
     write(world, "a")
-    assert not await relay.store.rung(0.05)
+    assert not await relay.store.wait_for_notification(0.05)
 
 
 async def test_a_rolled_back_event_rings_nobody(world: World) -> None:
@@ -31,7 +31,7 @@ async def test_a_rolled_back_event_rings_nobody(world: World) -> None:
     writer = world.begin()
     writer.insert("order.placed")
     writer.rollback()
-    assert not await relay.store.rung(0.05)
+    assert not await relay.store.wait_for_notification(0.05)
 
 
 async def test_a_writer_that_looked_before_the_bell_hung_out_is_known(world: World) -> None:

@@ -107,7 +107,7 @@ async def test_a_large_window_is_measured_before_it_is_opened_and_until_then_not
     relay = await Relay.start(world, ONE, settings=LARGE)
     (key,) = await relay.claim()
     written = write(world, *["a"] * 9)
-    (overflowing,) = (await relay.store.tick([], relay.tips())).overflowing
+    (overflowing,) = (await relay.store.tick([], relay.groups())).overflowing
     window = await relay.store.measure(overflowing)
     assert window is not None
     await relay.crash()
@@ -127,7 +127,7 @@ async def test_a_large_window_has_bounds_also_when_the_one_who_asks_for_all_was_
     )
     first, second = await relay.claim()
     write(world, *["a"] * 9)
-    (overflowing,) = (await relay.store.tick([], relay.tips())).overflowing
+    (overflowing,) = (await relay.store.tick([], relay.groups())).overflowing
     assert {lease.key for lease in overflowing.members} == {first, second}
     await relay.store.release([relay.lease(overflowing.members[0].key)])
     window = await relay.store.measure(overflowing)
@@ -168,7 +168,7 @@ async def test_what_was_read_at_once_before_a_death_is_read_in_parts_after_it(wo
     relay = await Relay.start(world, ONE)
     await relay.claim()
     assert (relay.cursors[key].window, relay.cursors[key].crash_count) == (None, 1), "it may have died reading"
-    (group,) = relay.tips()
+    (group,) = relay.groups()
     assert (await relay.store.tick([], [replace(group, cautious=True)])).quiet
     written = write(world, *["a"] * 9)
     assert (await relay.store.tick([], [replace(group, cautious=True)])).overflowing == (replace(group, cautious=True),)
@@ -287,11 +287,11 @@ async def test_a_lost_member_of_a_group_hides_nothing_from_the_others(
         late.append(Settlement(relay.lease(keys[2]), further.window.window_snapshot, 0, 2, closes=True))
         await relay.store.tick(late, [])
         relay.settled_snapshot = {s.lease.key: s.window_snapshot for s in late if s.window_snapshot is not None}
-    assert len(relay.tips()) == groups
+    assert len(relay.groups()) == groups
     gone = keys[0] if lost_first else keys[1]
     await relay.store.release([relay.lease(gone)])
     write(world, *[None] * 6)
-    result = await relay.store.tick([], relay.tips())
+    result = await relay.store.tick([], relay.groups())
     assert result.lost == {gone}
     found = {lease.key: len(o.events[lease.key]) for o in result.opened for lease in o.members if o.events is not None}
     heir = await Relay.start(world, declared, "heir")

@@ -187,22 +187,22 @@ class MemoryStore:
     # -- windows -----------------------------------------------------------------------------------------------------
 
     async def tick(
-        self, settlements: Sequence[Settlement], tips: Sequence[CursorGroup], measured: Sequence[Measured] = ()
+        self, settlements: Sequence[Settlement], groups: Sequence[CursorGroup], measured: Sequence[Measured] = ()
     ) -> TickResult:
-        return await self._step(partial(self._tick, settlements, tips, measured))
+        return await self._step(partial(self._tick, settlements, groups, measured))
 
     def _tick(
-        self, settlements: Sequence[Settlement], tips: Sequence[CursorGroup], measured: Sequence[Measured]
+        self, settlements: Sequence[Settlement], groups: Sequence[CursorGroup], measured: Sequence[Measured]
     ) -> TickResult:
         lost = {settlement.lease.key for settlement in settlements if not self._settle(settlement)}
         window_snapshot = str(self._outbox.snapshot())
         opened: list[Opened] = []
         advanced: list[Advanced] = []
         overflowing: list[CursorGroup] = []
-        for group in tips:
+        for group in groups:
             members = self._standing(group.members, group.settled_snapshot, lost)
             rows = self._outbox.between(group.settled_snapshot, window_snapshot)
-            if not members or not (rows or len(tips) > 1):
+            if not members or not (rows or len(groups) > 1):
                 continue
             most = 0 if group.cautious else self._settings.limits.small_rows
             if len(rows) > most or _size(rows) > self._settings.limits.bytes:
@@ -333,7 +333,7 @@ class MemoryStore:
 
     # -- waking, lag -------------------------------------------------------------------------------------------------
 
-    async def rung(self, timeout: float) -> bool:
+    async def wait_for_notification(self, timeout: float) -> bool:
         try:
             async with asyncio.timeout(timeout):
                 await self._bell.wait()

@@ -30,7 +30,7 @@ class DeadLetterQueue:
         self._wake = asyncio.Event()
 
     def add(self, work: Work, letter: DeadRecord) -> None:
-        """Queue a dead letter. ``Lifecycle.buried`` is called after it is acknowledged."""
+        """Queue a dead letter. ``Lifecycle.dead_lettered`` is called after it is acknowledged."""
         self._waiting.append((work, letter))
         self._wake.set()
 
@@ -62,5 +62,5 @@ class DeadLetterQueue:
             await self._dead_letters.write(letter)
         except DeadLettersUnavailable as error:
             return error
-        self._lifecycle.buried(work)
+        self._lifecycle.dead_lettered(work)
         return None

@@ -11,7 +11,7 @@ until the next attempt is due. After the last attempt the dead letter is written
 | ``workers`` | run handlers (``concurrency``); a handler that does not wait costs no task switch |
 | ``lifecycle`` | what follows from a result |
 | ``marks`` | writes results to the claim store, many in one call |
-| ``burial`` | writes dead letters |
+| ``dead_letter_queue`` | writes dead letters |
 | ``watchdog`` | names a handler that blocks the event loop |
 
 The source calls ``take``, ``revoke`` and ``lose`` in the event loop.

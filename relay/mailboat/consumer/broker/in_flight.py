@@ -1,7 +1,7 @@
 """Events that the engine has received and not settled: where each of them is.
 
 An event waits in its lane (``lanes``), or the engine holds it (``held``): it is being claimed, claimed, handled, marked
-or buried. Only the event loop changes this state.
+or dead_lettered. Only the event loop changes this state.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 | ready or claimed | handling | ``next_work``: a worker is free |
 | handling | marked done, then settled | ``finished``: the handlers succeeded |
 | handling | marked failed, then parked | an attempt failed; the next one is due after a back-off |
-| handling | buried, marked dead, then settled | the last attempt failed, or the event can never be handled |
+| handling | dead_lettered, marked dead, then settled | the last attempt failed, or the event can never be handled |
 | handling | released | the partition was revoked, or the engine stops |
 
 An event is settled at the source after its result is stored. If the process dies before, the source delivers the event
@@ -197,7 +197,7 @@ class EventLifecycle:
             )
             log.error("Consumer stopped: %s", self._in_flight.stopped, extra={"consumer": self._settings.consumer})
 
-    def buried(self, work: Work) -> None:
+    def dead_lettered(self, work: Work) -> None:
         self.counts.dead += 1
         self._passing(BrokerPoint.DEAD_LETTER_WRITTEN)
         self.mark(work, DEAD)

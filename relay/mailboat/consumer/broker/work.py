@@ -70,7 +70,7 @@ RELEASED: Final = Mark.RELEASED
 
 
 class Lifecycle(Protocol):
-    """The life cycle of events, as workers, marks and burial see it. All methods run in the event loop."""
+    """Life cycle of events, as called by workers, marks and the dead-letter queue, in the event loop."""
 
     def next_work(self) -> Work | None:
         """Return an event to handle; None if no event is ready, or if the engine is stopping."""
@@ -85,5 +85,5 @@ class Lifecycle(Protocol):
         """The result is in the claim store. ``ours`` is False if the claim was lost before. ``retry_in``: seconds
         until the next attempt, after FAILED."""
 
-    def buried(self, work: Work) -> None:
+    def dead_lettered(self, work: Work) -> None:
         """The dead letter is acknowledged."""

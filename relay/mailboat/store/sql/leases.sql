@@ -75,18 +75,18 @@ select coalesce((select format('process %%s, user %%s, application %%s', l.pid, 
        exists (select from mailboat.relays
                where id = %(relay)s and incarnation <> %(incarnation)s and expires_at > clock_timestamp())
 
--- name: bury
+-- name: expire
 -- Expire a dead relay, and with it all its leases. A relay is dead if its lease expired, or if it has been silent for a moment
 -- and its liveness lock is free. If it has sent another heartbeat in the meantime, change nothing.
-with corpse as materialized (
+with death as materialized (
     select %(expired)s or pg_try_advisory_xact_lock(%(high)s::integer, %(low)s::integer) as is_dead
 ),
 gone as (
     delete from mailboat.relays
-    where id = %(relay)s and incarnation = %(incarnation)s and beat_at = %(at)s::timestamptz and (select is_dead from corpse)
+    where id = %(relay)s and incarnation = %(incarnation)s and beat_at = %(at)s::timestamptz and (select is_dead from death)
     returning id
 ),
-bell as (
+wakeup as (
     delete from mailboat.wakeup_requests where relay in (select id from gone)
 )
 select id from gone

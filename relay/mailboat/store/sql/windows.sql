@@ -26,10 +26,10 @@ select set_config('jit', 'off', true),
        case when pg_is_in_recovery() then null else left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) end,
        (select system_identifier from pg_control_system())
 
--- name: tip
+-- name: head
 -- The P of a group of closed cursors, by the lease of one of them. If that lease was lost, or the cursor is no longer at P, there
 -- is no row.
-tip as materialized (
+head as materialized (
     select %(settled_snapshot)s::text::pg_snapshot as settled_snapshot
     from mailboat.cursors
     where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s and window_snapshot is null
@@ -52,12 +52,12 @@ w as materialized (
 -- are no events. If there are too many rows or bytes for one read, the result has no events, only their number. `stray`: a time
 -- partition that the statement leaves out has rows, so the result is void.
 -- Last column: the server process.
-with {tip},
+with {head},
 fresh as materialized (
     {late_arm}
     select e.*
     from {rows} as e
-    where e.xid >= (select pg_snapshot_xmax(settled_snapshot) from tip)
+    where e.xid >= (select pg_snapshot_xmax(settled_snapshot) from head)
       and e.xid < pg_snapshot_xmax(pg_current_snapshot())
       and pg_visible_in_snapshot(e.xid, pg_current_snapshot()) {occupied}
     limit %(limit)s
@@ -69,7 +69,7 @@ total as materialized (
 )
 select {columns}{also_routes}, {stray}, total.rows, total.too_much, pg_current_snapshot()::text,
        pg_backend_pid()
-from tip
+from head
 cross join total
 left join fresh as found on not total.too_much and {wanted}
 order by found.id
@@ -78,7 +78,7 @@ order by found.id
 -- The first arm of the tail: transactions that were running in `settled_snapshot`. Left out if there were none.
 select e.*
     from {rows} as e
-    where e.xid = any (array(select pg_snapshot_xip(settled_snapshot) from tip))
+    where e.xid = any (array(select pg_snapshot_xip(settled_snapshot) from head))
       and pg_visible_in_snapshot(e.xid, pg_current_snapshot()) {occupied}
     union all
 
@@ -131,7 +131,7 @@ having bool_and(c.plain) and (select before from ahead) is not null
 -- `settled_snapshot`. Late events, whose transactions were open at `settled_snapshot`, may lie far back, with all events that
 -- were settled since in between. If they are few, the range begins after them, and `late` reads them by transaction. `offset 0`
 -- is a fence: without it, the planner scans the primary key from its beginning to find a minimum.
-with {tip}
+with {head}
 select pg_current_snapshot()::text,
        case when count(*) filter (where fresh.late) < %(limit)s
              and coalesce(sum(fresh.bytes) filter (where fresh.late), 0) <= %(max_bytes)s
@@ -142,12 +142,12 @@ select pg_current_snapshot()::text,
 from (
     select found.id, true as late, {row_bytes} as bytes
     from {rows} as found
-    where found.xid = any (array(select pg_snapshot_xip(settled_snapshot) from tip))
+    where found.xid = any (array(select pg_snapshot_xip(settled_snapshot) from head))
       and pg_visible_in_snapshot(found.xid, pg_current_snapshot())
     union all
     select e.id, false, 0
     from {rows} as e
-    where e.xid >= (select pg_snapshot_xmax(settled_snapshot) from tip)
+    where e.xid >= (select pg_snapshot_xmax(settled_snapshot) from head)
       and e.xid < pg_snapshot_xmax(pg_current_snapshot())
       and pg_visible_in_snapshot(e.xid, pg_current_snapshot())
     offset 0

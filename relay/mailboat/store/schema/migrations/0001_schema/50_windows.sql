@@ -130,7 +130,7 @@ begin
                       format(r.statement, source, wanted, event, '', p.group_by <> '{}')) as body
         from (values
             ('probe',
-             'subscription bigint, partitions integer, most bigint, out scanned bigint, out tip pg_snapshot, out hits integer[],'
+             'subscription bigint, partitions integer, most bigint, out scanned bigint, out head pg_snapshot, out hits integer[],'
              ' out closed integer[], out settled_snapshots text[], out seen_late boolean',
              'exists (select from mailboat.cursors m, pg_snapshot_xip(m.settled_snapshot)'
              ' where m.subscription_id = $1 and m.window_snapshot is null)',
@@ -153,7 +153,7 @@ begin
                     (select array_agg(partition order by partition) from mine),
                     (select array_agg(settled_snapshot::text order by partition) from mine),
                     (select bool_or(exists (select pg_snapshot_xip(settled_snapshot))) from mine)
-             into scanned, tip, hits, closed, settled_snapshots, seen_late$probe$,
+             into scanned, head, hits, closed, settled_snapshots, seen_late$probe$,
              $late$
                  select e.id, e.xid, e.slot, e.created_at, e.event_type, e.aggregate_type, e.tags from %s as e
                  where e.xid = any (array(select distinct pg_snapshot_xip(settled_snapshot) from mine))

@@ -140,7 +140,7 @@ declare
     hits    integer[];
     closed  integer[];
     settled_snapshots   text[];
-    tip     pg_snapshot;
+    head     pg_snapshot;
     late    boolean;
     seen_late boolean;
 begin
@@ -152,7 +152,7 @@ begin
     end if;
     execute format('select * from mailboat.probe_%s($1, $2, $3)', s.id)
     using s.id, s.partitions, most
-    into scanned, tip, hits, closed, settled_snapshots, seen_late;
+    into scanned, head, hits, closed, settled_snapshots, seen_late;
     if scanned > most then
         return array(select unnest(closed) order by random());
     end if;
@@ -160,7 +160,7 @@ begin
     if scanned > 0 and moves and cardinality(hits) = 0 and (late or not seen_late) then
         begin
             update mailboat.cursors m
-            set settled_snapshot = tip, timeline = mailboat.timeline()
+            set settled_snapshot = head, timeline = mailboat.timeline()
             from (select n.subscription_id, n.partition
                   from mailboat.cursors n join unnest(closed, settled_snapshots) seen(partition, settled_snapshot)
                     on n.partition = seen.partition and n.settled_snapshot::text = seen.settled_snapshot
@@ -295,7 +295,7 @@ declare
     waits     boolean;
     parks     boolean;
     gives_up  boolean;
-    buried    boolean := false;
+    dead_lettered    boolean := false;
 begin
     for round in 1 .. 20 loop
         reading := most;
@@ -403,7 +403,7 @@ begin
                         noted.reason := 'ConsumerDied';
                         noted.error := mailboat.crash_message(died + 1);
                         gives_up := true;
-                        buried := true;
+                        dead_lettered := true;
                     end if;
                     if noted.failures > 0 or noted.due_at is not null or noted.final or waits then
                         ordinals := array(
@@ -434,7 +434,7 @@ begin
                     end if;
                     passed := last;
                     next := last + 1;
-                    exit when buried or singles and handed > 0;
+                    exit when dead_lettered or singles and handed > 0;
                 end loop;
                 if parks and cardinality(held) > 0 then
                     perform mailboat.schedule_heads(s.id, c.partition, held);
@@ -461,11 +461,11 @@ begin
         else
             c."position" := chunk.reach;
         end if;
-        exit when buried or handed > 0 or c.window_snapshot is null;
+        exit when dead_lettered or handed > 0 or c.window_snapshot is null;
     end loop;
 
     perform mailboat.save_cursor(c);
-    if buried then
+    if dead_lettered then
         return null;
     end if;
     if handed = 0 then
