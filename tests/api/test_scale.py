@@ -11,13 +11,22 @@ import pytest
 
 from api.conftest import with_our_kinds
 from mailboat_devservers.kubernetes import ApiServer, start_api_server
-from mailboat_operator.kube.client import RELAY, SUBSCRIPTION, Kube
+from mailboat_operator.kube.client import (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    DISRUPTION_BUDGET,
+    RELAY,
+    SERVICE,
+    SERVICE_ACCOUNT,
+    SUBSCRIPTION,
+    Kube,
+)
 from support.operator_under_test import USER, Cluster, condition_of, holders, operating, quick
 from support.stub_relays import Outbox, RelayStandIn
 from support.wait import await_until
 
 RELAYS, PODS_EACH, SUBSCRIPTIONS, PARTITIONS, NAMESPACE = 20, 2, 200, 4, "shop"
-CHILDREN = 5
+CHILDREN = (CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, SERVICE, SERVICE_ACCOUNT)
 SETTINGS = quick(None, status_interval=1.0)
 
 Requests = Counter[tuple[str, str]]
@@ -69,9 +78,9 @@ async def assert_all_is_put_in_order(cluster: Cluster, pods: Sequence[RelayStand
     # listed objects, the controller lists once more and compares. The number is independent of the cluster's size.
     lists = {each: count for each, count in sent.items() if each[0] == "list"}
     assert sum(lists.values()) <= 6 + 2 * 2 + 2 * max(4, lived), lists
-    assert count(sent, "get") <= RELAYS * (CHILDREN + 1) + 30, "is the name taken?, and what there is to be discovered"
+    assert count(sent, "get") <= RELAYS * (len(CHILDREN) + 1) + 30, "name checks and discovery"
     applied = {each: number for each, number in sent.items() if each[0] == "patch" and "/" not in each[1]}
-    assert sum(applied.values()) == RELAYS * CHILDREN, applied
+    assert sum(applied.values()) == RELAYS * len(CHILDREN), applied
     # Up to three statuses: waiting for relays, waiting for owners, delivering. Only the last one has an event.
     assert RELAYS <= sent["patch", "outboxrelays/status"] <= 3 * RELAYS
     # A few more: a status is written again if its response was lost or another write came first.
@@ -85,15 +94,25 @@ async def assert_all_is_put_in_order(cluster: Cluster, pods: Sequence[RelayStand
 
 
 async def assert_nothing_is_done_twice(cluster: Cluster, pods: Sequence[RelayStandIn]) -> None:
-    """A new operator has nothing to write."""
+    """A new operator applies every child once, which changes none of them, and writes nothing else."""
+    before = await versions(cluster.kube)
     mark, asked = cluster.api.bookmark(), sum(pod.asked for pod in pods)
     async with operating(cluster, SETTINGS) as registry:
         await await_until(lambda: looked_at(registry) >= RELAYS, timeout=60, what="a look at everything")
     sent = requests(cluster.api, mark)
-    assert {each: number for each, number in sent.items() if each[0] in ("patch", "create", "update")} == {}
+    written = {each: number for each, number in sent.items() if each[0] in ("patch", "create", "update")}
+    assert written.keys() <= {("patch", kind.plural) for kind in CHILDREN}, written
+    assert max(written.values()) <= RELAYS, written
+    assert await versions(cluster.kube) == before
     assert count(sent, "get") <= 30
     assert {(pod.configs, pod.outbox.assignments) for pod in pods} == {(1, 1)}
     assert sum(pod.asked for pod in pods) >= asked + len(pods)
+
+
+async def versions(kube: Kube) -> dict[str, str]:
+    """Return the resource version of each child by its uid."""
+    children = [each for kind in CHILDREN for each in (await kube.list(kind)).items]
+    return {each["metadata"]["uid"]: each["metadata"]["resourceVersion"] for each in children}
 
 
 def requests(api: ApiServer, mark: int) -> Requests:

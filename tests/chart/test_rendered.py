@@ -200,9 +200,9 @@ def test_ports_mounts_and_certificates_match_the_operators_settings(documents: l
     if settings.webhook_certs is not WebhookCerts.OFF:
         assert one(documents, "Service", settings.webhook_service)
     ports = {port["name"]: port["containerPort"] for port in deployment["containers"][0]["ports"]}
-    assert settings.health_listen == f":{ports['http']}"
+    assert str(settings.health_listen) == f":{ports['http']}"
     assert (settings.webhook_certs is WebhookCerts.OFF) == ("webhook" not in ports)
-    assert not ports.get("webhook") or settings.webhook_listen == f":{ports['webhook']}"
+    assert not ports.get("webhook") or str(settings.webhook_listen) == f":{ports['webhook']}"
 
 
 def test_images_use_a_digest_if_one_is_set() -> None:
