@@ -56,7 +56,7 @@ def test_a_message_of_the_dead_letter_topic_has_reason_error_attempts_and_payloa
     story.until_status("orders-to-kafka", "dead", 1)
     notice = dead_letter(story, "order-8")
     subscription = f"{story.namespace}/orders-to-kafka"
-    assert notice["event_type"] == "order.signed"
+    assert notice["ce_type"] == "order.signed"
     assert (notice["mailboat-dead-reason"], notice["mailboat-dead-subscription"]) == ("InvalidHeaders", subscription)
     assert "tenant" in notice["mailboat-dead-error"]
     assert notice["mailboat-dead-attempts"] == "1", "invalid headers were retried"
@@ -75,7 +75,7 @@ def dead_letter(story: StoryNamespace, order: str) -> dict[str, Any]:
 
     def notices() -> list[dict[str, Any]]:
         letters = json.loads(story.shop("headers", "--kafka", KAFKA, "--topic", "orders.dead"))
-        return [letter for letter in letters if letter["aggregate_id"] == order]
+        return [letter for letter in letters if letter["ce_subject"] == order]
 
     [notice] = wait_until(notices, 180, f"the dead letter of {order}")
     return notice
