@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import consume
 import faststream_peer
+import held_snapshot
 import pull
 import rates
 import writers
@@ -160,6 +161,26 @@ def _writers(servers: Stage, extent: Extent) -> list[Goal]:
     return [Goal("writers keep 85 % of a plain table's commit rate", f"{kept:.0%}", kept >= 0.85)]
 
 
+def _held_snapshot(servers: Stage, extent: Extent) -> list[Goal]:
+    """Measure beside a snapshot that is held for an hour."""
+    versions = held_snapshot.AN_HOUR if extent.cases is rates.CASES else held_snapshot.AN_HOUR // 10
+    print(f"\nA held snapshot and {versions:,} versions per cursor, {held_snapshot.RATE} events/s\n")
+    print(f"  {'':<36} {'p50 ms':>8} {'p99 ms':>8} {'insert ms':>10} {'Postgres CPU µs':>16}")
+    names = ("without it", "with it", "with it, leases renewed")
+    found = []
+    for name, row in zip(names, held_snapshot.measure(servers, extent.latency_seconds, versions), strict=True):
+        print(
+            f"  {name:<36} {row.p50:>8.1f} {row.p99:>8.1f} {row.insert:>10.2f} {row.postgres_cpu:>16,.0f}", flush=True
+        )
+        found.append(row)
+    fresh, _, renewed = found
+    latency, insert = renewed.p50 / fresh.p50, renewed.insert / fresh.insert
+    return [
+        Goal("a held snapshot at most doubles p50", f"{latency:.2f}", latency <= 2),
+        Goal("and the duration of an insert", f"{insert:.2f}", insert <= 2),
+    ]
+
+
 def _consumers(servers: Stage, extent: Extent) -> list[Goal]:
     """Measure handlers without a broker."""
     url, some = servers.new_database("consumers"), extent.events // 5
@@ -225,6 +246,7 @@ SECTIONS: dict[str, Callable[[Stage, Extent], list[Goal]]] = {
     "drain": _throughput,
     "rates": _rates,
     "writers": _writers,
+    "snapshot": _held_snapshot,
     "pull": _consumers,
     "broker": _behind_kafka,
 }

@@ -325,3 +325,23 @@ async def test_the_log_tells_who_came_who_went_and_what_was_taken_over(caplog: p
     assert takeover.message == "Partitions taken over from a relay that is gone"
     assert (vars(takeover)["subscription"], vars(takeover)["from"]) == ("shop/orders", "second")
     await fleet.end()
+
+
+@in_virtual_time
+async def test_a_relay_renews_its_leases_while_a_snapshot_is_held_and_repeats_nothing() -> None:
+    fleet = Fleet(
+        declared=[subscription(partitions=2)],
+        timings=replace(TIMINGS, renew_after=3),
+        oldest_snapshot=timedelta(hours=1),
+    )
+    fleet.start()
+    epochs = set()
+    for _ in range(40):
+        fleet.write(*"abcdefgh")
+        await asyncio.sleep(0.2)
+        epochs |= {cursor.epoch for cursor in fleet.outbox.cursors.values()}
+    await fleet.all_settled()
+    assert len(fleet.arrived()) == len(set(fleet.arrived())) == 320
+    assert len(epochs) > 8, "leases were not renewed"
+    await fleet.stop()
+    assert all(cursor.owner is None and cursor.released for cursor in fleet.outbox.cursors.values())

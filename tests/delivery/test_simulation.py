@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from random import Random
 
 import pytest
@@ -19,7 +20,7 @@ from mailboat.sinks.protocol import Traits
 from mailboat.store.settings import ReadLimits
 from mailboat.testing.memory_sink import MemorySink
 from support.ledger import sequence_of
-from support.simulation import Fleet, Refusals, attempt_number, by_event, settings, subscription
+from support.simulation import TIMINGS, Fleet, Refusals, attempt_number, by_event, settings, subscription
 from support.virtual_time import in_virtual_time
 
 FAULTS_FOR = 20.0
@@ -157,6 +158,8 @@ async def simulate(seed: int) -> tuple[Fleet, History]:
         random=random,
         new_sink=sink,
         passing=passing,
+        timings=replace(TIMINGS, renew_after=2),
+        oldest_snapshot=timedelta(hours=random.choice([0, 1])),
     )
     locks = {key: asyncio.Lock() for key in KEYS if key is not None}
     for name in ["one", "two", "three"][: random.randint(2, 3)]:

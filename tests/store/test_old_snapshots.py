@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -13,6 +14,7 @@ from psycopg import sql
 from mailboat.store import old_snapshots
 from mailboat.store.connection import PostgresConnection
 from mailboat.store.old_snapshots import OLD, SnapshotWatch
+from mailboat.store.sql import statements
 from mailboat_devservers.postgres import Database
 from support.databases import migrated_database
 from support.wait import await_until
@@ -76,3 +78,25 @@ async def test_a_holder_whose_begin_is_hidden_counts_from_when_it_was_seen_first
     assert f'by process {pid}, user postgres, application "forgotten"' in found.warning
     assert f"select pg_terminate_backend({pid})" in found.warning
     assert "or longer" in found.warning
+
+
+@pytest.mark.parametrize(
+    "statement", ["head", "this_window", "open", "advance", "standing", "settle", "fence", "hands"]
+)
+def test_statements_of_a_lease_find_its_cursor_by_epoch(outbox: Database, statement: str) -> None:
+    """A lookup by primary key passes all versions of the cursor that a snapshot keeps."""
+    windows = statements("windows")
+    text = windows[statement]
+    if statement in ("head", "this_window"):
+        text = f"with {text} select from {'head' if statement == 'head' else 'w'}"
+    snapshot = "1:1:"
+    parameters = {
+        "epoch": str(uuid4()), "epochs": [str(uuid4())], "settled_snapshot": snapshot, "window_snapshot": snapshot,
+        "window_snapshots": [snapshot], "positions": [1], "sequences": [1], "closes": [True], "in_hand": [True],
+        "lowest": None, "highest": None, "timeline": 1, "pooled": False, "level": "on",
+    }  # fmt: skip
+    with psycopg.connect(outbox.url) as connection:
+        connection.execute(windows["planner"])
+        plan = "\n".join(row[0] for row in connection.execute(f"explain {text}".encode(), parameters))
+    assert "cursors_epoch" in plan
+    assert "cursors_pkey" not in plan

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from random import Random
 
 from mailboat.cloudevents import MessageEncoder
@@ -65,6 +66,7 @@ class Fleet:
     limits: ReadLimits = field(default_factory=ReadLimits)
     dead_topic: bool = False
     passing: Passing = ignore_checkpoint
+    oldest_snapshot: timedelta = timedelta()
     random: Random = field(default_factory=lambda: Random(1))
     new_sink: Callable[[], MemorySink] = MemorySink
     outbox: MemoryOutbox = field(init=False)
@@ -107,7 +109,16 @@ class Fleet:
             streams = {number: self._stream(number, found.name) for number, found in subscriptions.items()}
             clock = asyncio.get_running_loop().time
             session = RelaySession(
-                store, name, streams, subscriptions, self.wake, timings, Totals(), clock, self.passing
+                store,
+                name,
+                streams,
+                subscriptions,
+                self.wake,
+                timings,
+                Totals(),
+                clock,
+                self.passing,
+                lambda: self.oldest_snapshot,
             )
             self.relays[name].session, self.relays[name].store = session, store
             await session.run(stop)

@@ -43,6 +43,8 @@ class _Entry:
     """A relay died before the window was opened, so the next window is measured before it is read."""
     measuring: bool = False
     """The cursor's next window is being measured."""
+    windows: int = 0
+    """Windows opened since the cursor was claimed."""
 
     @property
     def looks(self) -> bool:
@@ -110,6 +112,11 @@ class ProgressCommitter:
         """Return whether all events found by the last poll are settled."""
         entry = self._cursors.get(key)
         return entry is not None and entry.looks
+
+    def windows(self, key: CursorKey) -> int:
+        """Return the number of windows that were opened since the cursor was claimed."""
+        entry = self._cursors.get(key)
+        return entry.windows if entry is not None else 0
 
     def settle(self, settlement: Settlement) -> asyncio.Future[None]:
         """Queue progress and return a future that completes at the commit. Plain progress need not be awaited."""
@@ -247,7 +254,7 @@ class ProgressCommitter:
         for opened in result.opened:
             for lease in opened.members:
                 if (entry := self._entry(lease)) is not None:
-                    entry.settled_snapshot, entry.cautious = None, False
+                    entry.settled_snapshot, entry.cautious, entry.windows = None, False, entry.windows + 1
                     if opened.events is not None:  # do not delay ticks for a large window
                         self._in_flight.add(lease.key)
             self._passing(Checkpoint.WINDOW_OPENED)

@@ -16,6 +16,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from random import Random
 
 from mailboat.delivery.backoff import Backoff, Outage
@@ -193,6 +194,9 @@ class Relay:
             await _quietly_close(store, leave=orderly)
             await asyncio.wait(background, timeout=_LONG_ENOUGH)
 
+    def _oldest_snapshot(self) -> timedelta:
+        return self._coverage.snapshot.age if self._coverage else timedelta()
+
     async def _serve(self, store: PostgresStore, settings: DatabaseSettings, stop: asyncio.Event) -> None:
         """Declare the subscriptions, join, and run one session."""
         subscriptions = await unless_stopped(stop, self._declare(store))
@@ -209,6 +213,7 @@ class Relay:
             self._totals,
             self._clock,
             self._passing,
+            self._oldest_snapshot,
         )
         change = ConfigChange(store, session, self._config.subscription_set, self._stream)
         self._connected = Connected(settings, store, session)
@@ -334,7 +339,7 @@ class Relay:
             missing_roles=self._schema.missing_roles,
             partitions_ahead_days=maintenance.upkeep.days_ahead if maintenance else None,
             retention_blocked=maintenance.upkeep.blocked if maintenance else None,
-            oldest_snapshot_age=self._coverage.snapshot.age.total_seconds() if self._coverage else None,
+            oldest_snapshot_age=self._oldest_snapshot().total_seconds() if self._coverage else None,
             old_snapshot=self._coverage.snapshot.warning if self._coverage else "",
             coverage=self._coverage.found if self._coverage else Coverage(),
             peers=tuple(peer.id for peer in peers if peer.alive),

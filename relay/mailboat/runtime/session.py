@@ -16,8 +16,9 @@ import asyncio
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 from mailboat.delivery.checkpoints import Checkpoint, Passing
@@ -67,6 +68,7 @@ class RelaySession(DeliverySession):
         totals: Totals,
         clock: Clock,
         passing: Passing,
+        oldest_snapshot: Callable[[], timedelta] = timedelta,
     ) -> None:
         self.streams = dict(streams)
         self.subscriptions = dict(subscriptions)
@@ -84,6 +86,7 @@ class RelaySession(DeliverySession):
         self._totals = totals
         self._clock = clock
         self._passing = passing
+        self._oldest_snapshot = oldest_snapshot
         self._readers: set[WindowFeeder] = set()
         self._leaving: set[CursorKey] = set()
         self._retirements: dict[asyncio.Task[None], int] = {}
@@ -95,12 +98,14 @@ class RelaySession(DeliverySession):
         self._withdrawing: set[int] = set()
         self._admitted_at = -math.inf
         self._group: asyncio.TaskGroup
+        self._stop: asyncio.Event
 
     async def run(self, stop: asyncio.Event, *beside: Coroutine[Any, Any, None]) -> None:
         """Run until ``stop`` is set or the database is lost.
 
         The coroutines in ``beside`` are cancelled with the session. An error of one of them ends the session.
         """
+        self._stop = stop
         try:
             async with asyncio.TaskGroup() as self._group:
                 works = (self._watch(stop), self._guard_leases(), self.committer.run(), self._probe(), *beside)
@@ -110,8 +115,10 @@ class RelaySession(DeliverySession):
                 await stop.wait()  # heartbeats continue until the last batch is settled
                 if self._following is not None:
                     self._following.cancel()  # it would claim released partitions again
-                self._let_go(list(self.owned))
-                await self._gone()  # releasing partitions needs the committer
+                while self.owned:  # a renewal in progress may claim once more
+                    self._let_go(list(self.owned))
+                    await self._gone()  # releasing partitions needs the committer
+                await self._gone()
                 for task in (*background, *self._opening.values()):
                     task.cancel()
         except BaseExceptionGroup as errors:
@@ -203,13 +210,26 @@ class RelaySession(DeliverySession):
                 owned.worker.wake()
         self._let_go(moves.release - self._leaving)
         if claim := [key for key in moves.claim if self._delivers(key)]:
-            cursors = await self._store.claim(claim)
-            wanted = [cursor for cursor in cursors if self._delivers(cursor.lease.key)]
-            self._log_claims([cursor.lease.key for cursor in wanted], membership, alive)
-            self._adopt(wanted)
-            await self._store.release([cursor.lease for cursor in cursors if not self._delivers(cursor.lease.key)])
+            self._log_claims(await self._claim(claim), membership, alive)
         elif not held and not self.reported and not self.orphans:
             await self._store.rest()
+        if self._oldest_snapshot().total_seconds() >= self._timings.old_snapshot:
+            self._let_go([key for key in self.owned if self._needs_renewal(key)], renew=True)
+
+    def _needs_renewal(self, key: CursorKey) -> bool:
+        """Return whether a lease should be renewed now. While a snapshot is held, Postgres keeps the former versions of
+        a cursor. A lookup by epoch passes those since the last claim, and a new claim has a new epoch."""
+        idle = self.committer.at_head(key) and self.owned[key].worker.pending == 0
+        return idle and self.committer.windows(key) >= self._timings.renew_after
+
+    async def _claim(self, keys: Sequence[CursorKey]) -> list[CursorKey]:
+        """Claim partitions and start their workers. Return those that were free."""
+        cursors = await self._store.claim(keys)
+        wanted = [cursor for cursor in cursors if self._delivers(cursor.lease.key)]
+        self._adopt(wanted)
+        if unwanted := [cursor.lease for cursor in cursors if not self._delivers(cursor.lease.key)]:
+            await self._store.release(unwanted)  # withdrawn meanwhile
+        return [cursor.lease.key for cursor in wanted]
 
     def _log_peers(self, alive: set[str], before: set[str]) -> None:
         for event, peers in (("Relay joined", alive - before), ("Relay left", before - alive)):
@@ -284,13 +304,13 @@ class RelaySession(DeliverySession):
         """Return the seconds for which this relay may publish under its leases."""
         return self._lease_until - self._clock()
 
-    def _let_go(self, keys: Iterable[CursorKey], *, keep: bool = False) -> None:
+    def _let_go(self, keys: Iterable[CursorKey], *, keep: bool = False, renew: bool = False) -> None:
         """Release partitions with one task per subscription, so that a hanging sink does not delay other releases."""
         together: dict[int, list[CursorKey]] = defaultdict(list)
         for key in keys:
             together[key.subscription].append(key)
         for number, partitions in together.items():
-            retirement = self._group.create_task(self._let_go_together(partitions, keep))
+            retirement = self._group.create_task(self._let_go_together(partitions, keep=keep, renew=renew))
             self._retirements[retirement] = number
             retirement.add_done_callback(self._retirements.pop)
 
@@ -299,8 +319,8 @@ class RelaySession(DeliverySession):
         while going := [task for task, its in self._retirements.items() if number in (None, its)]:
             await asyncio.wait(going)
 
-    async def _let_go_together(self, keys: Iterable[CursorKey], keep: bool) -> None:
-        """Finish the batches in flight, settle and release."""
+    async def _let_go_together(self, keys: Iterable[CursorKey], *, keep: bool, renew: bool) -> None:
+        """Finish the batches in flight, settle, and release or claim again."""
         leaving = {key: self.owned[key] for key in keys if key in self.owned and key not in self._leaving}
         if not leaving:
             return
@@ -317,7 +337,10 @@ class RelaySession(DeliverySession):
         for key, owned in leaving.items():
             if self.owned.get(key) is owned:
                 self._forget(key)
-        if not keep:
+        again = [key for key in leaving if renew and self._delivers(key) and not self._stop.is_set()]
+        if again:
+            await self._claim(again)
+        elif not keep:
             await self._store.release([owned.worker.lease for owned in leaving.values()])
         self._leaving -= leaving.keys()
         self._passing(Checkpoint.RELEASED)

@@ -23,6 +23,11 @@ class Timings:
     drain_within: float = 20.0
     """Time that an orderly stop waits for batches in flight."""
 
+    old_snapshot: float = 30.0
+    """Age of the oldest snapshot of the database from which leases are renewed."""
+    renew_after: int = 500
+    """Number of windows of a cursor after which its lease is renewed, while a snapshot of that age is held."""
+
     @property
     def trusted(self) -> float:
         """Time without a heartbeat after which a relay ends its session and cancels its batches in flight."""

@@ -38,7 +38,6 @@ from mailboat.store.outbox_store import (
     Subscription,
     Window,
 )
-from mailboat.store.queries import lease_arrays
 from mailboat.store.settings import RelayIdentity
 from mailboat.store.sql import statements
 
@@ -205,10 +204,7 @@ class Leases:
     async def release(self, link: PostgresConnection, leases: Collection[Lease]) -> None:
         """Release leases. The next owner can claim immediately and counts no crash."""
         async with link.autocommit() as cursor:
-            await cursor.execute(
-                _SQL["release"],
-                lease_arrays(leases),
-            )
+            await cursor.execute(_SQL["release"], {"epochs": [lease.epoch for lease in leases]})
 
     async def assign(
         self, link: PostgresConnection, subscription: int, generation: int, owners: dict[int, str]

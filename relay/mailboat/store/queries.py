@@ -7,7 +7,6 @@ limited: all further sets read the events of all subscriptions and drop those th
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, product
@@ -179,18 +178,3 @@ def _large_window(kind: ChunkKind, parts: dict[str, Any]) -> bytes:
     columns = TOO_LARGE_COLUMNS if kind.too_large else COLUMNS
     undone = _UNDONE_BEFORE if kind.carry_over else _UNDONE
     return sql.SQL(_SQL["large_window"]).format(**{**parts, "columns": columns, "undone": undone}).as_bytes()
-
-
-def asking(lease: Lease) -> dict[str, Any]:
-    """Return the statement parameters that identify the cursor of a lease."""
-    return {"subscription": lease.key.subscription, "partition": lease.key.partition, "epoch": lease.epoch}
-
-
-def lease_arrays(leases: Iterable[Lease]) -> dict[str, list[Any]]:
-    """Return the statement parameters that identify the cursors of many leases, as arrays."""
-    arrays: dict[str, list[Any]] = defaultdict(list)
-    for (subscription, partition), epoch in leases:
-        arrays["subscriptions"].append(subscription)
-        arrays["partitions"].append(partition)
-        arrays["epochs"].append(epoch)
-    return arrays

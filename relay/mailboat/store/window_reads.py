@@ -31,7 +31,7 @@ from mailboat.store.connection import (
 )
 from mailboat.store.connection_thread import BlockingWork
 from mailboat.store.outbox_store import Chunk, CursorGroup, CursorKey, Lease, Window
-from mailboat.store.queries import ChunkKind, ComposedQueries, QueryCache, asking, lease_arrays
+from mailboat.store.queries import ChunkKind, ComposedQueries, QueryCache
 from mailboat.store.session_settings import libpq_settings, pins
 from mailboat.store.settings import ReadLimits
 from mailboat.store.sql import statements
@@ -175,7 +175,7 @@ class WindowReads:
             return lambda: bounded(events := found.fetchall(), events[-1][0] if events else after, last=True)
         if after < walk_from:
             return lambda: bounded(found.fetchall(), walk_from, last=False)
-        where |= asking(reader)
+        where["epoch"] = reader.epoch
         ahead = self._reach(pipeline, composed, found, where)
         if ahead.reach is None:
             return lambda: chunk((), after, last=True)
@@ -240,7 +240,7 @@ class WindowMeasurer:
             "max_bytes": self._limits.bytes,
         }
         for lease in group.members:  # one lease reads for all; if it was lost, the next one
-            spans = pipeline.send(self._query_cache.span, {**asking(lease), **bounds})
+            spans = pipeline.send(self._query_cache.span, {"epoch": lease.epoch, **bounds})
             pipeline.wait()
             window_snapshot, lowest, highest = spans.fetchone() or (None, None, None)
             if highest is not None:
@@ -253,12 +253,12 @@ def _ask(
     pipeline: Pipeline, question: bytes, members: Sequence[Lease], where: dict[str, object]
 ) -> tuple[Lease | None, Cursor[Row]]:
     """Send ``question`` with the lease of one member; return that lease (None if all were lost) and the result."""
-    followed = pipeline.send(_SQL["standing"], {**lease_arrays(members), **where})
-    answer = pipeline.send(question, {**asking(members[0]), **where})
+    followed = pipeline.send(_SQL["standing"], {"epochs": [lease.epoch for lease in members], **where})
+    answer = pipeline.send(question, {"epoch": members[0].epoch, **where})
     pipeline.wait()
     standing = {CursorKey(*row) for row in followed.fetchall()}
     reader = next((lease for lease in members if lease.key in standing), None)
     if reader is not None and reader is not members[0]:  # first lease lost: an empty result means nothing
-        answer = pipeline.send(question, {**asking(reader), **where})
+        answer = pipeline.send(question, {"epoch": reader.epoch, **where})
         pipeline.wait()
     return reader, answer

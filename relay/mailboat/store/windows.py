@@ -44,7 +44,7 @@ from mailboat.store.outbox_store import (
     Window,
 )
 from mailboat.store.parked_rows import ParkedRows
-from mailboat.store.queries import QueryCache, asking, lease_arrays
+from mailboat.store.queries import QueryCache
 from mailboat.store.session_settings import BEGIN
 from mailboat.store.settings import ReadLimits
 from mailboat.store.sql import statements
@@ -177,7 +177,7 @@ class Windows:
         tail = composed.tail_since(group.settled_snapshot, pruned=occupied is not None)
         bounds = {"limit": 1 if group.cautious else self._limits.small_rows + 1, "max_bytes": self._limits.bytes}
         where = {
-            **asking(group.members[0]),
+            "epoch": group.members[0].epoch,
             **composed.own(group.members),
             "settled_snapshot": group.settled_snapshot,
             "pooled": server.pooled,
@@ -201,7 +201,7 @@ class Windows:
         return pipeline.send(
             _SQL["open"],
             {
-                **lease_arrays(members),
+                "epochs": [lease.epoch for lease in members],
                 "settled_snapshot": found.window.settled_snapshot,
                 "window_snapshot": found.window.window_snapshot,
                 "lowest": found.window.lowest,
@@ -219,8 +219,9 @@ class Windows:
         for lease, settled_snapshot in self._unwritten.items():
             by_done[settled_snapshot].append(lease)
         for settled_snapshot, leases in by_done.items():
+            epochs = [lease.epoch for lease in leases]
             pipeline.send(
-                _SQL["advance"], {**lease_arrays(leases), "settled_snapshot": settled_snapshot, "timeline": timeline}
+                _SQL["advance"], {"epochs": epochs, "settled_snapshot": settled_snapshot, "timeline": timeline}
             )
         return bool(by_done)
 
@@ -301,17 +302,19 @@ def _settle(pipeline: Pipeline, settlements: Sequence[Settlement]) -> list[Curso
         pipeline.send(_SQL["sync"], {"level": "off"})
     if windowed:
         progress = {
+            "epochs": [s.lease.epoch for s in windowed],
             "window_snapshots": [s.window_snapshot for s in windowed],
             "positions": [s.position for s in windowed],
             "sequences": [s.sequence for s in windowed],
             "closes": [s.closes for s in windowed],
         }
-        settled.append(pipeline.send(_SQL["settle"], lease_arrays(s.lease for s in windowed) | progress))
+        settled.append(pipeline.send(_SQL["settle"], progress))
     if parked_only:
-        settled.append(pipeline.send(_SQL["fence"], lease_arrays(s.lease for s in parked_only)))
+        settled.append(pipeline.send(_SQL["fence"], {"epochs": [s.lease.epoch for s in parked_only]}))
     told = [s for s in settlements if s.in_hand is not None]
     if told:
-        pipeline.send(_SQL["hands"], lease_arrays(s.lease for s in told) | {"in_hand": [s.in_hand for s in told]})
+        in_hand = {"epochs": [s.lease.epoch for s in told], "in_hand": [s.in_hand for s in told]}
+        pipeline.send(_SQL["hands"], in_hand)
     return settled
 
 

@@ -129,8 +129,7 @@ returning c.subscription_id, c.partition, c.epoch::text, c.settled_snapshot::tex
 -- Release a drained cursor: the next owner can claim it at once and counts no crash.
 update mailboat.cursors as c
 set owner = null, epoch = null, released = true
-from unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::uuid[]) as l (subscription_id, partition, epoch)
-where c.subscription_id = l.subscription_id and c.partition = l.partition and c.epoch = l.epoch
+where c.epoch = any (%(epochs)s::uuid[])
 
 -- name: accept
 -- Accept an assignment of the operator. An older generation is refused. The same generation is accepted again, because every

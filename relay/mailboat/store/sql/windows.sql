@@ -6,6 +6,10 @@
 -- passes it as a parameter, with the epoch checked. A P in memory is valid only as long as its connection: after a crash or a
 -- failover the server assigns the same transaction ids again. Behind a pooler, a connection hides a crash. There every P is
 -- stored at once and compared with the stored one (`pooled`).
+--
+-- Statements find a cursor by its epoch, which is unique and new with every claim. A lookup by the primary key passes all former
+-- versions of the row that an old snapshot keeps; a lookup by the epoch passes those since the last claim only
+-- (docs/windows.md, Old snapshots).
 
 -- name: planner
 -- Settings of a connection that reads windows, without a pooler. No bitmaps: they are built completely, a day of index entries,
@@ -32,7 +36,7 @@ select set_config('jit', 'off', true),
 head as materialized (
     select %(settled_snapshot)s::text::pg_snapshot as settled_snapshot
     from mailboat.cursors
-    where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s and window_snapshot is null
+    where epoch = %(epoch)s and window_snapshot is null
       and (not %(pooled)s or settled_snapshot::text = %(settled_snapshot)s)
 )
 
@@ -42,8 +46,7 @@ head as materialized (
 w as materialized (
     select settled_snapshot, window_snapshot, lowest, highest, previous_layout
     from mailboat.cursors
-    where subscription_id = %(subscription)s and partition = %(partition)s and epoch = %(epoch)s
-      and window_snapshot::text = %(window_snapshot)s
+    where epoch = %(epoch)s and window_snapshot::text = %(window_snapshot)s
 )
 
 -- name: tail
@@ -164,8 +167,8 @@ set settled_snapshot = %(settled_snapshot)s::text::pg_snapshot,
     position = 0,
     crash_count = 0,
     timeline = %(timeline)s
-from unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::uuid[]) as m (subscription_id, partition, epoch)
-where c.subscription_id = m.subscription_id and c.partition = m.partition and c.epoch = m.epoch
+from unnest(%(epochs)s::uuid[]) as m (epoch)
+where c.epoch = m.epoch
   and c.window_snapshot is null and (not %(pooled)s or c.settled_snapshot::text = %(settled_snapshot)s)
 returning c.subscription_id, c.partition, set_config('synchronous_commit', %(level)s, true)
 
@@ -176,17 +179,15 @@ set settled_snapshot = %(settled_snapshot)s::text::pg_snapshot,
     position = 0,
     crash_count = 0,
     timeline = %(timeline)s
-from unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::uuid[]) as m (subscription_id, partition, epoch)
-where c.subscription_id = m.subscription_id and c.partition = m.partition and c.epoch = m.epoch and c.window_snapshot is null
+from unnest(%(epochs)s::uuid[]) as m (epoch)
+where c.epoch = m.epoch and c.window_snapshot is null
 
 -- name: standing
 -- Cursors that are still in this window under their epoch. One of them then reads for all. A cursor whose lease was lost must not
 -- read, because each of its reads is empty. A read transaction has one snapshot, so the result holds for its later statements.
 select c.subscription_id, c.partition
 from mailboat.cursors as c
-join unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::uuid[])
-     as m (subscription_id, partition, epoch)
-  on c.subscription_id = m.subscription_id and c.partition = m.partition and c.epoch = m.epoch
+join unnest(%(epochs)s::uuid[]) as m (epoch) on c.epoch = m.epoch
 where c.window_snapshot::text = %(window_snapshot)s
 
 -- name: small_window
@@ -302,10 +303,10 @@ set settled_snapshot = case when s.closes then c.window_snapshot else c.settled_
     highest_settled_id = greatest(c.highest_settled_id, s.position),
     sequence = s.sequence,
     crash_count = 0
-from unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::uuid[], %(window_snapshots)s::text[],
-            %(positions)s::bigint[], %(sequences)s::bigint[], %(closes)s::boolean[])
-     as s (subscription_id, partition, epoch, window_snapshot, position, sequence, closes)
-where c.subscription_id = s.subscription_id and c.partition = s.partition and c.epoch = s.epoch
+from unnest(%(epochs)s::uuid[], %(window_snapshots)s::text[], %(positions)s::bigint[], %(sequences)s::bigint[],
+            %(closes)s::boolean[])
+     as s (epoch, window_snapshot, position, sequence, closes)
+where c.epoch = s.epoch
   and c.window_snapshot::text = s.window_snapshot
 returning c.subscription_id, c.partition, set_config('synchronous_commit', 'off', true)
 
@@ -314,9 +315,7 @@ returning c.subscription_id, c.partition, set_config('synchronous_commit', 'off'
 -- returned.
 select c.subscription_id, c.partition
 from mailboat.cursors as c
-join unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::uuid[])
-     as s (subscription_id, partition, epoch)
-  on c.subscription_id = s.subscription_id and c.partition = s.partition and c.epoch = s.epoch
+join unnest(%(epochs)s::uuid[]) as s (epoch) on c.epoch = s.epoch
 order by c.subscription_id, c.partition
 for no key update of c
 
@@ -325,9 +324,8 @@ for no key update of c
 -- be its cause. Runs after a settlement or a fence of the same cursors, which has locked them.
 update mailboat.cursors as c
 set released = not h.in_hand
-from unnest(%(subscriptions)s::bigint[], %(partitions)s::integer[], %(epochs)s::uuid[], %(in_hand)s::boolean[])
-     as h (subscription_id, partition, epoch, in_hand)
-where c.subscription_id = h.subscription_id and c.partition = h.partition and c.epoch = h.epoch and c.released = h.in_hand
+from unnest(%(epochs)s::uuid[], %(in_hand)s::boolean[]) as h (epoch, in_hand)
+where c.epoch = h.epoch and c.released = h.in_hand
 
 -- name: sync
 -- Set the durability of this transaction's commit, if no other statement of the transaction does.

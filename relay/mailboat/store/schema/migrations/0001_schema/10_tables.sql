@@ -121,6 +121,9 @@ create table mailboat.cursors (
     primary key (subscription_id, partition)
 ) with (fillfactor = 50);
 
+-- Relays find the cursors of their leases by epoch. Updates of progress do not change it and stay within their page.
+create unique index cursors_epoch on mailboat.cursors (epoch) where epoch is not null;
+
 -- Events that wait for their next attempt after a failure, and later events of the same key behind them. Each row has the whole
 -- event, so retention of the outbox does not affect it.
 create table mailboat.parked (
