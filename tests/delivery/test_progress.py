@@ -136,7 +136,7 @@ def test_few_events_cost_a_notification_each_and_no_polls_between_them(looks: li
             await asyncio.sleep(0.1)
             assert fleet.outbox.bells, "writers go on notifying"
         assert len(fleet.arrived()) == 51
-        assert len(looks) - before <= 4 * 50
+        assert len(looks) - before <= 2 * 50
         await fleet.stop()
 
     story()

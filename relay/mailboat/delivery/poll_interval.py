@@ -1,13 +1,14 @@
 """Poll interval of the outbox. Polling finds every event; a wake-up (NOTIFY) only shortens the wait.
 
-    busy      the last poll found events: poll again at once (the duration of the last tick sets the pace)
+    busy      the last poll found events, and writers do not notify: poll again at once (the duration of the last tick
+              sets the pace)
     lingering no events for a moment, and writers do not notify: poll every few milliseconds
     idle      no events for longer (``idle``): writers notify, and the interval grows from ``poll`` to ``longest``
 
 Once a notification has arrived, writers go on notifying until polls find events many times a second (``crowded``).
-Below that rate an event costs one notification, instead of polls every few milliseconds and two changes of the request
-for notifications, whose row every writer reads. A poll that finds events without a notification ends this: writers may
-not notify here (a table without the trigger), or a notification was lost.
+Below that rate the relay is idle after each poll, and an event costs one notification and one tick, instead of polls
+every few milliseconds and two changes of the request for notifications. A poll by the clock that finds events without a
+notification ends this: writers may not notify here (a table without the trigger), or a notification was lost.
 
 The interval does not grow while a transaction is open that began before notifications were requested. Its writer may
 have checked for the request before, so only a poll finds its events.
@@ -21,7 +22,7 @@ LINGER = 0.05
 """Seconds without an event before the relay becomes idle."""
 LINGER_POLL = 0.004
 """Poll interval before that, in seconds: bounds latency under a low steady load, at the price of cheap empty reads."""
-CROWD = 25
+CROWD = 75
 CROWD_WITHIN = 0.5
 """So many polls with events within so many seconds, or none without events for as long: then writers stop notifying."""
 SHORT = 0.003
@@ -64,11 +65,11 @@ class PollInterval:
         """Return the state after a notification that was requested: the next poll is due at once."""
         return replace(self.due(), notified=True)
 
-    def found(self, now: float) -> PollInterval:
-        """Return the state after a poll that found events."""
+    def found(self, now: float, *, by_clock: bool = False) -> PollInterval:
+        """Return the state after a poll that found events. ``by_clock``: no wake-up and no settlement caused it."""
         again = now - self.finds_since < CROWD_WITHIN
         finds, since = (self.finds + 1, self.finds_since) if again else (1, now)
-        notified = self.notified and not self.idle  # an idle relay polls by the clock
+        notified = self.notified and not (self.idle and by_clock)
         busy = now if self.busy_since is None else self.busy_since
         return replace(self.due(), empty_polls=0, notified=notified, finds=finds, finds_since=since, busy_since=busy)
 

@@ -43,6 +43,8 @@ class _Entry:
     """A relay died before the window was opened, so the next window is measured before it is read."""
     measuring: bool = False
     """The cursor's next window is being measured."""
+    opened_after: int = 0
+    """Number of wake-ups before the tick that opened the window."""
     windows: int = 0
     """Windows opened since the cursor was claimed."""
 
@@ -69,8 +71,9 @@ class ProgressCommitter:
         self._passing = passing
         self._poll_interval = PollInterval(wake)
         self._wakeup_requested = False
-        self._notified = False
-        """A wake-up arrived since the current tick began."""
+        self._wakeups = 0
+        """Number of wake-ups so far."""
+        self._wakeups_before_tick = 0
         self._cursors: dict[CursorKey, _Entry] = {}
         self._pending: dict[CursorKey, Settlement] = {}
         self._waiting: list[asyncio.Future[None]] = []
@@ -124,12 +127,19 @@ class ProgressCommitter:
         self._pending[key] = merged(self._pending.get(key), settlement)
         if settlement.closes:
             self._in_flight.discard(key)
+        closes = settlement.closes and not self._can_wait(key)
         committed = asyncio.get_running_loop().create_future()
         self._waiting.append(committed)
-        if settlement.closes or settlement.durable or settlement.awaited:
-            self._urgent = True
-            self._wake_event.set()
+        self._urgent |= closes or settlement.durable or settlement.awaited
+        self._wake_event.set()
         return committed
+
+    def _can_wait(self, key: CursorKey) -> bool:
+        """Return whether the end of a window may be committed with the next event: writers notify, and none has done so
+        since the window was opened."""
+        entry = self._cursors.get(key)
+        waits = self._wakeup_requested and self._poll_interval.idle
+        return waits and entry is not None and entry.opened_after == self._wakeups
 
     def poll_by(self, wake: WakeSettings) -> None:
         """Replace the poll settings."""
@@ -143,7 +153,7 @@ class ProgressCommitter:
 
     def notified(self) -> None:
         """Poll immediately, after a wake-up (NOTIFY)."""
-        self._notified = True
+        self._wakeups += 1
         self._poll_interval = self._poll_interval.woken() if self._wakeup_requested else self._poll_interval.due()
         self._wake_event.set()
 
@@ -204,7 +214,7 @@ class ProgressCommitter:
         self._urgent = False
         try:
             self._passing(Checkpoint.SETTLING)
-            began, self._notified = self._clock(), False
+            began, self._wakeups_before_tick = self._clock(), self._wakeups
             groups = self._groups_to_poll(settlements)
             result = await self._store.tick(settlements, groups, measured)
             self._last_tick = self._clock() - began
@@ -225,7 +235,7 @@ class ProgressCommitter:
         for future in waiting:
             if not future.done():
                 future.set_result(None)
-        await self._find_poll_interval(result, looked=bool(groups))
+        await self._find_poll_interval(result, looked=bool(groups), by_clock=not waiting and not measured)
 
     def _groups_to_poll(self, settlements: list[Settlement]) -> list[CursorGroup]:
         """Group the closed cursors by ``settled_snapshot``, including the cursors that this tick closes."""
@@ -255,6 +265,7 @@ class ProgressCommitter:
             for lease in opened.members:
                 if (entry := self._entry(lease)) is not None:
                     entry.settled_snapshot, entry.cautious, entry.windows = None, False, entry.windows + 1
+                    entry.opened_after = self._wakeups_before_tick
                     if opened.events is not None:  # do not delay ticks for a large window
                         self._in_flight.add(lease.key)
             self._passing(Checkpoint.WINDOW_OPENED)
@@ -303,11 +314,14 @@ class ProgressCommitter:
         entry = self._entry(lease)
         return entry is not None and entry.measuring
 
-    async def _find_poll_interval(self, result: TickResult, *, looked: bool) -> None:
+    async def _find_poll_interval(self, result: TickResult, *, looked: bool, by_clock: bool) -> None:
         now = self._clock()
         before = self._poll_interval
+        notified = self._wakeups != self._wakeups_before_tick
         if not result.quiet or not looked:
-            self._poll_interval = before.found(now)
+            found = before.found(now, by_clock=by_clock)
+            waits = found.notified and not found.crowded(now) and not notified
+            self._poll_interval = found.quiet(now) if waits else found
             # If no cursor polls for events, no wake-up is needed.
             if self._wakeup_requested and (
                 self._poll_interval.crowded(now) or not self._poll_interval.notified or not looked
@@ -315,7 +329,7 @@ class ProgressCommitter:
                 await self._store.awake()
                 self._poll_interval, self._wakeup_requested = self._poll_interval.unnotified(), False
             return
-        if self._notified:  # perhaps by an event that was committed after the poll
+        if notified:  # perhaps by an event that was committed after the poll
             return
         poll_interval = before.quiet(now)
         if poll_interval.should_idle(now):
