@@ -1,5 +1,8 @@
 """One connection to Postgres: opening, checks of the server, and translation of errors.
 
+Every use has the same class. Occasional statements run in the event loop (``transaction``, ``autocommit``), frequent
+ones in the thread of the connection (``pipeline``, ``read``).
+
 Nothing here retries. A relay that loses its database drops its state in memory and restarts its session
 (``mailboat.runtime``), because after a failover no state in memory can be trusted. Every operation has a deadline, so
 that a hung server is detected like an unavailable one.
@@ -16,16 +19,17 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, LiteralString, TypeVar
+from typing import Any, Final, LiteralString, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, sql
 from psycopg.generators import send
 
 from mailboat.errors import ConfigError, DatabaseUnavailable, InRecovery, MailboatError, SchemaMismatch
-from mailboat.store.connection_thread import BlockingWork
+from mailboat.store.connection_thread import ConnectionThread
 from mailboat.store.session_settings import BEGIN, PinnedConnection, pins
 from mailboat.store.session_settings import Row as Row
+from mailboat.store.sql import statements
 from mailboat_spec import Pooler
 from mailboat_spec.redaction import primary_message
 
@@ -33,6 +37,9 @@ from mailboat_spec.redaction import primary_message
 logging.getLogger("psycopg").addFilter(lambda record: not record.getMessage().startswith("error ignored"))
 
 T = TypeVar("T")
+_READ_ONLY: Final[LiteralString] = "begin isolation level repeatable read read only"
+_GUARD: Final = statements("windows")["guard"]
+
 UrlProvider = Callable[[], str]
 """Called for every connection, so that a rotated password is picked up."""
 
@@ -139,37 +146,11 @@ class Pipeline:
             sending.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
 
 
-@contextmanager
-def begun(
-    connection: Connection[Row], server: Server, deadline: float, begin: LiteralString | None = BEGIN
-) -> Iterator[Pipeline]:
-    """Run a transaction as a pipeline. Unfetched results are awaited too, and their errors are raised.
-
-    If ``begin`` is None, each ``wait`` commits the statements sent since the previous one. Not for a pooler, behind
-    which there is no pipeline.
-    """
-    pipeline = Pipeline(connection, pooled=server.pooled)
-    try:
-        if begin is not None:
-            pipeline.send(begin)
-        if server.pooled:
-            pipeline.send(pins(server.version, deadline, local=True))
-        yield pipeline
-        if begin is not None:
-            pipeline.send("commit")
-        pipeline.wait()
-    except BaseException as error:
-        pipeline.abandon(error)
-        if not connection.closed:
-            connection.rollback()
-        raise
-
-
 class PostgresConnection:
     """A connection with one purpose. Not reusable after a failure."""
 
     def __init__(
-        self, connection: PinnedConnection, server: Server, deadline: float, *, waits_for_standbys: bool
+        self, connection: PinnedConnection, purpose: str, server: Server, deadline: float, *, waits_for_standbys: bool
     ) -> None:
         self.connection = connection
         self.server = server
@@ -179,7 +160,7 @@ class PostgresConnection:
         self._timeout: asyncio.Timeout | None = None
         self._blocking: Connection[Row] | None = None
         self._notification = asyncio.Event()
-        self._work = BlockingWork("ticks", deadline, lambda: connection.pgconn)
+        self._thread = ConnectionThread(purpose, connection.pgconn)
 
     @classmethod
     async def open(
@@ -219,7 +200,7 @@ class PostgresConnection:
         # Two psycopg interfaces share this connection (see ``pipeline``) and would give the same names to their
         # prepared statements. Only the one for frequent work, the blocking one, prepares.
         connection.prepare_threshold = None
-        return cls(connection, server, deadline, waits_for_standbys=waits_for_standbys)
+        return cls(connection, purpose, server, deadline, waits_for_standbys=waits_for_standbys)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncCursor[Row]]:
@@ -243,24 +224,65 @@ class PostgresConnection:
             self._timeout.reschedule(None)
 
     async def pipeline(self, work: Callable[[Pipeline], T], *, begin: LiteralString | None = BEGIN) -> T:
-        """Run ``work`` in a thread: in a transaction, or in one per wait if ``begin`` is None (see ``begun``).
+        """Run ``work`` in a thread: in a transaction, or in one per wait if ``begin`` is None.
 
         The thread uses the same connection through psycopg's blocking interface. The lock excludes other users.
         """
-        async with self._turn:
-            return await self._work.run(lambda: self._in_thread(work, begin))
 
-    def _in_thread(self, work: Callable[[Pipeline], T], begin: LiteralString | None) -> T:
-        try:
-            if self._blocking is None:
-                self._blocking = Connection(self.connection.pgconn)
-                self._blocking.autocommit = True
-                if self.server.pooled:
-                    self._blocking.prepare_threshold = None
-            with begun(self._blocking, self.server, self._deadline, begin) as pipeline:
+        def run() -> T:
+            with self._pipeline(begin) as pipeline:
                 return work(pipeline)
-        except psycopg.Error as error:
-            raise explain(error) from error
+
+        async with self._turn, explained(None, self._deadline):
+            return await self._thread.run(run)
+
+    async def read(self, work: Callable[[Pipeline], Callable[[], T]], *, patient: bool = False) -> T:
+        """Run ``work`` in a read-only transaction, then the callable it returned, both in a thread.
+
+        All statements see the same snapshot. If ``patient``, there is no deadline; TCP keepalives on this connection
+        and heartbeats on another one detect an unavailable server.
+        """
+
+        def run() -> T:
+            with self._pipeline(_READ_ONLY) as pipeline:
+                guard = pipeline.send(_GUARD) if self.server.pooled else None
+                answer = work(pipeline)
+            if guard is not None:
+                refuse_other_server(guard.fetchone(), self.server)
+            return answer()
+
+        async with self._turn, explained(None, self._deadline) as timeout:
+            if patient:
+                timeout.reschedule(None)
+            return await self._thread.run(run)
+
+    @contextmanager
+    def _pipeline(self, begin: LiteralString | None) -> Iterator[Pipeline]:
+        """Run a transaction as a pipeline. Unfetched results are awaited too, and their errors are raised.
+
+        If ``begin`` is None, each ``wait`` commits the statements sent since the previous one. Not for a pooler, behind
+        which there is no pipeline.
+        """
+        if self._blocking is None:
+            self._blocking = Connection(self.connection.pgconn)
+            self._blocking.autocommit = True
+            if self.server.pooled:
+                self._blocking.prepare_threshold = None
+        pipeline = Pipeline(self._blocking, pooled=self.server.pooled)
+        try:
+            if begin is not None:
+                pipeline.send(begin)
+            if self.server.pooled:
+                pipeline.send(pins(self.server.version, self._deadline, local=True))
+            yield pipeline
+            if begin is not None:
+                pipeline.send("commit")
+            pipeline.wait()
+        except BaseException as error:
+            pipeline.abandon(error)
+            if not self._blocking.closed:
+                self._blocking.rollback()
+            raise
 
     @asynccontextmanager
     async def autocommit(self) -> AsyncIterator[AsyncCursor[Row]]:
@@ -328,11 +350,13 @@ class PostgresConnection:
             loop.remove_reader(copy)
             os.close(copy)
 
-    async def close(self) -> None:
-        """Close the connection once the operation in progress has ended. Idempotent."""
+    async def close(self, *, at_once: bool = False) -> None:
+        """Close the connection once the operation in progress has ended; if ``at_once``, it fails. Idempotent."""
+        if at_once:
+            self._thread.cut()
         async with self._turn:  # libpq frees buffers that a thread may be reading
             await self.connection.close()
-        self._work.close()
+        self._thread.close()
 
 
 def malformed_url() -> ConfigError:
