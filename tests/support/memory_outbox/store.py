@@ -292,11 +292,11 @@ class MemoryStore:
             outbox.dead.append(DeadRow(here, death.event, death.sequence, death.attempts, death.failure))
         gone = [*settlement.unpark, *(death.ordinal for death in settlement.dead if death.ordinal is not None)]
         touched = [row for ordinal in gone if (row := outbox.parked.pop(ordinal, None)) is not None]
-        for repark in settlement.repark:
-            if (row := outbox.parked.get(repark.ordinal)) is not None:
-                row.fail_again(repark, now)
-                touched.append(row)
         for park in settlement.park:
+            if park.ordinal is not None and (row := outbox.parked.get(park.ordinal)) is not None:
+                row.fail_again(park, now)
+                touched.append(row)
+        for park in (each for each in settlement.park if each.ordinal is None):
             row = ParkedRow.of(outbox.number("parked"), here, park, now)
             outbox.parked[row.ordinal] = row
             touched.append(row)
