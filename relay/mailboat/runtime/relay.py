@@ -31,10 +31,10 @@ from mailboat.runtime.maintenance import Maintenance, RetentionClock
 from mailboat.runtime.rates import Rates
 from mailboat.runtime.relay_config import DatabaseSettings, RelayConfig
 from mailboat.runtime.relay_status import RelayState, RelayStatus, SubscriptionStatus
-from mailboat.runtime.schema_gate import SchemaGate, StopRequested, unless_stopped
+from mailboat.runtime.schema_gate import SchemaGate
 from mailboat.runtime.secrets import Secrets
 from mailboat.runtime.session import RelaySession
-from mailboat.runtime.shutdown import first_of
+from mailboat.runtime.shutdown import StopRequested, first_of, unless_stopped
 from mailboat.runtime.stream_parts import StreamParts
 from mailboat.runtime.subscription_status import delivered, failed_status, stalled, subscription_status
 from mailboat.runtime.timings import Timings
