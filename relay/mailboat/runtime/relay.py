@@ -43,7 +43,6 @@ from mailboat.store.coverage import Coverage
 from mailboat.store.outbox_store import Subscription
 from mailboat.store.postgres import PostgresStore
 from mailboat.store.settings import ReadLimits, RelayIdentity
-from mailboat.store.subscription_rows import SubscriptionManifest
 from mailboat_spec import EventSubscription, OutboxRelay, Reason, full_name
 
 log = logging.getLogger(__name__)
@@ -268,14 +267,14 @@ class Relay:
 
     async def _declare(self, store: PostgresStore) -> dict[int, Subscription]:
         config = self._config
-        declared = [SubscriptionManifest.of(each.resource) for each in config.subscription_set.parts.values()]
+        declared = [each.resource for each in config.subscription_set.parts.values()]
         if config.undeclared and self._was_connected:
             await self._let_others_finish(store, declared)
         subscriptions = await store.declare(declared, may_lay_out=config.undeclared, config_version=config.version)
         config.undeclared = False
         return subscriptions
 
-    async def _let_others_finish(self, store: PostgresStore, declared: Sequence[SubscriptionManifest]) -> None:
+    async def _let_others_finish(self, store: PostgresStore, declared: Sequence[EventSubscription]) -> None:
         """Wait until other relays, which get the same configuration, released their partitions.
 
         Repartitioning earlier would redeliver their in-flight batches.

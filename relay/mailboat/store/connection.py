@@ -124,7 +124,7 @@ class Pipeline:
         """
         if self._sending is not None:
             self._connection.wait(send(self._connection.pgconn))
-            self._leave(None)
+            self.leave()
 
     def send(self, statement: str | bytes | sql.Composed, parameters: Any = None) -> Cursor[Row]:
         """Send a statement and return its cursor, with binary results. A fetch waits for the result."""
@@ -135,12 +135,8 @@ class Pipeline:
             self._sending = sending
         return self._connection.cursor(binary=True).execute(statement, parameters)
 
-    def abandon(self, error: BaseException) -> None:
-        """Discard the results of the statements sent, after an error."""
-        if self._sending is not None:
-            self._leave(error)
-
-    def _leave(self, error: BaseException | None) -> None:
+    def leave(self, error: BaseException | None = None) -> None:
+        """Leave psycopg's pipeline. After an error, discard the results of the statements sent."""
         sending, self._sending = self._sending, None
         if sending is not None:
             sending.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
@@ -182,15 +178,19 @@ class PostgresConnection:
         try:
             async with asyncio.timeout(deadline):
                 connection = await PinnedConnection.open(conninfo, purpose=purpose, deadline=deadline)
-        except psycopg.ProgrammingError as error:
-            raise malformed_url() from error
+        except psycopg.ProgrammingError as error:  # its message may contain a password
+            raise ConfigError(
+                "the database URL is not one that libpq understands. It looks like"
+                " postgresql://user:password@host:5432/dbname; special characters such as @ and / are percent-encoded."
+            ) from error
         except psycopg.Error as error:
             raise explain(error) from error
         except TimeoutError as error:
             raise DatabaseUnavailable(f"no connection to Postgres within {deadline:.0f} s") from error
         try:
             async with explained(connection, deadline):
-                server = await _identify(connection, pooler)
+                async with connection.transaction():
+                    server = await _identified(connection, pooler)
                 await connection.settle(pooled=server.pooled)
                 if not server.pooled and not waits_for_standbys:
                     await connection.execute("set synchronous_commit = local")
@@ -279,7 +279,7 @@ class PostgresConnection:
                 pipeline.send("commit")
             pipeline.wait()
         except BaseException as error:
-            pipeline.abandon(error)
+            pipeline.leave(error)
             if not self._blocking.closed:
                 self._blocking.rollback()
             raise
@@ -359,14 +359,6 @@ class PostgresConnection:
         self._thread.close()
 
 
-def malformed_url() -> ConfigError:
-    """Return the error for a malformed URL. Libpq's message is left out, because it may contain a password."""
-    return ConfigError(
-        "the database URL is not one that libpq understands. It looks like"
-        " postgresql://user:password@host:5432/dbname; special characters such as @ and / are percent-encoded."
-    )
-
-
 def refuse_other_server(guard: Row | None, expected: Server) -> None:
     """Raise if the result of a transaction's ``guard`` statement names another server.
 
@@ -377,11 +369,6 @@ def refuse_other_server(guard: Row | None, expected: Server) -> None:
         raise DatabaseUnavailable(
             "another server answers now (a failover, or a restored copy): what was in memory is dropped"
         )
-
-
-async def _identify(connection: PinnedConnection, pooler: str) -> Server:
-    async with connection.transaction():
-        return await _identified(connection, pooler)
 
 
 async def _identified(connection: PinnedConnection, pooler: str) -> Server:

@@ -93,21 +93,11 @@ class ParkedRows:
 
 
 def _parked(row: Row) -> Parked:
-    *counted, reason, error, first_failed_at = row[EVENT_COLUMNS:]
-    ordinal, sequence, partition, generation, attempts, replay, suspect, blocked, pending_dead_letter = counted
-    return Parked(
-        ordinal,
-        OutboxEvent._make(row[:EVENT_COLUMNS]),
-        sequence,
-        Series(partition, generation),
-        attempts,
-        replay,
-        suspect,
-        blocked,
-        pending_dead_letter,
-        LastFailure(reason, error or "") if reason is not None else None,
-        first_failed_at,
-    )
+    ordinal, sequence, partition, generation, *state, reason, error, first_failed_at = row[EVENT_COLUMNS:]
+    event, series = OutboxEvent._make(row[:EVENT_COLUMNS]), Series(partition, generation)
+    failure = LastFailure(reason, error or "") if reason is not None else None
+    values: Row = (ordinal, event, sequence, series, *state, failure, first_failed_at)
+    return Parked(*values)
 
 
 def _state(park: Park) -> dict[str, Any]:

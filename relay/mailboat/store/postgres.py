@@ -49,7 +49,6 @@ from mailboat.store.subscription_rows import (
     UNCOUNTED,
     ConfigVersion,
     RetireResult,
-    SubscriptionManifest,
     declare,
     in_other_hands,
     refuse_foreign_cursors,
@@ -57,7 +56,7 @@ from mailboat.store.subscription_rows import (
 )
 from mailboat.store.window_reads import WindowReads
 from mailboat.store.windows import Windows
-from mailboat_spec import Notify
+from mailboat_spec import EventSubscription, Notify, full_name
 
 _SQL = statements("subscription_rows")
 _PLANNER = statements("windows")["planner"]
@@ -122,7 +121,7 @@ class PostgresStore:
 
     async def declare(
         self,
-        subscriptions: Sequence[SubscriptionManifest],
+        subscriptions: Sequence[EventSubscription],
         *,
         may_lay_out: bool = True,
         config_version: ConfigVersion = UNCOUNTED,
@@ -148,17 +147,15 @@ class PostgresStore:
             self._routes = self._routes | routes
             self._query_cache.route(self._routes)
         self._serves |= routes.keys()
-        pulled = {each.name for each in subscriptions if each.resource.spec.sink.pull is not None}
-        self._pulled = self._pulled.difference(each.name for each in subscriptions) | pulled
+        pulled = {full_name(each) for each in subscriptions if each.spec.sink.pull is not None}
+        self._pulled = self._pulled.difference(map(full_name, subscriptions)) | pulled
         return {number: route.subscription for number, route in routes.items()}
 
     def withdraw(self, number: int) -> None:
         """Stop serving this subscription."""
         self._serves -= {number}
 
-    async def in_other_hands(
-        self, subscriptions: Sequence[SubscriptionManifest], config_version: ConfigVersion
-    ) -> bool:
+    async def in_other_hands(self, subscriptions: Sequence[EventSubscription], config_version: ConfigVersion) -> bool:
         """Return True if declaring these subscriptions would repartition cursors that other relays own."""
         return await in_other_hands(
             self._control, self._settings.layout.table, self._me.id, subscriptions, config_version
