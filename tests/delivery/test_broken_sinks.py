@@ -70,7 +70,7 @@ class Broken(MemorySink):
 
 def status_of(fleet: Fleet, relay: RunningRelay) -> tuple[bool | None, str]:
     assert relay.session is not None, "the relay lives"
-    status = subscription_status(fleet.declared[0].resource, relay.session, Totals(), 0.0)
+    status = subscription_status(fleet.declared[0], relay.session, Totals(), 0.0)
     return status.sink_reachable, status.last_error or ""
 
 
@@ -235,7 +235,7 @@ async def test_a_relay_without_memory_blames_no_event(error: Exception) -> None:
 
 
 def test_the_last_error_of_an_ended_pump_has_its_age_until_a_success_clears_it() -> None:
-    resource, totals = subscription("orders").resource, Totals()
+    resource, totals = subscription("orders"), Totals()
     failed, older, delivered = WorkerCounters(), WorkerCounters(), WorkerCounters()
     failed.note_error("no broker", 10.0)
     older.note_error("refused", 5.0)

@@ -69,10 +69,10 @@ async def test_a_full_parking_lot_takes_nothing_new_says_so_and_goes_on_when_a_p
     assert relay.session is not None
     (told,) = (record.message for record in caplog.records if "takes nothing new" in record.message)
     assert told.startswith("Partition 0 has 3 parked events")
-    assert subscription_status(fleet.declared[0].resource, relay.session, Totals(), 0.0).last_error == told
+    assert subscription_status(fleet.declared[0], relay.session, Totals(), 0.0).last_error == told
     fleet.outbox.parked.clear()
     await until(lambda: fleet.arrived() == waiting, "delivery to go on", within=6)
-    assert subscription_status(fleet.declared[0].resource, relay.session, Totals(), 0.0).last_error != told
+    assert subscription_status(fleet.declared[0], relay.session, Totals(), 0.0).last_error != told
     await fleet.all_settled()
     await fleet.stop()
 
@@ -125,7 +125,7 @@ async def test_a_dead_letter_topic_that_is_away_stops_no_healthy_key_and_is_told
     (told,) = (record.message for record in caplog.records if "dead-letter topic takes nothing" in record.message)
     assert "no such topic" in told
     assert relay.session is not None
-    status = subscription_status(fleet.declared[0].resource, relay.session, Totals(), 0.0)
+    status = subscription_status(fleet.declared[0], relay.session, Totals(), 0.0)
     assert status.last_error == told
     assert not fleet.outbox.dead
     fleet.sink.dead_topic_away, fleet.sink.seconds = False, 0.0
@@ -133,7 +133,7 @@ async def test_a_dead_letter_topic_that_is_away_stops_no_healthy_key_and_is_told
     assert {dead.event.event_id for dead in fleet.outbox.dead} == poison
     assert {m.event_id for m in fleet.sink.arrived if m.topic == DEAD_TOPIC} == poison
     assert set(refusals.given.values()) == {1}, "G4"
-    assert subscription_status(fleet.declared[0].resource, relay.session, Totals(), 0.0).last_error != told
+    assert subscription_status(fleet.declared[0], relay.session, Totals(), 0.0).last_error != told
     await fleet.stop()
 
 

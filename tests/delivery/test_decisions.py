@@ -27,7 +27,6 @@ from mailboat.store.outbox_store import (
     Park,
     PartitionOwner,
     RelayPeer,
-    Repark,
     Settlement,
     Subscription,
 )
@@ -325,10 +324,10 @@ def test_two_settlements_of_a_window_are_one_with_the_later_progress() -> None:
 @pytest.mark.parametrize("parked_first", [True, False])
 def test_what_concerns_parked_events_only_leaves_progress_as_it_is(parked_first: bool) -> None:
     progress = Settlement(LEASE, "w", 10, 1, closes=True)
-    parked = Settlement(LEASE, None, unpark=(1,), repark=(Repark(2, 1, None, FAILURE),))
+    parked = Settlement(LEASE, None, unpark=(1,), park=(Park(event(2), 1, 1, None, FAILURE, ordinal=2),))
     both = merged(parked, progress) if parked_first else merged(progress, parked)
     assert (both.window_snapshot, both.position, both.sequence, both.closes) == ("w", 10, 1, True)
-    assert (both.unpark, len(both.repark)) == ((1,), 1)
+    assert (both.unpark, len(both.park)) == ((1,), 1)
 
 
 def test_what_an_earlier_owner_noted_is_dropped() -> None:

@@ -17,8 +17,8 @@ import pytest
 
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.relay_status import RelayState
-from mailboat.runtime.schema_gate import StopRequested, unless_stopped
 from mailboat.runtime.secrets import SecretSources
+from mailboat.runtime.shutdown import StopRequested, unless_stopped
 from mailboat.store.settings import RelayIdentity
 from mailboat_devservers.postgres import Database
 from mailboat_spec import read_documents

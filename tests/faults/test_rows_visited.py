@@ -25,7 +25,6 @@ from mailboat.store.postgres import PostgresStore
 from mailboat.store.schema.migrate import migrate
 from mailboat.store.schema.time_partitions import drop_expired
 from mailboat.store.settings import ReadLimits, RelayIdentity, StoreSettings
-from mailboat.store.subscription_rows import SubscriptionManifest
 from mailboat.store.table import TableLayout
 from mailboat_devservers.postgres import Database, PostgresServer, find_postgres
 from mailboat_devservers.postgres_binaries import NEWEST, OLDEST
@@ -176,7 +175,7 @@ class Bench:
         me = RelayIdentity("bench", str(uuid4()))
         store = await PostgresStore.open(lambda: self.database.url, me, StoreSettings(limits=LIMITS, lag_bound=BOUND))
         try:
-            [number] = await store.declare([SubscriptionManifest.of(_subscription(self.start))])
+            [number] = await store.declare([_subscription(self.start)])
             await store.join()
             [cursor] = await store.claim([CursorKey(number, 0)])
             yield Look(store, cursor)

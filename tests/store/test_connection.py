@@ -1,4 +1,4 @@
-"""A Postgres connection shared by two interfaces of psycopg, without conflicts and without unsent data."""
+"""A Postgres connection: two interfaces of psycopg without conflicts, deadlines, and no unsent data."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ import pytest
 from mailboat.errors import ConfigError, DatabaseUnavailable
 from mailboat.logs import JsonLines, ReadableLines
 from mailboat.store.connection import Pipeline, PostgresConnection, refuse_other_server
-from mailboat.store.connection_thread import BlockingWork
+from mailboat.store.connection_thread import ConnectionThread
 from mailboat.store.sql import statements
-from mailboat.store.window_reads import ReadThread
 from mailboat_devservers.postgres import Database
 from support.wait import await_until
 
@@ -114,22 +113,12 @@ async def test_another_server_behind_the_same_connection_is_noticed(
 
 
 @pytest.mark.parametrize("password", ["pass%word", "pass@word", "pass/word", "1/pass@word", "p?a@word"])
-async def test_a_malformed_url_is_not_repeated(database: Database, password: str) -> None:
+async def test_a_malformed_url_is_not_repeated(password: str) -> None:
     """libpq would parse a part of the password as host, port or database, and repeat it in its errors."""
     url = f"postgresql://shop:{password}@host/db"
-    link = await PostgresConnection.open(lambda: database.url, "control")
-    reader = ReadThread(lambda: url, link.server, 5.0)
-    try:
-        for opening in (
-            PostgresConnection.open(lambda: url, "work"),
-            reader.transaction(lambda pipeline: lambda: None),
-        ):
-            with pytest.raises(ConfigError, match="percent-encoded") as told:
-                await opening
-            assert "word" not in str(told.value)
-    finally:
-        await reader.close()
-        await link.close()
+    with pytest.raises(ConfigError, match="percent-encoded") as told:
+        await PostgresConnection.open(lambda: url, "work")
+    assert "word" not in str(told.value)
 
 
 @pytest.mark.parametrize("how", ["explained", "as it is", "in a group"])
@@ -163,52 +152,65 @@ _BREAKS_A_CONSTRAINT = """
 """
 
 
-async def test_who_gives_up_while_a_connection_is_made_does_not_wait_for_the_answer(each_database: Database) -> None:
-    link = await PostgresConnection.open(lambda: each_database.url, "control")
-    asked, answer = threading.Event(), threading.Event()
-    begun: list[Pipeline] = []
+async def test_a_read_has_a_deadline_unless_it_is_patient_and_ends_if_it_is_cancelled(each_database: Database) -> None:
+    link = await PostgresConnection.open(lambda: each_database.url, "read", deadline=1.0)
+    begun = threading.Event()
 
-    def url() -> str:
-        asked.set()
-        answer.wait(20)
-        return each_database.url
+    def work(pipeline: Pipeline, seconds: int) -> Callable[[], object]:
+        slept = pipeline.send("select 1 from pg_sleep(%s)", [seconds])
+        begun.set()
+        return slept.fetchone
 
-    def work(pipeline: Pipeline) -> Callable[[], None]:
-        begun.append(pipeline)
-        return lambda: None
-
-    reader = ReadThread(url, link.server, 5.0)
     try:
-        reading = asyncio.ensure_future(reader.transaction(work, patient=True))
-        await await_until(asked.is_set, what="the thread to connect")
+        assert await link.read(lambda pipeline: work(pipeline, 2), patient=True) == (1,)
+        with pytest.raises(DatabaseUnavailable, match="did not answer within 1 s"):
+            await link.read(lambda pipeline: work(pipeline, 60))
+        await link.close()
+        link = await PostgresConnection.open(lambda: each_database.url, "measure")
+        begun.clear()
+        reading = asyncio.ensure_future(link.read(lambda pipeline: work(pipeline, 60), patient=True))
+        await await_until(begun.is_set, what="the thread to send the statement")
         reading.cancel()
-        asyncio.get_running_loop().call_later(0.2, answer.set)
         with pytest.raises(asyncio.CancelledError):
             await reading
-        assert not begun, "a large window would have been measured for nobody"
-        await reader.transaction(work)  # the next transaction is served
-        assert begun
     finally:
-        await reader.close()
         await link.close()
 
 
-async def test_a_thread_that_is_at_work_still_stops_nobody() -> None:
+async def test_a_read_in_progress_fails_if_its_connection_is_closed_at_once(each_database: Database) -> None:
+    link = await PostgresConnection.open(lambda: each_database.url, "probe")
+    begun = threading.Event()
+
+    def work(pipeline: Pipeline) -> Callable[[], object]:
+        slept = pipeline.send("select 1 from pg_sleep(60)")
+        begun.set()
+        return slept.fetchone
+
+    reading = asyncio.ensure_future(link.read(work))
+    await await_until(begun.is_set, what="the thread to send the statement")
+    await link.close(at_once=True)
+    with pytest.raises(DatabaseUnavailable):
+        await reading
+
+
+async def test_a_thread_that_is_at_work_still_stops_nobody(database: Database) -> None:
     begun, end = threading.Event(), threading.Event()
 
     def work() -> None:
         begun.set()
         end.wait(20)
 
-    blocking = BlockingWork("stuck", 5.0, lambda: None)
-    working = asyncio.ensure_future(blocking.run(work))
+    link = await PostgresConnection.open(lambda: database.url, "work")
+    thread = ConnectionThread("stuck", link.connection.pgconn)
+    working = asyncio.ensure_future(thread.run(work))
     await await_until(begun.is_set, what="the thread to begin")
     for _ in range(2):  # the first cancellation waits for the thread
         working.cancel()
         await asyncio.wait({working}, timeout=0.1)
     assert working.cancelled()
     asyncio.get_running_loop().call_later(0.2, end.set)
-    blocking.close()
+    thread.close()
     assert not end.is_set(), "the loop went on"
+    await link.close()
     stuck = [thread for thread in threading.enumerate() if "stuck" in thread.name]
     await await_until(lambda: not any(thread.is_alive() for thread in stuck), what="the thread to end")

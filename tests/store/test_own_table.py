@@ -201,7 +201,7 @@ async def test_a_row_that_nobody_can_send_is_refused_kept_and_shown(
     link = await PostgresConnection.open(lambda: own.url, "dlq")
     (letter,) = await show_dead(link, Match("shop.events"), limit=1)
     await link.close()
-    assert letter.event_id == event.event_id
+    assert letter["event_id"] == event.event_id
 
 
 @pytest.mark.parametrize("column", ["payload", "headers", "tags", "aggregate_id", "content_type"])

@@ -16,7 +16,6 @@ from psycopg import sql
 from mailboat.errors import LeaseLost, SchemaMismatch
 from mailboat.store.connection import Pipeline, PostgresConnection
 from mailboat.store.leases import lock_key
-from mailboat.store.window_reads import ReadThread
 from mailboat_devservers.pgbouncer import PgBouncer, start_pgbouncer
 from mailboat_devservers.postgres import Database, PostgresServer
 from support.databases import logged_in, migrated_database
@@ -74,7 +73,6 @@ def url(
 
 async def test_every_session_has_settings_of_its_own(hostile: Database, url: str) -> None:
     link = await PostgresConnection.open(lambda: url, "work")
-    reader = ReadThread(lambda: url, link.server, 30.0)
     known = {name for (name,) in hostile.server.execute("select lower(name) from pg_settings")}
     expected = {name: value for name, (_, value) in INHERITED.items() if name in known}
     ask = sql.SQL("select {}").format(
@@ -100,9 +98,8 @@ async def test_every_session_has_settings_of_its_own(hostile: Database, url: str
         async with link.connection.transaction():
             found["migration"] = await (await link.connection.execute(ask)).fetchone()
         found["tick"] = await link.pipeline(in_thread)
-        found["read"] = await reader.transaction(in_reader)
+        found["read"] = await link.read(in_reader)
     finally:
-        await reader.close()
         await link.close()
     *most, read = [dict(zip(expected, row or (), strict=True)) for row in found.values()]
     assert most == [expected] * 4

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -18,9 +17,10 @@ import pytest_asyncio
 from mailboat.store.admin.dead_letters import Candidate, candidates, plan, replay
 from mailboat.store.admin.selection import Match
 from mailboat.store.connection import PostgresConnection
-from mailboat.store.subscription_rows import ConfigVersion, SubscriptionManifest, clear_given_up, declare, retire_gone
+from mailboat.store.subscription_rows import ConfigVersion, clear_given_up, declare, retire_gone
 from mailboat.store.table import TableLayout
 from mailboat_devservers.postgres import Database
+from mailboat_spec import EventSubscription
 from support.databases import migrated_database
 from support.store_backends import subscription
 from support.wait import await_until
@@ -56,10 +56,9 @@ async def link(database: Database) -> AsyncIterator[PostgresConnection]:
     await link.close()
 
 
-def of_uid(uid: str) -> SubscriptionManifest:
+def of_uid(uid: str) -> EventSubscription:
     declared = subscription(partitions=2)
-    metadata = declared.resource.metadata.model_copy(update={"uid": uid})
-    return replace(declared, resource=declared.resource.model_copy(update={"metadata": metadata}))
+    return declared.model_copy(update={"metadata": declared.metadata.model_copy(update={"uid": uid})})
 
 
 async def waits_for(database: Database, holder: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
@@ -97,7 +96,7 @@ async def retire(link: PostgresConnection) -> None:
 
 
 async def lay_out(link: PostgresConnection) -> None:
-    declared = replace(of_uid("old"), resource=subscription(partitions=3).resource)
+    declared = subscription(partitions=3)
     assert await declare(link, TableLayout(), declared, may_lay_out=True, config_version=ConfigVersion(2, "orders"))
 
 

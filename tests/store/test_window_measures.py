@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from mailboat.store.connection import Server
 from mailboat.store.outbox_store import CursorGroup
 from mailboat.store.settings import ReadLimits
-from mailboat.store.window_reads import WindowMeasurer
+from mailboat.store.window_reads import WindowReads
 from mailboat_devservers.postgres import Database
 from support.store_backends import SETTINGS, PostgresWorld, subscription
 from support.store_relays import Relay, write
@@ -21,16 +22,16 @@ from support.wait import await_until
 async def test_one_that_takes_long_keeps_no_other_from_being_measured(
     outbox_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured = WindowMeasurer._measure
+    measured = WindowReads._measure
     begun, may_end = threading.Event(), threading.Event()
 
-    def slowly(self: WindowMeasurer, pipeline: Any, group: CursorGroup) -> Any:
+    def slowly(self: WindowReads, pipeline: Any, server: Server, group: CursorGroup) -> Any:
         if group == large:
             begun.set()
             assert may_end.wait(60)
-        return measured(self, pipeline, group)
+        return measured(self, pipeline, server, group)
 
-    monkeypatch.setattr(WindowMeasurer, "_measure", slowly)
+    monkeypatch.setattr(WindowReads, "_measure", slowly)
     world = PostgresWorld(outbox_database)
     settings = replace(SETTINGS, limits=ReadLimits(small_rows=2))
     relay = await Relay.start(world, [subscription("one"), subscription("other")], settings=settings)

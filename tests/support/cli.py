@@ -27,7 +27,6 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from mailboat.cli.main import main
 from mailboat.store.postgres import PostgresStore
 from mailboat.store.settings import RelayIdentity, StoreSettings
-from mailboat.store.subscription_rows import SubscriptionManifest
 from mailboat_devservers.postgres import Database
 from mailboat_spec import EventSubscription
 from support.manifests import event_subscription, outbox_relay_on
@@ -67,7 +66,7 @@ async def make_known(database: Database, *manifests: dict[str, Any]) -> list[int
     store = await PostgresStore.open(lambda: database.url, RelayIdentity("test", str(uuid.uuid4())), StoreSettings())
     try:
         resources = [EventSubscription.model_validate(manifest, by_alias=True) for manifest in manifests]
-        return list(await store.declare([SubscriptionManifest.of(each) for each in resources]))
+        return list(await store.declare(list(resources)))
     finally:
         await store.close(leave=True)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mailboat.store.subscription_rows import SubscriptionManifest
 from mailboat_spec import EventSubscription
 from mailboat_spec.names import API_VERSION
 
@@ -45,9 +44,9 @@ def event_subscription(
     return _resource("EventSubscription", name, namespace, metadata, spec)
 
 
-def declared(name: str = "all", **spec: Any) -> SubscriptionManifest:
+def declared(name: str = "all", **spec: Any) -> EventSubscription:
     """Return an EventSubscription in the form that stores declare."""
-    return SubscriptionManifest.of(EventSubscription.model_validate(event_subscription(name, **spec)))
+    return EventSubscription.model_validate(event_subscription(name, **spec))
 
 
 def kafka_sink(bootstrap: str = "kafka:9092", topic: str = "orders", **more: Any) -> Manifest:

@@ -21,9 +21,8 @@ from mailboat.runtime.session import RelaySession
 from mailboat.runtime.timings import Timings
 from mailboat.runtime.totals import Totals
 from mailboat.store.settings import ReadLimits, RelayIdentity, StoreSettings
-from mailboat.store.subscription_rows import SubscriptionManifest
 from mailboat.testing.memory_sink import MemorySink
-from mailboat_spec import Format
+from mailboat_spec import EventSubscription, Format, full_name
 from support.ledger import sequence_of
 from support.manifests import declared
 from support.memory_outbox import MemoryOutbox, MemoryStore
@@ -40,7 +39,7 @@ def settings(**changes: object) -> StreamSettings:
     return StreamSettings(**(plain | changes))  # type: ignore[arg-type]
 
 
-def subscription(name: str = "orders", *, partitions: int = 1, **spec: object) -> SubscriptionManifest:
+def subscription(name: str = "orders", *, partitions: int = 1, **spec: object) -> EventSubscription:
     return declared(name, partitions=partitions, **spec)
 
 
@@ -59,7 +58,7 @@ class RunningRelay:
 class Fleet:
     """An outbox, a sink per subscription, and the relays between them."""
 
-    declared: Sequence[SubscriptionManifest] = field(default_factory=lambda: [subscription()])
+    declared: Sequence[EventSubscription] = field(default_factory=lambda: [subscription()])
     streams: StreamSettings = field(default_factory=settings)
     timings: Timings = TIMINGS
     wake: WakeSettings = field(default_factory=WakeSettings)
@@ -75,7 +74,7 @@ class Fleet:
 
     def __post_init__(self) -> None:
         self.outbox = MemoryOutbox(now)
-        self.sinks = {declared.name: self.new_sink() for declared in self.declared}
+        self.sinks = {full_name(declared): self.new_sink() for declared in self.declared}
 
     @property
     def sink(self) -> MemorySink:

@@ -24,9 +24,9 @@ from mailboat.store.connection import PostgresConnection
 from mailboat.store.outbox_store import OutboxStore, Subscription
 from mailboat.store.postgres import PostgresStore
 from mailboat.store.settings import RelayIdentity, StoreSettings
-from mailboat.store.subscription_rows import SubscriptionManifest
 from mailboat.store.table import TableLayout
 from mailboat_devservers.postgres import Database
+from mailboat_spec import EventSubscription
 from support.manifests import declared
 from support.memory_outbox import MemoryOutbox, MemoryStore, Transaction
 from support.wait import await_until
@@ -52,7 +52,7 @@ class Store(OutboxStore, Protocol):
     """Store with the methods that start a session."""
 
     async def declare(
-        self, subscriptions: Sequence[SubscriptionManifest], *, may_lay_out: bool = True
+        self, subscriptions: Sequence[EventSubscription], *, may_lay_out: bool = True
     ) -> dict[int, Subscription]: ...
 
     async def join(self) -> None: ...

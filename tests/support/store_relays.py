@@ -21,7 +21,7 @@ from mailboat.store.outbox_store import (
     TickResult,
 )
 from mailboat.store.settings import StoreSettings
-from mailboat.store.subscription_rows import SubscriptionManifest
+from mailboat_spec import EventSubscription
 from support.store_backends import SETTINGS, Store, World, joined
 
 
@@ -39,7 +39,7 @@ class Relay:
     async def start(
         cls,
         world: World,
-        declared: Sequence[SubscriptionManifest],
+        declared: Sequence[EventSubscription],
         name: str = "relay",
         settings: StoreSettings = SETTINGS,
     ) -> Relay:

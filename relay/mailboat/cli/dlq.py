@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 
 from mailboat.cli import topic_dead_letters
 from mailboat.cli.event_filter import Selection, found_in, print_list, with_selection
 from mailboat.cli.options import Outbox, outboxes, seconds, with_manifests
-from mailboat.cli.output import counted, json_line, json_row, moment, payload_text, shortened
-from mailboat.cli.topic_dead_letters import consumer_topic
+from mailboat.cli.output import counted, describe, json_line, json_row, moment, named, shortened
+from mailboat.cli.topic_dead_letters import consumer_topic, no_such_letter
 from mailboat.errors import ConfigError
 from mailboat.store.admin import dead_letters
 from mailboat.store.admin.dead_letters import Candidate, DeadLetter
-from mailboat.terminal_escapes import safe
 
 _HEADER = ("ID", "SUBSCRIPTION", "TYPE", "KEY", "ATTEMPTS", "DIED", "REPLAYED", "REASON", "ERROR")
-_APART = frozenset({"payload", "document"})
-"""Fields that are not printed among the others."""
 
 
 @click.group()
@@ -84,34 +79,13 @@ def show(id: str, files: tuple[Path, ...], secrets_dir: Path | None, subscriptio
     look = partial(dead_letters.show_dead, limit=10)
     letters = asyncio.run(found_in(outboxes(files, secrets_dir), "dlq show", selection, look))
     if not letters:
-        raise _no_such(id)
+        raise no_such_letter(id)
+    documents = [letter.pop("document") for letter in letters]
     if as_json:
-        for letter in letters:
-            click.echo(json_line(letter.document))
+        for document in documents:
+            click.echo(json_line(document))
         return
-    click.echo("\n\n".join(describe(letter, letter.payload, letter.content_type) for letter in letters))
-
-
-def _no_such(id: str) -> ConfigError:
-    return ConfigError(f"there is no dead letter {id}. `mailboat dlq list --replayed` shows which there are.")
-
-
-def describe(row: Any, payload: bytes | None, content_type: str) -> str:
-    """Return the fields of a row, one per line, then the payload."""
-    fields = {name.replace("_", " "): value for name, value in row._asdict().items() if name not in _APART}
-    width = max(map(len, fields))
-    lines = [f"{name:<{width}}  {_field(value)}" for name, value in fields.items()]
-    return "\n".join([*lines, "payload", payload_text(payload, content_type)])
-
-
-def _field(value: object) -> str:
-    if value is None or value == []:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list):
-        return safe(", ".join(map(str, value)))
-    return moment(value) if isinstance(value, datetime) else safe(str(value))
+    click.echo("\n\n".join(map(describe, letters)))
 
 
 @dlq.command()
@@ -170,7 +144,7 @@ async def _replay(
                     link, outbox.table, batch, again=again, unordered=outbox.unordered
                 )
     if selection.by_id and not matched:
-        raise _no_such(selection.id)
+        raise no_such_letter(selection.id)
     click.echo(f"{counted(replayed, 'dead letter')} {'would be replayed' if dry_run else 'replayed'}")
 
 
@@ -198,8 +172,7 @@ def _refuse_replayed(found: Sequence[Candidate]) -> None:
 
 
 def _named(each: Candidate) -> str:
-    key = f" key {shortened(each.key, 40)}" if each.key is not None else ""
-    return f"{each.subscription} {shortened(each.type, 60)}{key}"
+    return f"{each.subscription} {named(each.type, each.key)}"
 
 
 def paced(chosen: Sequence[Candidate], rate: float | None) -> list[tuple[Sequence[Candidate], float]]:
@@ -245,7 +218,7 @@ def purge(
         if selection.by_id and not await found_in(
             chosen, "dlq purge", selection, partial(dead_letters.show_dead, limit=1)
         ):
-            raise _no_such(selection.id)
+            raise no_such_letter(selection.id)
         await selection.must_exist(chosen)
         deleted = 0
         for outbox in chosen:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -58,6 +58,32 @@ def age(seconds: float | None) -> str:
 def counted(number: int, what: str) -> str:
     """Format a count with its noun: ``1 event``, ``3 events``."""
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def named(type: str, key: str | None) -> str:
+    """Format the type and the key of an event, for a line about it."""
+    return f"{shortened(type, 60)}{f' key {shortened(key, 40)}' if key is not None else ''}"
+
+
+def describe(fields: Mapping[str, Any], *texts: tuple[str, str]) -> str:
+    """Format all fields of an event, one per line, then ``texts`` and the payload, each below its name."""
+    lines = {name.replace("_", " "): _field(value) for name, value in fields.items() if name != "payload"}
+    width = max(map(len, lines))
+    payload = payload_text(fields["payload"], fields["content_type"])
+    below = [part for text in (*texts, ("payload", payload)) for part in text]
+    return "\n".join([*(f"{name:<{width}}  {text}" for name, text in lines.items()), *below])
+
+
+def _field(value: object) -> str:
+    if value is None or value == [] or value == {}:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, datetime):
+        return moment(value)
+    if isinstance(value, dict):
+        return safe(json.dumps(value, ensure_ascii=False))
+    return safe(", ".join(map(str, value)) if isinstance(value, list) else str(value))
 
 
 def payload_text(payload: bytes | None, content_type: str) -> str:

@@ -10,10 +10,9 @@ from typing import TypeVar
 
 import click
 
-from mailboat.cli.dlq import describe
 from mailboat.cli.event_filter import Selection, found_in, print_list, with_selection
 from mailboat.cli.options import Outbox, outboxes, with_manifests
-from mailboat.cli.output import counted, json_row, moment, shortened
+from mailboat.cli.output import counted, describe, json_row, moment, shortened
 from mailboat.errors import ConfigError
 from mailboat.store.admin import parked_events
 from mailboat.store.admin.parked_events import ParkedEvent
@@ -80,7 +79,7 @@ def show(id: str, files: tuple[Path, ...], secrets_dir: Path | None) -> None:
     events = asyncio.run(found_in(outboxes(files, secrets_dir), "parked show", Selection.of_id(id), look))
     if not events:
         raise _no_such(id)
-    click.echo("\n\n".join(describe(event, event.payload, event.content_type) for event in events))
+    click.echo("\n\n".join(map(describe, events)))
 
 
 def _no_such(id: str) -> ConfigError:

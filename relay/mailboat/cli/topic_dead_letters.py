@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from mailboat.cli.event_filter import Selection, print_list
-from mailboat.cli.output import counted, json_line, moment, payload_text, shortened
+from mailboat.cli.output import counted, describe, json_line, moment, named, shortened
 from mailboat.errors import ConfigError, DeliveryError, SinkUnavailable
 from mailboat.runtime.manifest_files import load
 from mailboat.runtime.secrets import find_secrets
@@ -120,7 +120,7 @@ def show_letters(topic: ConsumerTopic, selection: Selection, *, as_json: bool = 
     wanted = _filter(selection)
     found = asyncio.run(_matching(topic, wanted, everything=True))
     if not found:
-        raise _no_such(selection)
+        raise no_such_letter(selection.id)
     if as_json:
         for letter in found:
             click.echo(_document(letter))
@@ -144,18 +144,18 @@ async def replay_letters(
         try:
             async for letter in replay.run():
                 if dry_run:
-                    click.echo(f"{letter.place} {_named(letter)}: would be replayed")
+                    click.echo(f"{_named(letter)}: would be replayed")
         except DeliveryError as error:
             raise ConfigError(
                 f"{counted(replay.progress.replayed, 'dead letter')} replayed, then one was not accepted:"
                 f" {_told(error)}\nRun the same command again to continue."
             ) from error
     for letter in replay.progress.loops:
-        click.echo(f"{letter.place} {_named(letter)}: was replayed {letter.replays} times; say --again to replay it")
+        click.echo(f"{_named(letter)}: was replayed {letter.replays} times; say --again to replay it")
     for letter in replay.progress.without_value:
-        click.echo(f"{letter.place} {_named(letter)}: not replayed, too large and gone from {_origin(letter)}")
+        click.echo(f"{_named(letter)}: not replayed, too large and gone from {_origin(letter)}")
     if selection.by_id and not replay.progress.replayed and not replay.progress.loops:
-        raise _no_such(selection)
+        raise no_such_letter(selection.id)
     click.echo(f"{counted(replay.progress.replayed, 'dead letter')} {'would be replayed' if dry_run else 'replayed'}")
 
 
@@ -290,17 +290,9 @@ def _document(letter: Letter) -> str:
 
 
 def _described(letter: Letter) -> str:
-    fields = {name.replace("_", " "): value for name, value in _fields(letter).items() if name != "error"}
-    width = max(map(len, fields))
-    lines = [f"{name:<{width}}  {_field(value)}" for name, value in fields.items()]
-    payload = payload_text(letter.event.payload, letter.event.content_type)
-    return "\n".join([*lines, "error", safe(letter.content.error, lines=True), "payload", payload])
-
-
-def _field(value: object) -> str:
-    if value is None or value == {}:
-        return "-"
-    return safe(json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else str(value))
+    fields = _fields(letter)
+    error = safe(fields.pop("error"), lines=True)
+    return describe({**fields, "payload": letter.event.payload}, ("error", error))
 
 
 def _origin(letter: Letter) -> str:
@@ -315,9 +307,9 @@ def _last_line(text: str) -> str:
 
 
 def _named(letter: Letter) -> str:
-    key = f" key {shortened(letter.event.key, 40)}" if letter.event.key is not None else ""
-    return f"{shortened(letter.event.type, 60)}{key}"
+    return f"{letter.place} {named(letter.event.type, letter.event.key)}"
 
 
-def _no_such(selection: Selection) -> ConfigError:
-    return ConfigError(f"there is no dead letter {selection.id}. `mailboat dlq list --replayed` shows which there are.")
+def no_such_letter(id: str) -> ConfigError:
+    """Return the error for an id that no dead letter has."""
+    return ConfigError(f"there is no dead letter {id}. `mailboat dlq list --replayed` shows which there are.")

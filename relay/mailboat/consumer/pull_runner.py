@@ -18,7 +18,7 @@ from mailboat.consumer.session_factory import SessionFactory, libpq_url
 from mailboat.consumer.status_server import run_with_status
 from mailboat.consumer.transactions import told
 from mailboat.errors import ConfigError, DatabaseUnavailable
-from mailboat.runtime.shutdown import unless_stopped
+from mailboat.runtime.shutdown import StopRequested, unless_stopped
 from mailboat_spec import NoHandler
 from mailboat_spec.consumer_report import ConsumerReport
 
@@ -69,8 +69,9 @@ class PullRunner:
 
     async def _run(self, stop: asyncio.Event) -> None:
         kind = self.dispatcher.transaction_kind()
-        known = await unless_stopped(stop, self._prepare())
-        if known is None:
+        try:
+            known = await unless_stopped(stop, self._prepare())
+        except StopRequested:
             return
         settings = self._settings
         self._check_groups(known)

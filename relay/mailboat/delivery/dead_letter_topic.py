@@ -53,7 +53,7 @@ class DeadLetterPublisher:
             message = dead_letter_message(
                 stream.encoder, notice, topic=topic, subscription=stream.name, failed_at=stream.now()
             )
-            refused = stream.refusal(message)
+            refused = stream.sink.refusal(message)
         except Exception as error:  # otherwise the event could never be dead-lettered, and every relay would crash
             if is_exhaustion(error):
                 self._is_away(exhausted())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mailboat.cloudevents import DeadLetterNotice
 from mailboat.delivery.backoff import OUTAGE_BACKOFF, Outage
@@ -18,7 +18,7 @@ from mailboat.delivery.delivery_session import DeliverySession
 from mailboat.delivery.outcomes import Attempt, Outcome, set_aside
 from mailboat.delivery.redelivery import RetryLoop
 from mailboat.delivery.stream import Stream
-from mailboat.store.outbox_store import Dead, LastFailure, Lease, OutboxStore, Park, Parked, Repark, Settlement
+from mailboat.store.outbox_store import Dead, LastFailure, Lease, OutboxStore, Park, Parked, Settlement
 
 log = logging.getLogger(__name__)
 
@@ -30,23 +30,6 @@ MOMENT = 0.001
 
 RELAY_DIED = "RelayDied"
 """Failure reason of an event that was in flight when several relays crashed."""
-
-
-@dataclass(frozen=True, slots=True)
-class RefusalDecision:
-    """Decision about a refused event: dead letter, or parked for retry, as blocked, or as pending dead letter
-    (``pending_dead_letter``)."""
-
-    attempts: int
-    failure: LastFailure
-    retry_in: float | None = None
-    dead: bool = False
-    pending_dead_letter: bool = False
-
-    @property
-    def blocked(self) -> bool:
-        """Whether the event stays parked until a person decides."""
-        return self.retry_in is None and not self.dead
 
 
 class ParkedKeys:
@@ -138,7 +121,7 @@ class ParkedKeys:
         for item in items:
             key = item.event.key
             if item.fate is Outcome.REFUSED:
-                outcome = await self._refused(item)
+                outcome = await self._outcome(item)
                 if isinstance(outcome, Dead):
                     dead.append(outcome)
                     if key is not None and key not in self.keys:
@@ -158,36 +141,23 @@ class ParkedKeys:
         self.count += len(parks)
         return parks, dead
 
-    async def _refused(self, item: Attempt) -> Park | Dead:
-        outcome = await self._outcome(item)
-        if outcome.dead:
-            return Dead(item.event, item.sequence, outcome.attempts, outcome.failure)
-        return Park(
-            item.event,
-            item.sequence,
-            outcome.attempts,
-            outcome.retry_in,
-            outcome.failure,
-            blocked=outcome.blocked,
-            suspect=outcome.failure.reason == RELAY_DIED and not outcome.blocked and not outcome.pending_dead_letter,
-            pending_dead_letter=outcome.pending_dead_letter,
-        )
-
-    async def _outcome(self, item: Attempt) -> RefusalDecision:
-        """Decide about an event after one more refusal."""
+    async def _outcome(self, item: Attempt) -> Park | Dead:
+        """Decide about an event after one more refusal: park it for a retry, or give it no further attempt."""
         refusal = item.refusal
         assert refusal is not None
         policy, attempts = self._stream.settings.policy, item.attempts + 1
         failure = LastFailure(refusal.reason, str(refusal))
         if policy.exhausted(attempts, refusal.retryable):
             return await self._end(item, attempts, failure)
-        return RefusalDecision(attempts, failure, policy.backoff.delay(attempts, self._stream.random))
+        retry_in, suspect = policy.backoff.delay(attempts, self._stream.random), failure.reason == RELAY_DIED
+        return Park(item.event, item.sequence, attempts, retry_in, failure, suspect=suspect, ordinal=item.ordinal)
 
-    async def _end(self, item: Attempt, attempts: int, failure: LastFailure) -> RefusalDecision:
-        """Decide about an event that gets no further attempt."""
+    async def _end(self, item: Attempt, attempts: int, failure: LastFailure) -> Park | Dead:
+        """Decide about an event that gets no further attempt: blocked, dead letter, or pending dead letter."""
         policy = self._stream.settings.policy
+        park = Park(item.event, item.sequence, attempts, None, failure, ordinal=item.ordinal)
         if not policy.dead_letters:
-            return RefusalDecision(attempts, failure)
+            return replace(park, blocked=True)
         notice = DeadLetterNotice(
             item.event,
             item.sequence,
@@ -198,11 +168,10 @@ class ParkedKeys:
             item.first_failed_at,
         )
         if await self._publisher.publish(notice):
-            return RefusalDecision(attempts, failure, dead=True)
+            return Dead(item.event, item.sequence, attempts, failure, item.ordinal)
         # If this relay is stopping, the next owner retries without delay.
-        return RefusalDecision(
-            attempts, failure, 0.0 if self._retry_loop.stopping else policy.backoff.ceiling, pending_dead_letter=True
-        )
+        retry_in = 0.0 if self._retry_loop.stopping else policy.backoff.ceiling
+        return replace(park, retry_in=retry_in, pending_dead_letter=True)
 
     def _wake_in(self, seconds: float | None) -> None:
         if seconds is not None:
@@ -246,13 +215,19 @@ class ParkedKeys:
         """Count the attempt of a crash suspect beforehand: a crash would leave it uncounted, and retries endless."""
         backoff = self._stream.settings.policy.backoff
         counted = tuple(
-            Repark(head.ordinal, head.attempts + 1, backoff.delay(head.attempts + 1, self._stream.random), None)
+            Park(
+                head.event,
+                head.sequence,
+                head.attempts + 1,
+                backoff.delay(head.attempts + 1, self._stream.random),
+                ordinal=head.ordinal,
+            )
             for head in heads
             if head.suspect and head.ordinal not in self._prepaid
         )
         if counted:
             await self._session.settle(
-                Settlement(self._lease, None, ordered=self._stream.settings.ordered, repark=counted)
+                Settlement(self._lease, None, ordered=self._stream.settings.ordered, park=counted)
             )
 
     def _used(self, head: Parked) -> int:
@@ -281,42 +256,21 @@ class ParkedKeys:
     async def _settle_parked(self, items: Sequence[Attempt], hopeless: Sequence[Parked]) -> list[Attempt]:
         """Commit the results of parked events and return the items that are no longer parked."""
         gone = [item for item in items if item.fate is Outcome.DELIVERED]
-        unpark = tuple(_ordinal(item) for item in gone)
+        unpark = tuple(item.ordinal for item in gone if item.ordinal is not None)
         outcomes = [(item, await self._outcome(item)) for item in items if item.fate is Outcome.REFUSED]
         for head in hopeless:
             item, failure = _item(head), head.failure or LastFailure(RELAY_DIED, "relays died while delivering it")
             outcomes.append((item, await self._end(item, head.attempts, failure)))
-        reparks: list[Repark] = []
-        dead: list[Dead] = []
-        for item, outcome in outcomes:
-            ordinal, attempts, failure = _ordinal(item), outcome.attempts, outcome.failure
-            if outcome.dead:
-                dead.append(Dead(item.event, item.sequence, attempts, failure, ordinal))
-                gone.append(item)
-            else:
-                reparks.append(
-                    Repark(
-                        ordinal,
-                        attempts,
-                        outcome.retry_in,
-                        failure,
-                        blocked=outcome.blocked,
-                        pending_dead_letter=outcome.pending_dead_letter,
-                    )
-                )
-        if unpark or reparks or dead:
+        gone += [item for item, outcome in outcomes if isinstance(outcome, Dead)]
+        parks = tuple(outcome for _, outcome in outcomes if isinstance(outcome, Park))
+        dead = tuple(outcome for _, outcome in outcomes if isinstance(outcome, Dead))
+        if unpark or parks or dead:
+            ordered = self._stream.settings.ordered
             await self._session.settle(
-                Settlement(
-                    self._lease,
-                    None,
-                    ordered=self._stream.settings.ordered,
-                    unpark=unpark,
-                    repark=tuple(reparks),
-                    dead=tuple(dead),
-                )
+                Settlement(self._lease, None, ordered=ordered, unpark=unpark, park=parks, dead=dead)
             )
-        for repark in reparks:
-            self._wake_in(repark.retry_in)
+        for park in parks:
+            self._wake_in(park.retry_in)
         self.count -= len(gone)
         return gone
 
@@ -331,8 +285,3 @@ def _item(parked: Parked) -> Attempt:
         series=parked.series,
         first_failed_at=parked.first_failed_at,
     )
-
-
-def _ordinal(item: Attempt) -> int:
-    assert item.ordinal is not None, "only parked events have a row in the parking lot"
-    return item.ordinal

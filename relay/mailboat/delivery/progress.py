@@ -355,7 +355,6 @@ def merged(first: Settlement | None, second: Settlement) -> Settlement:
         closes=first.closes or second.closes,
         awaited=first.awaited or second.awaited,
         park=first.park + second.park,
-        repark=first.repark + second.repark,
         unpark=first.unpark + second.unpark,
         dead=first.dead + second.dead,
         arrange=first.arrange | second.arrange,

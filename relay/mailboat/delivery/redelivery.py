@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from mailboat.delivery.backoff import OUTAGE_BACKOFF, Outage
 from mailboat.delivery.batching import choose, total_bytes
@@ -18,23 +18,12 @@ from mailboat.delivery.outcomes import Attempt, Outcome, judge, set_aside
 from mailboat.delivery.publish import start_publish
 from mailboat.delivery.stream import Stream
 from mailboat.delivery.unexpected_errors import cant_encode
-from mailboat.delivery.worker_counters import WorkerCounters
 from mailboat.errors import EventRefused, SinkUnavailable
 from mailboat.model import Message
 from mailboat.store.outbox_store import Series
 
-
-class Worker(Protocol):
-    """The partition worker that a retry loop sends for."""
-
-    @property
-    def counters(self) -> WorkerCounters: ...
-
-    @property
-    def stopping(self) -> bool: ...
-
-    async def note_in_flight(self, in_flight: bool) -> None:
-        """Store whether events are in flight: True before events are sent, False if the sink is unavailable."""
+if TYPE_CHECKING:
+    from mailboat.delivery.partition_worker import PartitionWorker
 
 
 class RetryLoop:
@@ -44,7 +33,7 @@ class RetryLoop:
         self,
         stream: Stream,
         partition: int,
-        worker: Worker,
+        worker: PartitionWorker,
         session: DeliverySession,
     ) -> None:
         self._stream = stream
@@ -142,8 +131,16 @@ class RetryLoop:
         messages: list[Message] = []
         for item in batch:
             try:
-                message = self.encode(item)
-                if (refusal := self._stream.refusal(message)) is not None:
+                series = self.series_of(item)
+                message = self._stream.encoder.encode(
+                    item.event,
+                    sequence=item.sequence,
+                    partition=series.partition,
+                    generation=series.generation,
+                    attempt=item.attempts + 1,
+                    replay=item.replay,
+                )
+                if (refusal := self._stream.sink.refusal(message)) is not None:
                     raise refusal
                 messages.append(message)
             except EventRefused as error:
@@ -154,18 +151,6 @@ class RetryLoop:
                     return messages, reason
                 item.fate, item.refusal = Outcome.REFUSED, reason
         return messages, None
-
-    def encode(self, item: Attempt) -> Message:
-        """Encode an item with its attempt number."""
-        partition, generation = self.series_of(item)
-        return self._stream.encoder.encode(
-            item.event,
-            sequence=item.sequence,
-            partition=partition,
-            generation=generation,
-            attempt=item.attempts + 1,
-            replay=item.replay,
-        )
 
     def series_of(self, item: Attempt) -> Series:
         """Return the series that the item's sequence number belongs to."""

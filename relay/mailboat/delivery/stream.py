@@ -14,8 +14,6 @@ from mailboat.delivery.batching import Limits
 from mailboat.delivery.checkpoints import Passing, ignore_checkpoint
 from mailboat.delivery.histograms import DeliveryHistograms
 from mailboat.delivery.sink_health import SinkHealth
-from mailboat.errors import EventRefused
-from mailboat.model import Message
 from mailboat.sinks.protocol import Sink
 
 Clock = Callable[[], float]
@@ -88,7 +86,3 @@ class Stream:
             bytes=min(settings.batch_bytes, traits.max_batch_bytes),
             one_per_key=settings.ordered and not traits.stops_behind_failure,
         )
-
-    def refusal(self, message: Message) -> EventRefused | None:
-        """Return the reason if the sink would refuse this message, as far as that is decidable locally."""
-        return self.sink.refusal(message)

@@ -19,7 +19,8 @@ from mailboat.runtime.subscription_set import SubscriptionSet
 from mailboat.sinks.protocol import Sink
 from mailboat.store.outbox_store import Subscription
 from mailboat.store.postgres import PostgresStore
-from mailboat.store.subscription_rows import ConfigVersion, SubscriptionManifest
+from mailboat.store.subscription_rows import ConfigVersion
+from mailboat_spec import EventSubscription
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class ConfigChange:
         return bool(self._leaving) or self.left.is_set()
 
     def dismiss(
-        self, subscription_set: SubscriptionSet, courtesy: Callable[[SubscriptionManifest], Awaitable[None]]
+        self, subscription_set: SubscriptionSet, courtesy: Callable[[EventSubscription], Awaitable[None]]
     ) -> None:
         """Start to withdraw the subscriptions that can't continue unchanged.
 
@@ -65,9 +66,7 @@ class ConfigChange:
                 continue
             partitions = self._session.subscriptions[number].partitions
             keep = wanted is not None and wanted.resource.spec.partitions == partitions and not wanted.pulled
-            others = (
-                partial(courtesy, SubscriptionManifest.of(wanted.resource)) if wanted is not None and not keep else None
-            )
+            others = partial(courtesy, wanted.resource) if wanted is not None and not keep else None
             self._leaving[stream.name] = self._session.spawn(self._leave(number, stream.name, keep, others))
 
     async def _leave(
@@ -84,7 +83,7 @@ class ConfigChange:
     ) -> None:
         """Declare all subscriptions not being withdrawn; admit those that are new or withdrawn and still wanted."""
         present = [parts for name, parts in subscription_set.parts.items() if name not in self._leaving]
-        declared = [SubscriptionManifest.of(parts.resource) for parts in present]
+        declared = [parts.resource for parts in present]
         found = await self._store.declare(declared, may_lay_out=may_lay_out, config_version=config_version)
         for number, subscription in found.items():
             if number in self._session.streams:

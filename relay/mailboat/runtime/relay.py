@@ -32,10 +32,10 @@ from mailboat.runtime.maintenance import Maintenance, RetentionClock
 from mailboat.runtime.rates import Rates
 from mailboat.runtime.relay_config import DatabaseSettings, RelayConfig
 from mailboat.runtime.relay_status import RelayState, RelayStatus, SubscriptionStatus
-from mailboat.runtime.schema_gate import SchemaGate, StopRequested, unless_stopped
+from mailboat.runtime.schema_gate import SchemaGate
 from mailboat.runtime.secrets import Secrets
 from mailboat.runtime.session import RelaySession
-from mailboat.runtime.shutdown import first_of
+from mailboat.runtime.shutdown import StopRequested, first_of, unless_stopped
 from mailboat.runtime.stream_parts import StreamParts
 from mailboat.runtime.subscription_status import delivered, failed_status, stalled, subscription_status
 from mailboat.runtime.timings import Timings
@@ -44,7 +44,6 @@ from mailboat.store.coverage import Coverage
 from mailboat.store.outbox_store import Subscription
 from mailboat.store.postgres import PostgresStore
 from mailboat.store.settings import ReadLimits, RelayIdentity
-from mailboat.store.subscription_rows import SubscriptionManifest
 from mailboat_spec import EventSubscription, OutboxRelay, Reason, full_name
 
 log = logging.getLogger(__name__)
@@ -273,14 +272,14 @@ class Relay:
 
     async def _declare(self, store: PostgresStore) -> dict[int, Subscription]:
         config = self._config
-        declared = [SubscriptionManifest.of(each.resource) for each in config.subscription_set.parts.values()]
+        declared = [each.resource for each in config.subscription_set.parts.values()]
         if config.undeclared and self._was_connected:
             await self._let_others_finish(store, declared)
         subscriptions = await store.declare(declared, may_lay_out=config.undeclared, config_version=config.version)
         config.undeclared = False
         return subscriptions
 
-    async def _let_others_finish(self, store: PostgresStore, declared: Sequence[SubscriptionManifest]) -> None:
+    async def _let_others_finish(self, store: PostgresStore, declared: Sequence[EventSubscription]) -> None:
         """Wait until other relays, which get the same configuration, released their partitions.
 
         Repartitioning earlier would redeliver their in-flight batches.

@@ -1,15 +1,13 @@
-"""Preparation of a session: schema migration or verification, interruptible by a stop.
+"""Preparation of a session: schema migration or verification.
 
 A relay may have to wait for a migration started by another relay or a person, or for a server that does not answer.
-It reports the reason of the wait, and a stop request ends the wait.
+It reports the reason of the wait, and a stop request ends the wait (`shutdown.unless_stopped`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable
 
 from mailboat.errors import MailboatError
 from mailboat.store.connection import PostgresConnection, UrlProvider, explained
@@ -19,33 +17,6 @@ from mailboat.store.table import renamed
 from mailboat_spec import OutboxRelaySpec
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-
-class StopRequested(Exception):
-    """Stop was requested before a session existed that could be ended in an orderly way."""
-
-
-async def unless_stopped(
-    stop: asyncio.Event, work: Coroutine[Any, Any, T], in_the_middle: Callable[[], bool] = bool
-) -> T:
-    """Return the result of ``work``. If ``stop`` is set, cancel ``work`` unless ``in_the_middle`` returns True."""
-    task = asyncio.ensure_future(work)
-    stopping = asyncio.ensure_future(stop.wait())
-    try:
-        await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done() and not in_the_middle():
-            task.cancel()
-        await asyncio.wait({task})
-        if task.cancelled():
-            raise StopRequested
-        return task.result()
-    finally:
-        stopping.cancel()
-        if not task.done():  # the caller was cancelled: leave no task behind
-            task.cancel()
-            await asyncio.wait({task})
 
 
 class SchemaGate:

@@ -14,13 +14,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NoReturn, TypeVar
 
 T = TypeVar("T")
 
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopRequested(Exception):
+    """Stop was requested before a session existed that could be ended in an orderly way."""
 
 
 @contextmanager
@@ -44,16 +48,28 @@ async def first_of(*events: asyncio.Event, timeout: float | None = None) -> None
             wait.cancel()
 
 
-async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """Return the result of ``work``. If ``stop`` is set first, cancel the work and return None."""
-    task, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+async def unless_stopped(
+    stop: asyncio.Event, work: Coroutine[Any, Any, T], in_the_middle: Callable[[], bool] = bool
+) -> T:
+    """Return the result of ``work``. If ``stop`` is set, cancel ``work`` unless ``in_the_middle`` returns True.
+
+    Raises ``StopRequested`` if the work was cancelled.
+    """
+    task = asyncio.ensure_future(work)
+    stopping = asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
+        if not task.done() and not in_the_middle():
+            task.cancel()
+        await asyncio.wait({task})
+        if task.cancelled():
+            raise StopRequested
+        return task.result()
     finally:
-        task.cancel()
         stopping.cancel()
-        await asyncio.gather(task, stopping, return_exceptions=True)
+        if not task.done():  # the caller was cancelled: leave no task behind
+            task.cancel()
+            await asyncio.wait({task})
 
 
 def _exit(number: int, frame: object) -> NoReturn:

@@ -1,5 +1,8 @@
 """One connection to Postgres: opening, checks of the server, and translation of errors.
 
+Every use has the same class. Occasional statements run in the event loop (``transaction``, ``autocommit``), frequent
+ones in the thread of the connection (``pipeline``, ``read``).
+
 Nothing here retries. A relay that loses its database drops its state in memory and restarts its session
 (``mailboat.runtime``), because after a failover no state in memory can be trusted. Every operation has a deadline, so
 that a hung server is detected like an unavailable one.
@@ -16,16 +19,17 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, LiteralString, TypeVar
+from typing import Any, Final, LiteralString, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, sql
 from psycopg.generators import send
 
 from mailboat.errors import ConfigError, DatabaseUnavailable, InRecovery, MailboatError, SchemaMismatch
-from mailboat.store.connection_thread import BlockingWork
+from mailboat.store.connection_thread import ConnectionThread
 from mailboat.store.session_settings import BEGIN, PinnedConnection, pins
 from mailboat.store.session_settings import Row as Row
+from mailboat.store.sql import statements
 from mailboat_spec import Pooler
 from mailboat_spec.redaction import primary_message
 
@@ -33,6 +37,9 @@ from mailboat_spec.redaction import primary_message
 logging.getLogger("psycopg").addFilter(lambda record: not record.getMessage().startswith("error ignored"))
 
 T = TypeVar("T")
+_READ_ONLY: Final[LiteralString] = "begin isolation level repeatable read read only"
+_GUARD: Final = statements("windows")["guard"]
+
 UrlProvider = Callable[[], str]
 """Called for every connection, so that a rotated password is picked up."""
 
@@ -117,7 +124,7 @@ class Pipeline:
         """
         if self._sending is not None:
             self._connection.wait(send(self._connection.pgconn))
-            self._leave(None)
+            self.leave()
 
     def send(self, statement: str | bytes | sql.Composed, parameters: Any = None) -> Cursor[Row]:
         """Send a statement and return its cursor, with binary results. A fetch waits for the result."""
@@ -128,48 +135,18 @@ class Pipeline:
             self._sending = sending
         return self._connection.cursor(binary=True).execute(statement, parameters)
 
-    def abandon(self, error: BaseException) -> None:
-        """Discard the results of the statements sent, after an error."""
-        if self._sending is not None:
-            self._leave(error)
-
-    def _leave(self, error: BaseException | None) -> None:
+    def leave(self, error: BaseException | None = None) -> None:
+        """Leave psycopg's pipeline. After an error, discard the results of the statements sent."""
         sending, self._sending = self._sending, None
         if sending is not None:
             sending.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
-
-
-@contextmanager
-def begun(
-    connection: Connection[Row], server: Server, deadline: float, begin: LiteralString | None = BEGIN
-) -> Iterator[Pipeline]:
-    """Run a transaction as a pipeline. Unfetched results are awaited too, and their errors are raised.
-
-    If ``begin`` is None, each ``wait`` commits the statements sent since the previous one. Not for a pooler, behind
-    which there is no pipeline.
-    """
-    pipeline = Pipeline(connection, pooled=server.pooled)
-    try:
-        if begin is not None:
-            pipeline.send(begin)
-        if server.pooled:
-            pipeline.send(pins(server.version, deadline, local=True))
-        yield pipeline
-        if begin is not None:
-            pipeline.send("commit")
-        pipeline.wait()
-    except BaseException as error:
-        pipeline.abandon(error)
-        if not connection.closed:
-            connection.rollback()
-        raise
 
 
 class PostgresConnection:
     """A connection with one purpose. Not reusable after a failure."""
 
     def __init__(
-        self, connection: PinnedConnection, server: Server, deadline: float, *, waits_for_standbys: bool
+        self, connection: PinnedConnection, purpose: str, server: Server, deadline: float, *, waits_for_standbys: bool
     ) -> None:
         self.connection = connection
         self.server = server
@@ -179,7 +156,7 @@ class PostgresConnection:
         self._timeout: asyncio.Timeout | None = None
         self._blocking: Connection[Row] | None = None
         self._notification = asyncio.Event()
-        self._work = BlockingWork("ticks", deadline, lambda: connection.pgconn)
+        self._thread = ConnectionThread(purpose, connection.pgconn)
 
     @classmethod
     async def open(
@@ -201,15 +178,19 @@ class PostgresConnection:
         try:
             async with asyncio.timeout(deadline):
                 connection = await PinnedConnection.open(conninfo, purpose=purpose, deadline=deadline)
-        except psycopg.ProgrammingError as error:
-            raise malformed_url() from error
+        except psycopg.ProgrammingError as error:  # its message may contain a password
+            raise ConfigError(
+                "the database URL is not one that libpq understands. It looks like"
+                " postgresql://user:password@host:5432/dbname; special characters such as @ and / are percent-encoded."
+            ) from error
         except psycopg.Error as error:
             raise explain(error) from error
         except TimeoutError as error:
             raise DatabaseUnavailable(f"no connection to Postgres within {deadline:.0f} s") from error
         try:
             async with explained(connection, deadline):
-                server = await _identify(connection, pooler)
+                async with connection.transaction():
+                    server = await _identified(connection, pooler)
                 await connection.settle(pooled=server.pooled)
                 if not server.pooled and not waits_for_standbys:
                     await connection.execute("set synchronous_commit = local")
@@ -219,7 +200,7 @@ class PostgresConnection:
         # Two psycopg interfaces share this connection (see ``pipeline``) and would give the same names to their
         # prepared statements. Only the one for frequent work, the blocking one, prepares.
         connection.prepare_threshold = None
-        return cls(connection, server, deadline, waits_for_standbys=waits_for_standbys)
+        return cls(connection, purpose, server, deadline, waits_for_standbys=waits_for_standbys)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncCursor[Row]]:
@@ -243,24 +224,65 @@ class PostgresConnection:
             self._timeout.reschedule(None)
 
     async def pipeline(self, work: Callable[[Pipeline], T], *, begin: LiteralString | None = BEGIN) -> T:
-        """Run ``work`` in a thread: in a transaction, or in one per wait if ``begin`` is None (see ``begun``).
+        """Run ``work`` in a thread: in a transaction, or in one per wait if ``begin`` is None.
 
         The thread uses the same connection through psycopg's blocking interface. The lock excludes other users.
         """
-        async with self._turn:
-            return await self._work.run(lambda: self._in_thread(work, begin))
 
-    def _in_thread(self, work: Callable[[Pipeline], T], begin: LiteralString | None) -> T:
-        try:
-            if self._blocking is None:
-                self._blocking = Connection(self.connection.pgconn)
-                self._blocking.autocommit = True
-                if self.server.pooled:
-                    self._blocking.prepare_threshold = None
-            with begun(self._blocking, self.server, self._deadline, begin) as pipeline:
+        def run() -> T:
+            with self._pipeline(begin) as pipeline:
                 return work(pipeline)
-        except psycopg.Error as error:
-            raise explain(error) from error
+
+        async with self._turn, explained(None, self._deadline):
+            return await self._thread.run(run)
+
+    async def read(self, work: Callable[[Pipeline], Callable[[], T]], *, patient: bool = False) -> T:
+        """Run ``work`` in a read-only transaction, then the callable it returned, both in a thread.
+
+        All statements see the same snapshot. If ``patient``, there is no deadline; TCP keepalives on this connection
+        and heartbeats on another one detect an unavailable server.
+        """
+
+        def run() -> T:
+            with self._pipeline(_READ_ONLY) as pipeline:
+                guard = pipeline.send(_GUARD) if self.server.pooled else None
+                answer = work(pipeline)
+            if guard is not None:
+                refuse_other_server(guard.fetchone(), self.server)
+            return answer()
+
+        async with self._turn, explained(None, self._deadline) as timeout:
+            if patient:
+                timeout.reschedule(None)
+            return await self._thread.run(run)
+
+    @contextmanager
+    def _pipeline(self, begin: LiteralString | None) -> Iterator[Pipeline]:
+        """Run a transaction as a pipeline. Unfetched results are awaited too, and their errors are raised.
+
+        If ``begin`` is None, each ``wait`` commits the statements sent since the previous one. Not for a pooler, behind
+        which there is no pipeline.
+        """
+        if self._blocking is None:
+            self._blocking = Connection(self.connection.pgconn)
+            self._blocking.autocommit = True
+            if self.server.pooled:
+                self._blocking.prepare_threshold = None
+        pipeline = Pipeline(self._blocking, pooled=self.server.pooled)
+        try:
+            if begin is not None:
+                pipeline.send(begin)
+            if self.server.pooled:
+                pipeline.send(pins(self.server.version, self._deadline, local=True))
+            yield pipeline
+            if begin is not None:
+                pipeline.send("commit")
+            pipeline.wait()
+        except BaseException as error:
+            pipeline.leave(error)
+            if not self._blocking.closed:
+                self._blocking.rollback()
+            raise
 
     @asynccontextmanager
     async def autocommit(self) -> AsyncIterator[AsyncCursor[Row]]:
@@ -328,19 +350,13 @@ class PostgresConnection:
             loop.remove_reader(copy)
             os.close(copy)
 
-    async def close(self) -> None:
-        """Close the connection once the operation in progress has ended. Idempotent."""
+    async def close(self, *, at_once: bool = False) -> None:
+        """Close the connection once the operation in progress has ended; if ``at_once``, it fails. Idempotent."""
+        if at_once:
+            self._thread.cut()
         async with self._turn:  # libpq frees buffers that a thread may be reading
             await self.connection.close()
-        self._work.close()
-
-
-def malformed_url() -> ConfigError:
-    """Return the error for a malformed URL. Libpq's message is left out, because it may contain a password."""
-    return ConfigError(
-        "the database URL is not one that libpq understands. It looks like"
-        " postgresql://user:password@host:5432/dbname; special characters such as @ and / are percent-encoded."
-    )
+        self._thread.close()
 
 
 def refuse_other_server(guard: Row | None, expected: Server) -> None:
@@ -353,11 +369,6 @@ def refuse_other_server(guard: Row | None, expected: Server) -> None:
         raise DatabaseUnavailable(
             "another server answers now (a failover, or a restored copy): what was in memory is dropped"
         )
-
-
-async def _identify(connection: PinnedConnection, pooler: str) -> Server:
-    async with connection.transaction():
-        return await _identified(connection, pooler)
 
 
 async def _identified(connection: PinnedConnection, pooler: str) -> Server:

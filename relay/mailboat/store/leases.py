@@ -179,26 +179,10 @@ class Leases:
             )
             rows = await cursor.fetchall()
         cursors = []
-        for (
-            number,
-            part,
-            epoch,
-            settled_snapshot,
-            window_snapshot,
-            lowest,
-            highest,
-            position,
-            sequence,
-            crash_count,
-            previous_layout,
-        ) in rows:
-            window = (
-                Window(settled_snapshot, window_snapshot, lowest, highest, number if previous_layout else 0)
-                if window_snapshot is not None
-                else None
-            )
-            lease = Lease(CursorKey(number, part), epoch)
-            cursors.append(Cursor(lease, settled_snapshot, window, position, sequence, crash_count))
+        for number, part, epoch, settled_snapshot, window_snapshot, lowest, highest, *progress, previous_layout in rows:
+            carry_over = number if previous_layout else 0
+            window = Window(settled_snapshot, window_snapshot, lowest, highest, carry_over) if window_snapshot else None
+            cursors.append(Cursor(Lease(CursorKey(number, part), epoch), settled_snapshot, window, *progress))
         return cursors
 
     async def release(self, link: PostgresConnection, leases: Collection[Lease]) -> None:

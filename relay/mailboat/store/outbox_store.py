@@ -86,7 +86,11 @@ class LastFailure:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Park an event: as the failed head of its key (``failure`` given) or behind it."""
+    """Park an event: as the failed head of its key (``failure`` given) or behind it.
+
+    If ``ordinal`` is given, the event is parked already: its row is updated after another failure, or before the
+    attempt of a crash suspect.
+    """
 
     event: OutboxEvent
     sequence: int
@@ -96,7 +100,9 @@ class Park:
     failure: LastFailure | None = None
     blocked: bool = False
     suspect: bool = False
+    """See ``Parked``. Not changed in a row that exists."""
     pending_dead_letter: bool = False
+    ordinal: int | None = None
 
 
 class Series(NamedTuple):
@@ -127,18 +133,6 @@ class Parked:
 
 
 @dataclass(frozen=True, slots=True)
-class Repark:
-    """Update of a parked event after another failure, or before the attempt of a crash suspect."""
-
-    ordinal: int
-    attempts: int
-    retry_in: float | None
-    failure: LastFailure | None
-    blocked: bool = False
-    pending_dead_letter: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Dead:
     """A dead letter to store. ``ordinal`` identifies the parked row if the event was parked."""
 
@@ -161,7 +155,6 @@ class Settlement:
     closes: bool = False
     """Close the window: ``settled_snapshot`` moves to ``window_snapshot``."""
     park: tuple[Park, ...] = ()
-    repark: tuple[Repark, ...] = ()
     unpark: tuple[int, ...] = ()
     dead: tuple[Dead, ...] = ()
     ordered: bool = True
@@ -177,7 +170,7 @@ class Settlement:
     @property
     def durable(self) -> bool:
         """True if the settlement must survive a crash. Plain progress may be lost, at the cost of duplicates."""
-        return bool(self.park or self.repark or self.unpark or self.dead or self.arrange)
+        return bool(self.park or self.unpark or self.dead or self.arrange)
 
 
 @dataclass(frozen=True, slots=True)

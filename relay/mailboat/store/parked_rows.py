@@ -9,7 +9,7 @@ from psycopg import Cursor, sql
 from mailboat.model import OutboxEvent
 from mailboat.store.connection import Pipeline, PostgresConnection, Row
 from mailboat.store.fan_out import EVENT_COLUMNS
-from mailboat.store.outbox_store import LastFailure, Lease, Parked, Series, Settlement
+from mailboat.store.outbox_store import LastFailure, Lease, Park, Parked, Series, Settlement
 from mailboat.store.sql import statements
 from mailboat.store.table import COLUMNS, ROW_BYTES
 
@@ -40,7 +40,7 @@ class ParkedRows:
             pipeline.send(
                 _SQL["die"],
                 where
-                | _event(dead.event)
+                | dead.event._asdict()
                 | _failure(dead.failure)
                 | {"attempts": dead.attempts, "sequence": dead.sequence, "ordinal": dead.ordinal},
             )
@@ -48,40 +48,15 @@ class ParkedRows:
         gone = [*settlement.unpark, *(d.ordinal for d in settlement.dead if d.ordinal is not None)]
         if gone:
             touched.append(pipeline.send(_SQL["unpark"], {"subscription": key.subscription, "ordinals": gone}))
-        for repark in settlement.repark:
-            touched.append(
-                pipeline.send(
-                    _SQL["repark"],
-                    where
-                    | _failure(repark.failure)
-                    | {
-                        "attempts": repark.attempts,
-                        "retry_in": repark.retry_in,
-                        "blocked": repark.blocked,
-                        "pending_dead_letter": repark.pending_dead_letter,
-                        "ordinal": repark.ordinal,
-                    },
-                )
-            )
-        keys = {park.event.key for park in settlement.park}
+        again = [park for park in settlement.park if park.ordinal is not None]
+        touched += [pipeline.send(_SQL["repark"], where | _state(park)) for park in again]
+        new = [park for park in settlement.park if park.ordinal is None]
+        keys = {park.event.key for park in new}
         if touched:
             pipeline.wait()
             keys.update(row[0] for each in touched for row in each.fetchall())
-        for park in settlement.park:
-            pipeline.send(
-                _SQL["park"],
-                where
-                | _event(park.event)
-                | _failure(park.failure)
-                | {
-                    "attempts": park.attempts,
-                    "retry_in": park.retry_in,
-                    "blocked": park.blocked,
-                    "suspect": park.suspect,
-                    "pending_dead_letter": park.pending_dead_letter,
-                    "sequence": park.sequence,
-                },
-            )
+        for park in new:
+            pipeline.send(_SQL["park"], where | park.event._asdict() | _state(park))
         keys.update(settlement.arrange)
         keys.discard(None)
         if keys and settlement.ordered:
@@ -118,25 +93,23 @@ class ParkedRows:
 
 
 def _parked(row: Row) -> Parked:
-    *counted, reason, error, first_failed_at = row[EVENT_COLUMNS:]
-    ordinal, sequence, partition, generation, attempts, replay, suspect, blocked, pending_dead_letter = counted
-    return Parked(
-        ordinal,
-        OutboxEvent._make(row[:EVENT_COLUMNS]),
-        sequence,
-        Series(partition, generation),
-        attempts,
-        replay,
-        suspect,
-        blocked,
-        pending_dead_letter,
-        LastFailure(reason, error or "") if reason is not None else None,
-        first_failed_at,
-    )
+    ordinal, sequence, partition, generation, *state, reason, error, first_failed_at = row[EVENT_COLUMNS:]
+    event, series = OutboxEvent._make(row[:EVENT_COLUMNS]), Series(partition, generation)
+    failure = LastFailure(reason, error or "") if reason is not None else None
+    values: Row = (ordinal, event, sequence, series, *state, failure, first_failed_at)
+    return Parked(*values)
 
 
-def _event(event: OutboxEvent) -> dict[str, Any]:
-    return event._asdict()
+def _state(park: Park) -> dict[str, Any]:
+    return _failure(park.failure) | {
+        "attempts": park.attempts,
+        "retry_in": park.retry_in,
+        "blocked": park.blocked,
+        "suspect": park.suspect,
+        "pending_dead_letter": park.pending_dead_letter,
+        "sequence": park.sequence,
+        "ordinal": park.ordinal,
+    }
 
 
 def _failure(failure: LastFailure | None) -> dict[str, Any]:

@@ -16,8 +16,9 @@ no other work.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from typing import Self
+from typing import Final, Self
 
 from psycopg import sql
 
@@ -48,21 +49,22 @@ from mailboat.store.subscription_rows import (
     UNCOUNTED,
     ConfigVersion,
     RetireResult,
-    SubscriptionManifest,
     declare,
     in_other_hands,
     refuse_foreign_cursors,
     retire_gone,
 )
-from mailboat.store.window_reads import ReadThread, WindowMeasurer, WindowReads
+from mailboat.store.window_reads import WindowReads
 from mailboat.store.windows import Windows
-from mailboat_spec import Notify
+from mailboat_spec import EventSubscription, Notify, full_name
 
 _SQL = statements("subscription_rows")
 _PLANNER = statements("windows")["planner"]
 _PREPARE_AFTER = 5
 """Executions of a statement on the control after which it is prepared. No thread uses this connection, so the names of
 prepared statements are free (see ``PostgresConnection.open``)."""
+MEASUREMENTS_AT_ONCE: Final = 4
+"""Maximum of concurrent measurements of a relay: enough that quick ones do not wait behind a large one."""
 
 
 class PostgresStore:
@@ -75,23 +77,17 @@ class PostgresStore:
         self._me = me
         self._settings = settings
         self._control = control
-        self._work: PostgresConnection | None = None
-        self._read_thread = ReadThread(url, control.server, settings.deadline)
-        self._opening = asyncio.Lock()
+        self._links: dict[str, PostgresConnection] = {}
+        """Connections for work, reads and probes, by purpose."""
+        self._opening: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._measurements = asyncio.Semaphore(MEASUREMENTS_AT_ONCE)
         self._leases = Leases(
             me, settings.layout.table, settings.lease_ttl, settings.overdue_after, settings.sync_level
         )
         self._parking = ParkedRows()
         self._query_cache = QueryCache(settings.layout)
         self._windows = Windows(settings.layout, self._query_cache, settings.sync_level, settings.limits, self._parking)
-        self._reads = WindowReads(self._read_thread, self._query_cache)
-        self._measurer = WindowMeasurer(
-            lambda: ReadThread(url, control.server, settings.deadline, "measure"),
-            self._query_cache,
-            settings.limits,
-            pooled=control.server.pooled,
-        )
-        self._probe = ReadThread(url, control.server, settings.deadline, "probe")
+        self._reads = WindowReads(self._query_cache, settings.limits)
         self._routes: dict[int, SubscriptionQuery] = {}
         """All subscriptions declared over this connection, including those that are no longer served."""
         self._serves: frozenset[int] = frozenset()
@@ -125,7 +121,7 @@ class PostgresStore:
 
     async def declare(
         self,
-        subscriptions: Sequence[SubscriptionManifest],
+        subscriptions: Sequence[EventSubscription],
         *,
         may_lay_out: bool = True,
         config_version: ConfigVersion = UNCOUNTED,
@@ -151,17 +147,15 @@ class PostgresStore:
             self._routes = self._routes | routes
             self._query_cache.route(self._routes)
         self._serves |= routes.keys()
-        pulled = {each.name for each in subscriptions if each.resource.spec.sink.pull is not None}
-        self._pulled = self._pulled.difference(each.name for each in subscriptions) | pulled
+        pulled = {full_name(each) for each in subscriptions if each.spec.sink.pull is not None}
+        self._pulled = self._pulled.difference(map(full_name, subscriptions)) | pulled
         return {number: route.subscription for number, route in routes.items()}
 
     def withdraw(self, number: int) -> None:
         """Stop serving this subscription."""
         self._serves -= {number}
 
-    async def in_other_hands(
-        self, subscriptions: Sequence[SubscriptionManifest], config_version: ConfigVersion
-    ) -> bool:
+    async def in_other_hands(self, subscriptions: Sequence[EventSubscription], config_version: ConfigVersion) -> bool:
         """Return True if declaring these subscriptions would repartition cursors that other relays own."""
         return await in_other_hands(
             self._control, self._settings.layout.table, self._me.id, subscriptions, config_version
@@ -194,64 +188,65 @@ class PostgresStore:
     async def claim(self, keys: Collection[CursorKey]) -> list[Cursor]:
         if not keys:
             return []
-        await self._windows.store_unwritten(await self._work_connection())
+        await self._windows.store_unwritten(await self._link("work"))
         known = {key: self._routes[key.subscription].subscription.generation for key in keys}
-        return await self._leases.claim(await self._work_connection(), known)
+        return await self._leases.claim(await self._link("work"), known)
 
     async def release(self, leases: Collection[Lease]) -> None:
         if leases:
-            work = await self._work_connection()
+            work = await self._link("work")
             await self._windows.store_unwritten(work)
             await self._leases.release(work, leases)
 
     async def rest(self) -> None:
         """Close all connections except for control, and disable wake-ups. Called when this relay owns no partition."""
-        async with self._opening:
-            work, self._work = self._work, None
-        if work is not None:
-            await work.close()
-        await self._read_thread.close()
-        await self._measurer.close()
-        await self._probe.close(at_once=True)
+        await self._close("work")
+        await self._close("read")
+        await self._close("probe", at_once=True)
         if self._wakeup_requested:
             await self._request_wakeup(self._control, False)
 
     async def tick(
         self, settlements: Sequence[Settlement], groups: Sequence[CursorGroup], measured: Sequence[Measured] = ()
     ) -> TickResult:
-        return await self._windows.tick(await self._work_connection(), settlements, groups, measured)
+        return await self._windows.tick(await self._link("work"), settlements, groups, measured)
 
     async def measure(self, group: CursorGroup) -> Window | None:
-        return await self._measurer.measure(group)
+        async with self._measurements:
+            link = await self._connect("measure", reads_windows=True)
+            try:
+                return await self._reads.measure(link, group)
+            finally:
+                await link.close()
 
     async def read(self, window: Window, members: Sequence[Lease], after: int, *, deaths: int = 0) -> Chunk:
-        return await self._reads.read(window, members, after, self._settings.limits.after(deaths))
+        return await self._reads.read(await self._link("read"), window, members, after, deaths=deaths)
 
     async def parked_keys(self, lease: Lease) -> tuple[set[str], int]:
-        return await self._parking.keys(await self._work_connection(), lease)
+        return await self._parking.keys(await self._link("work"), lease)
 
     async def due(self, lease: Lease, limit: int, max_bytes: int) -> tuple[list[Parked], float | None]:
-        return await self._parking.due(await self._work_connection(), lease, limit, max_bytes)
+        return await self._parking.due(await self._link("work"), lease, limit, max_bytes)
 
     async def queue(self, lease: Lease, key: str, limit: int, max_bytes: int) -> list[Parked]:
-        return await self._parking.queue(await self._work_connection(), lease, key, limit, max_bytes)
+        return await self._parking.queue(await self._link("work"), lease, key, limit, max_bytes)
 
     async def sleep(self) -> None:
-        work = await self._work_connection()
+        work = await self._link("work")
         if self._listens and self._settings.notify is Notify.AUTO:
             await self._request_wakeup(work, True)
         self._horizon = await self._leases.horizon(work)
 
     async def awake(self) -> None:
         if self._wakeup_requested:
-            await self._request_wakeup(await self._work_connection(), False)
+            await self._request_wakeup(await self._link("work"), False)
 
     async def _request_wakeup(self, link: PostgresConnection, active: bool) -> None:
         await self._leases.request_wakeup(link, active)
         self._wakeup_requested = active
 
     async def undecided_writers(self) -> bool:
-        return await self._leases.undecided(await self._work_connection(), self._horizon)
+        return await self._leases.undecided(await self._link("work"), self._horizon)
 
     async def assign(self, subscription: int, generation: int, owners: dict[int, str]) -> bool:
         """Store an assignment by the operator. Return False if a newer one is stored already."""
@@ -277,9 +272,9 @@ class PostgresStore:
             return backlog
 
         try:
-            return await self._probe.transaction(probe)
+            return await (await self._link("probe")).read(probe)
         except MailboatError:
-            await self._probe.close()  # the next probe reconnects
+            await self._close("probe")  # the next probe reconnects
             raise
 
     async def close(self, *, leave: bool) -> None:
@@ -291,22 +286,32 @@ class PostgresStore:
             await self.rest()
             await self._control.close()
 
-    async def _work_connection(self) -> PostgresConnection:
-        async with self._opening:
-            if self._work is None:
-                self._work = await self._connect("work")
-                if not self._work.server.pooled:
-                    async with self._work.autocommit() as cursor:
-                        await cursor.execute(_PLANNER)
-            return self._work
+    async def _link(self, purpose: str) -> PostgresConnection:
+        """Return the connection of this purpose. Open it if there is none."""
+        async with self._opening[purpose]:
+            if purpose not in self._links:
+                self._links[purpose] = await self._connect(purpose, reads_windows=True)
+            return self._links[purpose]
 
-    async def _connect(self, purpose: str) -> PostgresConnection:
+    async def _close(self, purpose: str, *, at_once: bool = False) -> None:
+        async with self._opening[purpose]:
+            link = self._links.pop(purpose, None)
+        if link is not None:
+            await link.close(at_once=at_once)
+
+    async def _connect(self, purpose: str, *, reads_windows: bool = False) -> PostgresConnection:
         link = await _open(self._url, purpose, self._settings)
-        if link.server.system_identifier != self._control.server.system_identifier or (
-            link.server.timeline != self._control.server.timeline
-        ):
+        try:
+            if link.server.system_identifier != self._control.server.system_identifier or (
+                link.server.timeline != self._control.server.timeline
+            ):
+                raise DatabaseUnavailable("two connections reached two different servers: a failover is under way")
+            if reads_windows and not link.server.pooled:
+                async with link.autocommit() as cursor:
+                    await cursor.execute(_PLANNER)
+        except BaseException:
             await link.close()
-            raise DatabaseUnavailable("two connections reached two different servers: a failover is under way")
+            raise
         return link
 
 

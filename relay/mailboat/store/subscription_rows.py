@@ -51,22 +51,10 @@ class ConfigVersion:
 UNCOUNTED = ConfigVersion()
 
 
-@dataclass(frozen=True, slots=True)
-class SubscriptionManifest:
-    """A subscription as declared by its manifest."""
-
-    name: str
-    resource: EventSubscription
-
-    @classmethod
-    def of(cls, resource: EventSubscription) -> SubscriptionManifest:
-        return cls(full_name(resource), resource)
-
-
 async def declare(
     link: PostgresConnection,
     layout: TableLayout,
-    declared: SubscriptionManifest,
+    resource: EventSubscription,
     *,
     may_lay_out: bool,
     config_version: ConfigVersion = UNCOUNTED,
@@ -77,11 +65,11 @@ async def declare(
     running relay keeps the stored number of partitions, so that two relays with two versions of a manifest do not
     repartition in turns. Return None if a newer config version deleted or replaced this subscription.
     """
-    spec = declared.resource.spec
+    name, spec = full_name(resource), resource.spec
     wanted: dict[str, Any] = {
         "outbox": layout.table,
-        "name": declared.name,
-        "uid": declared.resource.metadata.uid or "",
+        "name": name,
+        "uid": resource.metadata.uid or "",
         "state": spec.state.value,
         "partitions": spec.partitions,
         "since_time": spec.start.time.isoformat() if spec.start.time else None,
@@ -107,7 +95,7 @@ async def declare(
             number, uid, partitions, generation, state, since_time, since_id, *_ = await _find(cursor, wanted) or found
         elif not outdated:
             if retired or (uid and wanted["uid"] and uid != wanted["uid"]):
-                log.info("Subscription was created again and continues", extra={"subscription": declared.name})
+                log.info("Subscription was created again and continues", extra={"subscription": name})
             await cursor.execute(_SQL["redeclare"], {**wanted, "id": number, "uid": wanted["uid"] or uid})
             (state,) = await cursor.fetchone() or (state,)
         await cursor.execute(
@@ -125,21 +113,19 @@ async def declare(
             generation = await repartition(cursor, layout, link.server, number, spec.partitions, before)
             partitions = spec.partitions
         if not outdated:
-            await declare_policy(cursor, number, declared.name, spec, layout)
-    subscription = Subscription(number, declared.name, partitions, generation, state == "Paused")
-    return SubscriptionQuery(
-        subscription, predicate(effective_filter(declared.name, spec), Since(since_time, since_id))
-    )
+            await declare_policy(cursor, number, name, spec, layout)
+    subscription = Subscription(number, name, partitions, generation, state == "Paused")
+    return SubscriptionQuery(subscription, predicate(effective_filter(name, spec), Since(since_time, since_id)))
 
 
 async def declare_pulled(
     link: PostgresConnection, layout: TableLayout, resources: Iterable[EventSubscription]
 ) -> list[str]:
     """Declare the pull subscriptions among the resources, for consumers without a relay; return their names."""
-    pulled = [SubscriptionManifest.of(each) for each in resources if each.spec.sink.pull is not None]
+    pulled = [each for each in resources if each.spec.sink.pull is not None]
     for each in pulled:
         await declare(link, layout, each, may_lay_out=True)
-    return [each.name for each in pulled]
+    return [full_name(each) for each in pulled]
 
 
 async def _find(cursor: AsyncCursor[Row], wanted: dict[str, Any]) -> Row | None:
@@ -172,14 +158,14 @@ async def in_other_hands(
     link: PostgresConnection,
     outbox: str,
     relay: str,
-    declared: Sequence[SubscriptionManifest],
+    declared: Sequence[EventSubscription],
     config_version: ConfigVersion,
 ) -> bool:
     """Return True if repartitioning now would revoke partitions of other relays, which may have batches in flight."""
     where = {"outbox": outbox, "relay": relay, "version": config_version.version}
     async with link.autocommit() as cursor:
         for each in declared:
-            named = {"name": each.name, "partitions": each.resource.spec.partitions}
+            named = {"name": full_name(each), "partitions": each.spec.partitions}
             await cursor.execute(_SQL["in_other_hands"], where | named)
             row = await cursor.fetchone()
             if row is not None and row[0]:

@@ -10,104 +10,19 @@ events. A chunk therefore has two waits: one for its upper bound, one for its ev
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Final, LiteralString, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-import psycopg
-from psycopg import Connection, Cursor
+from psycopg import Cursor
 
-from mailboat.errors import DatabaseUnavailable
-from mailboat.store.connection import (
-    Pipeline,
-    Row,
-    Server,
-    UrlProvider,
-    begun,
-    explain,
-    malformed_url,
-    refuse_other_server,
-)
-from mailboat.store.connection_thread import BlockingWork
+from mailboat.store.connection import Pipeline, PostgresConnection, Row, Server
 from mailboat.store.outbox_store import Chunk, CursorGroup, CursorKey, Lease, Window
 from mailboat.store.queries import ChunkKind, ComposedQueries, QueryCache
-from mailboat.store.session_settings import libpq_settings, pins
 from mailboat.store.settings import ReadLimits
 from mailboat.store.sql import statements
 
 _SQL = statements("windows")
-
-_BEGIN: Final[LiteralString] = "begin isolation level repeatable read read only"
-
-MEASUREMENTS_AT_ONCE: Final = 4
-"""Maximum of concurrent measurements of a relay: enough that quick ones do not wait behind a large one."""
-
-T = TypeVar("T")
-
-
-class ReadThread:
-    """A connection for reads in a thread, one request at a time."""
-
-    def __init__(self, url: UrlProvider, server: Server, deadline: float, purpose: str = "read") -> None:
-        self._url = url
-        self._server = server
-        self._deadline = deadline
-        self._purpose = purpose
-        self._connection: Connection[Row] | None = None
-        self._turn = asyncio.Lock()
-        self._work = BlockingWork(purpose, deadline, lambda: self._connection.pgconn if self._connection else None)
-
-    async def transaction(self, work: Callable[[Pipeline], Callable[[], T]], *, patient: bool = False) -> T:
-        """Run ``work`` in a transaction, then the callable it returned, both in the thread.
-
-        All statements see the same snapshot. If ``patient``, there is no deadline; TCP keepalives on this connection
-        and heartbeats on another one detect an unavailable server.
-        """
-        async with self._turn:
-            return await self._work.run(lambda: self._run(work), patient=patient)
-
-    async def close(self, *, at_once: bool = False) -> None:
-        """Close thread and connection. Idempotent.
-
-        If ``at_once``, the request in progress fails.
-        """
-        if at_once:
-            self._work.cut()
-        async with self._turn:
-            connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
-        self._work.close()
-
-    def _run(self, work: Callable[[Pipeline], Callable[[], T]]) -> T:
-        try:
-            if self._connection is None:
-                url = self._url()
-                self._connection = psycopg.connect(
-                    url,
-                    autocommit=True,
-                    application_name=f"mailboat {self._purpose}",
-                    prepare_threshold=None if self._server.pooled else 5,
-                    **libpq_settings(url),
-                )
-                if self._work.given_up:
-                    raise DatabaseUnavailable("given up while a connection was being made")
-                if not self._server.pooled:
-                    self._connection.execute(pins(self._server.version, self._deadline, local=False))
-                    self._connection.execute(_SQL["planner"])
-                    identity = self._connection.cursor(binary=True).execute(_SQL["guard"])
-                    refuse_other_server(identity.fetchone(), self._server)
-            with begun(self._connection, self._server, self._deadline, _BEGIN) as pipeline:
-                guard = pipeline.send(_SQL["guard"]) if self._server.pooled else None
-                answer = work(pipeline)
-            if guard is not None:
-                refuse_other_server(guard.fetchone(), self._server)
-            return answer()
-        except psycopg.Error as error:
-            if self._connection is None and isinstance(error, psycopg.ProgrammingError):
-                raise malformed_url() from error
-            raise explain(error) from error
 
 
 class _Ahead(NamedTuple):
@@ -121,21 +36,47 @@ class _Ahead(NamedTuple):
 
 
 class WindowReads:
-    """Reader of open windows, one chunk at a time, for all members that share a window."""
+    """Reader of windows for all members that share a window: its bounds, then one chunk at a time."""
 
-    def __init__(self, thread: ReadThread, query_cache: QueryCache) -> None:
-        self._thread = thread
+    def __init__(self, query_cache: QueryCache, limits: ReadLimits) -> None:
         self._query_cache = query_cache
+        self._limits = limits
         self._rows_ahead = sys.maxsize
         """Number of rows to measure for the next chunk. If rows are large, twice the rows of the previous chunk: rows
         measured beyond the end of a chunk are measured again for the next one."""
 
-    async def read(self, window: Window, members: Sequence[Lease], after: int, limits: ReadLimits) -> Chunk:
+    async def measure(self, link: PostgresConnection, group: CursorGroup) -> Window | None:
+        """Return the bounds of the group's next window; None if no member is at the group's snapshot any longer.
+
+        This scans every event of the window, without a deadline.
+        """
+        return await link.read(lambda pipeline: self._measure(pipeline, link.server, group), patient=True)
+
+    def _measure(self, pipeline: Pipeline, server: Server, group: CursorGroup) -> Callable[[], Window | None]:
+        bounds = {
+            "pooled": server.pooled,
+            "settled_snapshot": group.settled_snapshot,
+            "limit": self._limits.small_rows + 1,
+            "max_bytes": self._limits.bytes,
+        }
+        for lease in group.members:  # one lease reads for all; if it was lost, the next one
+            spans = pipeline.send(self._query_cache.span, {"epoch": lease.epoch, **bounds})
+            pipeline.wait()
+            window_snapshot, lowest, highest = spans.fetchone() or (None, None, None)
+            if highest is not None:
+                window = Window(group.settled_snapshot, window_snapshot, lowest, highest)
+                return lambda: window
+        return lambda: None
+
+    async def read(
+        self, link: PostgresConnection, window: Window, members: Sequence[Lease], after: int, *, deaths: int
+    ) -> Chunk:
         """Return the next chunk after ``after``.
 
         If all leases were lost, return an empty last chunk. The next settlement reports the loss.
         """
-        return await self._thread.transaction(lambda pipeline: self._read(pipeline, window, members, after, limits))
+        limits = self._limits.after(deaths)
+        return await link.read(lambda pipeline: self._read(pipeline, window, members, after, limits))
 
     def _read(
         self, pipeline: Pipeline, window: Window, members: Sequence[Lease], after: int, limits: ReadLimits
@@ -197,56 +138,6 @@ class WindowReads:
         else:
             self._rows_ahead = min(2 * self._rows_ahead, sys.maxsize)
         return _Ahead(reach, size, last)
-
-
-class WindowMeasurer:
-    """Measurement of windows that are too large for one read.
-
-    A measurement scans every event of its window without a deadline. Each has a dedicated connection, so that a
-    subscription that resumes after days does not block reads, settlements or measurements of others.
-    """
-
-    def __init__(
-        self, new_thread: Callable[[], ReadThread], query_cache: QueryCache, limits: ReadLimits, *, pooled: bool
-    ) -> None:
-        self._new_thread = new_thread
-        self._pooled = pooled
-        self._query_cache = query_cache
-        self._limits = limits
-        self._threads: set[ReadThread] = set()
-        self._room = asyncio.Semaphore(MEASUREMENTS_AT_ONCE)
-
-    async def measure(self, group: CursorGroup) -> Window | None:
-        """Return the bounds of the group's next window; None if no member is at the group's snapshot any longer."""
-        async with self._room:
-            thread = self._new_thread()
-            self._threads.add(thread)
-            try:
-                return await thread.transaction(lambda pipeline: self._measure(pipeline, group), patient=True)
-            finally:
-                self._threads.discard(thread)
-                await thread.close()
-
-    async def close(self) -> None:
-        """Close threads and connections. Idempotent."""
-        for thread in list(self._threads):
-            await thread.close()
-
-    def _measure(self, pipeline: Pipeline, group: CursorGroup) -> Callable[[], Window | None]:
-        bounds = {
-            "pooled": self._pooled,
-            "settled_snapshot": group.settled_snapshot,
-            "limit": self._limits.small_rows + 1,
-            "max_bytes": self._limits.bytes,
-        }
-        for lease in group.members:  # one lease reads for all; if it was lost, the next one
-            spans = pipeline.send(self._query_cache.span, {"epoch": lease.epoch, **bounds})
-            pipeline.wait()
-            window_snapshot, lowest, highest = spans.fetchone() or (None, None, None)
-            if highest is not None:
-                window = Window(group.settled_snapshot, window_snapshot, lowest, highest)
-                return lambda: window
-        return lambda: None
 
 
 def _ask(

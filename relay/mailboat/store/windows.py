@@ -112,13 +112,17 @@ class Windows:
         if stores:
             self._unwritten.clear()
             self._stored_at = self._clock()
-        outcomes = [found.outcome(_keys(followed)) for found, followed in windows]
-        return TickResult(
-            frozenset(lost.union(*(outcome.lost for outcome in outcomes))),
-            tuple(outcome.opened for outcome in outcomes if outcome.opened is not None),
-            tuple(outcome.advanced for outcome in outcomes if outcome.advanced is not None),
-            tuple(overflowing),
-        )
+        opened: list[Opened] = []
+        advanced: list[Advanced] = []
+        for found, followed in windows:
+            updated = _keys(followed)
+            wanting = [lease for lease in found.members if found.has_for(lease)]
+            lost |= {lease.key for lease in wanting} - updated
+            if stored := tuple(lease for lease in wanting if lease.key in updated):
+                opened.append(Opened(found.window, stored, found.events))
+            if moved := tuple(lease for lease in found.members if not found.has_for(lease)):
+                advanced.append(Advanced(found.window.window_snapshot, moved))
+        return TickResult(frozenset(lost), tuple(opened), tuple(advanced), tuple(overflowing))
 
     async def store_unwritten(self, link: PostgresConnection) -> None:
         """Store the progress of idle cursors that is in memory only. Before a change of ownership, so that the next
@@ -256,15 +260,6 @@ class Windows:
 
 
 @dataclass(frozen=True, slots=True)
-class _Outcome:
-    """Result of a tick for one group."""
-
-    opened: Opened | None
-    advanced: Advanced | None
-    lost: tuple[CursorKey, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class _Found:
     """A window and its events; ``events`` is None if there are too many for one read."""
 
@@ -281,17 +276,6 @@ class _Found:
 
     def has_for(self, lease: Lease) -> bool:
         return self.events is None or lease.key in self.events
-
-    def outcome(self, updated: set[CursorKey]) -> _Outcome:
-        """Split the members into opened, advanced and lost. ``updated``: members whose window was stored."""
-        wanting = [lease for lease in self.members if self.has_for(lease)]
-        opened = tuple(lease for lease in wanting if lease.key in updated)
-        moved = tuple(lease for lease in self.members if not self.has_for(lease))
-        return _Outcome(
-            Opened(self.window, opened, self.events) if opened else None,
-            Advanced(self.window.window_snapshot, moved) if moved else None,
-            tuple(lease.key for lease in wanting if lease.key not in updated),
-        )
 
 
 def _settle(pipeline: Pipeline, settlements: Sequence[Settlement]) -> list[Cursor[Row]]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mailboat.model import OutboxEvent
-from mailboat.store.outbox_store import CursorKey, Dead, LastFailure, Park, Repark, Settlement
+from mailboat.store.outbox_store import CursorKey, Dead, LastFailure, Park, Settlement
 from support.store_backends import World, eventually, subscription
 from support.store_relays import Relay, write
 
@@ -120,20 +120,21 @@ async def test_when_a_head_is_gone_the_next_of_its_key_is_due_at_once(world: Wor
 
 
 async def test_another_failure_counts_up_never_down_and_waits_again(world: World) -> None:
-    relay, key, _ = await parked(world, ("a", 0.0))
+    relay, key, (event,) = await parked(world, ("a", 0.0))
     ((_, ordinal),) = await waiting(relay, key, "a")
     again = LastFailure("Refused", "still not")
-    await relay.tick(Settlement(relay.lease(key), None, repark=(Repark(ordinal, 3, LONG, again),)))
+    await relay.tick(Settlement(relay.lease(key), None, park=(Park(event, 1, 3, LONG, again, ordinal=ordinal),)))
     assert await due(relay, key) == []
-    await relay.tick(Settlement(relay.lease(key), None, repark=(Repark(ordinal, 2, 0.0, None),)))
+    await relay.tick(Settlement(relay.lease(key), None, park=(Park(event, 1, 2, 0.0, ordinal=ordinal),)))
     (head,), _ = await relay.store.due(relay.lease(key), 10, MUCH)
     assert (head.attempts, head.failure) == (3, again)
 
 
 async def test_a_blocked_head_is_never_due_and_nor_is_what_is_behind_it(world: World) -> None:
-    relay, key, _ = await parked(world, ("a", 0.0), ("a", None))
+    relay, key, events = await parked(world, ("a", 0.0), ("a", None))
     (_, head), _ = await waiting(relay, key, "a")
-    await relay.tick(Settlement(relay.lease(key), None, repark=(Repark(head, 25, None, FAILURE, blocked=True),)))
+    blocked = Park(events[0], 1, 25, None, FAILURE, blocked=True, ordinal=head)
+    await relay.tick(Settlement(relay.lease(key), None, park=(blocked,)))
     assert await due(relay, key) == []
     queue = await relay.store.queue(relay.lease(key), "a", 10, MUCH)
     assert [parked.blocked for parked in queue] == [True, False]
@@ -142,11 +143,10 @@ async def test_a_blocked_head_is_never_due_and_nor_is_what_is_behind_it(world: W
 
 
 async def test_a_doomed_or_suspect_one_says_so(world: World) -> None:
-    relay, key, _ = await parked(world, ("a", 0.0))
+    relay, key, (event,) = await parked(world, ("a", 0.0))
     ((_, head),) = await waiting(relay, key, "a")
-    await relay.tick(
-        Settlement(relay.lease(key), None, repark=(Repark(head, 25, 0.0, FAILURE, pending_dead_letter=True),))
-    )
+    doomed = Park(event, 1, 25, 0.0, FAILURE, pending_dead_letter=True, ordinal=head)
+    await relay.tick(Settlement(relay.lease(key), None, park=(doomed,)))
     (pending_dead_letter,), _ = await relay.store.due(relay.lease(key), 10, MUCH)
     assert pending_dead_letter.pending_dead_letter
     write(world, "b")
@@ -228,7 +228,7 @@ async def test_a_relay_that_lost_its_cursor_changes_no_parked_event(world: World
         relay.lease(key),
         None,
         unpark=(ordinal,),
-        repark=(Repark(ordinal, 9, None, FAILURE),),
+        park=(Park(events[0], 1, 9, None, FAILURE, ordinal=ordinal),),
         dead=(Dead(events[0], 1, 9, FAILURE, ordinal),),
     )
     assert (await relay.store.tick([stale], [])).lost == {key}

@@ -365,7 +365,7 @@ async def test_a_pooler_that_was_not_announced_is_detected(postgres_world: Postg
     relay = await Relay.start(postgres_world, ONE)
     await relay.claim()
     await relay.tick()
-    work = relay.store._work  # type: ignore[attr-defined]
+    work = relay.store._links["work"]  # type: ignore[attr-defined]
     work.server = replace(work.server, process=work.server.process + 1)
 
     with pytest.raises(DatabaseUnavailable, match="pooler: Transaction"):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from mailboat.model import OutboxEvent
-from mailboat.store.outbox_store import CursorKey, LastFailure, Park, Parked, Repark, Series, Settlement, Window
+from mailboat.store.outbox_store import CursorKey, LastFailure, Park, Parked, Series, Settlement, Window
 from mailboat_spec import EventSubscriptionSpec
 
 _SLOTS = 2**31 - 1
@@ -172,11 +172,11 @@ class ParkedRow:
     def is_due(self, now: datetime) -> bool:
         return self.next_attempt_at is not None and self.next_attempt_at <= now
 
-    def fail_again(self, repark: Repark, now: datetime) -> None:
-        self.attempts = max(self.attempts, repark.attempts)
-        self.next_attempt_at = _in(repark.retry_in, now)
-        self.blocked, self.pending_dead_letter = repark.blocked, repark.pending_dead_letter
-        self.failure = repark.failure or self.failure
+    def fail_again(self, park: Park, now: datetime) -> None:
+        self.attempts = max(self.attempts, park.attempts)
+        self.next_attempt_at = _in(park.retry_in, now)
+        self.blocked, self.pending_dead_letter = park.blocked, park.pending_dead_letter
+        self.failure = park.failure or self.failure
         self.first_failed_at = self.first_failed_at or timestamp(now)
 
     def as_read(self) -> Parked:

@@ -38,8 +38,7 @@ from mailboat.store.outbox_store import (
     Window,
 )
 from mailboat.store.settings import ReadLimits, RelayIdentity, StoreSettings
-from mailboat.store.subscription_rows import SubscriptionManifest
-from mailboat_spec import State
+from mailboat_spec import EventSubscription, State, full_name
 from support.memory_outbox.database import MemoryOutbox, MemoryRelay, Subscribed
 from support.memory_outbox.rows import GENERATION, CursorRow, DeadRow, MemoryRow, ParkedRow, Snapshot
 
@@ -69,25 +68,25 @@ class MemoryStore:
     # -- beginning and end -------------------------------------------------------------------------------------------
 
     async def declare(
-        self, subscriptions: Sequence[SubscriptionManifest], *, may_lay_out: bool = True
+        self, subscriptions: Sequence[EventSubscription], *, may_lay_out: bool = True
     ) -> dict[int, Subscription]:
         """Create or update the subscriptions, and serve them."""
         return await self._step(partial(self._declare, subscriptions))
 
-    def _declare(self, subscriptions: Sequence[SubscriptionManifest]) -> dict[int, Subscription]:
+    def _declare(self, subscriptions: Sequence[EventSubscription]) -> dict[int, Subscription]:
         known = {found.subscription.name: number for number, found in self._outbox.subscriptions.items()}
         answer: dict[int, Subscription] = {}
         for declared in subscriptions:
-            spec = declared.resource.spec
-            number = known.get(declared.name) or self._outbox.number("subscription")
+            spec = declared.spec
+            number = known.get(full_name(declared)) or self._outbox.number("subscription")
             paused = spec.state is State.PAUSED
-            fresh = Subscription(number, declared.name, spec.partitions, GENERATION, paused)
-            found = self._outbox.subscriptions.setdefault(number, Subscribed(fresh, declared.resource))
+            fresh = Subscription(number, full_name(declared), spec.partitions, GENERATION, paused)
+            found = self._outbox.subscriptions.setdefault(number, Subscribed(fresh, declared))
             if found.subscription.partitions != spec.partitions:
                 raise ConfigError("the number of partitions can't be changed in memory")
             if found.resource.spec.state is not spec.state:
                 self._outbox.pause(number, paused)
-            found.resource = declared.resource
+            found.resource = declared
             start = self._outbox.snapshot() if spec.start.from_.value == "Latest" else Snapshot(3, frozenset())
             for partition in range(spec.partitions):
                 self._outbox.cursors.setdefault(CursorKey(number, partition), CursorRow(str(start)))
@@ -292,11 +291,11 @@ class MemoryStore:
             outbox.dead.append(DeadRow(here, death.event, death.sequence, death.attempts, death.failure))
         gone = [*settlement.unpark, *(death.ordinal for death in settlement.dead if death.ordinal is not None)]
         touched = [row for ordinal in gone if (row := outbox.parked.pop(ordinal, None)) is not None]
-        for repark in settlement.repark:
-            if (row := outbox.parked.get(repark.ordinal)) is not None:
-                row.fail_again(repark, now)
-                touched.append(row)
         for park in settlement.park:
+            if park.ordinal is not None and (row := outbox.parked.get(park.ordinal)) is not None:
+                row.fail_again(park, now)
+                touched.append(row)
+        for park in (each for each in settlement.park if each.ordinal is None):
             row = ParkedRow.of(outbox.number("parked"), here, park, now)
             outbox.parked[row.ordinal] = row
             touched.append(row)

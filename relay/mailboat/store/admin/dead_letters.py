@@ -14,7 +14,16 @@ from typing import NamedTuple
 
 from psycopg import sql
 
-from mailboat.store.admin.selection import Match, by_partition, hold_cursor, matching, requeue, wake
+from mailboat.store.admin.selection import (
+    Match,
+    WholeRow,
+    by_partition,
+    hold_cursor,
+    matching,
+    requeue,
+    wake,
+    whole_rows,
+)
 from mailboat.store.connection import PostgresConnection
 from mailboat.store.sql import statements
 
@@ -38,35 +47,6 @@ class DeadLetter(NamedTuple):
     died_at: datetime
     replayed_at: datetime | None
     payload_bytes: int | None
-
-
-class WholeDeadLetter(NamedTuple):
-    """A dead letter with all its columns."""
-
-    dead_id: int
-    subscription: str
-    partition: int
-    sequence: int
-    event_id: str
-    type: str
-    aggregate_type: str | None
-    aggregate_id: str | None
-    key: str | None
-    attempts: int
-    reason: str
-    last_error: str
-    first_failed_at: datetime
-    last_failed_at: datetime
-    died_at: datetime
-    replayed_at: datetime | None
-    created_at: datetime | None
-    content_type: str
-    headers: str | None
-    tags: list[str]
-    traceparent: str | None
-    payload: bytes | None
-    document: str
-    """The dead letter as one JSON document."""
 
 
 class Candidate(NamedTuple):
@@ -122,11 +102,9 @@ async def list_dead(link: PostgresConnection, match: Match, *, replayed: bool, l
         return [DeadLetter._make(row) for row in await cursor.fetchall()]
 
 
-async def show_dead(link: PostgresConnection, match: Match, *, limit: int) -> list[WholeDeadLetter]:
-    """Return dead letters with all columns, including replayed ones."""
-    async with link.autocommit() as cursor:
-        await cursor.execute(_dead("dead_whole"), {**asdict(match), "limit": limit})
-        return [WholeDeadLetter._make(row) for row in await cursor.fetchall()]
+async def show_dead(link: PostgresConnection, match: Match, *, limit: int) -> list[WholeRow]:
+    """Return dead letters with all columns, including replayed ones. ``document``: the dead letter as JSON."""
+    return await whole_rows(link, _dead("dead_whole"), {**asdict(match), "limit": limit})
 
 
 async def candidates(link: PostgresConnection, match: Match, *, replayed: bool, limit: int | None) -> list[Candidate]:

@@ -69,19 +69,9 @@ async def known_subscriptions(link: PostgresConnection, outbox: str) -> list[Kno
         rows = await cursor.fetchall()
     return [
         KnownSubscription(
-            number,
-            name,
-            state,
-            partitions,
-            Since(time, position),
-            reason,
-            {int(partition): owner for partition, owner in owners.items()},
-            served,
-            error,
-            age,
-            kept_until,
+            number, name, state, partitions, Since(time, position), reason, {int(n): owners[n] for n in owners}, *rest
         )
-        for number, name, state, partitions, time, position, reason, owners, served, error, age, kept_until in rows
+        for number, name, state, partitions, time, position, reason, owners, *rest in rows
     ]
 
 

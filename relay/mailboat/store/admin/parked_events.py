@@ -13,7 +13,16 @@ from typing import NamedTuple
 
 from psycopg import sql
 
-from mailboat.store.admin.selection import Match, by_partition, holding_cursor, matching, requeue, wake
+from mailboat.store.admin.selection import (
+    Match,
+    WholeRow,
+    by_partition,
+    holding_cursor,
+    matching,
+    requeue,
+    wake,
+    whole_rows,
+)
 from mailboat.store.connection import PostgresConnection
 from mailboat.store.parked_rows import QUEUE_ORDER, SERIES
 from mailboat.store.sql import statements
@@ -47,36 +56,6 @@ class ParkedEvent(NamedTuple):
     behind: int
 
 
-class WholeParkedEvent(NamedTuple):
-    """A parked event with all its columns."""
-
-    ordinal: int
-    subscription: str
-    partition: int
-    sequence: int
-    event_id: str
-    type: str
-    aggregate_type: str | None
-    aggregate_id: str | None
-    key: str | None
-    attempts: int
-    next_attempt_at: datetime | None
-    blocked: bool
-    pending_dead_letter: bool
-    replay: bool
-    reason: str | None
-    last_error: str | None
-    first_failed_at: datetime | None
-    last_failed_at: datetime | None
-    parked_at: datetime
-    created_at: datetime | None
-    content_type: str
-    headers: str | None
-    tags: list[str]
-    traceparent: str | None
-    payload: bytes | None
-
-
 @dataclass(frozen=True, slots=True)
 class Retried:
     """Result of a retry."""
@@ -93,11 +72,9 @@ async def list_parked(link: PostgresConnection, match: Match, *, behind: bool, l
         return [ParkedEvent._make(row) for row in await cursor.fetchall()]
 
 
-async def show_parked(link: PostgresConnection, match: Match, *, limit: int) -> list[WholeParkedEvent]:
+async def show_parked(link: PostgresConnection, match: Match, *, limit: int) -> list[WholeRow]:
     """Return parked events with all columns."""
-    async with link.autocommit() as cursor:
-        await cursor.execute(_parked("parked_whole"), {**asdict(match), "limit": limit})
-        return [WholeParkedEvent._make(row) for row in await cursor.fetchall()]
+    return await whole_rows(link, _parked("parked_whole"), {**asdict(match), "limit": limit})
 
 
 async def retry(

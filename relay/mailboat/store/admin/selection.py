@@ -6,12 +6,12 @@ the partition's cursor to exclude the owner, and keeps the invariant that the ow
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from itertools import groupby
-from typing import LiteralString, Protocol, TypedDict, TypeVar
+from typing import Any, LiteralString, Protocol, TypedDict, TypeVar
 
 from psycopg import AsyncCursor, sql
 
@@ -63,6 +63,8 @@ class Placed(Protocol):
     def partition(self) -> int: ...
 
 
+WholeRow = dict[str, Any]
+"""All columns of a row by name, in the order in which a command prints them."""
 PlacedT = TypeVar("PlacedT", bound=Placed)
 
 
@@ -70,6 +72,16 @@ def matching(statement: LiteralString, number: str, time: str, **parts: sql.Comp
     """Insert the conditions of a `Match` into a statement. ``number`` and ``time`` are the columns to compare."""
     condition = sql.SQL(_SQL["matching"]).format(number=sql.Identifier("r", number), time=sql.Identifier("r", time))
     return sql.SQL(statement).format(matching=condition, **parts)
+
+
+async def whole_rows(
+    link: PostgresConnection, statement: sql.Composed, parameters: Mapping[str, object]
+) -> list[WholeRow]:
+    """Return the result of a statement as rows with names."""
+    async with link.autocommit() as cursor:
+        await cursor.execute(statement, parameters)
+        names = [column.name for column in cursor.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in await cursor.fetchall()]
 
 
 def by_partition(chosen: Sequence[PlacedT], *, at_once: int) -> Iterator[tuple[Where, list[PlacedT]]]:

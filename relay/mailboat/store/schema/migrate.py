@@ -158,7 +158,7 @@ async def migrate(
                     if facts["ledger"] and await _is_made(cursor, outbox_table):
                         return await _supplied(cursor, outbox_table)
                     await _lock(cursor, ledger=bool(facts["ledger"]))
-                    return await _migrate(cursor, outbox_table, _Steps(patience, begins))
+                    return await _migrate(cursor, outbox_table, patience, begins)
             except _Locked:
                 async with asyncio.timeout(deadline):
                     holder = await _holder(connection)
@@ -177,18 +177,6 @@ async def migrate(
         raise DatabaseUnavailable(f"The database went away during the migration: {_sentence(error)}.") from error
     except psycopg.Error as error:
         raise SchemaMismatch(f"The migration failed and was rolled back: {_sentence(error)}.") from error
-
-
-@dataclass(frozen=True, slots=True)
-class _Steps:
-    """Actions at the begin of a step: remove the deadline, report the step."""
-
-    patience: asyncio.Timeout
-    begins: Callable[[str], None]
-
-    def begin(self, step: Migration) -> None:
-        self.patience.reschedule(None)
-        self.begins(step.name)
 
 
 class _Locked(Exception):
@@ -228,10 +216,13 @@ async def _holder(connection: psycopg.AsyncConnection[object]) -> str | None:
     return None if row is None else "process {}, user {}, application {}".format(*row)
 
 
-async def _migrate(cursor: _Cursor, outbox_table: str, taking: _Steps) -> MigrationReport:
+async def _migrate(
+    cursor: _Cursor, outbox_table: str, patience: asyncio.Timeout, begins: Callable[[str], None]
+) -> MigrationReport:
     steps = pending(known_migrations(), await _applied(cursor))
     for step in steps:
-        taking.begin(step)
+        patience.reschedule(None)
+        begins(step.name)
         await cursor.execute(step.script.encode())
         await cursor.execute(_SQL["record"], {"version": step.version, "name": step.name, "checksum": step.checksum})
     if steps:

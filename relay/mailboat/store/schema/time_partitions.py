@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -100,20 +100,13 @@ class Lost:
     """Counting stopped at a bound."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RetentionReport:
     """Result for the expired partitions."""
 
     dropped: tuple[str, ...] = ()
     blocked: tuple[Blocked, ...] = ()
     lost: tuple[Lost, ...] = ()
-
-
-@dataclass(slots=True)
-class _Findings:
-    dropped: list[str] = field(default_factory=list)
-    blocked: list[Blocked] = field(default_factory=list)
-    lost: list[Lost] = field(default_factory=list)
 
 
 async def server_time(connection: Connection) -> datetime:
@@ -187,22 +180,18 @@ async def drop_expired(
     """
     if not connection.autocommit or connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
         raise ValueError("drop_expired needs a connection in autocommit mode and outside of a transaction")
-    found = _Findings()
+    found = RetentionReport()
     try:
         name = await _registered(connection, layout.table)
         await _Sweep(
             connection, name, layout.rows, older_than, now, limit, lock_wait, detach_wait, count_up_to, found
         ).run()
     except psycopg.errors.InsufficientPrivilege as error:
-        found.blocked.append(
-            Blocked(
-                layout.table,
-                f"the relay's user is not its owner ({error.diag.message_primary}): grant it the owner's role",
-            )
-        )
+        reason = f"the relay's user is not its owner ({error.diag.message_primary}): grant it the owner's role"
+        found.blocked += (Blocked(layout.table, reason),)
     except psycopg.Error as error:
         raise explain(error) from error
-    return RetentionReport(tuple(found.dropped), tuple(found.blocked), tuple(found.lost))
+    return found
 
 
 @dataclass(slots=True)
@@ -218,7 +207,7 @@ class _Sweep:
     lock_wait: float
     detach_wait: float
     count_up_to: int
-    found: _Findings
+    found: RetentionReport
 
     async def run(self) -> None:
         partitions = await self._partitions()
@@ -264,17 +253,17 @@ class _Sweep:
         async with self.connection.transaction():
             await self._rows("by_index")
             holders = await self._rows("holders", outbox=self.outbox, lower=partition.lower, upper=partition.upper)
-        self.found.blocked += [Blocked(partition.name, reason, subscription) for subscription, reason in holders]
+        self.found.blocked += tuple(Blocked(partition.name, reason, name) for name, reason in holders)
         return bool(holders)
 
     async def _count_losses(self, partition: TimePartition) -> None:
         losses = await self._rows(
             "losses", outbox=self.outbox, lower=partition.lower, upper=partition.upper, bound=self.count_up_to
         )
-        self.found.lost += [
+        self.found.lost += tuple(
             Lost(partition.name, name, min(events, self.count_up_to), events > self.count_up_to)
             for name, events in losses
-        ]
+        )
 
     async def _finish(self, partition: TimePartition) -> bool:
         if not partition.condemned:
@@ -314,7 +303,7 @@ class _Sweep:
         except psycopg.errors.UndefinedTable:
             pass  # another relay dropped it first
         else:
-            self.found.dropped.append(name)
+            self.found.dropped += (name,)
 
     @asynccontextmanager
     async def _briefly(self) -> AsyncIterator[None]:
@@ -323,7 +312,7 @@ class _Sweep:
             yield
 
     def _block(self, partition: str, reason: str) -> None:
-        self.found.blocked.append(Blocked(partition, reason))
+        self.found.blocked += (Blocked(partition, reason),)
 
     async def _partitions(self) -> list[TimePartition]:
         return [TimePartition(*row) for row in await self._rows("partitions", outbox=self.outbox, mark=_MARK)]

@@ -14,12 +14,13 @@ select * from (
 order by dead_id
 
 -- name: dead_whole
--- Dead letters with all columns, the payload, and the document of mailboat.dead_letter_document. If `created_at` is out of the
+-- Dead letters with all columns, named as the command prints them, the payload, and the document of mailboat.dead_letter_document. If `created_at` is out of the
 -- range of Python's datetime, return null for it.
-select r.dead_id, s.name, r.partition, r.sequence, r.event_id::text, r.event_type, r.aggregate_type, r.aggregate_id, r.key,
-       r.attempts, r.reason, r.last_error, r.first_failed_at, r.last_failed_at, r.died_at, r.replayed_at,
-       case when r.created_at between timestamptz '0001-01-02 00:00:00+00' and timestamptz '9999-12-30 00:00:00+00' then r.created_at end,
-       r.content_type, r.headers::text, r.tags, r.traceparent, r.payload, mailboat.dead_letter_document(r)::text
+select r.dead_id, s.name as subscription, r.partition, r.sequence, r.event_id::text, r.event_type as type, r.aggregate_type,
+       r.aggregate_id, r.key, r.attempts, r.reason, r.last_error, r.first_failed_at, r.last_failed_at, r.died_at, r.replayed_at,
+       case when r.created_at between timestamptz '0001-01-02 00:00:00+00' and timestamptz '9999-12-30 00:00:00+00'
+            then r.created_at end as created_at,
+       r.content_type, r.headers::text, r.tags, r.traceparent, r.payload, mailboat.dead_letter_document(r)::text as document
 from mailboat.dead_letters as r
 join mailboat.subscriptions as s on s.id = r.subscription_id
 where {matching}

@@ -17,11 +17,12 @@ order by s.name, r.partition, r.key, r.place
 limit %(limit)s
 
 -- name: parked_whole
--- Parked events with all columns and the payload. If `created_at` is out of the range of Python's datetime, return null for it.
-select r.ordinal, s.name, r.partition, r.sequence, r.event_id::text, r.event_type, r.aggregate_type, r.aggregate_id, r.key,
-       r.attempts, r.next_attempt_at, r.blocked, r.pending_dead_letter, r.replay, r.reason, r.last_error, r.first_failed_at,
+-- Parked events with all columns, named as the command prints them, and the payload. If `created_at` is out of the range of Python's datetime, return null for it.
+select r.ordinal, s.name as subscription, r.partition, r.sequence, r.event_id::text, r.event_type as type, r.aggregate_type,
+       r.aggregate_id, r.key, r.attempts, r.next_attempt_at, r.blocked, r.pending_dead_letter, r.replay, r.reason, r.last_error, r.first_failed_at,
        r.last_failed_at, r.parked_at,
-       case when r.created_at between timestamptz '0001-01-02 00:00:00+00' and timestamptz '9999-12-30 00:00:00+00' then r.created_at end,
+       case when r.created_at between timestamptz '0001-01-02 00:00:00+00' and timestamptz '9999-12-30 00:00:00+00'
+            then r.created_at end as created_at,
        r.content_type, r.headers::text, r.tags, r.traceparent, r.payload
 from mailboat.parked as r
 join mailboat.subscriptions as s on s.id = r.subscription_id
