@@ -16,7 +16,7 @@ from support.wait import wait_until
 RECONCILES = re.compile(r'^mailboat_operator_reconciles_total\{result="(\w+)"\} (\S+)$', re.MULTILINE)
 
 
-NOT_READY = mistakes("Taken, but never ready")
+NOT_READY = mistakes("Accepted, but never Ready")
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 Applications write events with `emit` and `emit_many`, inside their own transaction. They handle events with `Consumer`
 and `Event`; handlers may raise `Ignore`, `RetryLater` and `Refuse`. `Kafka`, `PubSub`, `Redis` and `Inbox` configure a
-consumer without a manifest. `Once` claims events in Redis for applications with a loop of their own, and raises
+consumer without a manifest. `Once` claims events in Redis for applications with their own loop, and raises
 `ClaimHeld`. `migrate` migrates a database. The names for handlers, `Once` and `migrate` are imported on first use.
 """
 

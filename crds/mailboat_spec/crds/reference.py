@@ -16,22 +16,23 @@ from mailboat_spec.crds.openapi_schema import Schema
 _INTRODUCTION: Final = """\
 # The resources
 
-Made from the models by `make crds`; `kubectl explain` shows the same. The same manifests are read by `mailboat run -f`.
-Ready ones are in [examples](../examples/kubernetes).
+`make crds` generates this page from the models; `kubectl explain` shows the same. `mailboat run -f` reads the same
+manifests. Complete manifests are in [examples](../examples/kubernetes).
 
-Durations are written as Go writes them (`720h`, `1m30s`, `500ms`; there are no days), sizes as Kubernetes does
-(`10Gi`). Fields with a default are filled in by the API server, so that `kubectl get -o yaml` shows what holds; only
-`OutboxRelay.spec.replicas` is left to the operator, since a Sidecar must have none.
+Durations have the format of Go (`720h`, `1m30s`, `500ms`; there is no unit for days), sizes that of Kubernetes
+(`10Gi`). The API server fills in defaults, so `kubectl get -o yaml` shows the values in use. The only exception is
+`OutboxRelay.spec.replicas`: the operator applies its default, because a Sidecar must not have the field.
 
-What is wrong is refused by `kubectl apply` with the sentences below. What the API server can't see, the operator
-reports as `Ready: False` with the reason `InvalidSpec`, and changes nothing in the cluster:
+The API server refuses invalid resources with the messages under *Refused*. It can't detect all of them. The operator
+reports the following ones as `Ready: False` with the reason `InvalidSpec`, and changes nothing in the cluster:
 
-- a secret in `sink.custom.config`, whose form only that sink knows;
-- a secret whose name only a reader of camelCase recognises (`passwordHash`), a private key as the value of an innocent
-  setting, a URL whose parameter `password` is percent-encoded.
+- a secret in `sink.custom.config`, because only that sink defines the format;
+- a secret with a name in camelCase (`passwordHash`);
+- a private key as the value of a setting whose name does not suggest a secret;
+- a URL whose parameter `password` is percent-encoded.
 
-The API server in turn refuses duplicates in lists (`bootstrapServers`, `eventTypes`, `aggregateTypes`, `tags`), and
-times that are not spelled like `2026-01-31T12:00:00Z`; a relay on a laptop takes both.
+Two rules apply only to the API server. It refuses duplicates in lists (`bootstrapServers`, `eventTypes`,
+`aggregateTypes`, `tags`), and times in another format than `2026-01-31T12:00:00Z`. `mailboat run` accepts both.
 """
 
 

@@ -2,9 +2,9 @@
 
 States of a relay pod, by its answers to ``GET /status``:
 
-    starting    never answered; polled last, in turn with others like it
-    answering   its report counts
-    silent      answered before and does not now; its last report counts for ``PollTimeouts.silence``, then no more
+    starting    never answered; polled after the others, in turn
+    answering   its report is used
+    silent      answered before and does not now; its last report is used for ``PollTimeouts.silence``, then discarded
 
 States of an assignment:
 

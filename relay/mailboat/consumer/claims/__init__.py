@@ -6,7 +6,7 @@
 | ``redis_connections`` | clients for one server, Sentinel and cluster from one URL |
 | ``redis_health`` | whether Redis can be relied on: eviction, lost memory, replicas |
 | ``inbox`` | ``InboxClaims``, ``InboxExecution``: marks in the transaction of the effects |
-| ``once`` | ``Once``: claims for applications with a loop of their own |
+| ``once`` | ``Once``: claims for applications with their own loop |
 | ``owner`` | owners of claims, default times |
 | ``renewal`` | the thread that renews leases |
 

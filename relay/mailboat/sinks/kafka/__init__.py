@@ -1,13 +1,18 @@
-"""Kafka, through librdkafka. The only place that imports ``confluent_kafka``.
+"""Kafka, through librdkafka. Apart from the Kafka modules of ``mailboat.consumer.broker``, only this package imports
+``confluent_kafka``.
 
-``librdkafka_settings``  client settings: those a user may choose, and those the guarantees depend on
-``topic``     topic metadata from the brokers: existence, partitions, maximum message size
-``kafka_errors``    mapping of librdkafka errors to delivery errors
-``proven_partitions``    partitions that have accepted a batch from a producer
-``producer_share``      one sink's part of a session
-``producer``   one producer from its first message to its first failure, and the sinks that share it
-``cluster``   metadata requests and producers shared by sinks with the same connection settings
-``kafka_sink``      the sink: one topic, over consecutive sessions
+A *session* is one producer, from its first message to its first failure. Sinks with the same settings share sessions.
+
+| module | holds |
+|---|---|
+| ``kafka_sink`` | the sink: one topic, over consecutive sessions |
+| ``cluster`` | metadata requests and producers, shared by sinks with the same connection settings |
+| ``producer`` | one session, and the sinks that share it |
+| ``producer_share`` | one sink's part of a session |
+| ``proven_partitions`` | partitions that have accepted a batch from a producer |
+| ``topic`` | topic metadata from the brokers: existence, partitions, maximum message size |
+| ``librdkafka_settings`` | client settings: those a user may choose, and those the guarantees depend on |
+| ``kafka_errors`` | mapping of librdkafka errors to delivery errors |
 """
 
 from mailboat.sinks.kafka.kafka_sink import KafkaSink

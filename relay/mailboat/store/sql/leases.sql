@@ -71,7 +71,7 @@ select coalesce((select format('process %%s, user %%s, application %%s', l.pid, 
                  where l.locktype = 'advisory' and l.classid::bigint = %(high)s::bigint & 4294967295
                    and l.objid::bigint = %(low)s::bigint & 4294967295 and l.objsubid = 2 and l.granted
                    and l.database = (select oid from pg_database where datname = current_database())
-                 limit 1), 'nobody any more'),
+                 limit 1), 'no session any more'),
        exists (select from mailboat.relays
                where id = %(relay)s and incarnation <> %(incarnation)s and expires_at > clock_timestamp())
 
