@@ -1,4 +1,4 @@
-module mailboat.dev/devservers/coredns
+module mailboat.dev/harbor/coredns
 
 go 1.26.0
 

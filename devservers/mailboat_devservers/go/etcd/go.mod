@@ -1,4 +1,4 @@
-module mailboat.dev/devservers/etcd
+module mailboat.dev/harbor/etcd
 
 go 1.26.0
 

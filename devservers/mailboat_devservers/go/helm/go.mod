@@ -1,4 +1,4 @@
-module mailboat.dev/devservers/helm
+module mailboat.dev/harbor/helm
 
 go 1.26.0
 

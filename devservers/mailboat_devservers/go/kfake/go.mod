@@ -1,4 +1,4 @@
-module mailboat.dev/devservers/kfake
+module mailboat.dev/harbor/kfake
 
 go 1.26.0
 

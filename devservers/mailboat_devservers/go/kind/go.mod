@@ -1,4 +1,4 @@
-module mailboat.dev/devservers/kind
+module mailboat.dev/harbor/kind
 
 go 1.26.0
 

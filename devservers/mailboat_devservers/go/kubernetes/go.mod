@@ -1,4 +1,4 @@
-module mailboat.dev/devservers/kubernetes
+module mailboat.dev/harbor/kubernetes
 
 go 1.24.0
 

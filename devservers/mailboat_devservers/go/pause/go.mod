@@ -1,3 +1,3 @@
-module mailboat.dev/devservers/pause
+module mailboat.dev/harbor/pause
 
 go 1.26.0

@@ -1,4 +1,4 @@
-module mailboat.dev/devservers/pstest
+module mailboat.dev/harbor/pstest
 
 go 1.26.0
 
