@@ -92,7 +92,8 @@ def test_statements_of_a_lease_find_its_cursor_by_epoch(outbox: Database, statem
     snapshot = "1:1:"
     parameters = {
         "epoch": str(uuid4()), "epochs": [str(uuid4())], "settled_snapshot": snapshot, "window_snapshot": snapshot,
-        "window_snapshots": [snapshot], "positions": [1], "sequences": [1], "closes": [True], "in_hand": [True],
+        "window_snapshots": [snapshot], "positions": [1], "sequences": [1], "closes": [True],
+        "next_snapshots": [None], "in_hand": [True],
         "lowest": None, "highest": None, "timeline": 1, "pooled": False, "level": "on",
     }  # fmt: skip
     with psycopg.connect(outbox.url) as connection:

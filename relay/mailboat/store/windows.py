@@ -3,27 +3,28 @@
 The no-loss guarantee rests on this module. ``docs/windows.md`` explains it, ``store/sql/windows.sql`` has the
 statements, and this module sends them in the only correct order:
 
-1. ``tick`` first settles, so that a cursor closed by the settlement is polled in the same tick. Then one statement per
-   group takes a snapshot C and reads the events that became visible since the group's P. Then C is stored for the
-   members that have events. That commit waits for the WAL (``durability``). Everything visible in C precedes it in the
-   WAL, so a server that recovers this cursor has those events too.
+1. ``tick`` polls first. One statement per group takes a snapshot C and reads the events that became visible since the
+   group's P. A cursor whose window this tick closes is polled too: its P is the end of that window. Then the tick
+   settles, and stores C for the members that have events. That commit waits for the WAL (``durability``). Everything
+   visible in C precedes it in the WAL, so a server that recovers this cursor has those events too.
 2. Events are returned only after that commit.
 3. A window too large for one read is measured first, on another connection: measuring may take minutes, and the
    settlements of all partitions share the tick. A later tick opens it with the C of the measurement, which also
    precedes the commit.
 
-The statements of a tick are a pipeline with at most two round trips, each of them a transaction: settle and poll, then
-open if events were found. A tick without events has one. No lock is needed between the two: opening checks the epoch,
-so a member whose lease was lost meanwhile opens no window. A settlement that parks events, and every tick behind a
-pooler, has one transaction for all.
+The statements of a tick are a pipeline with at most two round trips, each of them a transaction: poll, then settle and
+open. A tick without events and settlements has one. No lock is needed between the two: the writes check the epoch, so a
+member whose lease was lost meanwhile opens no window. The end of a window and the begin of the next one are one update
+of the cursor. A settlement that parks events, and every tick behind a pooler, has one transaction for all.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 from psycopg import Cursor
@@ -105,17 +106,18 @@ class Windows:
         """Settle, poll and open windows; see the module's docstring."""
         stores = link.server.pooled or self._clock() - self._stored_at >= STORE_EVERY
         together = link.server.pooled or any(settlement.durable for settlement in settlements)
-        lost, windows, overflowing = await link.pipeline(
+        lost, settled, windows, overflowing = await link.pipeline(
             lambda pipeline: self._tick(pipeline, link.server, settlements, groups, measured, stores=stores),
             begin=BEGIN if together else None,
         )
         if stores:
             self._unwritten.clear()
             self._stored_at = self._clock()
+        lost |= {settlement.lease.key for settlement in settlements} - settled.keys
         opened: list[Opened] = []
         advanced: list[Advanced] = []
-        for found, followed in windows:
-            updated = _keys(followed)
+        for found, answer in windows:
+            updated = settled.keys if answer is None else settled.keys | _keys(answer)
             wanting = [lease for lease in found.members if found.has_for(lease)]
             lost |= {lease.key for lease in wanting} - updated
             if stored := tuple(lease for lease in wanting if lease.key in updated):
@@ -140,39 +142,74 @@ class Windows:
         measured: Sequence[Measured],
         *,
         stores: bool,
-    ) -> tuple[set[CursorKey], list[tuple[_Found, Cursor[Row] | None]], list[CursorGroup]]:
+    ) -> tuple[set[CursorKey], _Settled, list[tuple[_Found, Cursor[Row] | None]], list[CursorGroup]]:
         if not self._knows_partitions:
             self._load_partitions(pipeline)
         guard = pipeline.send(_SQL["guard"]) if server.pooled else None
-        settled = _settle(pipeline, settlements)
-        durable = [settlement for settlement in settlements if settlement.durable]
-        if durable:
-            pipeline.wait()
-            lost = _not_settled(settlements, settled)
-            for settlement in durable:
-                if settlement.lease.key not in lost:
-                    self._parking.apply(pipeline, settlement)
         # A tick that settles leaves the check for strays to a later one. With several groups, a snapshot may move.
         checks = not settlements or len(groups) > 1 or self._unchecked == MOST_UNCHECKED
         self._unchecked = 0 if checks else self._unchecked + 1
         asked = [self._ask(pipeline, group, server, checks=checks) for group in groups]
-        pipeline.wait()
+        if asked or guard is not None:
+            pipeline.wait()
         if guard is not None:
             refuse_other_server(guard.fetchone(), server)
-        if not durable:
-            lost = _not_settled(settlements, settled)
+        lost: set[CursorKey] = set()
         looks = [self._look(pipeline, group, tail, lost, server) for group, tail in zip(groups, asked, strict=True)]
         # Without new events write nothing, unless a common ``settled_snapshot`` merges several groups.
         windows = [found for found in looks if isinstance(found, _Found) and (found.anything or len(groups) > 1)]
         windows += [_Found(each.window, each.members, None) for each in measured]
-        opening = [(found, self._open(pipeline, found, server)) for found in windows]
-        stored = stores and self._store(pipeline, server.timeline)
+        settled = self._settle(pipeline, settlements, windows, server.timeline)
+        durable = [settlement for settlement in settlements if settlement.durable]
         if durable:
-            level = self._sync_level if any(found.has_events for found in windows) else "off"
+            pipeline.wait()
+            for settlement in durable:
+                if settlement.lease.key in settled.keys:
+                    self._parking.apply(pipeline, settlement)
+        opening = [(found, self._open(pipeline, found, settled.closing, server)) for found in windows]
+        stored = stores and self._store(pipeline, server.timeline)
+        level = self._sync_level if any(found.has_events for found in windows) else "off"
+        if durable:
             pipeline.send(_SQL["sync"], {"level": "local" if level == "off" else level})
-        elif stored and not any(opened for _, opened in opening):
+        elif stored and level == "off":
             pipeline.send(_SQL["sync"], {"level": "off"})
-        return lost, opening, [overflow for overflow in looks if isinstance(overflow, CursorGroup)]
+        return lost, settled, opening, [overflow for overflow in looks if isinstance(overflow, CursorGroup)]
+
+    def _settle(
+        self, pipeline: Pipeline, settlements: Sequence[Settlement], windows: Sequence[_Found], timeline: int
+    ) -> _Settled:
+        """Settle. A cursor whose window closes gets its next one with the same update, if it has events in it."""
+        windowed = [s for s in settlements if s.window_snapshot is not None]
+        parked_only = [s for s in settlements if s.window_snapshot is None]
+        closing = {s.lease for s in windowed if s.closes}
+        following = {
+            lease: found.window.window_snapshot
+            for found in windows
+            for lease in found.members
+            if lease in closing and found.has_for(lease)
+        }
+        answers = []
+        if parked_only and not windowed:  # the settlement of a window says so itself
+            pipeline.send(_SQL["sync"], {"level": "off"})
+        if windowed:
+            progress = {
+                "epochs": [s.lease.epoch for s in windowed],
+                "window_snapshots": [s.window_snapshot for s in windowed],
+                "positions": [s.position for s in windowed],
+                "sequences": [s.sequence for s in windowed],
+                "closes": [s.closes for s in windowed],
+                "next_snapshots": [following.get(s.lease) for s in windowed],
+                "timeline": timeline,
+                "level": self._sync_level if following else "off",
+            }
+            answers.append(pipeline.send(_SQL["settle"], progress))
+        if parked_only:
+            answers.append(pipeline.send(_SQL["fence"], {"epochs": [s.lease.epoch for s in parked_only]}))
+        told = [s for s in settlements if s.in_hand is not None]
+        if told:
+            in_hand = {"epochs": [s.lease.epoch for s in told], "in_hand": [s.in_hand for s in told]}
+            pipeline.send(_SQL["hands"], in_hand)
+        return _Settled(closing, answers)
 
     def _ask(self, pipeline: Pipeline, group: CursorGroup, server: Server, *, checks: bool = True) -> Cursor[Row]:
         """Send the query for events visible since ``settled_snapshot``, with the lease of the first member for all."""
@@ -193,9 +230,12 @@ class Windows:
         self._occupied = OccupiedPartitions.load(pipeline, self._layout)
         self._knows_partitions = True
 
-    def _open(self, pipeline: Pipeline, found: _Found, server: Server) -> Cursor[Row] | None:
-        """Open the window for the members that have events. Note the progress of the others (see ``STORE_EVERY``)."""
-        members = [lease for lease in found.members if found.has_for(lease)]
+    def _open(
+        self, pipeline: Pipeline, found: _Found, closing: Collection[Lease], server: Server
+    ) -> Cursor[Row] | None:
+        """Open the window for the closed members that have events; the settlement has opened it for the ``closing``
+        ones. Note the progress of the others (see ``STORE_EVERY``)."""
+        members = [lease for lease in found.members if found.has_for(lease) and lease not in closing]
         for lease in found.members:
             self._unwritten.pop(lease, None)
             if not found.has_for(lease):
@@ -278,36 +318,19 @@ class _Found:
         return self.events is None or lease.key in self.events
 
 
-def _settle(pipeline: Pipeline, settlements: Sequence[Settlement]) -> list[Cursor[Row]]:
-    windowed = [s for s in settlements if s.window_snapshot is not None]
-    parked_only = [s for s in settlements if s.window_snapshot is None]
-    settled = []
-    if parked_only and not windowed:  # the settlement of a window says so itself
-        pipeline.send(_SQL["sync"], {"level": "off"})
-    if windowed:
-        progress = {
-            "epochs": [s.lease.epoch for s in windowed],
-            "window_snapshots": [s.window_snapshot for s in windowed],
-            "positions": [s.position for s in windowed],
-            "sequences": [s.sequence for s in windowed],
-            "closes": [s.closes for s in windowed],
-        }
-        settled.append(pipeline.send(_SQL["settle"], progress))
-    if parked_only:
-        settled.append(pipeline.send(_SQL["fence"], {"epochs": [s.lease.epoch for s in parked_only]}))
-    told = [s for s in settlements if s.in_hand is not None]
-    if told:
-        in_hand = {"epochs": [s.lease.epoch for s in told], "in_hand": [s.in_hand for s in told]}
-        pipeline.send(_SQL["hands"], in_hand)
-    return settled
+@dataclass(frozen=True)
+class _Settled:
+    """Answers to the settlements of a tick."""
+
+    closing: set[Lease]
+    """Cursors whose window closes."""
+    answers: Sequence[Cursor[Row]]
+
+    @cached_property
+    def keys(self) -> set[CursorKey]:
+        """Cursors that were updated or, for settlements of parked events only, locked."""
+        return set().union(*(_keys(answer) for answer in self.answers))
 
 
-def _not_settled(settlements: Sequence[Settlement], settled: Sequence[Cursor[Row]]) -> set[CursorKey]:
-    lost = {s.lease.key for s in settlements}
-    for cursor in settled:
-        lost -= _keys(cursor)
-    return lost
-
-
-def _keys(cursor: Cursor[Row] | None) -> set[CursorKey]:
-    return set() if cursor is None else {CursorKey(*row[:2]) for row in cursor.fetchall()}
+def _keys(answer: Cursor[Row]) -> set[CursorKey]:
+    return {CursorKey(*row[:2]) for row in answer.fetchall()}

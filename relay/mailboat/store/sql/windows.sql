@@ -31,13 +31,14 @@ select set_config('jit', 'off', true),
        (select system_identifier from pg_control_system())
 
 -- name: head
--- The P of a group of closed cursors, by the lease of one of them. If that lease was lost, or the cursor is no longer at P, there
--- is no row.
+-- The P of a group of cursors, by the lease of one of them: a closed cursor, or one whose window ends at P and is settled by the same
+-- tick. If that lease was lost, or the cursor is not at P, there is no row.
 head as materialized (
     select %(settled_snapshot)s::text::pg_snapshot as settled_snapshot
     from mailboat.cursors
-    where epoch = %(epoch)s and window_snapshot is null
-      and (not %(pooled)s or settled_snapshot::text = %(settled_snapshot)s)
+    where epoch = %(epoch)s
+      and case when window_snapshot is null then not %(pooled)s or settled_snapshot::text = %(settled_snapshot)s
+               else window_snapshot::text = %(settled_snapshot)s end
 )
 
 -- name: this_window
@@ -157,7 +158,7 @@ from (
 ) as fresh
 
 -- name: open
--- Open a window for the members that have events in it. These events are published next, so the commit waits until the
+-- Open a window for the closed members that have events in it. These events are published next, so the commit waits until the
 -- transaction is as durable as `durability` requires.
 update mailboat.cursors as c
 set settled_snapshot = %(settled_snapshot)s::text::pg_snapshot,
@@ -291,24 +292,26 @@ where {wanted}
 order by found.id
 
 -- name: settle
--- Settle many cursors at once. If the epoch or the window of a cursor is another one by now, the cursor stays unchanged. A lost
--- settlement costs only duplicates, so the commit does not wait, unless a later statement of the transaction changes that.
+-- Settle many cursors at once. A window that closes may be followed by the next one (`next_snapshots`) in the same update. If the
+-- epoch or the window of a cursor is another one by now, the cursor stays unchanged. A lost settlement costs only duplicates, so
+-- the commit waits (`level`) only for windows that are opened.
 update mailboat.cursors as c
 set settled_snapshot = case when s.closes then c.window_snapshot else c.settled_snapshot end,
-    window_snapshot = case when s.closes then null else c.window_snapshot end,
+    window_snapshot = case when s.closes then s.next_snapshot::pg_snapshot else c.window_snapshot end,
     lowest = case when s.closes then null else c.lowest end,
     highest = case when s.closes then null else c.highest end,
     previous_layout = case when s.closes then null else c.previous_layout end,
     position = case when s.closes then 0 else greatest(c.position, s.position) end,
     highest_settled_id = greatest(c.highest_settled_id, s.position),
     sequence = s.sequence,
-    crash_count = 0
+    crash_count = 0,
+    timeline = case when s.next_snapshot is null then c.timeline else %(timeline)s end
 from unnest(%(epochs)s::uuid[], %(window_snapshots)s::text[], %(positions)s::bigint[], %(sequences)s::bigint[],
-            %(closes)s::boolean[])
-     as s (epoch, window_snapshot, position, sequence, closes)
+            %(closes)s::boolean[], %(next_snapshots)s::text[])
+     as s (epoch, window_snapshot, position, sequence, closes, next_snapshot)
 where c.epoch = s.epoch
   and c.window_snapshot::text = s.window_snapshot
-returning c.subscription_id, c.partition, set_config('synchronous_commit', 'off', true)
+returning c.subscription_id, c.partition, set_config('synchronous_commit', %(level)s, true)
 
 -- name: fence
 -- Lock the cursors of settlements that concern only parked events until the transaction ends. A cursor with another epoch is not
