@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,10 @@ from mailboat.errors import ConfigError
 from mailboat.model import Message
 from mailboat_devservers.kafka import KafkaServer
 from mailboat_devservers.ports import free_port
-from mailboat_devservers.postgres import Database, PostgresServer
+from mailboat_devservers.postgres import Database
 from mailboat_devservers.pubsub import PubSubServer
 from mailboat_devservers.redis_server import RedisServer
 from mailboat_spec.consumer_report import ConsumerReport, read_consumer_reports
-from support.databases import migrated_database
 from support.kafka_feed import committed
 from support.sink_backends import KafkaBackend, PubSubBackend, SharedKafkaBackend
 from support.wait import await_until
@@ -106,11 +105,6 @@ async def serving(consumer: Consumer) -> AsyncIterator[None]:
 @pytest.fixture
 def shop(kfake: KafkaServer, valkey: RedisServer, kafka_topic: TopicFactory, unique_name: Callable[[str], str]) -> Shop:
     return Shop(kfake, valkey, kafka_topic(kfake, partitions=2), unique_name("billing"))
-
-
-@pytest.fixture
-def outbox(postgres: PostgresServer) -> Iterator[Database]:
-    yield from migrated_database(postgres)
 
 
 def manifest(shop: Shop, folder: Path, **spec: Any) -> Path:

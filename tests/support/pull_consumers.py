@@ -9,11 +9,11 @@ import psycopg
 from psycopg.rows import namedtuple_row
 from psycopg.types.json import Jsonb
 
-from mailboat.store.connection import PostgresConnection
 from mailboat.store.subscription_rows import declare_pulled
 from mailboat.store.table import TableLayout
 from mailboat_devservers.postgres import Database
 from mailboat_spec import EventSubscription
+from support.databases import connected
 
 NAME = "shop/view"
 SOON = {"initial": "1ms", "max": "1ms", "jitter": 0.0}
@@ -40,11 +40,8 @@ def subscription(name: str = "view", namespace: str = "shop", **spec: Any) -> Ev
 
 def declare(database: Database, layout: TableLayout | None = None, **spec: Any) -> None:
     async def run() -> None:
-        link = await PostgresConnection.open(lambda: database.url, "test")
-        try:
+        async with connected(database.url, "test") as link:
             await declare_pulled(link, layout or TableLayout(), [subscription(**spec)])
-        finally:
-            await link.close()
 
     asyncio.run(run())
 
