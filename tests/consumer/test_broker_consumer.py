@@ -59,6 +59,11 @@ class Shop:
         assert producer.flush(30) == 0
         return event_id
 
+    def consumer(self, **arguments: Any) -> Consumer:
+        """Return a consumer of the topic with claims in Redis, without handlers."""
+        source, claims = Kafka(self.kafka.bootstrap, topic=self.topic), Redis(self.redis.url)
+        return Consumer(f"shop/{self.name}", **{"source": source, "idempotency": claims, **arguments})
+
     def handlers(self, consumer: Consumer) -> Consumer:
         consumer.configure(listen=f"127.0.0.1:{self.port}")
 
@@ -163,14 +168,8 @@ async def test_a_manifest_becomes_effects_and_a_status(shop: Shop, tmp_path: Pat
 async def test_arguments_do_what_a_manifest_does(shop: Shop) -> None:
     for number in range(4):
         shop.emit("o-0", number)
-    consumer = Consumer(
-        f"shop/{shop.name}",
-        source=Kafka(shop.kafka.bootstrap, topic=shop.topic),
-        idempotency=Redis(shop.redis.url),
-        dead_letter=f"{shop.topic}.{shop.name}.dead",
-        concurrency=8,
-        spec={"delivery": {"backoff": {"initial": "10ms", "max": "10ms"}}},
-    )
+    spec = {"delivery": {"backoff": {"initial": "10ms", "max": "10ms"}}}
+    consumer = shop.consumer(dead_letter=f"{shop.topic}.{shop.name}.dead", concurrency=8, spec=spec)
     async with serving(shop.handlers(consumer)):
         await shop.until(lambda it: it.handled == 4 and it.lag == 0, "all events")
     assert shop.effects == {"o-0": [0, 1, 2, 3]}
@@ -199,13 +198,8 @@ async def test_a_dead_letter_topic_that_takes_nothing_holds_up_its_key_and_costs
         shop.emit("bad", number)
     for number in (1, 2, 3):
         shop.emit("good", number)
-    consumer = Consumer(
-        f"shop/{shop.name}",
-        source=Kafka(shop.kafka.bootstrap, topic=shop.topic),
-        idempotency=Redis(shop.redis.url),
-        dead_letter=dead.topic,
-        spec={"delivery": {"maxAttempts": 4, "backoff": {"initial": "10ms", "max": "10ms"}}},
-    )
+    spec = {"delivery": {"maxAttempts": 4, "backoff": {"initial": "10ms", "max": "10ms"}}}
+    consumer = shop.consumer(dead_letter=dead.topic, spec=spec)
     async with serving(shop.handlers(consumer)):
         report = await shop.until(
             lambda it: it.handled == 3 and it.dead_letters is not None and not it.dead_letters.reachable, "the trouble"
@@ -227,9 +221,7 @@ async def test_a_dead_letter_topic_that_takes_nothing_holds_up_its_key_and_costs
 async def test_an_inbox_gives_handlers_its_transaction(shop: Shop, outbox: Database) -> None:
     outbox.execute("create table invoices (number int)")
     ids = [shop.emit("o-0", number) for number in range(3)]
-    consumer = Consumer(
-        f"shop/{shop.name}", source=Kafka(shop.kafka.bootstrap, topic=shop.topic), idempotency=Inbox(outbox.url)
-    )
+    consumer = shop.consumer(idempotency=Inbox(outbox.url))
     consumer.configure(listen=f"127.0.0.1:{shop.port}")
 
     @consumer.on("order.placed")
@@ -246,11 +238,7 @@ async def test_an_inbox_gives_handlers_its_transaction(shop: Shop, outbox: Datab
 
 
 async def test_a_broker_that_is_away_at_the_start_is_reported_and_waited_for(shop: Shop) -> None:
-    consumer = Consumer(
-        f"shop/{shop.name}",
-        source=Kafka(f"127.0.0.1:{free_port()}", topic=shop.topic),
-        idempotency=Redis(shop.redis.url),
-    )
+    consumer = shop.consumer(source=Kafka(f"127.0.0.1:{free_port()}", topic=shop.topic))
     async with serving(shop.handlers(consumer)):
         report = await shop.until(lambda it: it.source is not None and not it.source.reachable, "the trouble")
     assert report.state == "Connecting"
