@@ -35,7 +35,7 @@ from mailboat_devservers.kafka import KafkaServer
 from mailboat_devservers.pubsub import PubSubServer
 from mailboat_devservers.redis_server import RedisServer
 from support.broker_messages import KAFKA, PUBSUB, dead
-from support.manifests import event_subscription
+from support.manifests import consumed
 from support.sink_backends import SharedKafkaBackend
 from support.wait import await_until, wait_until
 
@@ -95,9 +95,7 @@ def consumer(request: pytest.FixtureRequest, tmp_path: Path, unique_name: Callab
     server: KafkaServer = request.getfixturevalue(request.param)
     topic = unique_name("orders")
     source = {"kafka": {"bootstrapServers": [server.bootstrap], "topic": topic}}
-    manifest = event_subscription("billing", {"pull": {}}, source=source)
-    del manifest["spec"]["relayRef"]
-    (tmp_path / "billing.yaml").write_text(yaml.safe_dump(manifest))
+    (tmp_path / "billing.yaml").write_text(yaml.safe_dump(consumed(source=source)))
     server.create_topic(topic, 2)
     server.create_topic(f"{topic}.billing.dead", 2)
     return Consumer(server, tmp_path, topic)
@@ -278,9 +276,7 @@ def test_the_same_on_pubsub(pubsub: PubSubServer, unique_name: Callable[[str], s
         for number, key in enumerate((b"o-1", b"o-2", b"o-3"))
     ]
     source = {"pubsub": {"project": "acme", "subscription": f"{topic}-billing", "endpoint": pubsub.host}}
-    manifest = event_subscription("billing", {"pull": {}}, source=source)
-    del manifest["spec"]["relayRef"]
-    (tmp_path / "billing.yaml").write_text(yaml.safe_dump(manifest))
+    (tmp_path / "billing.yaml").write_text(yaml.safe_dump(consumed(source=source)))
 
     def run(*arguments: str) -> str:
         return CliRunner().invoke(main, ["dlq", *arguments, "-f", str(tmp_path)]).output

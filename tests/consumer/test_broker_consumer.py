@@ -29,6 +29,7 @@ from mailboat_devservers.pubsub import PubSubServer
 from mailboat_devservers.redis_server import RedisServer
 from mailboat_spec.consumer_report import ConsumerReport, read_consumer_reports
 from support.kafka_feed import committed
+from support.manifests import consumed, kafka_sink
 from support.sink_backends import KafkaBackend, PubSubBackend, SharedKafkaBackend
 from support.wait import await_until
 
@@ -117,24 +118,16 @@ def manifest(shop: Shop, folder: Path, **spec: Any) -> Path:
     secret = folder / "secrets" / "redis"
     secret.mkdir(parents=True, exist_ok=True)
     (secret / "url").write_text(shop.redis.url)
-    kafka = {"bootstrapServers": [shop.kafka.bootstrap], "topic": shop.topic, **spec.pop("kafka", {})}
+    source = kafka_sink(shop.kafka.bootstrap, shop.topic, **spec.pop("kafka", {}))
     whole = {
-        "source": {"kafka": kafka},
         "runtime": "InProcess",
-        "sink": {"pull": {}},
         "filter": {"eventTypes": ["order.*"]},
         "idempotency": {"redis": {"urlSecretRef": {"name": "redis", "key": "url"}}},
         "delivery": {"backoff": {"initial": "10ms", "max": "10ms"}},
         **spec,
     }
-    body = {
-        "apiVersion": "mailboat.dev/v1alpha1",
-        "kind": "EventSubscription",
-        "metadata": {"name": shop.name, "namespace": "shop"},
-        "spec": whole,
-    }
     path = folder / "billing.yaml"
-    path.write_text(yaml.safe_dump(body))
+    path.write_text(yaml.safe_dump(consumed(shop.name, source, **whole)))
     return path
 
 

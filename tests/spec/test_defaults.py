@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -20,22 +18,10 @@ from mailboat_spec import (
     names,
     read_documents,
 )
+from support.manifests import event_subscription, kafka_sink, outbox_relay
 
-MINIMAL_RELAY = {
-    "apiVersion": "mailboat.dev/v1alpha1",
-    "kind": "OutboxRelay",
-    "metadata": {"name": "orders", "namespace": "shop"},
-    "spec": {"database": {"urlSecretRef": {"name": "orders-db", "key": "url"}}},
-}
-MINIMAL_SUBSCRIPTION = {
-    "apiVersion": "mailboat.dev/v1alpha1",
-    "kind": "EventSubscription",
-    "metadata": {"name": "orders-to-kafka", "namespace": "shop"},
-    "spec": {
-        "relayRef": {"name": "orders"},
-        "sink": {"kafka": {"bootstrapServers": ["kafka:9092"], "topic": "orders"}},
-    },
-}
+MINIMAL_RELAY = outbox_relay()
+MINIMAL_SUBSCRIPTION = event_subscription("orders-to-kafka", kafka_sink())
 
 
 @pytest.fixture(scope="module")
@@ -102,21 +88,17 @@ def test_defaults_that_it_does_not_show(minimal: Manifests) -> None:
 
 
 def test_handlers_get_fewer_attempts_and_smaller_batches_than_brokers() -> None:
-    body = {**MINIMAL_SUBSCRIPTION, "spec": {**_spec(MINIMAL_SUBSCRIPTION), "sink": {"pull": {}}}}
-    spec = read_documents([("relay", MINIMAL_RELAY), ("subscription", body)]).subscriptions[0].spec
+    pulled = event_subscription("orders-view", {"pull": {}})
+    spec = read_documents([("relay", MINIMAL_RELAY), ("subscription", pulled)]).subscriptions[0].spec
     assert (spec.batch_size, spec.max_attempts) == (100, 4)
 
 
 def test_a_sidecar_has_no_replicas() -> None:
-    body = {**MINIMAL_RELAY, "spec": {**_spec(MINIMAL_RELAY), "runtime": "Sidecar"}}
-    assert read_documents([("relay", body)]).relays[0].spec.replicas is None
+    assert read_documents([("relay", outbox_relay(runtime="Sidecar"))]).relays[0].spec.replicas is None
 
 
 def test_a_field_left_empty_counts_as_not_given(minimal: Manifests) -> None:
-    body = {
-        **MINIMAL_RELAY,
-        "spec": {**_spec(MINIMAL_RELAY), "outbox": None, "replicas": None, "wake": {"notify": None}},
-    }
+    body = outbox_relay(outbox=None, replicas=None, wake={"notify": None})
     assert read_documents([("relay", body)]).relays == minimal.relays
 
 
@@ -124,8 +106,3 @@ def test_the_kinds_are_called_as_the_names_say() -> None:
     assert OutboxRelay.model_fields["kind"].default == names.RELAY_KIND
     assert EventSubscription.model_fields["kind"].default == names.SUBSCRIPTION_KIND
     assert OutboxRelay.model_fields["api_version"].default == names.API_VERSION
-
-
-def _spec(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    spec: Mapping[str, Any] = body["spec"]
-    return spec

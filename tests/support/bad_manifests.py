@@ -11,27 +11,11 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any, NamedTuple
 
-RELAY: dict[str, Any] = {
-    "apiVersion": "mailboat.dev/v1alpha1",
-    "kind": "OutboxRelay",
-    "metadata": {"name": "orders"},
-    "spec": {"database": {"urlSecretRef": {"name": "orders-db", "key": "url"}}},
-}
-SUBSCRIPTION: dict[str, Any] = {
-    "apiVersion": "mailboat.dev/v1alpha1",
-    "kind": "EventSubscription",
-    "metadata": {"name": "out"},
-    "spec": {
-        "relayRef": {"name": "orders"},
-        "sink": {"kafka": {"bootstrapServers": ["kafka:9092"], "topic": "orders"}},
-    },
-}
-CONSUMED: dict[str, Any] = {
-    "apiVersion": "mailboat.dev/v1alpha1",
-    "kind": "EventSubscription",
-    "metadata": {"name": "billing"},
-    "spec": {"source": {"kafka": {"bootstrapServers": ["kafka:9092"], "topic": "orders"}}, "sink": {"pull": {}}},
-}
+from support.manifests import consumed, event_subscription, kafka_sink, outbox_relay
+
+RELAY = outbox_relay(namespace=None)
+SUBSCRIPTION = event_subscription("out", kafka_sink(), namespace=None)
+CONSUMED = consumed(namespace=None)
 """An EventSubscription that reads a broker."""
 REMOVED = object()
 

@@ -14,6 +14,7 @@ from mailboat.store.table import TableLayout
 from mailboat_devservers.postgres import Database
 from mailboat_spec import EventSubscription
 from support.databases import connected
+from support.manifests import event_subscription
 
 NAME = "shop/view"
 SOON = {"initial": "1ms", "max": "1ms", "jitter": 0.0}
@@ -22,19 +23,9 @@ SOON = {"initial": "1ms", "max": "1ms", "jitter": 0.0}
 def subscription(name: str = "view", namespace: str = "shop", **spec: Any) -> EventSubscription:
     """Return an EventSubscription shop/view with ``sink: {pull: {}}``, one partition and no waits."""
     delivery = {"backoff": SOON, **spec.pop("delivery", {})}
+    spec = {"partitions": 1, "delivery": delivery, **spec}
     return EventSubscription.model_validate(
-        {
-            "apiVersion": "mailboat.dev/v1alpha1",
-            "kind": "EventSubscription",
-            "metadata": {"name": name, "namespace": namespace},
-            "spec": {
-                "relayRef": {"name": "orders"},
-                "sink": {"pull": {}},
-                "partitions": 1,
-                "delivery": delivery,
-                **spec,
-            },
-        }
+        event_subscription(name, spec.pop("sink", {"pull": {}}), namespace=namespace, **spec)
     )
 
 
