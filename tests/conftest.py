@@ -27,6 +27,7 @@ from mailboat_devservers.postgres_binaries import NEWEST, OLDEST
 from mailboat_devservers.proxy import Proxy
 from mailboat_devservers.pubsub import PubSubServer
 from mailboat_devservers.redis_server import RedisServer
+from support.databases import migrated_database
 from support.shared_servers import SOCKET, Servers, SharedServers, SharedServersOfController
 from support.wait import until_midnight_is_over, wait_until
 
@@ -99,6 +100,18 @@ def database(postgres: PostgresServer) -> Iterator[Database]:
 def each_database(request: pytest.FixtureRequest) -> Iterator[Database]:
     """A fresh database. The test runs twice: on the newest and on the oldest supported Postgres."""
     yield from _fresh_database(request.getfixturevalue(request.param))
+
+
+@pytest.fixture
+def outbox(postgres: PostgresServer) -> Iterator[Database]:
+    """A fresh database with an outbox, on the newest Postgres."""
+    yield from migrated_database(postgres)
+
+
+@pytest.fixture(params=["postgres", "postgres14"])
+def each_outbox(request: pytest.FixtureRequest) -> Iterator[Database]:
+    """A fresh database with an outbox, on the newest Postgres and, in ``make verify``, on the oldest supported one."""
+    yield from migrated_database(request.getfixturevalue(request.param))
 
 
 def _fresh_database(server: PostgresServer) -> Iterator[Database]:

@@ -85,3 +85,10 @@ async def cluster(api: ApiServer, namespace: str, tmp_path: Path) -> AsyncIterat
     yield cluster
     await cluster.close()
     await kube.close()
+
+
+@pytest_asyncio.fixture
+async def orders(cluster: Cluster) -> None:
+    """The OutboxRelay ``orders`` with the subscription ``orders-to-kafka``."""
+    await cluster.create_relay()
+    await cluster.create_subscription()

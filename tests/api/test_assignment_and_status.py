@@ -24,9 +24,7 @@ from support.operator_under_test import condition_of, holders, operating, spread
 from support.wait import await_until
 
 
-async def test_partitions_are_shared_out_and_the_status_shows_it(cluster):
-    await cluster.create_relay()
-    await cluster.create_subscription()
+async def test_partitions_are_shared_out_and_the_status_shows_it(cluster, orders):
     async with operating(cluster):
         first = await cluster.run_pod("orders-relay-a")
         second = await cluster.run_pod("orders-relay-b")
@@ -68,9 +66,7 @@ async def test_a_relay_that_comes_or_goes_moves_only_what_must_move(cluster):
         assert all(last[number] == after[number] for number in after if after[number] != "orders-relay-c")
 
 
-async def test_a_subscription_is_not_ready_before_its_destination_answered(cluster):
-    await cluster.create_relay()
-    await cluster.create_subscription()
+async def test_a_subscription_is_not_ready_before_its_destination_answered(cluster, orders):
     async with operating(cluster):
         relay = await cluster.run_pod("orders-relay-a")
         relay.sink_reachable = None
@@ -112,9 +108,7 @@ async def test_a_relay_that_is_silent_for_a_moment_is_named_and_keeps_its_partit
         assert set(holders(found).values()) == {"orders-relay-a"}
 
 
-async def test_what_goes_wrong_is_said_with_an_event_and_mends_itself(cluster):
-    await cluster.create_relay()
-    await cluster.create_subscription()
+async def test_what_goes_wrong_is_said_with_an_event_and_mends_itself(cluster, orders):
     async with operating(cluster):
         relay = await cluster.run_pod("orders-relay-a")
         await cluster.run_pod("orders-relay-b")
@@ -164,9 +158,7 @@ async def test_one_subscription_that_fails_keeps_no_other_from_being_delivered(c
         await cluster.until_condition(SUBSCRIPTION, "good", "Ready", "True")
 
 
-async def test_a_relay_that_can_not_build_a_subscription_gets_none_of_its_partitions(cluster):
-    await cluster.create_relay()
-    await cluster.create_subscription()
+async def test_a_relay_that_can_not_build_a_subscription_gets_none_of_its_partitions(cluster, orders):
     async with operating(cluster):
         broken = await cluster.run_pod("orders-relay-a", answering=False)
         broken.failed[f"{cluster.namespace}/orders-to-kafka"] = "its file of certificates can't be read"
@@ -227,9 +219,7 @@ async def test_a_status_is_never_written_onto_what_came_after_it(cluster):
     assert "status" not in await cluster.get(SUBSCRIPTION, "orders-to-kafka")
 
 
-async def test_the_word_of_another_relay_at_the_same_address_does_not_count(cluster):
-    await cluster.create_relay()
-    await cluster.create_subscription()
+async def test_the_word_of_another_relay_at_the_same_address_does_not_count(cluster, orders):
     async with operating(cluster):
         await cluster.run_pod("orders-relay-a")
         second = await cluster.run_pod("orders-relay-b")

@@ -178,21 +178,6 @@ def test_the_operator_can_not_read_or_write_an_applications_secret(
     assert cluster.try_kubectl(*asked).out == "no\n"
 
 
-def test_the_operator_reads_its_own_two_secrets_and_no_other_with_its_own_token(
-    cluster: ApiServer, release: Callable[..., str]
-) -> None:
-    release("install")
-    own = cluster.kubeconfig_for_service_account(NAMESPACE, "mailboat-operator")
-    until_granted(cluster, ACCOUNT, ("create", "secrets", NAMESPACE))
-    for name in ("mailboat-signing-keys", "mailboat-webhook-cert", "orders-db"):
-        create = ("create", "secret", "generic", name, "--namespace", NAMESPACE, "--from-literal=url=x")
-        assert cluster.try_kubectl(*create).status == 0
-        answer = cluster.try_kubectl("get", "secret", name, "--namespace", NAMESPACE, kubeconfig=own)
-        assert (answer.status == 0) == (name != "orders-db"), answer
-        assert answer.status == 0 or "forbidden" in answer.err
-        cluster.kubectl("delete", "secret", name, "--namespace", NAMESPACE)
-
-
 def test_an_operator_for_two_namespaces_has_no_rights_in_a_third(
     cluster: ApiServer, release: Callable[..., str]
 ) -> None:

@@ -16,10 +16,9 @@ from mailboat_operator.kube.client import (
     SERVICE_ACCOUNT,
     SUBSCRIPTION,
     Kind,
-    Kube,
 )
 from mailboat_operator.resources.pod import RESOURCES_KEY
-from support.operator_under_test import CHILDREN, Cluster, condition_of, configuring, operating
+from support.operator_under_test import CHILDREN, condition_of, configuring, operating
 from support.wait import await_until
 
 
@@ -204,33 +203,3 @@ async def test_reconciling_again_writes_nothing(cluster):
         after = [await cluster.get(kind, "orders-relay") for kind in CHILDREN]
         versions = [child["metadata"]["resourceVersion"] for child in before]
         assert [child["metadata"]["resourceVersion"] for child in after] == versions
-
-
-@pytest.mark.verify
-async def test_a_deleted_relay_takes_its_children_along_even_without_the_operator(
-    api_with_controllers, controlled_namespace, tmp_path
-):
-    kube = await Kube.connect(api_with_controllers.kubeconfig)
-    cluster = Cluster(api_with_controllers, kube, controlled_namespace, tmp_path)
-    try:
-        await cluster.create_relay()
-        await cluster.create_subscription()
-        async with operating(cluster):
-            await cluster.until(DISRUPTION_BUDGET, "orders-relay", bool, "the last child")
-            await cluster.until(DEPLOYMENT, "orders-relay", lambda it: it["status"].get("replicas") == 2, "two pods")
-            relay = await cluster.until(RELAY, "orders", lambda it: it["status"].get("replicas") == 2, "two pods")
-            assert condition_of(relay, "Ready")["reason"] == "Starting"
-        await cluster.delete(RELAY, "orders")
-
-        async def left():
-            return [kind.name for kind in CHILDREN if await cluster.find(kind, "orders-relay") is not None]
-
-        async def none_left():
-            return not await left()
-
-        await await_until(none_left, timeout=60, what="Kubernetes to collect the children")
-        async with operating(cluster):
-            await cluster.until_condition(SUBSCRIPTION, "orders-to-kafka", "Ready", "False", "RelayNotFound")
-            assert await left() == []
-    finally:
-        await kube.close()

@@ -11,18 +11,10 @@ from aiohttp import web
 
 from mailboat_operator.kube.client import POD, SUBSCRIPTION
 from mailboat_spec.names import CONSUMER_PORT_NAME, SUBSCRIPTION_LABEL
+from support.manifests import consumed
 from support.operator_under_test import Cluster, condition_of, operating
 
-BILLING: dict[str, Any] = {
-    "apiVersion": "mailboat.dev/v1alpha1",
-    "kind": "EventSubscription",
-    "metadata": {"name": "billing"},
-    "spec": {
-        "source": {"kafka": {"bootstrapServers": ["kafka:9092"], "topic": "orders"}},
-        "sink": {"pull": {}},
-        "idempotency": {"redis": {"url": "redis://redis"}},
-    },
-}
+BILLING = consumed(namespace=None, idempotency={"redis": {"url": "redis://redis"}})
 
 
 def _has_lag(lag: int, found: dict[str, Any]) -> bool:

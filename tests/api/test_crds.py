@@ -18,26 +18,13 @@ import pytest
 from mailboat_devservers.kubernetes import ApiServer
 from mailboat_spec import SpecError, read_documents
 from support.admission import Admission, Cause, PlacedRule, admission, rules
-from support.bad_manifests import (
-    CONSUMED,
-    CONSUMED_REFUSALS,
-    PUBSUB_SOURCE,
-    RELAY,
-    RELAY_REFUSALS,
-    SUBSCRIPTION,
-    SUBSCRIPTION_REFUSALS,
-    Bad,
-    Later,
-    changed,
-)
+from support.bad_manifests import CONSUMED, PUBSUB_SOURCE, REFUSALS, RELAY, SUBSCRIPTION, Bad, Later, changed
 from support.complete_manifests import COMPLETE
 
 Body = dict[str, Any]
 
-TABLES = ((RELAY, RELAY_REFUSALS), (SUBSCRIPTION, SUBSCRIPTION_REFUSALS), (CONSUMED, CONSUMED_REFUSALS))
-WRONG = [(body, bad) for body, table in TABLES for bad in table]
-REFUSED = [(body, bad, bad.server or bad.what) for body, bad in WRONG if isinstance(bad.server, str)]
-LATER = [(body, bad) for body, bad in WRONG if isinstance(bad.server, Later)]
+REFUSED = [(body, bad, bad.server or bad.what) for body, bad in REFUSALS if isinstance(bad.server, str)]
+LATER = [(body, bad) for body, bad in REFUSALS if isinstance(bad.server, Later)]
 
 
 def with_sink(**sink: Body) -> Body:

@@ -22,11 +22,10 @@ import mailboat
 from mailboat_devservers.kafka import KafkaServer, start_kfake
 from mailboat_devservers.kubernetes import ApiServer
 from mailboat_devservers.ports import accepts_connections, free_port
-from mailboat_devservers.postgres import Database, PostgresServer
+from mailboat_devservers.postgres import Database
 from mailboat_devservers.processes import Child
 from support.browser import Browser
 from support.dashboard_page import WIDTH, height, page
-from support.databases import migrated_database
 from support.helm_chart import CHART, ROOT
 from support.manifests import LOG, Manifest, event_subscription, kafka_sink, outbox_relay_on
 from support.operator_processes import RunningOperator, a_pod, a_relay, a_subscription, webhook_configuration
@@ -37,11 +36,6 @@ IMAGES = ROOT / "docs" / "images"
 DASHBOARD: dict[str, Any] = json.loads((CHART / "files/dashboards/mailboat.json").read_text(encoding="utf-8"))
 PATIENCE = 180.0
 """Seconds. Each wait takes a few on an idle machine."""
-
-
-@pytest.fixture
-def outbox(postgres: PostgresServer) -> Iterator[Database]:
-    yield from migrated_database(postgres)
 
 
 def filled_in(expression: str) -> str:

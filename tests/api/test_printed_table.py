@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
+from typing import Any
 
 import pytest
 
 from mailboat_devservers.kubernetes import ApiServer
-from mailboat_spec import (
-    Condition,
-    ConditionStatus,
-    ConditionType,
-    Duration,
-    EventSubscriptionStatus,
-    OutboxRelayStatus,
-    Reason,
-    ResourceStatus,
-)
+from mailboat_spec import EventSubscriptionStatus, OutboxRelayStatus, ResourceStatus
 
 MANIFESTS = """
 apiVersion: mailboat.dev/v1alpha1
@@ -52,53 +45,30 @@ spec: {source: {kafka: {bootstrapServers: ["kafka:9092"], topic: orders}}, sink:
 """
 
 
-def ready(status: ConditionStatus, reason: Reason) -> tuple[Condition, ...]:
-    return (
-        Condition(type=ConditionType.SINK_REACHABLE, status=ConditionStatus.TRUE, reason=Reason.REACHABLE),
-        Condition(type=ConditionType.READY, status=status, reason=reason),
-    )
+def status(model: type[ResourceStatus], ready: str, reason: str, **fields: Any) -> ResourceStatus:
+    found = [("SinkReachable", "True", "Reachable"), ("Ready", ready, reason)]
+    conditions = [{"type": kind, "status": value, "reason": why} for kind, value, why in found]
+    return model.model_validate({"conditions": conditions, **fields})
 
 
-STATUSES: dict[str, ResourceStatus] = {
-    "obr/orders": OutboxRelayStatus(
-        conditions=ready(ConditionStatus.FALSE, Reason.NOT_ENOUGH_RELAYS),
-        replicas=2,
-        ready_replicas=1,
-        replicas_display="1/2",
-        subscriptions=2,
+OF_RELAY, OF_SUBSCRIPTION = partial(status, OutboxRelayStatus), partial(status, EventSubscriptionStatus)
+STATUSES = {
+    "obr/orders": OF_RELAY(
+        "False", "NotEnoughRelays", replicas=2, readyReplicas=1, replicasDisplay="1/2", subscriptions=2
     ),
-    "evs/orders-to-kafka": EventSubscriptionStatus(
-        conditions=ready(ConditionStatus.TRUE, Reason.DELIVERING),
-        source="outbox/orders",
-        sink="kafka",
-        partition_count=8,
-        lag=12,
-        lag_display="12",
+    "evs/orders-to-kafka": OF_SUBSCRIPTION(
+        "True", "Delivering", source="outbox/orders", sink="kafka", partitionCount=8, lag=12, lagDisplay="12",
         rate=830.5,
     ),
-    "evs/orders-to-shop": EventSubscriptionStatus(
-        conditions=ready(ConditionStatus.FALSE, Reason.SINK_UNAVAILABLE),
-        source="outbox/orders",
-        sink="http",
-        partition_count=32,
-        lag=100_000,
-        lag_display="100000+",
-        oldest_age=Duration.parse("1h30m"),
-        parked=7,
-        dead=3,
-        last_error="503 Service Unavailable",
+    "evs/orders-to-shop": OF_SUBSCRIPTION(
+        "False", "SinkUnavailable", source="outbox/orders", sink="http", partitionCount=32, lag=100_000,
+        lagDisplay="100000+", oldestAge="1h30m", parked=7, dead=3, lastError="503 Service Unavailable",
     ),
-    "evs/billing": EventSubscriptionStatus(
-        conditions=ready(ConditionStatus.TRUE, Reason.CONSUMING),
-        source="kafka/orders",
-        sink="pull",
-        partition_count=12,
-        lag=214,
-        lag_display="214",
-        oldest_age=Duration.parse("2h"),
-        dead=3,
+    "evs/billing": OF_SUBSCRIPTION(
+        "True", "Consuming", source="kafka/orders", sink="pull", partitionCount=12, lag=214, lagDisplay="214",
+        oldestAge="2h", dead=3,
     ),
-}
+}  # fmt: skip
 
 SUBSCRIPTIONS = """\
 NAME                 READY   SOURCE          SINK    PARTITIONS   LAG       OLDEST   DEAD   STATUS            AGE

@@ -113,10 +113,8 @@ async def live_until_a_write(cluster, monkeypatch, *, after_it):
 
 
 @pytest.mark.timeout(600)
-async def test_an_operator_that_is_killed_at_every_single_write_gets_there_all_the_same(cluster, monkeypatch):
+async def test_an_operator_that_is_killed_at_every_single_write_gets_there_all_the_same(cluster, orders, monkeypatch):
     """Each operator is killed after its first write. After every third write, one is killed before its write."""
-    await cluster.create_relay()
-    await cluster.create_subscription()
     relays = [await cluster.run_pod(f"orders-relay-{name}") for name in "ab"]
     written: Counter[str] = Counter()
     while whom := await live_until_a_write(cluster, monkeypatch, after_it=True):

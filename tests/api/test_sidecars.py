@@ -55,9 +55,7 @@ async def test_sidecars_have_configuration_and_no_pods_of_their_own(cluster):
         assert without() == 0
 
 
-async def test_a_deployment_goes_only_when_a_sidecar_has_taken_over(cluster):
-    await cluster.create_relay()
-    await cluster.create_subscription()
+async def test_a_deployment_goes_only_when_a_sidecar_has_taken_over(cluster, orders):
     async with operating(cluster):
         await cluster.run_pod("orders-relay-a")
         await cluster.until_condition(SUBSCRIPTION, "orders-to-kafka", "Ready", "True")
@@ -105,9 +103,7 @@ async def deployed(cluster):
     assert condition_of(relay, "SidecarsInjected") == {}
 
 
-async def test_a_change_to_sidecars_while_the_operator_is_away_is_carried_out_when_it_comes(cluster):
-    await cluster.create_relay()
-    await cluster.create_subscription()
+async def test_a_change_to_sidecars_while_the_operator_is_away_is_carried_out_when_it_comes(cluster, orders):
     async with operating(cluster):
         await cluster.run_pod("orders-relay-a")
         await cluster.until_condition(SUBSCRIPTION, "orders-to-kafka", "Ready", "True")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any, Protocol
 from uuid import UUID, uuid4
@@ -21,8 +21,8 @@ from mailboat.consumer.pull_statements import Wanted
 from mailboat.consumer.received_event import Event
 from mailboat.consumer.transactions import Psycopg, PsycopgAsync, SqlAlchemy, SqlAlchemyAsync
 from mailboat.errors import ConfigError
-from mailboat_devservers.postgres import Database, PostgresServer
-from support.databases import logged_in, migrated_database
+from mailboat_devservers.postgres import Database
+from support.databases import logged_in
 from support.wait import await_until
 
 NAME = "shop/billing"
@@ -35,10 +35,9 @@ class InboxFactory(Protocol):
 
 
 @pytest.fixture
-def inbox_database(postgres: PostgresServer) -> Iterator[Database]:
-    for database in migrated_database(postgres):
-        database.execute("create table effects (event_id uuid not null)")
-        yield database
+def inbox_database(outbox: Database) -> Database:
+    outbox.execute("create table effects (event_id uuid not null)")
+    return outbox
 
 
 @pytest_asyncio.fixture

@@ -7,21 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from mailboat_devservers.postgres import Database, PostgresServer
+from mailboat_devservers.postgres import Database
 from support.cli import Place, RunningRelay, relay_manifest, subscription_manifest
-from support.databases import migrated_database
 
 
 @pytest.fixture(autouse=True)
 def unsettled_collector(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep ``mailboat run`` from configuring the garbage collector: the settings would affect all later tests."""
     monkeypatch.setattr("mailboat.cli.run.configure_gc", lambda: None)
-
-
-@pytest.fixture
-def outbox_database(postgres: PostgresServer) -> Iterator[Database]:
-    """A migrated database."""
-    yield from migrated_database(postgres)
 
 
 def _place(tmp_path: Path, database: Database) -> Place:
@@ -33,9 +26,9 @@ def _place(tmp_path: Path, database: Database) -> Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path, outbox_database: Database) -> Place:
+def place(tmp_path: Path, outbox: Database) -> Place:
     """Manifests of a relay with one subscription, on a migrated database."""
-    return _place(tmp_path, outbox_database)
+    return _place(tmp_path, outbox)
 
 
 @pytest.fixture

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,28 +43,6 @@ def test_events_arrive_and_sigterm_ends_it_in_good_order(place, arrived, start_r
     assert place.database.execute("select count(*) from mailboat.relays") == [(0,)]
     assert place.database.execute("select count(*) from mailboat.cursors where owner is not null") == [(0,)]
     assert relay.lines()[-1]["message"] == "Stopped."
-
-
-def test_a_replayed_dead_letter_arrives(place, arrived, start_relay):
-    relay: RunningRelay = start_relay("-f", str(place.folder))
-    relay.wait_ready()
-    event_id = place.ok("emit", "order.placed", '{"n": 1}', "--key", "k").strip()
-    wait_until(lambda: len(arrived()) == 1, what="the event to arrive")
-    # Insert a dead letter for the delivered event. Dead letters contain the whole event.
-    place.database.execute(
-        "insert into mailboat.dead_letters (subscription_id, partition, attempts, sequence, reason, last_error,"
-        " first_failed_at, last_failed_at, id, event_id, event_type, key, payload, content_type, created_at, slot)"
-        " select s.id, 0, 5, 1, 'Refused', 'no', now(), now(), o.id, event_id, event_type, key, payload, content_type,"
-        " o.created_at, slot from mailboat.outbox o, mailboat.subscriptions s"
-    )
-    assert place.ok("dlq", "replay", "--id", event_id) == "1 dead letter replayed\n"
-    wait_until(lambda: len(arrived()) == 2, what="the replayed event to arrive")
-    assert event_id in json.dumps(arrived()[1])
-    wait_until(
-        lambda: place.database.execute("select count(*) from mailboat.parked") == [(0,)],
-        timeout=60,
-        what="the parking lot to be empty",
-    )
 
 
 def test_pausing_stops_delivery_and_resuming_goes_on(place, arrived, start_relay):
@@ -176,20 +152,8 @@ def test_an_assignment_over_http_needs_the_signature_and_a_generation_that_is_no
     relay.wait_ready()
 
     def put(generation: int, signer: Operator) -> int:
-        document = {"generation": generation, "subscriptions": {"shop/to-log": {"0": "r7"}}}
-        body = json.dumps(document).encode()
-        request = urllib.request.Request(
-            relay.address() + "/assignment",
-            data=body,
-            headers={"Authorization": f"Bearer {signer.sign('PUT', '/assignment', body)}"},
-            method="PUT",
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=60) as response:
-                return int(response.status)
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code
+        body = json.dumps({"generation": generation, "subscriptions": {"shop/to-log": {"0": "r7"}}}).encode()
+        return relay.put("/assignment", body, signer.sign("PUT", "/assignment", body))[0]
 
     assert put(5, Operator("relay-0")) == 401
     assert put(5, operator) == 200

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,12 @@ from mailboat.errors import ConfigError
 from mailboat.model import Message
 from mailboat_devservers.kafka import KafkaServer
 from mailboat_devservers.ports import free_port
-from mailboat_devservers.postgres import Database, PostgresServer
+from mailboat_devservers.postgres import Database
 from mailboat_devservers.pubsub import PubSubServer
 from mailboat_devservers.redis_server import RedisServer
 from mailboat_spec.consumer_report import ConsumerReport, read_consumer_reports
-from support.databases import migrated_database
 from support.kafka_feed import committed
+from support.manifests import consumed, kafka_sink
 from support.sink_backends import KafkaBackend, PubSubBackend, SharedKafkaBackend
 from support.wait import await_until
 
@@ -59,6 +59,11 @@ class Shop:
         )
         assert producer.flush(30) == 0
         return event_id
+
+    def consumer(self, **arguments: Any) -> Consumer:
+        """Return a consumer of the topic with claims in Redis, without handlers."""
+        source, claims = Kafka(self.kafka.bootstrap, topic=self.topic), Redis(self.redis.url)
+        return Consumer(f"shop/{self.name}", **{"source": source, "idempotency": claims, **arguments})
 
     def handlers(self, consumer: Consumer) -> Consumer:
         consumer.configure(listen=f"127.0.0.1:{self.port}")
@@ -108,34 +113,21 @@ def shop(kfake: KafkaServer, valkey: RedisServer, kafka_topic: TopicFactory, uni
     return Shop(kfake, valkey, kafka_topic(kfake, partitions=2), unique_name("billing"))
 
 
-@pytest.fixture
-def outbox(postgres: PostgresServer) -> Iterator[Database]:
-    yield from migrated_database(postgres)
-
-
 def manifest(shop: Shop, folder: Path, **spec: Any) -> Path:
     """Write a manifest without an OutboxRelay, and a Secret beside it."""
     secret = folder / "secrets" / "redis"
     secret.mkdir(parents=True, exist_ok=True)
     (secret / "url").write_text(shop.redis.url)
-    kafka = {"bootstrapServers": [shop.kafka.bootstrap], "topic": shop.topic, **spec.pop("kafka", {})}
+    source = kafka_sink(shop.kafka.bootstrap, shop.topic, **spec.pop("kafka", {}))
     whole = {
-        "source": {"kafka": kafka},
         "runtime": "InProcess",
-        "sink": {"pull": {}},
         "filter": {"eventTypes": ["order.*"]},
         "idempotency": {"redis": {"urlSecretRef": {"name": "redis", "key": "url"}}},
         "delivery": {"backoff": {"initial": "10ms", "max": "10ms"}},
         **spec,
     }
-    body = {
-        "apiVersion": "mailboat.dev/v1alpha1",
-        "kind": "EventSubscription",
-        "metadata": {"name": shop.name, "namespace": "shop"},
-        "spec": whole,
-    }
     path = folder / "billing.yaml"
-    path.write_text(yaml.safe_dump(body))
+    path.write_text(yaml.safe_dump(consumed(shop.name, source, **whole)))
     return path
 
 
@@ -169,14 +161,8 @@ async def test_a_manifest_becomes_effects_and_a_status(shop: Shop, tmp_path: Pat
 async def test_arguments_do_what_a_manifest_does(shop: Shop) -> None:
     for number in range(4):
         shop.emit("o-0", number)
-    consumer = Consumer(
-        f"shop/{shop.name}",
-        source=Kafka(shop.kafka.bootstrap, topic=shop.topic),
-        idempotency=Redis(shop.redis.url),
-        dead_letter=f"{shop.topic}.{shop.name}.dead",
-        concurrency=8,
-        spec={"delivery": {"backoff": {"initial": "10ms", "max": "10ms"}}},
-    )
+    spec = {"delivery": {"backoff": {"initial": "10ms", "max": "10ms"}}}
+    consumer = shop.consumer(dead_letter=f"{shop.topic}.{shop.name}.dead", concurrency=8, spec=spec)
     async with serving(shop.handlers(consumer)):
         await shop.until(lambda it: it.handled == 4 and it.lag == 0, "all events")
     assert shop.effects == {"o-0": [0, 1, 2, 3]}
@@ -205,13 +191,8 @@ async def test_a_dead_letter_topic_that_takes_nothing_holds_up_its_key_and_costs
         shop.emit("bad", number)
     for number in (1, 2, 3):
         shop.emit("good", number)
-    consumer = Consumer(
-        f"shop/{shop.name}",
-        source=Kafka(shop.kafka.bootstrap, topic=shop.topic),
-        idempotency=Redis(shop.redis.url),
-        dead_letter=dead.topic,
-        spec={"delivery": {"maxAttempts": 4, "backoff": {"initial": "10ms", "max": "10ms"}}},
-    )
+    spec = {"delivery": {"maxAttempts": 4, "backoff": {"initial": "10ms", "max": "10ms"}}}
+    consumer = shop.consumer(dead_letter=dead.topic, spec=spec)
     async with serving(shop.handlers(consumer)):
         report = await shop.until(
             lambda it: it.handled == 3 and it.dead_letters is not None and not it.dead_letters.reachable, "the trouble"
@@ -233,9 +214,7 @@ async def test_a_dead_letter_topic_that_takes_nothing_holds_up_its_key_and_costs
 async def test_an_inbox_gives_handlers_its_transaction(shop: Shop, outbox: Database) -> None:
     outbox.execute("create table invoices (number int)")
     ids = [shop.emit("o-0", number) for number in range(3)]
-    consumer = Consumer(
-        f"shop/{shop.name}", source=Kafka(shop.kafka.bootstrap, topic=shop.topic), idempotency=Inbox(outbox.url)
-    )
+    consumer = shop.consumer(idempotency=Inbox(outbox.url))
     consumer.configure(listen=f"127.0.0.1:{shop.port}")
 
     @consumer.on("order.placed")
@@ -252,11 +231,7 @@ async def test_an_inbox_gives_handlers_its_transaction(shop: Shop, outbox: Datab
 
 
 async def test_a_broker_that_is_away_at_the_start_is_reported_and_waited_for(shop: Shop) -> None:
-    consumer = Consumer(
-        f"shop/{shop.name}",
-        source=Kafka(f"127.0.0.1:{free_port()}", topic=shop.topic),
-        idempotency=Redis(shop.redis.url),
-    )
+    consumer = shop.consumer(source=Kafka(f"127.0.0.1:{free_port()}", topic=shop.topic))
     async with serving(shop.handlers(consumer)):
         report = await shop.until(lambda it: it.source is not None and not it.source.reachable, "the trouble")
     assert report.state == "Connecting"

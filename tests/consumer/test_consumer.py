@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from mailboat_devservers.pgbouncer import PgBouncer, start_pgbouncer
 from mailboat_devservers.ports import free_port
 from mailboat_devservers.postgres import Database, PostgresServer, find_postgres
 from mailboat_devservers.postgres_binaries import NEWEST
-from support.databases import migrated_database
 from support.manifests import event_subscription, outbox_relay_on
 from support.wait import await_until
 
@@ -38,10 +37,9 @@ class Order(BaseModel):
 
 
 @pytest.fixture
-def outbox(postgres: PostgresServer) -> Iterator[Database]:
-    for database in migrated_database(postgres):
-        database.execute("create table effects (ordinal bigserial, number int, handler text)")
-        yield database
+def outbox(outbox: Database) -> Database:
+    outbox.execute("create table effects (ordinal bigserial, number int, handler text)")
+    return outbox
 
 
 def consumer(outbox: Database, *, delivery: dict[str, Any] | None = None, **spec: Any) -> Consumer:

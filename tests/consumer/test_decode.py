@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mailboat.consumer.broker.dead_letter_writer import DeadLetterFormat, forms
 from mailboat.consumer.broker.decode import LONGEST_ATTRIBUTE, decode
-from mailboat.consumer.broker.envelope import CONTENT_TYPE, envelope, restored
+from mailboat.consumer.broker.envelope import CONTENT_TYPE, restored
 from mailboat.consumer.broker.interfaces import Original
 from mailboat.model import OutboxEvent as Row
 from mailboat_spec import Format
@@ -203,27 +203,6 @@ def test_a_dead_letter_restores_the_original_byte_for_byte(form: int, original: 
     assert letter.original == original
     assert (letter.reason, letter.attempts, letter.consumer) == ("HandlerFailed", 4, "shop/billing")
     assert letter.error == (TRACEBACK if form < 2 else "")
-
-
-def test_the_envelope_names_event_cause_and_origin() -> None:
-    headers = {"ce_id": ID, "ce_type": "order.placed", "ce_time": "2026-11-16T03:40:00Z", "ce_source": "crm"}
-    original = replace(with_headers(KAFKA, **headers), value=b'{"total": 1.50}')
-
-    assert json.loads(envelope(dead(original))) == {
-        "originalEvent": {
-            "specversion": "1.0", "id": ID, "source": "crm", "type": "order.placed", "time": "2026-11-16T03:40:00Z",
-            "partitionkey": "o-1", "datacontenttype": "application/json", "data": {"total": 1.5},
-        },
-        "reason": "HandlerFailed",
-        "failedAt": "2026-11-16T03:45:00Z",
-        "error": TRACEBACK,
-        "attempts": 4,
-        "consumer": "shop/billing",
-        "source": {
-            "topic": "orders", "partition": 3, "offset": 4711, "timestamp": "2026-11-16T03:44:00Z", "key": "o-1",
-            "headers": headers,
-        },
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize("form", range(2))

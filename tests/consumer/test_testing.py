@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -16,8 +15,7 @@ import mailboat
 from mailboat import Consumer, Event, Refuse, RetryLater, emit
 from mailboat.consumer.pull_source import ConsumerPoint
 from mailboat.testing import assert_emitted, bench, emitted
-from mailboat_devservers.postgres import Database, PostgresServer
-from support.databases import migrated_database
+from mailboat_devservers.postgres import Database
 from support.wait import await_until
 
 pytest_plugins = ["mailboat.testing.fixtures"]
@@ -81,11 +79,6 @@ async def test_an_event_that_always_kills_is_given_up_in_memory_too(billing: Con
         with box.crash("pulled", times=2):
             await box.send("order.placed", {"total": 5})
         assert [(each.reason, each.attempts) for each in box.dead_letters] == [("ConsumerDied", 2)]
-
-
-@pytest.fixture
-def outbox(postgres: PostgresServer) -> Iterator[Database]:
-    yield from migrated_database(postgres)
 
 
 async def test_dead_letters_are_emitted_as_the_database_emits_them(billing: Consumer, outbox: Database) -> None:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner, Result
 
 from mailboat_operator.__main__ import main
@@ -34,19 +33,10 @@ def test_a_flag_that_does_not_exist_is_refused_with_the_one_that_was_meant() -> 
     assert "--namespace" in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("flag", "remedy"),
-    [
-        ("--status-interval=5", 'write "5s"'),
-        ("--webhook-certs=maybe", "self, external, off"),
-        ("--namespace=Shop", "lower-case letters"),
-        ("--cert-dir=certificates", "add that or remove it"),
-    ],
-)
-def test_a_wrong_value_is_refused_with_what_to_do(flag: str, remedy: str) -> None:
-    result = answer("run", *NEEDED, flag)
+def test_a_wrong_value_is_refused_with_what_to_do() -> None:
+    result = answer("run", *NEEDED, "--namespace=Shop")
     assert result.exit_code == 2
-    assert remedy in result.stderr
+    assert "lower-case letters" in result.stderr
     assert result.stderr.startswith("mailboat-operator: --")
 
 

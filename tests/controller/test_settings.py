@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-import io
-import json
-import logging
-from collections.abc import Iterator
-
 import pytest
 
-from mailboat_operator.settings import (
-    Address,
-    SettingsError,
-    WebhookCerts,
-    all_settings,
-    read_settings,
-)
-from mailboat_spec import structured_logs
-from mailboat_spec.structured_logs import LogFormat
+from mailboat_operator.settings import Address, SettingsError, WebhookCerts, all_settings, read_settings
 
 NEEDED = {"operator_namespace": "mailboat-system", "relay_image": "mailboat-relay:1"}
 
@@ -93,46 +80,3 @@ def test_the_certificate_is_for_the_service_and_for_further_hosts() -> None:
 def test_addresses_are_read_and_written_alike(text: str, host: str | None, port: int) -> None:
     address = Address.parse(text)
     assert (address.host, address.port, str(address)) == (host, port, text)
-
-
-# ---- log lines ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def lines() -> Iterator[io.StringIO]:
-    root, own = logging.getLogger(), logging.getLogger("mailboat_operator")
-    before = root.level, own.level
-    stream = io.StringIO()
-    structured_logs.configure("mailboat_operator", "info", LogFormat.JSON, stream)
-    yield stream
-    root.handlers = [each for each in root.handlers if not isinstance(each, structured_logs.LineHandler)]
-    root.setLevel(before[0])
-    own.setLevel(before[1])
-
-
-def test_a_line_is_a_sentence_and_its_fields(lines: io.StringIO) -> None:
-    logging.getLogger("mailboat_operator.leader_election").info(
-        "Acquired leader lease", extra={"lease": "mailboat-operator"}
-    )
-    line = json.loads(lines.getvalue())
-    assert (line["level"], line["message"], line["lease"]) == ("info", "Acquired leader lease", "mailboat-operator")
-    assert line["time"].endswith("Z")
-
-
-@pytest.mark.parametrize(
-    "secret",
-    [
-        "Authorization: Bearer abcdefghijklmnopqrstuvwxyz",
-        "eyJhbGciOiJFZERTQSJ9.eyJhdWQiOiJ4In0.abcdefghijklmnopqrstuvwxyz",
-        "-----BEGIN PRIVATE KEY-----\nabcdefghijklmnopqrstuvwxyz\n-----END PRIVATE KEY-----\n",
-        "postgresql://shop:abcdefghijklmnopqrstuvwxyz@db/shop",
-    ],
-)
-def test_no_line_holds_a_secret(lines: io.StringIO, secret: str) -> None:
-    log = logging.getLogger("mailboat_operator")
-    try:
-        raise RuntimeError(secret)
-    except RuntimeError:
-        log.exception("It failed: %s", secret, extra={"header": secret, "more": {"deep": [secret]}})
-    assert "It failed" in lines.getvalue()
-    assert "abcdefghijklmnopqrstuvwxyz" not in lines.getvalue()

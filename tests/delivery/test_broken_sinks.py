@@ -101,7 +101,6 @@ async def test_a_sink_that_raises_is_away_and_told_once(how: str, caplog: pytest
     assert status_of(fleet, relay) == (True, ""), "a success clears the error"
     story = [record.message.partition(":")[0] for record in caplog.records if record.name.endswith("sink_health")]
     assert story == ["Sink unavailable", "Sink still unavailable", "Sink reachable again"]
-    await fleet.stop()
 
 
 @in_virtual_time
@@ -109,22 +108,19 @@ async def test_whether_a_destination_is_reachable_is_not_known_before_the_first_
     fleet = Fleet(new_sink=Broken)
     assert isinstance(fleet.sink, Broken)
     fleet.sink.how = "hangs in open"
-    relay = fleet.start()
-    await until(lambda: relay.session is not None and relay.session.owned, "ownership")
+    relay = await fleet.started()
     assert status_of(fleet, relay)[0] is None
     await until(lambda: status_of(fleet, relay)[0] is not None, "the first attempt to end")
     assert status_of(fleet, relay)[0] is False
     fleet.sink.how = None
     await until(lambda: bool(status_of(fleet, relay)[0]), "the destination to answer")
-    await fleet.stop()
 
 
 @in_virtual_time
 async def test_a_sink_that_never_answers_is_given_up_in_time_and_keeps_its_order() -> None:
     fleet = Fleet(new_sink=Broken)
     assert isinstance(fleet.sink, Broken)
-    relay = fleet.start()
-    await until(lambda: relay.session is not None and relay.session.owned, "ownership")
+    relay = await fleet.started()
     fleet.sink.how = "never answers"
     events = [event.event_id for event in fleet.write(*"abcabcabc")]
     await until(lambda: status_of(fleet, relay)[0] is False, "it to be told", within=1.0 + SLACK + 1.0)
@@ -133,7 +129,6 @@ async def test_a_sink_that_never_answers_is_given_up_in_time_and_keeps_its_order
     fleet.sink.how = None
     await fleet.all_settled()
     assert fleet.arrived() == events
-    await fleet.stop()
 
 
 @in_virtual_time
@@ -167,7 +162,6 @@ async def test_a_sink_that_never_answers_keeps_no_other_subscription_from_moving
     await stopping
     await fleet.all_settled()
     assert fleet.arrived("shop/broken") == events
-    await fleet.stop("follower")
 
 
 @in_virtual_time
@@ -190,7 +184,6 @@ async def test_a_sink_that_raises_for_the_dead_letter_topic_is_asked_again() -> 
     fleet.sink.how = None
     await fleet.all_settled()
     assert [message.event_id for message in fleet.sink.arrived if message.topic == DEAD_TOPIC] == [poison]
-    await fleet.stop()
 
 
 @pytest.mark.parametrize(
@@ -231,7 +224,6 @@ async def test_a_relay_without_memory_blames_no_event(error: Exception) -> None:
     ]
     assert set(fleet.arrived()) == set(events) - {events[2]}
     assert {attempt_number(message) for message in fleet.sink.arrived if not message.topic} == {1}
-    await fleet.stop()
 
 
 def test_the_last_error_of_an_ended_pump_has_its_age_until_a_success_clears_it() -> None:

@@ -33,7 +33,6 @@ async def test_block_keeps_the_key_until_a_person_decides_and_other_keys_go_on()
     await asyncio.sleep(120)
     assert fleet.arrived() == [events[2]]
     assert refusals.given[first] == 3, "G4: no attempt beyond the limit"
-    await fleet.stop()
 
 
 class DeadTopicAway(MemorySink):
@@ -74,7 +73,6 @@ async def test_a_full_parking_lot_takes_nothing_new_says_so_and_goes_on_when_a_p
     await until(lambda: fleet.arrived() == waiting, "delivery to go on", within=6)
     assert subscription_status(fleet.declared[0], relay.session, Totals(), 0.0).last_error != told
     await fleet.all_settled()
-    await fleet.stop()
 
 
 @in_virtual_time
@@ -98,7 +96,6 @@ async def test_a_dead_letter_is_announced_and_one_that_can_not_be_waits() -> Non
     assert fleet.arrived() == [other, behind]
     (dead,) = fleet.outbox.dead
     assert dead.attempts == refusals.given[poison] == 3
-    await fleet.stop()
 
 
 @in_virtual_time
@@ -134,7 +131,6 @@ async def test_a_dead_letter_topic_that_is_away_stops_no_healthy_key_and_is_told
     assert {m.event_id for m in fleet.sink.arrived if m.topic == DEAD_TOPIC} == poison
     assert set(refusals.given.values()) == {1}, "G4"
     assert subscription_status(fleet.declared[0], relay.session, Totals(), 0.0).last_error != told
-    await fleet.stop()
 
 
 @in_virtual_time
@@ -153,7 +149,6 @@ async def test_a_relay_that_stops_leaves_its_announcements_to_its_heir() -> None
     fleet.start("heir")
     await until(lambda: len(fleet.outbox.dead) == 20, "all of them to be dead", within=5)
     assert [m.event_id for m in fleet.sink.arrived] == poison
-    await fleet.stop("heir")
 
 
 @in_virtual_time
@@ -170,7 +165,6 @@ async def test_a_dead_letter_that_its_topic_refuses_is_kept_in_the_table_and_tol
     assert fleet.arrived() == [behind], "its key goes on"
     (told,) = (record.message for record in caplog.records if "dead-letter topic refused it" in record.message)
     assert poison in told
-    await fleet.stop()
 
 
 @pytest.mark.parametrize("dead_topic", [False, True])
@@ -188,7 +182,6 @@ async def test_headers_that_are_nested_without_end_cost_their_own_event_and_no_r
     (dead,) = fleet.outbox.dead
     assert (dead.event.event_id, dead.attempts, dead.failure.reason) == (bad.event_id, 1, "InvalidHeaders")
     assert [m.event_id for m in fleet.sink.arrived if m.topic == DEAD_TOPIC] == [bad.event_id] * dead_topic
-    await fleet.stop()
 
 
 class Stumbling(MemorySink):
@@ -232,7 +225,6 @@ async def test_an_error_that_nobody_foresaw_costs_its_own_event_and_is_told_with
     assert len(told) == 1 + on_dead_topic, "once, and once more where it is in the table only"
     assert "in refusal" in caplog.text, "where it happened"
     assert "4711-0815" not in caplog.text + dead.failure.error
-    await fleet.stop()
 
 
 @in_virtual_time
@@ -250,4 +242,3 @@ async def test_replayed_dead_letters_go_out_marked_and_in_their_own_order() -> N
     assert fleet.arrived() == [third, first, second]
     assert [m.headers["mailboat-replay"] for m in fleet.sink.arrived[1:]] == ["true", "true"]
     assert [sequence_number(m) for m in fleet.sink.arrived[1:]] == [1, 2]
-    await fleet.stop()

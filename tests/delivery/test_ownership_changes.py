@@ -64,7 +64,6 @@ async def test_an_orderly_stop_finishes_the_batch_in_hand_and_the_next_relay_rep
     fleet.start("heir")
     await fleet.all_settled()
     assert len(fleet.arrived()) == len(set(fleet.arrived())) == 16
-    await fleet.stop("heir")
 
 
 @in_virtual_time
@@ -120,7 +119,6 @@ async def test_heartbeats_go_on_while_a_relay_drains() -> None:
     await stopping
     await fleet.all_settled()
     assert len(fleet.arrived()) == 3
-    await fleet.stop("two")
 
 
 @in_virtual_time
@@ -137,7 +135,6 @@ async def test_a_paused_subscription_sends_nothing_until_it_is_resumed() -> None
     fleet.outbox.pause(1, False)
     await fleet.all_settled()
     assert len(fleet.arrived()) == 3
-    await fleet.stop()
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 10])
@@ -202,7 +199,6 @@ async def test_relays_that_die_while_the_sink_is_unavailable_cost_no_event_its_l
     fleet.start()
     await fleet.all_settled()
     assert (fleet.arrived(), fleet.outbox.dead) == (events, [])
-    await fleet.stop()
 
 
 @in_virtual_time
@@ -227,7 +223,6 @@ async def test_a_suspect_waits_for_an_outage_without_losing_an_attempt() -> None
     fleet.sink.come_back()
     await fleet.all_settled()
     assert fleet.arrived() == [event.event_id]
-    await fleet.stop()
 
 
 @in_virtual_time
@@ -258,7 +253,6 @@ async def test_an_assignment_from_outside_goes_first_while_its_relay_lives() -> 
     await until(lambda: owners(fleet) == {"two": 4}, "the assignment to be followed")
     await fleet.kill("two")
     await until(lambda: owners(fleet) == {"one": 4}, "delivery without it")
-    await fleet.stop("one")
 
 
 @in_virtual_time
@@ -271,14 +265,12 @@ async def test_a_relay_whose_leases_ran_out_under_way_learns_of_it_and_lets_the_
     fleet.write(*"abcdefgh")
     await fleet.all_settled()
     assert sorted(fleet.arrived()) == sorted(row.event.event_id for row in fleet.outbox.rows)
-    await fleet.stop("one")
 
 
 @in_virtual_time
 async def test_a_database_that_goes_away_ends_the_session_and_the_next_one_goes_on() -> None:
     fleet = Fleet()
-    relay = fleet.start()
-    await until(lambda: relay.session is not None and relay.session.owned, "ownership")
+    relay = await fleet.started()
     fleet.outbox.away = "the server is restarting"
     await until(lambda: relay.session is None, "the end of the session")
     fleet.write(*"abc")
@@ -286,7 +278,6 @@ async def test_a_database_that_goes_away_ends_the_session_and_the_next_one_goes_
     fleet.outbox.away = None
     await fleet.all_settled()
     assert len(fleet.arrived()) == 3
-    await fleet.stop()
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.001, 0.01, 0.2])

@@ -32,7 +32,6 @@ async def test_events_arrive_in_order_with_their_numbers() -> None:
     assert fleet.arrived() == [event.event_id for event in events]
     assert [sequence_number(m) for m in fleet.sink.arrived] == list(range(1, 16))
     assert {attempt_number(m) for m in fleet.sink.arrived} == {1}
-    await fleet.stop()
 
 
 @pytest.mark.parametrize("tells_which", [True, False])
@@ -60,7 +59,6 @@ async def test_a_poison_event_stops_its_key_only_and_nothing_passes_it(
     (dead,) = fleet.outbox.dead
     assert (dead.event.event_id, dead.attempts, dead.sequence) == (poisoned[2], 3, 5)
     assert not fleet.outbox.parked
-    await fleet.stop()
 
 
 @in_virtual_time
@@ -76,7 +74,6 @@ async def test_an_event_that_is_refused_twice_arrives_at_the_third_attempt_and_b
     assert attempts == {events[0]: 3, events[1]: 1, events[2]: 1, events[3]: 1}
     sequences = {m.event_id: sequence_number(m) for m in fleet.sink.arrived}
     assert [sequences[event_id] for event_id in events] == [1, 2, 3, 4]
-    await fleet.stop()
 
 
 class WeighingSink(MemorySink):
@@ -103,8 +100,7 @@ async def test_large_events_are_never_many_in_memory_at_once_not_even_parked(mon
     read_queue = MemoryStore.queue
     monkeypatch.setattr(MemoryStore, "queue", queue)
     fleet = Fleet(streams=settings(batch_size=50, batch_bytes=310), new_sink=WeighingSink)
-    relay = fleet.start()
-    await until(lambda: relay.session is not None and relay.session.owned, "ownership")
+    await fleet.started()
     fleet.sink.go_away()
     events = [event.event_id for event in fleet.write(*["a"] * 20, *["b"] * 20, payload=b"." * 100)]
     refusals = refusing(fleet, tells_which=False)
@@ -117,7 +113,6 @@ async def test_large_events_are_never_many_in_memory_at_once_not_even_parked(mon
     assert isinstance(fleet.sink, WeighingSink)
     assert max(fleet.sink.batches) == 300
     assert max(read) == 300
-    await fleet.stop()
 
 
 @in_virtual_time
@@ -132,14 +127,12 @@ async def test_what_can_never_be_sent_is_dead_at_once_and_its_key_goes_on() -> N
     assert sorted(fleet.arrived()) == sorted(event.event_id for event in [*before, *behind])
     (dead,) = fleet.outbox.dead
     assert (dead.event, dead.attempts, dead.failure.reason) == (large, 1, "TooLarge")
-    await fleet.stop()
 
 
 @in_virtual_time
 async def test_an_outage_costs_no_attempt_and_delivery_goes_on_by_itself() -> None:
     fleet = Fleet(streams=settings(policy=RetryPolicy(1, BACKOFF, dead_letters=True)))
-    relay = fleet.start()
-    await until(lambda: relay.session is not None and relay.session.owned, "ownership")
+    relay = await fleet.started()
     fleet.sink.go_away("no route to host")
     events = [event.event_id for event in fleet.write(*"abcabcabc")]
     await asyncio.sleep(30)
@@ -154,7 +147,6 @@ async def test_an_outage_costs_no_attempt_and_delivery_goes_on_by_itself() -> No
     assert {attempt_number(m) for m in fleet.sink.arrived} == {1}
     assert not fleet.outbox.dead
     assert owned.worker.counters.away is None
-    await fleet.stop()
 
 
 async def paused_during_an_outage(fleet: Fleet) -> list[str]:
@@ -162,8 +154,7 @@ async def paused_during_an_outage(fleet: Fleet) -> list[str]:
 
     The sink is available again afterwards.
     """
-    relay = fleet.start()
-    await until(lambda: relay.session is not None and relay.session.owned, "ownership")
+    await fleet.started()
     fleet.sink.go_away()
     events = [event.event_id for event in fleet.write(*"abcabc")]
     await until(lambda: fleet.sink.publishes, "an attempt")
@@ -182,7 +173,6 @@ async def test_a_pause_during_an_outage_holds_back_what_is_in_hand_as_well() -> 
     fleet.outbox.pause(1, False)
     await fleet.all_settled()
     assert fleet.arrived() == events
-    await fleet.stop()
 
 
 @in_virtual_time
@@ -196,7 +186,6 @@ async def test_a_relay_that_is_stopped_during_a_pause_leaves_what_is_in_hand_to_
     fleet.outbox.pause(1, False)
     await fleet.all_settled()
     assert fleet.arrived() == events
-    await fleet.stop("heir")
 
 
 class SlowSink(MemorySink):
@@ -231,7 +220,6 @@ async def test_a_pause_holds_back_what_waits_behind_a_parked_event_as_well() -> 
     fleet.outbox.pause(1, False)
     await fleet.all_settled()
     assert fleet.arrived() == [first, *rest]
-    await fleet.stop()
 
 
 @in_virtual_time
@@ -250,7 +238,6 @@ async def test_parked_events_wait_for_an_outage_without_losing_an_attempt() -> N
     await fleet.all_settled()
     (message,) = fleet.sink.arrived
     assert attempt_number(message) == 2
-    await fleet.stop()
 
 
 @in_virtual_time
@@ -263,7 +250,6 @@ async def test_without_ordering_a_failed_event_holds_up_nobody() -> None:
     await fleet.all_settled()
     assert sorted(fleet.arrived()) == sorted([first, *rest])
     assert fleet.arrived()[-1] == first
-    await fleet.stop()
 
 
 @in_virtual_time
@@ -280,7 +266,6 @@ async def test_where_order_is_given_up_what_waited_behind_a_failed_event_is_sent
     fleet.start()
     await fleet.all_settled()
     assert sorted(fleet.arrived()) == sorted(event.event_id for event in events)
-    await fleet.stop()
 
 
 @in_virtual_time
@@ -297,7 +282,6 @@ async def test_where_order_is_kept_from_now_on_what_failed_before_is_sent_in_ord
     fleet.start()
     await fleet.all_settled()
     assert fleet.arrived() == events
-    await fleet.stop()
 
 
 @in_virtual_time
@@ -330,7 +314,6 @@ async def test_a_refusal_in_a_later_flight_is_not_overtaken_while_an_earlier_one
     fleet.sink.first.set()
     await fleet.all_settled()
     assert fleet.arrived() == events
-    await fleet.stop()
 
 
 @in_virtual_time
@@ -346,4 +329,3 @@ async def test_one_failing_sink_never_slows_another_subscription() -> None:
     fleet.sinks["shop/bad"].come_back()
     await fleet.all_settled()
     assert len(fleet.arrived("shop/bad")) == 160
-    await fleet.stop()

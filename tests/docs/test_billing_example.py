@@ -15,21 +15,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.error import URLError
 
-import pytest
-
 from mailboat_devservers.kafka import KafkaServer
 from mailboat_devservers.ports import free_port
-from mailboat_devservers.postgres import Database, PostgresServer
+from mailboat_devservers.postgres import Database
 from mailboat_devservers.redis_server import RedisServer
-from support.databases import migrated_database
 from support.wait import wait_until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "billing"
-
-
-@pytest.fixture
-def outbox(postgres: PostgresServer) -> Iterator[Database]:
-    yield from migrated_database(postgres)
 
 
 @contextmanager

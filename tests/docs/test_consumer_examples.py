@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
@@ -12,8 +12,7 @@ import pytest
 
 from mailboat import emit
 from mailboat_devservers.maven import copy_artifact
-from mailboat_devservers.postgres import Database, PostgresServer
-from support.databases import migrated_database
+from mailboat_devservers.postgres import Database
 from support.pull_consumers import declare
 
 EXAMPLES = Path(__file__).parents[2] / "examples/consumers"
@@ -44,10 +43,9 @@ def _run(folder: Path, *command: str) -> None:
 
 
 @pytest.fixture
-def outbox(postgres: PostgresServer) -> Iterator[Database]:
-    for database in migrated_database(postgres):
-        database.execute("create table orders_view (ordinal bigserial, event_id uuid primary key, number int)")
-        yield database
+def outbox(outbox: Database) -> Database:
+    outbox.execute("create table orders_view (ordinal bigserial, event_id uuid primary key, number int)")
+    return outbox
 
 
 @pytest.mark.verify

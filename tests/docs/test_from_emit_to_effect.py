@@ -7,23 +7,15 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psycopg
-import pytest
 
-from mailboat_devservers.postgres import Database, PostgresServer
-from support.databases import migrated_database
+from mailboat_devservers.postgres import Database
 from support.wait import wait_until
 
 PAGE = Path(__file__).parents[2] / "docs/from-emit-to-effect.md"
-
-
-@pytest.fixture
-def outbox(postgres: PostgresServer) -> Iterator[Database]:
-    yield from migrated_database(postgres)
 
 
 def test_a_reader_gets_what_the_page_promises(outbox: Database, tmp_path: Path) -> None:

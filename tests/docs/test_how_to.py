@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ from sqlalchemy import create_engine
 
 from mailboat.cli.main import main
 from mailboat.http.metrics import Metrics
-from mailboat_devservers.postgres import Database, PostgresServer
-from support.databases import migrated_database
+from mailboat_devservers.postgres import Database
 from support.markdown import blocks
 from support.relay_statuses import relay
 
@@ -24,11 +22,10 @@ PYTHON = blocks((DOCS / "how-to-python.md").read_text(encoding="utf-8"), "python
 
 
 @pytest.fixture
-def outbox(postgres: PostgresServer) -> Iterator[Database]:
-    for database in migrated_database(postgres):
-        database.execute("create table orders (id text primary key, state text)")
-        database.execute("insert into orders values ('o-1', 'new')")
-        yield database
+def outbox(outbox: Database) -> Database:
+    outbox.execute("create table orders (id text primary key, state text)")
+    outbox.execute("insert into orders values ('o-1', 'new')")
+    return outbox
 
 
 def code(about: str) -> dict[str, Any]:

@@ -8,25 +8,17 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
-import pytest
 
 import mailboat
-from mailboat_devservers.postgres import Database, PostgresServer
-from support.databases import migrated_database
+from mailboat_devservers.postgres import Database
 from support.markdown import blocks
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 LAPTOP = ROOT / "examples" / "laptop"
-
-
-@pytest.fixture
-def outbox(postgres: PostgresServer) -> Iterator[Database]:
-    yield from migrated_database(postgres)
 
 
 def test_the_manifest_is_the_example() -> None:

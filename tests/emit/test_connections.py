@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, closing, contextmanager
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 import sqlalchemy
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from mailboat import EmitRefused, NewEvent, emit, emit_many
 from mailboat.emitter.drivers import AsyncHandle, SyncHandle
@@ -33,27 +34,9 @@ def emitted(database: Database) -> list[tuple[Any, ...]]:
 
 
 @contextmanager
-def psycopg_connection(database: Database) -> Iterator[Any]:
-    with psycopg.connect(database.url) as connection:
-        yield connection
-
-
-@contextmanager
 def psycopg_cursor(database: Database) -> Iterator[Any]:
     with psycopg.connect(database.url) as connection, connection.cursor() as cursor:
         yield cursor
-
-
-@contextmanager
-def psycopg_raw_cursors(database: Database) -> Iterator[Any]:
-    with psycopg.connect(database.url, cursor_factory=psycopg.RawCursor) as connection:
-        yield connection
-
-
-@contextmanager
-def psycopg_client_cursors(database: Database) -> Iterator[Any]:
-    with psycopg.connect(database.url, cursor_factory=psycopg.ClientCursor) as connection:
-        yield connection
 
 
 @contextmanager
@@ -64,12 +47,8 @@ def psycopg_transaction_in_autocommit(database: Database) -> Iterator[Any]:
 
 @contextmanager
 def psycopg2_connection(database: Database) -> Iterator[Any]:
-    connection = importlib.import_module("psycopg2").connect(database.url)
-    try:
-        with connection:
-            yield connection
-    finally:
-        connection.close()
+    with closing(importlib.import_module("psycopg2").connect(database.url)) as connection, connection:
+        yield connection
 
 
 @contextmanager
@@ -81,14 +60,10 @@ def psycopg2_cursor(database: Database) -> Iterator[Any]:
 @contextmanager
 def pg8000_connection(database: Database) -> Iterator[Any]:
     place = urlsplit(database.url)
-    connection = importlib.import_module("pg8000.dbapi").connect(
-        user=place.username, host=place.hostname, port=place.port, database=database.name
-    )
-    try:
+    where = {"user": place.username, "host": place.hostname, "port": place.port, "database": database.name}
+    with closing(importlib.import_module("pg8000.dbapi").connect(**where)) as connection:
         yield connection
         connection.commit()
-    finally:
-        connection.close()
 
 
 def sqlalchemy_url(database: Database, driver: str) -> str:
@@ -96,51 +71,31 @@ def sqlalchemy_url(database: Database, driver: str) -> str:
 
 
 @contextmanager
-def sqlalchemy_connection(database: Database, driver: str = "psycopg") -> Iterator[Any]:
+def through_sqlalchemy(
+    database: Database, driver: str = "psycopg", begin: Any = sqlalchemy.Engine.begin
+) -> Iterator[Any]:
     engine = sqlalchemy.create_engine(sqlalchemy_url(database, driver))
     try:
-        with engine.begin() as connection:
+        with begin(engine) as connection:
             yield connection
     finally:
         engine.dispose()
 
 
-@contextmanager
-def sqlalchemy_over_psycopg2(database: Database) -> Iterator[Any]:
-    with sqlalchemy_connection(database, "psycopg2") as connection:
-        yield connection
-
-
-@contextmanager
-def sqlalchemy_over_pg8000(database: Database) -> Iterator[Any]:
-    with sqlalchemy_connection(database, "pg8000") as connection:
-        yield connection
-
-
-@contextmanager
-def sqlalchemy_session(database: Database) -> Iterator[Any]:
-    engine = sqlalchemy.create_engine(sqlalchemy_url(database, "psycopg"))
-    try:
-        with Session(engine) as session, session.begin():
-            yield session
-    finally:
-        engine.dispose()
-
-
-SYNC: list[Opener] = [
-    psycopg_connection,
-    psycopg_cursor,
-    psycopg_raw_cursors,
-    psycopg_client_cursors,
-    psycopg_transaction_in_autocommit,
-    psycopg2_connection,
-    psycopg2_cursor,
-    pg8000_connection,
-    sqlalchemy_connection,
-    sqlalchemy_over_psycopg2,
-    sqlalchemy_over_pg8000,
-    sqlalchemy_session,
-]
+SYNC: dict[str, Opener] = {
+    "psycopg": lambda database: psycopg.connect(database.url),
+    "psycopg cursor": psycopg_cursor,
+    "psycopg raw cursors": lambda database: psycopg.connect(database.url, cursor_factory=psycopg.RawCursor),
+    "psycopg client cursors": lambda database: psycopg.connect(database.url, cursor_factory=psycopg.ClientCursor),
+    "psycopg transaction in autocommit": psycopg_transaction_in_autocommit,
+    "psycopg2": psycopg2_connection,
+    "psycopg2 cursor": psycopg2_cursor,
+    "pg8000": pg8000_connection,
+    "SQLAlchemy": through_sqlalchemy,
+    "SQLAlchemy over psycopg2": partial(through_sqlalchemy, driver="psycopg2"),
+    "SQLAlchemy over pg8000": partial(through_sqlalchemy, driver="pg8000"),
+    "SQLAlchemy session": partial(through_sqlalchemy, begin=lambda engine: sessionmaker(engine).begin()),
+}
 
 
 @asynccontextmanager
@@ -176,40 +131,26 @@ async def asyncpg_pool(database: Database) -> AsyncIterator[Any]:
 
 
 @asynccontextmanager
-async def sqlalchemy_async_connection(database: Database, driver: str = "psycopg") -> AsyncIterator[Any]:
+async def through_async_sqlalchemy(
+    database: Database, driver: str = "psycopg", begin: Any = AsyncEngine.begin
+) -> AsyncIterator[Any]:
     engine = create_async_engine(sqlalchemy_url(database, driver))
     try:
-        async with engine.begin() as connection:
+        async with begin(engine) as connection:
             yield connection
     finally:
         await engine.dispose()
 
 
-@asynccontextmanager
-async def sqlalchemy_async_over_asyncpg(database: Database) -> AsyncIterator[Any]:
-    async with sqlalchemy_async_connection(database, "asyncpg") as connection:
-        yield connection
-
-
-@asynccontextmanager
-async def sqlalchemy_async_session(database: Database) -> AsyncIterator[Any]:
-    engine = create_async_engine(sqlalchemy_url(database, "psycopg"))
-    try:
-        async with AsyncSession(engine) as session, session.begin():
-            yield session
-    finally:
-        await engine.dispose()
-
-
-ASYNC: list[AsyncOpener] = [
-    psycopg_async_connection,
-    psycopg_async_cursor,
-    asyncpg_transaction,
-    asyncpg_pool,
-    sqlalchemy_async_connection,
-    sqlalchemy_async_over_asyncpg,
-    sqlalchemy_async_session,
-]
+ASYNC: dict[str, AsyncOpener] = {
+    "psycopg": psycopg_async_connection,
+    "psycopg cursor": psycopg_async_cursor,
+    "asyncpg": asyncpg_transaction,
+    "asyncpg pool": asyncpg_pool,
+    "SQLAlchemy": through_async_sqlalchemy,
+    "SQLAlchemy over asyncpg": partial(through_async_sqlalchemy, driver="asyncpg"),
+    "SQLAlchemy session": partial(through_async_sqlalchemy, begin=lambda engine: async_sessionmaker(engine).begin()),
+}
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 EVERYTHING: dict[str, Any] = {
@@ -237,14 +178,14 @@ class Order(Base):
     state: Mapped[str]
 
 
-@pytest.mark.parametrize("opener", SYNC, ids=lambda opener: opener.__name__)
+@pytest.mark.parametrize("opener", SYNC.values(), ids=SYNC)
 def test_an_event_is_stored_with_all_its_fields(newest_outbox: Database, opener: Opener) -> None:
     with opener(newest_outbox) as connection:
         event_id = emit(connection, "order.placed", {"n": 1}, **EVERYTHING)
     assert emitted(newest_outbox) == [(event_id, "order.placed", *WRITTEN)]
 
 
-@pytest.mark.parametrize("opener", SYNC, ids=lambda opener: opener.__name__)
+@pytest.mark.parametrize("opener", SYNC.values(), ids=SYNC)
 def test_many_events_of_all_payload_types_keep_their_order(newest_outbox: Database, opener: Opener) -> None:
     payloads: list[Any] = [None, b"\x00\xff", "[1]", {"n": 2}, 3, [True, None]]
     events = [NewEvent("n", payload, key=str(number)) for number, payload in enumerate(payloads)]
@@ -257,7 +198,7 @@ def test_many_events_of_all_payload_types_keep_their_order(newest_outbox: Databa
     assert [row[4] for row in rows].count("application/octet-stream") == 1
 
 
-@pytest.mark.parametrize("opener", SYNC, ids=lambda opener: opener.__name__)
+@pytest.mark.parametrize("opener", SYNC.values(), ids=SYNC)
 def test_a_rolled_back_transaction_writes_no_event(newest_outbox: Database, opener: Opener) -> None:
     def business() -> None:
         with opener(newest_outbox) as connection:
@@ -269,7 +210,7 @@ def test_a_rolled_back_transaction_writes_no_event(newest_outbox: Database, open
     assert emitted(newest_outbox) == []
 
 
-@pytest.mark.parametrize("opener", ASYNC, ids=lambda opener: opener.__name__)
+@pytest.mark.parametrize("opener", ASYNC.values(), ids=ASYNC)
 async def test_events_are_written_through_an_async_connection(newest_outbox: Database, opener: AsyncOpener) -> None:
     async with opener(newest_outbox) as connection:
         event_id = await emit(connection, "order.placed", {"n": 1}, **EVERYTHING)
@@ -327,8 +268,8 @@ def test_autocommit_outside_a_transaction_is_refused(newest_outbox: Database) ->
     connection2.close()
 
     engine = sqlalchemy.create_engine(sqlalchemy_url(newest_outbox, "psycopg"), isolation_level="AUTOCOMMIT")
-    with engine.connect() as through_sqlalchemy, pytest.raises(EmitRefused, match="autocommit"):
-        emit(through_sqlalchemy, "order.placed", {})
+    with engine.connect() as by_sqlalchemy, pytest.raises(EmitRefused, match="autocommit"):
+        emit(by_sqlalchemy, "order.placed", {})
     engine.dispose()
     assert emitted(newest_outbox) == []
 
@@ -345,9 +286,9 @@ async def test_async_autocommit_outside_a_transaction_is_refused(newest_outbox: 
 
     for driver in ("psycopg", "asyncpg"):
         engine = create_async_engine(sqlalchemy_url(newest_outbox, driver), isolation_level="AUTOCOMMIT")
-        async with engine.connect() as through_sqlalchemy:
+        async with engine.connect() as by_sqlalchemy:
             with pytest.raises(EmitRefused, match="autocommit"):
-                await emit(through_sqlalchemy, "order.placed", {})
+                await emit(by_sqlalchemy, "order.placed", {})
         await engine.dispose()
     assert emitted(newest_outbox) == []
 

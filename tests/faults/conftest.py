@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from conftest import TopicFactory
 from mailboat_devservers.kafka import KafkaServer
-from mailboat_devservers.postgres import Database, PostgresServer
+from mailboat_devservers.postgres import PostgresServer
 from mailboat_devservers.postgres_binaries import NEWEST, OLDEST
 from support import refusing_sink
-from support.databases import migrated_database
+from support.collectors import KafkaCollector
 from support.inprocess_relay import StagedSink, staged_sinks_installed
 from support.kafka_consumers import PARTITIONS, Consumers
 from support.lost_tail import start_primary
@@ -27,18 +28,6 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("packages")
     refusing_sink.install(directory)
     return directory
-
-
-@pytest.fixture
-def outbox(postgres: PostgresServer) -> Iterator[Database]:
-    """A fresh database with an outbox, on the shared server."""
-    yield from migrated_database(postgres)
-
-
-@pytest.fixture(params=["postgres", "postgres14"])
-def each_outbox(request: pytest.FixtureRequest) -> Iterator[Database]:
-    """Outbox on the newest Postgres and, in ``make verify``, also on the oldest supported one."""
-    yield from migrated_database(request.getfixturevalue(request.param))
 
 
 @pytest.fixture
@@ -58,6 +47,13 @@ def stage(tmp_path: Path) -> Iterator[dict[str, StagedSink]]:
     """Sinks of the kind ``STAGED`` by subscription name, available after a relay has built them."""
     with staged_sinks_installed(tmp_path) as stage:
         yield stage
+
+
+@pytest.fixture
+def collector(kfake: KafkaServer, kafka_topic: TopicFactory) -> Iterator[KafkaCollector]:
+    """All messages of a new topic on kfake."""
+    with KafkaCollector(kfake.bootstrap, kafka_topic(kfake)) as collector:
+        yield collector
 
 
 @pytest.fixture

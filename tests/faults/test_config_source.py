@@ -17,7 +17,6 @@ import pytest
 import yaml
 from psycopg import sql
 
-from conftest import TopicFactory
 from mailboat.runtime.secrets import find_secrets
 from mailboat_devservers.kafka import KafkaServer
 from mailboat_devservers.ports import free_port
@@ -36,12 +35,6 @@ PATIENCE = 60.0
 """Seconds. A step that takes one second on an idle machine may take many on a busy one."""
 
 pytestmark = [pytest.mark.verify, pytest.mark.timeout(600)]
-
-
-@pytest.fixture
-def collector(kfake: KafkaServer, kafka_topic: TopicFactory) -> Iterator[KafkaCollector]:
-    with KafkaCollector(kfake.bootstrap, kafka_topic(kfake)) as collector:
-        yield collector
 
 
 class Pods:

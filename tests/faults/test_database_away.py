@@ -6,7 +6,7 @@ Delivery resumes without intervention, and no event is lost.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from conftest import TopicFactory
 from mailboat.runtime.timings import Timings
 from mailboat_devservers.kafka import KafkaServer
 from mailboat_devservers.postgres import Database
@@ -28,12 +27,6 @@ from support.wait import wait_until
 
 AWAY = 10.0
 HASTY = replace(SWIFT, deadline=AWAY / 2)
-
-
-@pytest.fixture
-def collector(kfake: KafkaServer, kafka_topic: TopicFactory) -> Iterator[KafkaCollector]:
-    with KafkaCollector(kfake.bootstrap, kafka_topic(kfake)) as collector:
-        yield collector
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from mailboat.store.schema.migrate import migrate
 from mailboat.store.table import TableLayout
 from mailboat_devservers.postgres import Database, PostgresServer, find_postgres
 from mailboat_devservers.postgres_binaries import NEWEST, find_upgradable
+from support.databases import connected
 from support.inprocess_relay import OURS, STAGED, StagedSink, events, serving, status_of, write
 from support.ledger import Written, check_delivery
 from support.manifests import Manifest
@@ -79,11 +80,8 @@ async def _rebase(
     layout: TableLayout = OURS,
     how: Callable[[PostgresConnection, TableLayout], Awaitable[int]] = rebase,
 ) -> int:
-    link = await PostgresConnection.open(lambda: copy.url, "rebase")
-    try:
+    async with connected(copy.url, "rebase") as link:
         return await how(link, layout)
-    finally:
-        await link.close()
 
 
 def _overtake(origin: Database, copy: Database) -> None:

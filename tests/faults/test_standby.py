@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from conftest import TopicFactory
 from mailboat_devservers.kafka import KafkaServer
 from mailboat_devservers.pgbouncer import PgBouncer, start_pgbouncer
 from mailboat_devservers.postgres import PostgresServer
@@ -24,12 +23,6 @@ from support.relay_processes import WALKING, Fleet, RelayProcess, outbox_relay, 
 from support.wait import wait_until
 
 pytestmark = pytest.mark.timeout(600)
-
-
-@pytest.fixture
-def collector(kfake: KafkaServer, kafka_topic: TopicFactory) -> Iterator[KafkaCollector]:
-    with KafkaCollector(kfake.bootstrap, kafka_topic(kfake)) as collector:
-        yield collector
 
 
 @pytest.fixture
@@ -61,23 +54,6 @@ _WAITING = "select pid from pg_stat_activity where application_name = 'mailboat 
 def _waits_for_the_standby(primary: PostgresServer) -> bool:
     """Return True if a relay has committed the opening of a window and waits for the standby to confirm."""
     return len(primary.execute(_WAITING)) > 0
-
-
-@pytest.mark.verify
-def test_an_event_waits_for_the_standby_if_it_should(
-    primary: PostgresServer, awaited: PostgresServer, kfake: KafkaServer, collector: KafkaCollector, tmp_path: Path
-) -> None:
-    manifests = [outbox_relay(primary.url(), durability="Replicated"), _stream(kfake, collector)]
-    with Fleet(tmp_path / "fleet", manifests, timings=None) as fleet:
-        fleet.start_connected(1)
-        collector.until_all([row.event.event_id for row in write(primary.url(), 20)])
-        with _suspended(awaited):
-            late = [row.event.event_id for row in write(primary.url(), 20, asynchronous=True)]
-            wait_until(lambda: _waits_for_the_standby(primary), 60, "the relay to wait for the standby")
-            assert not of(late, collector.arrivals), "published, and only the primary had it"
-        collector.until_all(late)
-        collector.until_quiet()
-        check_delivery(in_the_table(primary.url()), (), collector.arrivals)
 
 
 def test_a_window_that_the_standby_never_confirmed_is_not_published_by_whoever_takes_it_over(

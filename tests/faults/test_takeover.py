@@ -14,7 +14,6 @@ from typing import Any
 import psycopg
 import pytest
 
-from conftest import TopicFactory
 from mailboat_devservers.kafka import KafkaServer
 from mailboat_devservers.postgres import Database
 from support.collectors import KafkaCollector
@@ -26,12 +25,6 @@ from support.relay_processes import SWIFT, Fleet, RelayProcess, outbox_relay, ow
 from support.wait import await_until, wait_until
 
 PARTITIONS = 8
-
-
-@pytest.fixture
-def collector(kfake: KafkaServer, kafka_topic: TopicFactory) -> Iterator[KafkaCollector]:
-    with KafkaCollector(kfake.bootstrap, kafka_topic(kfake)) as collector:
-        yield collector
 
 
 @pytest.fixture
@@ -197,29 +190,6 @@ def test_rolling_restarts_send_nothing_twice(
 
 
 # ---- assignment from outside --------------------------------------------------------------------------------------
-
-
-@pytest.mark.verify
-def test_an_assignment_from_outside_is_followed_until_the_assigned_relay_is_gone(
-    outbox: Database, collector: KafkaCollector, launch: Callable[..., Fleet]
-) -> None:
-    fleet = launch(timings=None)
-    with Racers(outbox.url, writers=2, seed=25) as racers:
-        first, second = fleet.start_connected(2)
-        settled_shares(outbox.url, 2)
-
-        _assign(outbox, dict.fromkeys(range(PARTITIONS), first.relay))
-        _until_all_with(outbox, first)
-        mixed = {partition: (first if partition < 2 else second).relay for partition in range(PARTITIONS)}
-        _assign(outbox, mixed)
-        wait_until(
-            lambda: {partition: owner for (_, partition), owner in owners(outbox.url).items()} == mixed,
-            60,
-            "the second assignment to be followed",
-        )
-        fleet.kill(second)
-        _until_all_with(outbox, first)
-        finish(racers, collector, fleet.kills)
 
 
 def _assign(outbox: Database, owners: dict[int, str]) -> None:

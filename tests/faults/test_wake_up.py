@@ -12,7 +12,6 @@ from typing import Any
 import psycopg
 import pytest
 
-from mailboat.runtime.relay import Relay
 from mailboat_devservers.postgres import Database
 from support.inprocess_relay import STAGED, StagedSink, events, serving, status_of, write
 from support.ledger import Written, check_delivery
@@ -56,17 +55,6 @@ async def _two_heartbeats(outbox: Database) -> None:
     await await_until(third, what="two more heartbeats")
 
 
-def _sleeps(relay: Relay) -> bool:
-    """Return True if no poll is running, and none is due before the poll interval ends."""
-    committer = relay._session.committer if relay._session is not None else None
-    return (
-        committer is not None
-        and committer._poll_interval.idle
-        and not committer._urgent
-        and not committer._ticking.locked()
-    )
-
-
 @pytest.mark.parametrize("notify", ["Auto", "Always"])
 async def test_a_sleeping_relay_is_rung_out_of_bed(
     notify: str, each_outbox: Database, stage: Stage, ears: psycopg.Connection[tuple[Any, ...]]
@@ -101,20 +89,4 @@ async def test_nobody_rings_who_is_told_not_to_and_the_poll_finds_it(
             committed.update(write(outbox.url, events(1, 1, first=number)))
             await await_until(lambda: len(stage["orders"].arrived) == len(committed), 30, "the event, by a poll")
         assert _rings(ears) == 0
-    check_delivery(committed, (), stage["orders"].arrivals)
-
-
-async def test_without_a_ring_and_between_polls_an_event_waits(each_outbox: Database, stage: Stage) -> None:
-    """Counter-check: only the NOTIFY wakes the relay, not its other activities."""
-    outbox = each_outbox
-    manifests = _relay(outbox.url, notify="Never", **SELDOM), subscription("orders", STAGED, partitions=2)
-    async with serving(*manifests) as relay:
-        await await_until(lambda: len(status_of(relay, "orders").owned) == 2, what="the relay")
-        await await_until(lambda: _sleeps(relay), what="the relay to sleep")
-        committed = write(outbox.url, events(1, 1))
-        for _ in range(5):
-            await _two_heartbeats(outbox)
-        assert not stage["orders"].arrived
-    async with serving(*manifests):  # a relay that starts polls at once
-        await await_until(lambda: stage["orders"].arrived, 30, "the event")
     check_delivery(committed, (), stage["orders"].arrivals)

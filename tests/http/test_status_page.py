@@ -1,20 +1,13 @@
-"""The page at ``/``, as HTML and in a real browser."""
+"""The page at ``/``. ``tests/api/test_dashboard.py`` opens it in a real browser."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from html.parser import HTMLParser
-from pathlib import Path
 
 import aiohttp
-import pytest
 
-from mailboat.runtime.relay_status import RelayState
-from mailboat.store.coverage import Coverage
-from support.browser import Browser
 from support.http_api import Relays
-from support.relay_statuses import partition, relay, subscription
+from support.relay_statuses import relay, subscription
 
 HOSTILE = "<script>alert('x')</script><img src=//evil.example/x>" + "&<\">'" * 400
 
@@ -67,28 +60,3 @@ async def test_the_page_is_bounded_and_escapes_all_values(client: aiohttp.Client
     assert len(text) < 2_000_000
     assert not page.tags & {"script", "img", "iframe", "link", "form"}
     assert "and 799 more subscriptions" in page.text
-
-
-@pytest.mark.verify
-async def test_a_real_browser_shows_the_page(
-    client: aiohttp.ClientSession, relays: Relays, tmp_path: Path, or_skip: Callable[[Callable[[], Browser]], Browser]
-) -> None:
-    browser = or_skip(lambda: Browser.find(tmp_path / "profile"))
-    away = subscription(
-        name="shop/orders-to-pubsub",
-        sink="pubsub",
-        sink_reachable=False,
-        lag=37,
-        oldest_age=192.0,
-        rate=0.0,
-        last_error="the broker does not answer: connection refused",
-        last_error_age=3.0,
-    )
-    whole = subscription(owned=tuple(map(partition, range(4))), parked=0, dead=0)
-    unmatched = Coverage({"orders.placed": 2})
-    relays.statuses = [relay(state=RelayState.RUNNING, subscriptions=(whole, away), coverage=unmatched)]
-    address = str(client._base_url)
-    page = Page()
-    page.feed(await asyncio.to_thread(browser.document, address))
-    assert "the broker does not answer: connection refused (3s ago)" in page.text
-    assert "that no subscription matches, by type: orders.placed (2)" in page.text

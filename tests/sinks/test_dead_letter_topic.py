@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
-import pytest
+from collections.abc import Callable
 
 from mailboat_devservers.kafka import KafkaServer
-from mailboat_devservers.postgres import Database, PostgresServer
+from mailboat_devservers.postgres import Database
 from mailboat_devservers.pubsub import PubSubServer
 from support.collectors import PubSubCollector
-from support.databases import migrated_database
 from support.inprocess_relay import serving, status_of
 from support.manifests import event_subscription, kafka_sink, outbox_relay_on, pubsub_sink
 from support.wait import await_until
-
-
-@pytest.fixture
-def outbox(postgres: PostgresServer) -> Iterator[Database]:
-    yield from migrated_database(postgres)
 
 
 async def test_a_missing_dead_letter_topic_is_reported_until_it_exists(

@@ -22,11 +22,10 @@ from mailboat.errors import SinkUnavailable
 from mailboat.sinks.kafka import KafkaSink
 from mailboat_devservers.kafka import KafkaServer, SecureListener, start_apache_kafka
 from mailboat_devservers.ports import free_port
-from mailboat_devservers.postgres import Database, PostgresServer
+from mailboat_devservers.postgres import Database
 from support.broker_parts import NAME, running
 from support.certificate_authority import Authority
 from support.cli import RunningRelay
-from support.databases import migrated_database
 from support.kubelet_volumes import Volume
 from support.manifests import event_subscription, outbox_relay_on
 from support.sink_backends import KafkaBackend, context, message
@@ -176,11 +175,6 @@ async def test_a_client_without_tls_is_refused(kafka: Secured) -> None:
     finally:
         await sink.close()
     assert PASSWORD not in str(error.value)
-
-
-@pytest.fixture
-def outbox(postgres: PostgresServer) -> Iterator[Database]:
-    yield from migrated_database(postgres)
 
 
 def test_a_relay_reloads_a_corrected_password_and_has_counted_no_attempt(

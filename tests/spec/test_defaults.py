@@ -2,51 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from mailboat_spec import (
-    Durability,
     Duration,
     EventSubscription,
-    Format,
     Manifests,
-    NoHandler,
-    Notify,
-    OnExhausted,
-    Ordering,
     OutboxRelay,
     Pattern,
     Pooler,
-    RetentionPolicy,
-    Runtime,
-    StartFrom,
-    State,
-    Tracking,
     full_name,
     names,
     read_documents,
 )
+from support.manifests import event_subscription, kafka_sink, outbox_relay
 
-MINIMAL_RELAY = {
-    "apiVersion": "mailboat.dev/v1alpha1",
-    "kind": "OutboxRelay",
-    "metadata": {"name": "orders", "namespace": "shop"},
-    "spec": {"database": {"urlSecretRef": {"name": "orders-db", "key": "url"}}},
-}
-MINIMAL_SUBSCRIPTION = {
-    "apiVersion": "mailboat.dev/v1alpha1",
-    "kind": "EventSubscription",
-    "metadata": {"name": "orders-to-kafka", "namespace": "shop"},
-    "spec": {
-        "relayRef": {"name": "orders"},
-        "sink": {"kafka": {"bootstrapServers": ["kafka:9092"], "topic": "orders"}},
-    },
-}
+MINIMAL_RELAY = outbox_relay()
+MINIMAL_SUBSCRIPTION = event_subscription("orders-to-kafka", kafka_sink())
 
 
 @pytest.fixture(scope="module")
@@ -107,48 +82,23 @@ def test_what_it_shows_of_a_subscription_are_the_defaults_but_for_what_has_none(
     assert written == plain
 
 
-def test_defaults_are_the_documented_values(minimal: Manifests) -> None:
-    relay = minimal.relays[0].spec
-    assert relay.database.pooler is Pooler.AUTO
-    assert (relay.outbox.tracking, relay.outbox.table) == (Tracking.LOG, "mailboat.outbox")
-    assert relay.outbox.manage_schema is True
-    assert (relay.outbox.retention.after.seconds, relay.outbox.retention.policy) == (720 * 3600, RetentionPolicy.HOLD)
-    assert relay.outbox.durability is Durability.FLUSHED
-    assert (relay.runtime, relay.replicas) == (Runtime.DEPLOYMENT, 2)
-    assert (relay.wake.notify, relay.wake.poll_interval.seconds) == (Notify.AUTO, 0.5)
-    assert (relay.wake.idle_after, relay.wake.max_idle_interval.seconds) == (3, 60.0)
-
-    subscription = minimal.subscriptions[0].spec
-    assert (subscription.state, subscription.partitions) == (State.RUNNING, 8)
-    assert subscription.filter.event_types == subscription.filter.aggregate_types == ()
-    assert subscription.filter.tags.all_of == subscription.filter.tags.any_of == subscription.filter.tags.none_of == ()
-    assert (subscription.ordering, subscription.start.from_) == (Ordering.KEY, StartFrom.EARLIEST)
-    assert subscription.format is Format.CLOUD_EVENTS
-    delivery = subscription.delivery
-    assert (subscription.batch_size, subscription.max_attempts, delivery.timeout.seconds) == (500, 25, 30.0)
-    assert (delivery.group_by, delivery.max_group, delivery.no_handler) == ((), 10_000, NoHandler.DEAD_LETTER)
-    assert (delivery.backoff.initial.seconds, delivery.backoff.factor) == (1.0, 2.0)
-    assert (delivery.backoff.max.seconds, delivery.backoff.jitter) == (60.0, 0.2)
-    assert delivery.on_exhausted is OnExhausted.DEAD_LETTER
-    assert (delivery.dead_letter, subscription.schemas, subscription.idempotency) == (None, None, None)
+def test_defaults_that_it_does_not_show(minimal: Manifests) -> None:
+    assert minimal.relays[0].spec.database.pooler is Pooler.AUTO
+    assert (minimal.subscriptions[0].spec.batch_size, minimal.subscriptions[0].spec.max_attempts) == (500, 25)
 
 
 def test_handlers_get_fewer_attempts_and_smaller_batches_than_brokers() -> None:
-    body = {**MINIMAL_SUBSCRIPTION, "spec": {**_spec(MINIMAL_SUBSCRIPTION), "sink": {"pull": {}}}}
-    spec = read_documents([("relay", MINIMAL_RELAY), ("subscription", body)]).subscriptions[0].spec
+    pulled = event_subscription("orders-view", {"pull": {}})
+    spec = read_documents([("relay", MINIMAL_RELAY), ("subscription", pulled)]).subscriptions[0].spec
     assert (spec.batch_size, spec.max_attempts) == (100, 4)
 
 
 def test_a_sidecar_has_no_replicas() -> None:
-    body = {**MINIMAL_RELAY, "spec": {**_spec(MINIMAL_RELAY), "runtime": "Sidecar"}}
-    assert read_documents([("relay", body)]).relays[0].spec.replicas is None
+    assert read_documents([("relay", outbox_relay(runtime="Sidecar"))]).relays[0].spec.replicas is None
 
 
 def test_a_field_left_empty_counts_as_not_given(minimal: Manifests) -> None:
-    body = {
-        **MINIMAL_RELAY,
-        "spec": {**_spec(MINIMAL_RELAY), "outbox": None, "replicas": None, "wake": {"notify": None}},
-    }
+    body = outbox_relay(outbox=None, replicas=None, wake={"notify": None})
     assert read_documents([("relay", body)]).relays == minimal.relays
 
 
@@ -156,8 +106,3 @@ def test_the_kinds_are_called_as_the_names_say() -> None:
     assert OutboxRelay.model_fields["kind"].default == names.RELAY_KIND
     assert EventSubscription.model_fields["kind"].default == names.SUBSCRIPTION_KIND
     assert OutboxRelay.model_fields["api_version"].default == names.API_VERSION
-
-
-def _spec(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    spec: Mapping[str, Any] = body["spec"]
-    return spec

@@ -9,19 +9,10 @@ import pytest
 import yaml
 
 from mailboat_spec import Manifests, SpecError, read_documents
+from support.manifests import event_subscription, outbox_relay
 
-RELAY: dict[str, Any] = {
-    "apiVersion": "mailboat.dev/v1alpha1",
-    "kind": "OutboxRelay",
-    "metadata": {"name": "orders"},
-    "spec": {"database": {"url": "postgresql://h/db"}},
-}
-SUBSCRIPTION: dict[str, Any] = {
-    "apiVersion": "mailboat.dev/v1alpha1",
-    "kind": "EventSubscription",
-    "metadata": {"name": "out"},
-    "spec": {"relayRef": {"name": "orders"}, "sink": {"log": {}}},
-}
+RELAY = outbox_relay(namespace=None, database={"url": "postgresql://h/db"})
+SUBSCRIPTION = event_subscription("out", namespace=None)
 
 FROM_KUBECTL = """
 apiVersion: v1

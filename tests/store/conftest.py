@@ -10,9 +10,10 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import pytest_asyncio
 
+from mailboat.store.connection import PostgresConnection
 from mailboat.store.table import TableLayout
 from mailboat_devservers.postgres import Database, PostgresServer
-from support.databases import migrated_database
+from support.databases import connected, migrated_database
 from support.renamed_table import RENAMED, make_renamed
 from support.store_backends import MemoryWorld, PostgresWorld, World
 
@@ -34,6 +35,12 @@ def renamed_database(postgres: PostgresServer) -> Iterator[Database]:
     for database in migrated_database(postgres):
         make_renamed(database)
         yield database
+
+
+@pytest_asyncio.fixture
+async def link(each_outbox: Database) -> AsyncIterator[PostgresConnection]:
+    async with connected(each_outbox.url, "control") as link:
+        yield link
 
 
 @pytest.fixture(params=["memory", "postgres", "postgres14", RENAMED_COLUMNS])

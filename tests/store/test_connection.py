@@ -19,12 +19,12 @@ from mailboat.store.connection import Pipeline, PostgresConnection, refuse_other
 from mailboat.store.connection_thread import ConnectionThread
 from mailboat.store.sql import statements
 from mailboat_devservers.postgres import Database
+from support.databases import connected
 from support.wait import await_until
 
 
 async def test_what_was_asked_often_by_one_interface_can_be_asked_often_by_the_other(each_database: Database) -> None:
-    link = await PostgresConnection.open(lambda: each_database.url, "work")
-    try:
+    async with connected(each_database.url, "work") as link:
         for _ in range(10):  # psycopg prepares a statement at its sixth execution and names it by number
             async with link.autocommit() as cursor:
                 await cursor.execute("select 1")
@@ -33,13 +33,10 @@ async def test_what_was_asked_often_by_one_interface_can_be_asked_often_by_the_o
             async with link.transaction() as cursor:
                 await cursor.execute("select 3")
         assert answers == [(2,)]
-    finally:
-        await link.close()
 
 
 async def test_what_is_too_large_for_the_socket_is_sent_to_its_end(each_database: Database) -> None:
-    link = await PostgresConnection.open(lambda: each_database.url, "work", deadline=10.0)
-    try:
+    async with connected(each_database.url, "work", deadline=10.0) as link:
         async with link.autocommit() as cursor:
             await cursor.execute("select pg_backend_pid()")
             row = await cursor.fetchone()
@@ -56,21 +53,16 @@ async def test_what_is_too_large_for_the_socket_is_sent_to_its_end(each_database
             return int(found[0])
 
         assert await link.pipeline(work) == 32_000_000
-    finally:
-        await link.close()
 
 
 async def test_what_takes_longer_the_more_there_is_has_no_deadline_and_all_else_has(each_database: Database) -> None:
-    link = await PostgresConnection.open(lambda: each_database.url, "rebase", deadline=3.0)
-    try:
+    async with connected(each_database.url, "rebase", deadline=3.0) as link:
         async with link.transaction() as cursor:
             link.take_time()
             await cursor.execute("select pg_sleep(4)")
         with pytest.raises(DatabaseUnavailable, match="did not answer within 3 s"):
             async with link.transaction() as cursor:
                 await cursor.execute("select pg_sleep(60)")
-    finally:
-        await link.close()
 
 
 async def test_a_link_is_closed_after_the_thread_that_speaks_over_it(each_database: Database) -> None:
@@ -124,8 +116,7 @@ async def test_a_malformed_url_is_not_repeated(password: str) -> None:
 @pytest.mark.parametrize("how", ["explained", "as it is", "in a group"])
 async def test_a_row_that_the_server_repeats_is_in_no_message_and_no_traceback(database: Database, how: str) -> None:
     """The DETAIL of the server contains the row that breaks a constraint."""
-    link = await PostgresConnection.open(lambda: database.url, "work")
-    try:
+    async with connected(database.url, "work") as link:
         try:
             if how == "explained":
                 async with link.autocommit() as cursor:
@@ -134,8 +125,6 @@ async def test_a_row_that_the_server_repeats_is_in_no_message_and_no_traceback(d
                 await link.connection.execute(_BREAKS_A_CONSTRAINT)
         except Exception as error:
             caught: Exception = ExceptionGroup("several", [error]) if how == "in a group" else error
-    finally:
-        await link.close()
     record = logging.makeLogRecord({"msg": str(caught), "exc_info": (type(caught), caught, caught.__traceback__)})
     if how != "explained":
         record.msg = "It failed."

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
 
 import pytest
 from psycopg import sql
 
 from mailboat.runtime.coverage_watch import CoverageWatch
-from mailboat.store.connection import PostgresConnection
 from mailboat.store.coverage import Coverage, coverage
 from mailboat.store.table import TableLayout
-from mailboat_devservers.postgres import Database, PostgresServer
+from mailboat_devservers.postgres import Database
 from mailboat_spec import EventSubscription, Pooler
 from support.cli import make_known
-from support.databases import migrated_database
+from support.databases import connected
 from support.manifests import event_subscription
 from support.wait import await_until
 
@@ -27,17 +25,9 @@ ORDERS = event_subscription("orders", filter={"eventTypes": ["order.*"]}, partit
 RARE = event_subscription("rare", filter={"eventTypes": ["order.lost"], "tags": {"anyOf": ["100%"]}}, partitions=1)
 
 
-@pytest.fixture
-def outbox(postgres: PostgresServer) -> Iterator[Database]:
-    yield from migrated_database(postgres)
-
-
 async def examined(outbox: Database, *manifests: dict[str, object]) -> Coverage:
-    link = await PostgresConnection.open(lambda: outbox.url, "test")
-    try:
+    async with connected(outbox.url, "test") as link:
         return await coverage(link, TableLayout(), [EventSubscription.model_validate(each) for each in manifests])
-    finally:
-        await link.close()
 
 
 def emit(outbox: Database, *types: str) -> None:

@@ -8,12 +8,11 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from mailboat.store.connection import PostgresConnection
 from mailboat.store.rebase import rebase
 from mailboat.store.subscription_rows import declare
 from mailboat.store.table import TableLayout
 from mailboat_devservers.postgres import Database, PostgresServer
-from support.databases import migrated_database
+from support.databases import connected, migrated_database
 from support.memory_outbox.rows import slot_of
 from support.store_backends import PostgresWorld, subscription
 from support.store_relays import Relay
@@ -38,36 +37,25 @@ def slow(postgres: PostgresServer) -> Iterator[Database]:
 
 
 async def test_a_rebase_takes_the_time_it_takes(slow: Database) -> None:
-    link = await PostgresConnection.open(lambda: slow.url, "rebase", deadline=DEADLINE)
-    try:
+    async with connected(slow.url, "rebase", deadline=DEADLINE) as link:
         assert await declare(link, TableLayout(), subscription(partitions=3), may_lay_out=True)
         slow.execute("select mailboat.emit('x', '{}'::jsonb)")
         slow.execute("update mailboat.cursors set system_identifier = 1")
         assert await rebase(link, TableLayout()) == 3
-    finally:
-        await link.close()
 
 
 async def test_another_number_of_partitions_takes_the_time_it_takes(slow: Database) -> None:
-    link = await PostgresConnection.open(lambda: slow.url, "control", deadline=DEADLINE)
-    try:
+    async with connected(slow.url, "control", deadline=DEADLINE) as link:
         await declare(link, TableLayout(), subscription(partitions=3), may_lay_out=True)
         route = await declare(link, TableLayout(), subscription(partitions=5), may_lay_out=True)
         assert route is not None
         assert (route.subscription.partitions, route.subscription.generation) == (5, 2)
-    finally:
-        await link.close()
 
 
-@pytest.fixture
-def quick(postgres: PostgresServer) -> Iterator[Database]:
-    yield from migrated_database(postgres)
-
-
-async def test_subscriptions_laid_out_anew_at_the_same_moment_share_no_window(quick: Database) -> None:
-    world = PostgresWorld(quick)
+async def test_subscriptions_laid_out_anew_at_the_same_moment_share_no_window(outbox: Database) -> None:
+    world = PostgresWorld(outbox)
     relay = await Relay.start(world, [subscription("one"), subscription("other")])
-    quick.execute(
+    outbox.execute(
         "update mailboat.cursors set window_snapshot = '10:10:', lowest = 1, highest = 2,"
         """ previous_layout = '{"partitions": 1, "cursors": [{"settled_snapshot": "3:3:"}]}'"""
     )
@@ -78,12 +66,12 @@ async def test_subscriptions_laid_out_anew_at_the_same_moment_share_no_window(qu
     await world.close()
 
 
-async def test_nobody_takes_what_was_laid_out_anew_since_it_looked(quick: Database) -> None:
+async def test_nobody_takes_what_was_laid_out_anew_since_it_looked(outbox: Database) -> None:
     """Such a relay would read by the old number of partitions and settle by the new one.
 
     Half of the events would be lost.
     """
-    world = PostgresWorld(quick)
+    world = PostgresWorld(outbox)
     late = await Relay.start(world, [subscription(partitions=8)], "late")
     known = (await late.store.beat()).subscriptions
     other = await Relay.start(world, [subscription(partitions=4)], "other")
@@ -96,25 +84,25 @@ async def test_nobody_takes_what_was_laid_out_anew_since_it_looked(quick: Databa
 
 @pytest.mark.parametrize("older", [0, 1])
 async def test_of_cursors_that_end_at_the_same_transaction_the_one_that_waits_for_more_is_the_oldest(
-    quick: Database, older: int
+    outbox: Database, older: int
 ) -> None:
     """The new cursors start from that snapshot. From a later one they would skip the event that it waits for."""
-    world = PostgresWorld(quick)
+    world = PostgresWorld(outbox)
     late, other = world.begin(early=True), world.begin(early=True)
     await Relay.start(world, [subscription()])
-    ((before,),) = quick.execute("select pg_current_snapshot()::text")
+    ((before,),) = outbox.execute("select pg_current_snapshot()::text")
     late.insert("late", key=next(key for key in "abcdefgh" if slot_of(key, 0) % 2 == older))
     late.commit()
-    ((late_xid,),) = quick.execute("select xid::text from mailboat.outbox")
+    ((late_xid,),) = outbox.execute("select xid::text from mailboat.outbox")
     _, xmax, in_progress = before.split(":")
     left = [xid for xid in in_progress.split(",") if xid != late_xid]
     after = f"{left[0]}:{xmax}:{','.join(left)}"  # a new snapshot may end later, since other tests write to this server
-    with psycopg.connect(quick.url) as connection:
+    with psycopg.connect(outbox.url) as connection:
         for partition, settled_snapshot in ((older, before), (1 - older, after)):
             set_done = "update mailboat.cursors set settled_snapshot = %s::pg_snapshot where partition = %s"
             connection.execute(set_done, [settled_snapshot, partition])
     await Relay.start(world, [subscription(partitions=4)], "second")
-    assert quick.execute("select distinct settled_snapshot::text from mailboat.cursors") == [(before,)]
+    assert outbox.execute("select distinct settled_snapshot::text from mailboat.cursors") == [(before,)]
     relay = await Relay.start(world, [subscription(partitions=8)], "third")
     await relay.claim()
     (window,) = {cursor.window for cursor in relay.cursors.values()}
@@ -131,8 +119,7 @@ _WAITING = "select 1 from pg_stat_activity where application_name = 'mailboat co
 async def test_while_a_backlog_is_looked_through_nobody_holds_a_cursor(
     outbox_database: Database,
 ) -> None:
-    link = await PostgresConnection.open(lambda: outbox_database.url, "control")
-    try:
+    async with connected(outbox_database.url, "control") as link:
         await declare(link, TableLayout(), subscription(partitions=3), may_lay_out=True)
         outbox_database.execute("select mailboat.emit('x', '{}'::jsonb)")
         with psycopg.connect(outbox_database.url) as slow, psycopg.connect(outbox_database.url) as tick:
@@ -149,5 +136,3 @@ async def test_while_a_backlog_is_looked_through_nobody_holds_a_cursor(
         assert route is not None
         assert (route.subscription.partitions, route.subscription.generation) == (5, 2)
         assert outbox_database.execute("select distinct lowest = highest from mailboat.cursors") == [(True,)]
-    finally:
-        await link.close()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from uuid import uuid4
 
 import psycopg
 import pytest
-import pytest_asyncio
 from psycopg import sql
 
 from mailboat.store import old_snapshots
@@ -16,22 +14,10 @@ from mailboat.store.connection import PostgresConnection
 from mailboat.store.old_snapshots import OLD, SnapshotWatch
 from mailboat.store.sql import statements
 from mailboat_devservers.postgres import Database
-from support.databases import migrated_database
+from support.databases import connected
 from support.wait import await_until
 
 LONG_AGO = OLD.total_seconds() + 60
-
-
-@pytest.fixture(params=["postgres", "postgres14"])
-def outbox(request: pytest.FixtureRequest) -> Iterator[Database]:
-    yield from migrated_database(request.getfixturevalue(request.param))
-
-
-@pytest_asyncio.fixture
-async def link(outbox: Database) -> AsyncIterator[PostgresConnection]:
-    link = await PostgresConnection.open(lambda: outbox.url, "test")
-    yield link
-    await link.close()
 
 
 @pytest.mark.parametrize(
@@ -40,10 +26,10 @@ async def link(outbox: Database) -> AsyncIterator[PostgresConnection]:
     ids=["a snapshot", "an open transaction that wrote"],
 )
 async def test_a_forgotten_transaction_is_reported_until_it_ends(
-    outbox: Database, link: PostgresConnection, hold: str, monkeypatch: pytest.MonkeyPatch
+    each_outbox: Database, link: PostgresConnection, hold: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch = SnapshotWatch()
-    with psycopg.connect(outbox.url, application_name="forgotten") as held:
+    with psycopg.connect(each_outbox.url, application_name="forgotten") as held:
         held.execute(hold.encode())
         pid = held.info.backend_pid
         young = await watch.oldest(link)
@@ -54,26 +40,24 @@ async def test_a_forgotten_transaction_is_reported_until_it_ends(
         assert f'by process {pid}, user postgres, application "forgotten", idle in transaction.' in old.warning
         assert f"select pg_terminate_backend({pid})" in old.warning
     ended = sql.SQL("select from pg_stat_activity where pid = {}").format(sql.Literal(pid))
-    await await_until(lambda: outbox.execute(ended) == [], what="the session to end")
+    await await_until(lambda: each_outbox.execute(ended) == [], what="the session to end")
     assert "forgotten" not in (await watch.oldest(link)).warning
 
 
-async def test_a_holder_whose_begin_is_hidden_counts_from_when_it_was_seen_first(outbox: Database) -> None:
-    outbox.execute("create role watcher login")
+async def test_a_holder_whose_begin_is_hidden_counts_from_when_it_was_seen_first(each_outbox: Database) -> None:
+    each_outbox.execute("create role watcher login")
     now = 0.0
     watch = SnapshotWatch(lambda: now)
-    with psycopg.connect(outbox.url, application_name="forgotten") as held:
+    with psycopg.connect(each_outbox.url, application_name="forgotten") as held:
         held.execute("select pg_current_xact_id()")
         pid = held.info.backend_pid
-        link = await PostgresConnection.open(lambda: f"{outbox.url}?user=watcher", "test")
         try:
-            assert (await watch.oldest(link)).warning == ""
-            now = LONG_AGO
-            found = await watch.oldest(link)
+            async with connected(f"{each_outbox.url}?user=watcher") as link:
+                assert (await watch.oldest(link)).warning == ""
+                now = LONG_AGO
+                found = await watch.oldest(link)
         finally:
-            await link.close()
-            held.rollback()
-            outbox.execute("drop role watcher")
+            each_outbox.execute("drop role watcher")
     assert found.age.total_seconds() == LONG_AGO
     assert f'by process {pid}, user postgres, application "forgotten"' in found.warning
     assert f"select pg_terminate_backend({pid})" in found.warning

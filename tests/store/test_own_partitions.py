@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import psycopg
@@ -11,7 +10,6 @@ import pytest
 from mailboat.store.schema.time_partitions import RetentionReport, drop_expired
 from mailboat.store.table import TableLayout
 from mailboat_devservers.postgres import Database
-from support.databases import migrated_database
 from support.store_backends import PostgresWorld, subscription
 from support.store_relays import Relay
 
@@ -19,18 +17,17 @@ MIDNIGHT = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
 OLD = MIDNIGHT - timedelta(days=60)
 
 
-@pytest.fixture(params=["postgres", "postgres14"])
-def lax(request: pytest.FixtureRequest) -> Iterator[Database]:
+@pytest.fixture
+def lax(each_outbox: Database) -> Database:
     """An outbox that accepts events without a transaction id, and has one in an expired time partition."""
-    for database in migrated_database(request.getfixturevalue(request.param)):
-        with psycopg.connect(database.url) as connection:
-            connection.execute("alter table mailboat.outbox alter xid drop not null")
-            day = f"for values from ('{OLD.isoformat()}') to ('{(OLD + timedelta(days=1)).isoformat()}')"
-            connection.execute(f"create table mailboat.outbox_old partition of mailboat.outbox {day}".encode())
-            connection.execute(
-                "insert into mailboat.outbox (event_type, payload, created_at, xid) values ('x', '{}', %s, null)", [OLD]
-            )
-        yield database
+    with psycopg.connect(each_outbox.url) as connection:
+        connection.execute("alter table mailboat.outbox alter xid drop not null")
+        day = f"for values from ('{OLD.isoformat()}') to ('{(OLD + timedelta(days=1)).isoformat()}')"
+        connection.execute(f"create table mailboat.outbox_old partition of mailboat.outbox {day}".encode())
+        connection.execute(
+            "insert into mailboat.outbox (event_type, payload, created_at, xid) values ('x', '{}', %s, null)", [OLD]
+        )
+    return each_outbox
 
 
 async def sweep(database: Database) -> RetentionReport:

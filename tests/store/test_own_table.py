@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -25,7 +25,6 @@ from mailboat.store.settings import ReadLimits
 from mailboat.store.table import TableLayout
 from mailboat_devservers.postgres import Database
 from mailboat_spec import Format
-from support.databases import migrated_database
 from support.store_backends import SETTINGS, PostgresWorld, subscription
 from support.store_relays import Relay
 
@@ -58,12 +57,11 @@ insert into mailboat.outboxes (name) values ('shop.events');
 """
 
 
-@pytest.fixture(params=["postgres", "postgres14"])
-def own(request: pytest.FixtureRequest) -> Iterator[Database]:
-    for database in migrated_database(request.getfixturevalue(request.param)):
-        with psycopg.connect(database.url) as connection:
-            connection.execute(_TABLE.encode())
-        yield database
+@pytest.fixture
+def own(each_outbox: Database) -> Database:
+    with psycopg.connect(each_outbox.url) as connection:
+        connection.execute(_TABLE.encode())
+    return each_outbox
 
 
 @pytest_asyncio.fixture

@@ -108,11 +108,6 @@ async def test_every_session_has_settings_of_its_own(hostile: Database, url: str
         assert connection.execute("show search_path").fetchone() == ("public",)
 
 
-@pytest.fixture
-def outbox(postgres: PostgresServer) -> Iterator[Database]:
-    yield from migrated_database(postgres)
-
-
 async def test_functions_of_the_users_path_are_not_called(outbox: Database) -> None:
     """Neither a relay nor ``mailboat.emit`` calls them.
 

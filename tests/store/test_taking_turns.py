@@ -7,12 +7,11 @@ changes of the holder.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import psycopg
 import pytest
-import pytest_asyncio
 
 from mailboat.store.admin.dead_letters import Candidate, candidates, plan, replay
 from mailboat.store.admin.selection import Match
@@ -21,7 +20,7 @@ from mailboat.store.subscription_rows import ConfigVersion, clear_given_up, decl
 from mailboat.store.table import TableLayout
 from mailboat_devservers.postgres import Database
 from mailboat_spec import EventSubscription
-from support.databases import migrated_database
+from support.databases import connected
 from support.store_backends import subscription
 from support.wait import await_until
 
@@ -44,29 +43,17 @@ _LAY_OUT = (
 )
 
 
-@pytest.fixture(params=["postgres", "postgres14"])
-def database(request: pytest.FixtureRequest) -> Iterator[Database]:
-    yield from migrated_database(request.getfixturevalue(request.param))
-
-
-@pytest_asyncio.fixture
-async def link(database: Database) -> AsyncIterator[PostgresConnection]:
-    link = await PostgresConnection.open(lambda: database.url, "control")
-    yield link
-    await link.close()
-
-
 def of_uid(uid: str) -> EventSubscription:
     declared = subscription(partitions=2)
     return declared.model_copy(update={"metadata": declared.metadata.model_copy(update={"uid": uid})})
 
 
-async def waits_for(database: Database, holder: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+async def waits_for(each_outbox: Database, holder: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
     """Wait until a session waits for a lock of this connection."""
     await await_until(
         lambda: any(
             holder.info.backend_pid in pids
-            for (pids,) in database.execute(
+            for (pids,) in each_outbox.execute(
                 "select pg_blocking_pids(pid) from pg_stat_activity where datname = current_database()"
             )
         ),
@@ -102,57 +89,54 @@ async def lay_out(link: PostgresConnection) -> None:
 
 @pytest.mark.parametrize("change", [renew, give_up, retire, lay_out])
 async def test_a_tick_that_holds_some_cursors_and_needs_others_never_deadlocks(
-    database: Database, link: PostgresConnection, change: Callable[[PostgresConnection], Coroutine[Any, Any, None]]
+    each_outbox: Database, link: PostgresConnection, change: Callable[[PostgresConnection], Coroutine[Any, Any, None]]
 ) -> None:
     """A tick locks cursors in any order.
 
     A transaction that needs all cursors of a subscription releases its locks and waits.
     """
     await declare(link, TableLayout(), of_uid("old"), may_lay_out=True, config_version=ConfigVersion(1, "orders"))
-    async with await psycopg.AsyncConnection.connect(database.url) as tick:
+    async with await psycopg.AsyncConnection.connect(each_outbox.url) as tick:
         await tick.execute("select from mailboat.cursors where partition = 1 for no key update")
         changing = asyncio.create_task(change(link))
-        await waits_for(database, tick)
+        await waits_for(each_outbox, tick)
         await tick.execute("select from mailboat.cursors where partition = 0 for no key update")
     await changing
 
 
 @pytest.mark.parametrize("end", [renew, give_up])
 async def test_what_an_owner_parks_while_its_subscription_ends_goes_with_it(
-    database: Database, link: PostgresConnection, end: Callable[[PostgresConnection], Awaitable[None]]
+    each_outbox: Database, link: PostgresConnection, end: Callable[[PostgresConnection], Awaitable[None]]
 ) -> None:
     """Otherwise a new subscription of the same name would deliver events of the old one."""
     await declare(link, TableLayout(), of_uid("old"), may_lay_out=True, config_version=ConfigVersion(1, "orders"))
-    with psycopg.connect(database.url) as owner:
+    with psycopg.connect(each_outbox.url) as owner:
         owner.execute("update mailboat.cursors set position = 1 where partition = 0")
         owner.execute(_PARK)
         ending = asyncio.ensure_future(end(link))
-        await waits_for(database, owner)
+        await waits_for(each_outbox, owner)
         owner.commit()
         await ending
-    assert database.execute("select count(*) from mailboat.parked") == [(0,)]
-    assert database.execute("select count(*) from mailboat.cursors where position > 0") == [(0,)]
+    assert each_outbox.execute("select count(*) from mailboat.parked") == [(0,)]
+    assert each_outbox.execute("select count(*) from mailboat.cursors where position > 0") == [(0,)]
 
 
 async def test_what_a_person_replays_while_the_subscription_ends_goes_with_it(
-    database: Database, link: PostgresConnection
+    each_outbox: Database, link: PostgresConnection
 ) -> None:
     await declare(link, TableLayout(), of_uid("old"), may_lay_out=True, config_version=ConfigVersion(1, "orders"))
-    database.execute(_BURY)
-    person = await PostgresConnection.open(lambda: database.url, "replay")
-    try:
+    each_outbox.execute(_BURY)
+    async with connected(each_outbox.url, "replay") as person:
         chosen = await dead(person)
-        with psycopg.connect(database.url) as slow:
+        with psycopg.connect(each_outbox.url) as slow:
             slow.execute("select from mailboat.dead_letters for update")
             replaying = asyncio.ensure_future(replay(person, OUTBOX, chosen, again=False))
-            await waits_for(database, slow)
+            await waits_for(each_outbox, slow)
             ending = asyncio.ensure_future(give_up(link))
-            await waits_for(database, person.connection)
+            await waits_for(each_outbox, person.connection)
         assert await replaying == 1
         await ending
-    finally:
-        await person.close()
-    assert database.execute("select count(*) from mailboat.parked") == [(0,)]
+    assert each_outbox.execute("select count(*) from mailboat.parked") == [(0,)]
 
 
 async def dead(link: PostgresConnection) -> tuple[Candidate, ...]:
@@ -160,40 +144,40 @@ async def dead(link: PostgresConnection) -> tuple[Candidate, ...]:
 
 
 async def test_a_replay_holds_the_cursor_that_a_new_layout_put_in_the_place_of_the_old(
-    database: Database, link: PostgresConnection
+    each_outbox: Database, link: PostgresConnection
 ) -> None:
     await declare(link, TableLayout(), of_uid("old"), may_lay_out=True)
-    database.execute(_BURY)
+    each_outbox.execute(_BURY)
     chosen = await dead(link)
     with (
-        psycopg.connect(database.url) as laying_out,
-        psycopg.connect(database.url) as slow,
-        psycopg.connect(database.url) as owner,
+        psycopg.connect(each_outbox.url) as laying_out,
+        psycopg.connect(each_outbox.url) as slow,
+        psycopg.connect(each_outbox.url) as owner,
     ):
         slow.execute("select from mailboat.dead_letters for update")  # stops the replay here
         laying_out.execute(_LAY_OUT)
         replaying = asyncio.ensure_future(replay(link, OUTBOX, chosen, again=False))
-        await waits_for(database, laying_out)
+        await waits_for(each_outbox, laying_out)
         laying_out.commit()
-        await waits_for(database, slow)
+        await waits_for(each_outbox, slow)
         with pytest.raises(psycopg.errors.LockNotAvailable):
             owner.execute("select from mailboat.cursors where partition = 0 for no key update nowait")
         slow.rollback()
         assert await replaying == 1
-    assert database.execute("select partition from mailboat.parked") == [(0,)]
+    assert each_outbox.execute("select partition from mailboat.parked") == [(0,)]
 
 
 async def test_a_replay_into_a_partition_that_is_gone_changes_nothing(
-    database: Database, link: PostgresConnection
+    each_outbox: Database, link: PostgresConnection
 ) -> None:
     await declare(link, TableLayout(), of_uid("old"), may_lay_out=True)
-    database.execute(_BURY)
+    each_outbox.execute(_BURY)
     chosen = await dead(link)
-    with psycopg.connect(database.url) as laying_out:
+    with psycopg.connect(each_outbox.url) as laying_out:
         laying_out.execute("delete from mailboat.cursors where partition = 0")
         replaying = asyncio.ensure_future(replay(link, OUTBOX, chosen, again=False))
-        await waits_for(database, laying_out)
+        await waits_for(each_outbox, laying_out)
         laying_out.commit()
         assert await replaying == 0
-    assert database.execute("select replayed_at from mailboat.dead_letters") == [(None,)]
-    assert database.execute("select count(*) from mailboat.parked") == [(0,)]
+    assert each_outbox.execute("select replayed_at from mailboat.dead_letters") == [(None,)]
+    assert each_outbox.execute("select count(*) from mailboat.parked") == [(0,)]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 
 import psycopg
-import pytest
 import pytest_asyncio
 
 from mailboat.store.outbox_store import Settlement
 from mailboat.store.windows import MOST_UNCHECKED
 from mailboat_devservers.postgres import Database
-from support.databases import migrated_database
 from support.store_backends import PostgresWorld, subscription
 from support.store_relays import Relay
 from support.wait import await_until
@@ -27,15 +25,10 @@ _SESSIONS = (
 )
 
 
-@pytest.fixture(params=["postgres", "postgres14"])
-def outbox(request: pytest.FixtureRequest) -> Iterator[Database]:
-    yield from migrated_database(request.getfixturevalue(request.param))
-
-
 @pytest_asyncio.fixture
-async def relay(outbox: Database) -> AsyncIterator[Relay]:
+async def relay(each_outbox: Database) -> AsyncIterator[Relay]:
     """A relay that has polled before, and has cached which time partitions are empty."""
-    world = PostgresWorld(outbox)
+    world = PostgresWorld(each_outbox)
     relay = await Relay.start(world, [subscription(partitions=1)])
     await relay.claim()
     assert await drained(relay) == []
@@ -55,21 +48,21 @@ async def drained(relay: Relay) -> list[int]:
     return [event.id for event in await relay.drained()]
 
 
-async def test_an_event_in_a_time_partition_that_was_empty_is_delivered(outbox: Database, relay: Relay) -> None:
+async def test_an_event_in_a_time_partition_that_was_empty_is_delivered(each_outbox: Database, relay: Relay) -> None:
     for days in (0, 1, 20, 2, 30, 0):
-        with psycopg.connect(outbox.url) as connection:
+        with psycopg.connect(each_outbox.url) as connection:
             position = insert(connection, TODAY + timedelta(days=days))
         assert await drained(relay) == [position]
 
 
 async def test_the_check_is_left_to_a_later_tick_that_settles_nothing_or_finds_events(
-    outbox: Database, relay: Relay
+    each_outbox: Database, relay: Relay
 ) -> None:
     for then in ("nothing", "an event"):
-        with psycopg.connect(outbox.url) as connection:
+        with psycopg.connect(each_outbox.url) as connection:
             insert(connection, TODAY)
         [settlement] = await settlements(relay)
-        with psycopg.connect(outbox.url) as connection:
+        with psycopg.connect(each_outbox.url) as connection:
             expected = [insert(connection, TODAY + timedelta(days=10 if then == "nothing" else 20))]
             if then == "an event":
                 expected.append(insert(connection, TODAY))
@@ -82,13 +75,13 @@ async def test_the_check_is_left_to_a_later_tick_that_settles_nothing_or_finds_e
 
 
 async def test_a_relay_that_settles_without_a_break_finds_the_events_of_a_new_day(
-    outbox: Database, relay: Relay
+    each_outbox: Database, relay: Relay
 ) -> None:
-    with psycopg.connect(outbox.url) as connection:
+    with psycopg.connect(each_outbox.url) as connection:
         insert(connection, TODAY)
     [closing] = await settlements(relay)
     assert (await relay.tick(closing)).quiet
-    with psycopg.connect(outbox.url) as connection:
+    with psycopg.connect(each_outbox.url) as connection:
         insert(connection, TODAY + timedelta(days=1))
     parked_only = Settlement(closing.lease, None)
     found = [bool((await relay.tick(parked_only)).opened) for _ in range(MOST_UNCHECKED)]
@@ -104,34 +97,36 @@ async def settlements(relay: Relay) -> list[Settlement]:
     ]
 
 
-async def test_a_late_commit_into_a_time_partition_that_was_empty_is_delivered(outbox: Database, relay: Relay) -> None:
-    with psycopg.connect(outbox.url) as late:
+async def test_a_late_commit_into_a_time_partition_that_was_empty_is_delivered(
+    each_outbox: Database, relay: Relay
+) -> None:
+    with psycopg.connect(each_outbox.url) as late:
         ahead = insert(late, TODAY + timedelta(days=5))
-        with psycopg.connect(outbox.url) as connection:
+        with psycopg.connect(each_outbox.url) as connection:
             position = insert(connection, TODAY)
         assert await drained(relay) == [position]
     assert await drained(relay) == [ahead]
 
 
-async def test_an_event_in_a_time_partition_made_later_is_delivered(outbox: Database, relay: Relay) -> None:
-    with psycopg.connect(outbox.url) as connection:
+async def test_an_event_in_a_time_partition_made_later_is_delivered(each_outbox: Database, relay: Relay) -> None:
+    with psycopg.connect(each_outbox.url) as connection:
         connection.execute("select mailboat.ensure_partitions('mailboat.outbox', '40 days')")
         position = insert(connection, TODAY + timedelta(days=39))
     assert await drained(relay) == [position]
 
 
-async def test_an_event_in_a_default_partition_is_delivered(outbox: Database, relay: Relay) -> None:
-    with psycopg.connect(outbox.url) as connection:
+async def test_an_event_in_a_default_partition_is_delivered(each_outbox: Database, relay: Relay) -> None:
+    with psycopg.connect(each_outbox.url) as connection:
         connection.execute("create table mailboat.outbox_rest partition of mailboat.outbox default")
         position = insert(connection, TODAY + timedelta(days=4000))
     assert await drained(relay) == [position]
-    with psycopg.connect(outbox.url) as connection:
+    with psycopg.connect(each_outbox.url) as connection:
         position = insert(connection, TODAY - timedelta(days=4000))
     assert await drained(relay) == [position]
 
 
-async def test_events_of_a_table_that_replaced_the_outbox_are_delivered(outbox: Database, relay: Relay) -> None:
-    with psycopg.connect(outbox.url) as connection:
+async def test_events_of_a_table_that_replaced_the_outbox_are_delivered(each_outbox: Database, relay: Relay) -> None:
+    with psycopg.connect(each_outbox.url) as connection:
         connection.execute("alter table mailboat.outbox rename to former")
         connection.execute("create table mailboat.outbox (like mailboat.former including defaults including generated)")
         connection.execute("create index on mailboat.outbox (xid)")
@@ -139,15 +134,20 @@ async def test_events_of_a_table_that_replaced_the_outbox_are_delivered(outbox: 
     assert await drained(relay) == [position]
 
 
-async def test_empty_time_partitions_are_not_scanned(outbox: Database, relay: Relay) -> None:
-    with psycopg.connect(outbox.url) as connection:
+async def test_empty_time_partitions_are_not_scanned(each_outbox: Database, relay: Relay) -> None:
+    with psycopg.connect(each_outbox.url) as connection:
         position = insert(connection, TODAY)
     assert await drained(relay) == [position]
     for _ in range(10):
         assert (await relay.tick()).quiet
     await relay.store.close(leave=True)
-    # Counts are complete after their sessions have ended, and a moment later on servers before version 15.
-    await await_until(lambda: outbox.execute(_SESSIONS) == [(0,)], what="the sessions to end")
-    await await_until(lambda: outbox.execute(_SCANS)[0][1] > 0, what="the counts")
-    [(ahead, scans)] = outbox.execute(_SCANS)
-    assert ahead == 0, f"{ahead} of {scans} index scans were of time partitions without a row"
+    await await_until(lambda: each_outbox.execute(_SESSIONS) == [(0,)], what="the sessions to end")
+    # A session sends its counts before it ends. A server before version 15 processes them later, in the same order, so
+    # the count of a scan that begins now is the last one.
+    with psycopg.connect(each_outbox.url) as connection:
+        connection.execute("set enable_seqscan = off")
+        connection.execute(f"select from mailboat.outbox_p{TODAY + timedelta(days=1):%Y%m%d} where xid = '1'".encode())
+    await await_until(lambda: each_outbox.execute(_SCANS)[0][0] > 0, what="the count of the last scan")
+    [(ahead, scans)] = each_outbox.execute(_SCANS)
+    assert scans > ahead
+    assert ahead == 1, f"{ahead - 1} index scans of the relay were of time partitions without a row"

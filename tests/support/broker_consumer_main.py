@@ -24,6 +24,7 @@ import os
 import random
 import signal
 import time
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -44,7 +45,7 @@ from mailboat.consumer.pull_statements import Wanted
 from mailboat.consumer.transactions import PsycopgAsync
 from mailboat.delivery.backoff import Backoff
 from support.bare_claims import BareClaims
-from support.consumer_processes import STARTED, Death, Lines, log_to
+from support.consumer_processes import Death, Lines, run_until_terminated
 
 NAME = "faults/billing"
 FAILS = 7
@@ -168,14 +169,5 @@ def engine_of(orders: dict[str, Any]) -> BrokerEngine:
     )
 
 
-def consume(orders: dict[str, Any]) -> None:
-    """Handle events until SIGTERM."""
-    log_to(orders["log"])
-
-    async def until_terminated() -> None:
-        stop = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-        logging.info(STARTED)
-        await engine_of(orders).run(stop)
-
-    asyncio.run(until_terminated())
+consume = partial(run_until_terminated, engine_of)
+"""Handle events until SIGTERM."""

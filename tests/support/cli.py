@@ -74,6 +74,16 @@ async def make_known(database: Database, *manifests: dict[str, Any]) -> list[int
 # ---- relay processes ----------------------------------------------------------------------------------------------
 
 
+def answer(request: str | urllib.request.Request) -> tuple[int, str]:
+    """Return status and body of the response to a request."""
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
 class RunningRelay:
     """``mailboat run`` as a process."""
 
@@ -103,23 +113,13 @@ class RunningRelay:
 
     def get(self, path: str) -> tuple[int, str]:
         assert self.process.poll() is None, f"the relay ended:\n{self._log.read_text()}"
-        try:
-            with urllib.request.urlopen(self.address() + path, timeout=60) as response:
-                return response.status, response.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
+        return answer(self.address() + path)
 
     def put(self, path: str, body: bytes, token: str) -> tuple[int, str]:
         request = urllib.request.Request(
             self.address() + path, data=body, headers={"Authorization": f"Bearer {token}"}, method="PUT"
         )
-        try:
-            with urllib.request.urlopen(request, timeout=60) as response:
-                return response.status, response.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
+        return answer(request)
 
     def wait_ready(self) -> None:
         wait_until(lambda: self.get("/readyz")[0] == 200, timeout=60, what="the relay to be ready")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import multiprocessing
 import os
 import signal
+from collections.abc import Callable
 from typing import Any
 
+from mailboat.consumer.broker.engine import BrokerEngine
 from mailboat.consumer.broker.interfaces import BrokerPoint
 
 FORKS = multiprocessing.get_context("forkserver")
@@ -56,6 +59,19 @@ class Lines:
 
     def add(self, **fields: Any) -> None:
         os.write(self._file, json.dumps({**fields, "pid": os.getpid()}).encode() + b"\n")
+
+
+def run_until_terminated(engine_of: Callable[[dict[str, Any]], BrokerEngine], orders: dict[str, Any]) -> None:
+    """Run the engine of these orders until SIGTERM, in a process of its own."""
+    log_to(orders["log"])
+
+    async def until_terminated() -> None:
+        stop = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+        logging.info(STARTED)
+        await engine_of(orders).run(stop)
+
+    asyncio.run(until_terminated())
 
 
 def log_to(path: str) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, date, datetime
+from typing import Any
 
 import psycopg
 from psycopg import sql
 
+from mailboat.store.connection import PostgresConnection
 from mailboat.store.schema.migrate import migrate
 from mailboat_devservers.postgres import Database, PostgresServer
 from support.wait import until_midnight_is_over
@@ -43,6 +45,16 @@ def _template(server: PostgresServer) -> str:
 async def _migrate(url: str) -> None:
     async with await psycopg.AsyncConnection.connect(url) as connection:
         await migrate(connection, OUTBOX)
+
+
+@asynccontextmanager
+async def connected(url: str, name: str = "test", **options: Any) -> AsyncIterator[PostgresConnection]:
+    """Open a connection of the store, and close it after the block."""
+    link = await PostgresConnection.open(lambda: url, name, **options)
+    try:
+        yield link
+    finally:
+        await link.close()
 
 
 @contextmanager

@@ -44,6 +44,14 @@ def event_subscription(
     return _resource("EventSubscription", name, namespace, metadata, spec)
 
 
+def consumed(
+    name: str = "billing", source: Mapping[str, Any] | None = None, *, namespace: str | None = "shop", **spec: Any
+) -> Manifest:
+    """Return an EventSubscription that reads a broker, by default the topic of ``kafka_sink``."""
+    spec = {"source": dict(source or kafka_sink()), "sink": {"pull": {}}, **spec}
+    return _resource("EventSubscription", name, namespace, None, spec)
+
+
 def declared(name: str = "all", **spec: Any) -> EventSubscription:
     """Return an EventSubscription in the form that stores declare."""
     return EventSubscription.model_validate(event_subscription(name, **spec))

@@ -7,13 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from support.cli import answer
 from support.manifests import Manifest, event_subscription, kafka_sink, outbox_relay
 from support.wait import wait_until
 
@@ -77,12 +76,7 @@ class RunningOperator:
         )
 
     def get(self, path: str) -> tuple[int, str]:
-        try:
-            with urllib.request.urlopen(f"http://{self.address('health')}{path}", timeout=60) as response:
-                return response.status, response.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
+        return answer(f"http://{self.address('health')}{path}")
 
     def wait_ready(self) -> None:
         wait_until(lambda: self.get("/readyz")[0] == 200, timeout=60, what=f"{self.name} to be ready ({self._log})")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import signal
+from functools import partial
 from typing import Any
 
 from mailboat.consumer.broker.decode import decode
@@ -23,7 +23,7 @@ from mailboat.consumer.handlers import handler
 from mailboat.consumer.received_event import Event
 from mailboat.delivery.backoff import Backoff
 from mailboat.sinks.pubsub.channel import PubSubEndpoint
-from support.consumer_processes import Death, log_to
+from support.consumer_processes import Death, run_until_terminated
 
 LEASE = 2
 
@@ -66,13 +66,5 @@ def engine_of(orders: dict[str, Any]) -> BrokerEngine:
     )
 
 
-def consume(orders: dict[str, Any]) -> None:
-    """Handle events until SIGTERM. ``orders``: host, redis, consumer, effects, log."""
-    log_to(orders["log"])
-
-    async def until_terminated() -> None:
-        stop = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-        await engine_of(orders).run(stop)
-
-    asyncio.run(until_terminated())
+consume = partial(run_until_terminated, engine_of)
+"""Handle events until SIGTERM. ``orders``: host, redis, consumer, effects, log."""

@@ -9,11 +9,12 @@ import psycopg
 from psycopg.rows import namedtuple_row
 from psycopg.types.json import Jsonb
 
-from mailboat.store.connection import PostgresConnection
 from mailboat.store.subscription_rows import declare_pulled
 from mailboat.store.table import TableLayout
 from mailboat_devservers.postgres import Database
 from mailboat_spec import EventSubscription
+from support.databases import connected
+from support.manifests import event_subscription
 
 NAME = "shop/view"
 SOON = {"initial": "1ms", "max": "1ms", "jitter": 0.0}
@@ -22,29 +23,16 @@ SOON = {"initial": "1ms", "max": "1ms", "jitter": 0.0}
 def subscription(name: str = "view", namespace: str = "shop", **spec: Any) -> EventSubscription:
     """Return an EventSubscription shop/view with ``sink: {pull: {}}``, one partition and no waits."""
     delivery = {"backoff": SOON, **spec.pop("delivery", {})}
+    spec = {"partitions": 1, "delivery": delivery, **spec}
     return EventSubscription.model_validate(
-        {
-            "apiVersion": "mailboat.dev/v1alpha1",
-            "kind": "EventSubscription",
-            "metadata": {"name": name, "namespace": namespace},
-            "spec": {
-                "relayRef": {"name": "orders"},
-                "sink": {"pull": {}},
-                "partitions": 1,
-                "delivery": delivery,
-                **spec,
-            },
-        }
+        event_subscription(name, spec.pop("sink", {"pull": {}}), namespace=namespace, **spec)
     )
 
 
 def declare(database: Database, layout: TableLayout | None = None, **spec: Any) -> None:
     async def run() -> None:
-        link = await PostgresConnection.open(lambda: database.url, "test")
-        try:
+        async with connected(database.url, "test") as link:
             await declare_pulled(link, layout or TableLayout(), [subscription(**spec)])
-        finally:
-            await link.close()
 
     asyncio.run(run())
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 import threading
 import time
-from types import TracebackType
 from typing import Any, Self
 
 import psycopg
@@ -129,9 +128,7 @@ class Racers:
             thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ending.set()
         for thread in self._threads:
             thread.join(timeout=30)

@@ -26,7 +26,7 @@ from mailboat_spec import EventSubscription, Format, full_name
 from support.ledger import sequence_of
 from support.manifests import declared
 from support.memory_outbox import MemoryOutbox, MemoryStore
-from support.virtual_time import now, until
+from support.virtual_time import now, runner_loop, until
 
 BACKOFF = Backoff(initial=1.0, factor=2.0, ceiling=8.0, jitter=0.2)
 TIMINGS = Timings(beat_every=0.5, lease_ttl=5.0, overdue_after=1.0, grace=3.0)
@@ -84,9 +84,17 @@ class Fleet:
     # -- relays ------------------------------------------------------------------------------------------------------
 
     def start(self, name: str = "relay") -> RunningRelay:
+        """Start a relay. If it still runs at the end of the test, it is stopped, like by SIGTERM."""
+        runner_loop().at_end.append(self._stop_all)
         stop = asyncio.Event()
         relay = RunningRelay(name, asyncio.ensure_future(self._life(name, stop)), stop)
         self.relays[name] = relay
+        return relay
+
+    async def started(self, name: str = "relay") -> RunningRelay:
+        """Start a relay and wait until it owns a partition."""
+        relay = self.start(name)
+        await until(lambda: relay.session is not None and relay.session.owned, "ownership")
         return relay
 
     async def _life(self, name: str, stop: asyncio.Event) -> None:
@@ -148,6 +156,10 @@ class Fleet:
         relay.stop.set()
         await relay.task
         del self.relays[name]
+
+    async def _stop_all(self) -> None:
+        for name in list(self.relays):
+            await self.stop(name)
 
     async def kill(self, name: str = "relay") -> None:
         """End a relay, like SIGKILL: no settlement, no release."""

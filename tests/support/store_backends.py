@@ -20,13 +20,13 @@ from psycopg.types.json import Jsonb
 from mailboat.errors import LeaseLost
 from mailboat.store.admin.dead_letters import candidates, plan, replay
 from mailboat.store.admin.selection import Match
-from mailboat.store.connection import PostgresConnection
 from mailboat.store.outbox_store import OutboxStore, Subscription
 from mailboat.store.postgres import PostgresStore
 from mailboat.store.settings import RelayIdentity, StoreSettings
 from mailboat.store.table import TableLayout
 from mailboat_devservers.postgres import Database
 from mailboat_spec import EventSubscription
+from support.databases import connected
 from support.manifests import declared
 from support.memory_outbox import MemoryOutbox, MemoryStore, Transaction
 from support.wait import await_until
@@ -175,13 +175,10 @@ class PostgresWorld:
             connection.execute(statement, {"by": forward})
 
     async def replay_all(self) -> None:
-        link = await PostgresConnection.open(lambda: self.database.url, "replay")
-        try:
+        async with connected(self.database.url, "replay") as link:
             outbox = str(self._layout.table)
             found = await candidates(link, Match(outbox), replayed=False, limit=None)
             await replay(link, outbox, plan(found).replay, again=False)
-        finally:
-            await link.close()
 
     def row_versions(self) -> list[tuple[Any, ...]]:
         """Return the versions of all rows of Mailboat's tables. A write changes xmin and ctid, a row lock changes xmax.

@@ -11,7 +11,6 @@ import subprocess
 import termios
 import threading
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Self
 
 CTRL_C = b"\x03"
@@ -69,9 +68,7 @@ class Terminal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.press(CTRL_C)
             try:

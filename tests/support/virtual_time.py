@@ -52,6 +52,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._jumping = _Jumping()
         super().__init__(self._jumping)
+        self.at_end: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        """Called after the test, in `in_virtual_time`."""
         numbers = itertools.count(1)
         self.set_task_factory(
             lambda loop, coroutine, **options: _NumberedTask(coroutine, loop=loop, number=next(numbers), **options)
@@ -59,6 +61,12 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._jumping.passed
+
+
+def runner_loop() -> VirtualTimeLoop:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    return loop
 
 
 def now() -> datetime:
@@ -81,6 +89,8 @@ def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P,
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         async def whole() -> None:
             await test(*args, **kwargs)
+            for end in runner_loop().at_end:
+                await end()
             left = asyncio.all_tasks() - {asyncio.current_task()}
             assert not left, f"the test left tasks behind: {left}"
 
