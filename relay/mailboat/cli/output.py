@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -32,6 +32,24 @@ def columns(header: Sequence[str], rows: Iterable[Sequence[str]], gap: int = 3) 
 def moment(time: datetime | None) -> str:
     """Format a time in UTC, to the second."""
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if time is not None else "-"
+
+
+def field_lines(fields: Mapping[str, object]) -> list[str]:
+    """Return one aligned line per field, safe for a terminal."""
+    width = max(map(len, fields))
+    return [f"{name.replace('_', ' '):<{width}}  {_field(value)}" for name, value in fields.items()]
+
+
+def _field(value: object) -> str:
+    if value is None or value in ([], {}):
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return safe(", ".join(map(str, value)))
+    if isinstance(value, dict):
+        return safe(json.dumps(value, ensure_ascii=False))
+    return moment(value) if isinstance(value, datetime) else safe(str(value))
 
 
 def json_row(row: Any) -> str:
