@@ -28,8 +28,8 @@ from mailboat_operator.controller.parse import (
 from mailboat_operator.controller.status_report import StatusReport
 from mailboat_operator.controller.status_writer import StatusWriter
 from mailboat_operator.kube.client import CONFIG_MAP, RELAY, Forbidden, Key, Kind, KubeError, Object, Throttled
-from mailboat_operator.relays.http_client import Signer
 from mailboat_operator.relays.reports import Answer, partitions_of
+from mailboat_operator.relays.signing_keys import Signing
 from mailboat_operator.relays.state import RelayStates
 from mailboat_operator.resources import CHILD_KINDS, desired
 from mailboat_operator.resources.configmap import Configuration, configuration_in, next_configuration, too_large
@@ -69,7 +69,7 @@ class Reconciler:
     status_writer: StatusWriter
     report: StatusReport
     missing: MissingRelay
-    signing: Signer
+    signing: Signing
     image: RelayImage
     interval: float
     wall_clock: Callable[[], float] = time.time
