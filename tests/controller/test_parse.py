@@ -61,5 +61,5 @@ UNREADABLE = Configuration(5, configuration(subscription()).text.replace('"log":
     ],
 )
 def test_what_relays_know_is_found_or_known_to_be_lost(found, written, told, answers, form, lost):
-    result = find_last_valid_form(found, RELAY, written, told, answers)
-    assert (result.form is not None, result.lost) == (form, lost)
+    found_form, is_lost = find_last_valid_form(found, RELAY, written, told, answers)
+    assert (found_form is not None, is_lost) == (form, lost)

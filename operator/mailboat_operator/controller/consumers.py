@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from mailboat_operator.controller.cache import ResourceCache
-from mailboat_operator.controller.parse import parse_consumer
+from mailboat_operator.controller.parse import parse_subscription
 from mailboat_operator.controller.status_writer import StatusWriter
 from mailboat_operator.kube.client import SUBSCRIPTION, Key
 from mailboat_operator.metrics import Metrics
@@ -44,7 +44,7 @@ class Consumers:
         if not (subscriptions := self.cache.subscriptions_of(key)):
             return None  # pods refer to a subscription that does not exist, or that reads an outbox
         (found,) = subscriptions
-        read = parse_consumer(found)
+        read = parse_subscription(found)
         metadata, before = found["metadata"], found.get("status") or {}
         name = f"{metadata['namespace']}/{metadata['name']}"
         pods = [pod for pod in self.cache.consumer_pods_of(key) if pod.alive]
