@@ -49,7 +49,8 @@ from mailboat_operator.relays.state import ConfigPush, RelayStates
 from mailboat_operator.resources import CHILD_KINDS, desired
 from mailboat_operator.resources.configmap import Configuration, configuration_in
 from mailboat_operator.resources.pod import CONTAINER, RelayImage, relay_labels
-from mailboat_spec import OutboxRelay, read_documents
+from mailboat_spec import OutboxRelay
+from mailboat_spec.documents import read_document
 from mailboat_spec.relay_status import read_process_status
 from support.manifests import Manifest, event_subscription, outbox_relay
 from support.relay_statuses import process_status
@@ -381,11 +382,11 @@ async def test_a_subscription_is_read_once_per_version_and_beside_the_loop(monke
         cache.saw(SUBSCRIPTION, subscription(f"s{number}"))
     threads = []
 
-    def counted(documents):
+    def counted(source, body):
         threads.append(threading.current_thread())
-        return read_documents(documents)
+        return read_document(source, body)
 
-    monkeypatch.setattr(parse, "read_documents", counted)
+    monkeypatch.setattr(parse, "read_document", counted)
     await reconciler.reconcile(KEY)
     before = configuration_in(cache.child(CONFIG_MAP, KEY))
     threads.clear()  # the first reconcile wrote statuses, so the cached objects have new versions
