@@ -16,6 +16,7 @@ from mailboat.store.admin.overview import KnownSubscription, Waiting
 from mailboat.terminal_escapes import safe
 from mailboat_spec import EventSubscription, full_name
 from mailboat_spec.consumer_report import ConsumerReport
+from mailboat_spec.relay_status import as_json
 
 HEADER = ("READY", "NAME", "SINK", "OWNED", "LAG", "OLDEST", "PARKED", "DEAD", "RATE")
 _RELAYS_SHOWN = 5
@@ -31,10 +32,10 @@ class StatusLine:
     partitions: int
     owners: Mapping[int, str] = field(default_factory=dict)
     """Partition -> relay."""
-    held: int = 0
+    held: int = field(default=0, metadata={"wire": False})
     """Number of partitions that consumers behind a broker hold."""
     lag: int | None = None
-    bounded: bool = False
+    lag_bounded: bool = False
     oldest_age: float | None = None
     parked: int | None = None
     dead: int | None = None
@@ -76,7 +77,7 @@ class StatusLine:
             self.name,
             self.sink or "-",
             f"{self.owned}/{self.partitions}",
-            "-" if self.lag is None else f"{self.lag}{'+' if self.bounded else ''}",
+            "-" if self.lag is None else f"{self.lag}{'+' if self.lag_bounded else ''}",
             age(self.oldest_age),
             "-" if self.parked is None else str(self.parked),
             "-" if self.dead is None else str(self.dead),
@@ -84,25 +85,7 @@ class StatusLine:
         )
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "ready": self.ready,
-            "state": self.state,
-            "sink": self.sink,
-            "owned": self.owned,
-            "owners": {str(partition): relay for partition, relay in sorted(self.owners.items())},
-            "partitions": self.partitions,
-            "lag": self.lag,
-            "lagBounded": self.bounded,
-            "oldestAge": self.oldest_age,
-            "parked": self.parked,
-            "dead": self.dead,
-            "rate": self.rate,
-            "sinkReachable": self.sink_reachable,
-            "lastError": self.last_error,
-            "lastErrorAge": self.last_error_age,
-            "orphaned": self.orphaned,
-        }
+        return {"name": self.name, "ready": self.ready, "owned": self.owned, **as_json(self)}
 
 
 def overview_text(lines: Sequence[StatusLine], width: int) -> list[str]:
@@ -162,7 +145,7 @@ def _added_up(name: str, told: Sequence[tuple[str, Mapping[str, Any]]]) -> Statu
         owners={owned["partition"]: relay for relay, part in told for owned in part["owned"]},
         partitions=max(part["partitions"] for part in parts),
         lag=sum(part["lag"] for part in parts),
-        bounded=any(part["lagBounded"] for part in parts),
+        lag_bounded=any(part["lagBounded"] for part in parts),
         oldest_age=max(ages, default=None),
         parked=sum(part["parked"] for part in parts),
         dead=max(part["dead"] for part in parts),
@@ -192,7 +175,7 @@ def _consumed(name: str, parts: Sequence[ConsumerReport]) -> StatusLine:
         partitions=held,
         held=held,
         lag=whole(part.lag for part in parts),
-        bounded=any(part.lag_bounded for part in parts),
+        lag_bounded=any(part.lag_bounded for part in parts),
         oldest_age=max((part.oldest_age for part in parts if part.oldest_age is not None), default=None),
         parked=whole(part.parked for part in parts),
         dead=whole(part.dead for part in parts),
@@ -231,7 +214,7 @@ def from_database(known: KnownSubscription, waiting: Waiting, manifests: Iterabl
         owners=known.owners,
         partitions=known.partitions,
         lag=waiting.lag,
-        bounded=waiting.bounded,
+        lag_bounded=waiting.bounded,
         oldest_age=waiting.oldest_age,
         parked=waiting.parked,
         dead=waiting.dead,
