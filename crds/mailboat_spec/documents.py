@@ -85,6 +85,24 @@ def read_documents(documents: Iterable[tuple[str, object]]) -> Manifests:
     )
 
 
+def read_document(source: str, body: Mapping[str, Any]) -> OutboxRelay | EventSubscription:
+    """Validate one resource of the API server, without the others that it refers to. Raise ``SpecError``."""
+    problems: list[Problem] = []
+    kind = _kind(source, body, problems)
+    resource = _resource(source, kind, body, problems) if kind is not None else None
+    if resource is None or problems:
+        raise SpecError(tuple(problems))
+    return resource
+
+
+def serves_another(relay: str, other: str | None) -> str:
+    """Return the message for a second subscription of a relay with tracking Rows."""
+    return (
+        f'"{relay}" has tracking Rows, which serves one subscription, and {other} uses it already: '
+        "remove one, or use tracking Log"
+    )
+
+
 def _opened(documents: Iterable[tuple[str, object]]) -> Iterator[tuple[str, object]]:
     for source, body in documents:
         if body is None:
@@ -186,12 +204,7 @@ def _shared_rows(read: list[_Document]) -> Iterator[Problem]:
         if document.kind == SUBSCRIPTION_KIND and wanted is not None and (document.namespace, wanted) in by_rows:
             before = first.setdefault((document.namespace, wanted), document.name)
             if before != document.name:
-                yield Problem(
-                    document.source,
-                    "spec.relayRef.name",
-                    f'"{wanted}" has tracking Rows, which serves one subscription, and {before} uses it already: '
-                    "remove one, or use tracking Log",
-                )
+                yield Problem(document.source, "spec.relayRef.name", serves_another(wanted, before))
 
 
 def _text_at(body: object, *path: str) -> str | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import sys
 from collections.abc import Callable
 from importlib.metadata import version as installed_version
@@ -16,14 +15,10 @@ from typing import Any, Final, NoReturn
 import click
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
-from mailboat_operator.controller.controller import ControllerSettings, run_controller
-from mailboat_operator.kube.client import Kube, NoCluster
+from mailboat_operator.kube.client import NoCluster
 from mailboat_operator.leader_election import LeadershipLost
-from mailboat_operator.metrics import Metrics
-from mailboat_operator.process import LeaderWork, StartFailed, run_process
-from mailboat_operator.relays.signing_keys import Signing
-from mailboat_operator.resources.pod import RelayImage
-from mailboat_operator.settings import Setting, Settings, SettingsError, all_settings, read_settings
+from mailboat_operator.process import StartFailed, run_process
+from mailboat_operator.settings import Setting, SettingsError, all_settings, read_settings
 from mailboat_spec import structured_logs
 from mailboat_spec.redaction import redact
 
@@ -79,7 +74,7 @@ def run(**given: Any) -> None:
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
     try:
-        asyncio.run(run_process(settings, _core(Metrics(registry)), registry))
+        asyncio.run(run_process(settings, registry))
     except NoCluster as error:
         _fail(str(error), NO_CLUSTER)
     except StartFailed as error:
@@ -90,21 +85,6 @@ def run(**given: Any) -> None:
     except Exception:
         log.critical("Operator failed unexpectedly", exc_info=True)
         sys.exit(1)
-
-
-def _core(metrics: Metrics) -> LeaderWork:
-    """Return the leader's work. Its metrics exist before this process leads, so a standby replica reports 0."""
-
-    async def lead(kube: Kube, settings: Settings, signing: Signing) -> None:
-        core = ControllerSettings(
-            image=RelayImage(settings.relay_image, settings.relay_image_pull_policy.value),
-            namespaces=settings.namespaces,
-            instance=settings.identity or socket.gethostname(),
-            status_interval=settings.status_interval.seconds,
-        )
-        await run_controller(kube, core, signing, metrics)
-
-    return lead
 
 
 def _fail(message: str, code: int) -> NoReturn:

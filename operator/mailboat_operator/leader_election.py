@@ -165,8 +165,11 @@ class Election:
             log.warning("Leader lease not released, it expires", extra={"error": str(error)})
 
     async def _give_back(self, held: Object) -> None:
-        spec = {**held["spec"], "holderIdentity": None, "leaseDurationSeconds": 1, "renewTime": _now()}
-        await self._kube.replace(LEASE, {**held, "spec": spec})
+        await self._update(held, holderIdentity=None, leaseDurationSeconds=1)
+
+    async def _update(self, lease: Object, **changes: object) -> Object:
+        spec = {**lease["spec"], **changes, "renewTime": _now()}
+        return await self._kube.replace(LEASE, {**lease, "spec": spec})
 
     async def _take(self) -> bool:
         started = self._clock()
@@ -198,12 +201,10 @@ class Election:
         return True
 
     async def _renew(self) -> None:
-        held = self._held
-        if held is None:
+        if self._held is None:
             raise LeadershipLost("this process does not lead")
-        spec = {**held["spec"], "renewTime": _now()}
         try:
-            self._held = await self._kube.replace(LEASE, {**held, "spec": spec})
+            self._held = await self._update(self._held)
         except (Conflict, NotFound):
             await self._look_again()
 
@@ -221,7 +222,7 @@ class Election:
         if holder != self.identity:
             self._held = None
             raise LeadershipLost(f"{holder or 'nobody'} holds the Lease {self._namespace}/{self._name} now")
-        self._held = await self._kube.replace(LEASE, {**lease, "spec": {**lease["spec"], "renewTime": _now()}})
+        self._held = await self._update(lease)
 
     def _claim(self, lease: Object | None) -> Object:
         before = (lease or {}).get("spec") or {}

@@ -22,10 +22,12 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 
+from mailboat_operator.controller.controller import ControllerSettings, run_controller
 from mailboat_operator.health import Health
 from mailboat_operator.http_server import HttpServer
 from mailboat_operator.kube.client import Kube, KubeError
 from mailboat_operator.leader_election import Election, Timing
+from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.signing_keys import Signing, SigningKeyRotation
 from mailboat_operator.resources.pod import RelayImage
 from mailboat_operator.settings import Address, Settings, WebhookCerts
@@ -43,9 +45,6 @@ _END_IN_ORDER_WITHIN: Final = 10.0
 LOOK_EVERY: Final = 30.0
 _TRY_AGAIN_AFTER: Final = 1.0
 
-LeaderWork = Callable[[Kube, Settings, Signing], Awaitable[None]]
-"""The leader's work. It runs until it is cancelled."""
-
 
 class StartFailed(Exception):
     """The process can't start; the message contains the remedy."""
@@ -59,11 +58,12 @@ def identity_of(settings: Settings) -> str:
 class Operator:
     """One operator process. Call ``run`` once."""
 
-    def __init__(self, settings: Settings, core: LeaderWork, registry: CollectorRegistry) -> None:
+    def __init__(self, settings: Settings, registry: CollectorRegistry) -> None:
         self._settings = settings
-        self._core = core
         self._registry = registry
         self._served = ServedCertificate()
+        # The metrics of the core exist before this process leads, so a standby replica reports 0.
+        self._core_metrics = Metrics(registry)
         self._metrics = InjectionMetrics(registry)
         self._metrics.certificate_ends.set_function(lambda: self._served.ends)
         self._stopping = False
@@ -170,12 +170,11 @@ class Operator:
         async def look() -> None:
             signing.use(await keys.rotate())
 
-        async def core() -> None:
-            await self._core(kube, self._settings, signing)
-
         # Signing keys need maintenance to stay usable, so neither task runs without the other.
         tasks = [
-            asyncio.create_task(core(), name="core"),
+            asyncio.create_task(
+                run_controller(kube, ControllerSettings.of(self._settings), signing, self._core_metrics), name="core"
+            ),
             asyncio.create_task(run_periodically("the signing keys", look), name="signing keys"),
         ]
         try:
@@ -222,8 +221,8 @@ async def _end(tasks: list[asyncio.Task[None]], election: Election) -> None:
     await election.release()
 
 
-async def run_process(settings: Settings, core: LeaderWork, registry: CollectorRegistry) -> None:
+async def run_process(settings: Settings, registry: CollectorRegistry) -> None:
     """Run until a stop signal. Raises ``LeadershipLost``, ``StartFailed``, ``KubeError``, or an unexpected error."""
     stop = asyncio.Event()
     stop_on_signals(stop, log)
-    await Operator(settings, core, registry).run(stop)
+    await Operator(settings, registry).run(stop)

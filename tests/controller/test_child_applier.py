@@ -6,6 +6,7 @@ import base64
 import json
 import threading
 from collections import Counter
+from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
 import pytest
@@ -43,16 +44,19 @@ from mailboat_operator.relays.http_client import PushResponse, RelayClient
 from mailboat_operator.relays.pods import relay_pod
 from mailboat_operator.relays.poll import PollTimeouts
 from mailboat_operator.relays.reports import Answer
+from mailboat_operator.relays.signing_keys import Signing, turned
 from mailboat_operator.relays.state import ConfigPush, RelayStates
 from mailboat_operator.resources import CHILD_KINDS, desired
 from mailboat_operator.resources.configmap import Configuration, configuration_in
 from mailboat_operator.resources.pod import CONTAINER, RelayImage, relay_labels
-from mailboat_spec import OutboxRelay, read_documents
+from mailboat_spec import OutboxRelay
+from mailboat_spec.documents import read_document
 from mailboat_spec.relay_status import read_process_status
 from support.manifests import Manifest, event_subscription, outbox_relay
 from support.relay_statuses import process_status
 
 IMAGE = RelayImage("mailboat-relay:1")
+SIGNING = Signing(turned(None, datetime.now(UTC)))
 KEY = ("shop", "orders")
 FleetT = TypeVar("FleetT", bound=RelayStates)
 
@@ -92,14 +96,6 @@ class Server(Kube):
         self._version += 1
         metadata = {"uid": f"u-{body['kind']}", **body["metadata"], "resourceVersion": str(self._version)}
         return {**body, "metadata": metadata}
-
-
-class Keys:
-    def public_keys(self):
-        return "keys"
-
-    def token(self, audience, method, path, body):
-        return "token"
 
 
 class Recorder(RelayStates):
@@ -259,11 +255,11 @@ class LeaderWork(Generic[FleetT]):
         metrics = Metrics(self.registry)
         self.keeper = ChildApplier(self.server, self.world, metrics)
         self.reporter = StatusWriter(self.server, self.world, metrics, "test")
-        self.fleet = relays(client or RelayClient(Keys()), metrics, PollTimeouts())
+        self.fleet = relays(client or RelayClient(SIGNING), metrics, PollTimeouts())
         report = StatusReport(self.world, self.reporter, metrics)
         missing = MissingRelay(self.world, self.fleet, self.reporter, 5.0)
         self.reconciler = Reconciler(
-            self.world, self.keeper, self.fleet, self.reporter, report, missing, Keys(), IMAGE, 5.0
+            self.world, self.keeper, self.fleet, self.reporter, report, missing, SIGNING, IMAGE, 5.0
         )
 
 
@@ -386,11 +382,11 @@ async def test_a_subscription_is_read_once_per_version_and_beside_the_loop(monke
         cache.saw(SUBSCRIPTION, subscription(f"s{number}"))
     threads = []
 
-    def counted(documents):
+    def counted(source, body):
         threads.append(threading.current_thread())
-        return read_documents(documents)
+        return read_document(source, body)
 
-    monkeypatch.setattr(parse, "read_documents", counted)
+    monkeypatch.setattr(parse, "read_document", counted)
     await reconciler.reconcile(KEY)
     before = configuration_in(cache.child(CONFIG_MAP, KEY))
     threads.clear()  # the first reconcile wrote statuses, so the cached objects have new versions
@@ -411,7 +407,7 @@ class Wire(RelayClient):
     """Replaces HTTP by one relay in this process that applies pushed configurations."""
 
     def __init__(self, relay: ConfigSource) -> None:
-        super().__init__(Keys())
+        super().__init__(SIGNING)
         self.relay = relay
 
     async def status(self, pod, relay, partitions):
@@ -472,7 +468,7 @@ async def test_a_relay_that_knows_a_newer_assignment_speaks_for_all_of_them():
             asked.append(assignment.generation)
             return PushResponse(409, "a newer one is known")
 
-    relays = RelayStates(Client(Keys()), Metrics(CollectorRegistry()), PollTimeouts(), wall_clock=lambda: 1_000.0)
+    relays = RelayStates(Client(SIGNING), Metrics(CollectorRegistry()), PollTimeouts(), wall_clock=lambda: 1_000.0)
     report = {"relays": [{"name": "shop/orders", "databaseReachable": True, "subscriptions": [{"name": "shop/out"}]}]}
     pods = [relay_pod(named_pod(f"orders-relay-{number}")) for number in range(100)]
     answers = [Answer(pod.name, read_process_status(json.dumps(report).encode())) for pod in pods]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mailboat_operator.controller.parse import find_last_valid_form
+from mailboat_operator.controller.parse import SubscriptionParser, find_last_valid_form
 from mailboat_operator.relays.reports import Answer
 from mailboat_operator.resources.configmap import Configuration, item, next_configuration
 from mailboat_spec import EventSubscription, OutboxRelay
@@ -61,5 +61,20 @@ UNREADABLE = Configuration(5, configuration(subscription()).text.replace('"log":
     ],
 )
 def test_what_relays_know_is_found_or_known_to_be_lost(found, written, told, answers, form, lost):
-    result = find_last_valid_form(found, RELAY, written, told, answers)
-    assert (result.form is not None, result.lost) == (form, lost)
+    found_form, is_lost = find_last_valid_form(found, RELAY, written, told, answers)
+    assert (found_form is not None, is_lost) == (form, lost)
+
+
+def test_a_relay_with_tracking_rows_serves_the_first_valid_subscription_only():
+    def resource(name, **changes):
+        return event_subscription(name, metadata={"uid": name, "resourceVersion": "1"}) | changes
+
+    rows = OutboxRelay.model_validate(outbox_relay(outbox={"tracking": "Rows"}))
+    found = [resource("a", spec={"nonsense": True}), resource("b"), resource("c")]
+    invalid, first, second = SubscriptionParser().read(rows, found)
+    assert (invalid.subscription, first.problem, second.subscription) == (None, "", None)
+    assert "nonsense: unknown field" in invalid.problem
+    assert second.problem.startswith('spec.relayRef.name: "orders" has tracking Rows')
+    assert "and b uses it already" in second.problem
+    parsed = SubscriptionParser().read(OutboxRelay.model_validate(outbox_relay()), found)
+    assert [each.subscription is not None for each in parsed] == [False, True, True]

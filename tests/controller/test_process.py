@@ -31,7 +31,7 @@ class Keys:
         return turned(None, datetime.now(UTC))
 
 
-async def test_a_leader_whose_signing_keys_nobody_looks_after_any_more_ends():
+async def test_a_leader_whose_signing_keys_nobody_looks_after_any_more_ends(monkeypatch):
     began, ended = asyncio.Event(), asyncio.Event()
 
     async def core(*_):
@@ -43,7 +43,8 @@ async def test_a_leader_whose_signing_keys_nobody_looks_after_any_more_ends():
 
     keys: Any = Keys(began)
     nothing: Any = None
-    operator = Operator(SETTINGS, core, CollectorRegistry())
+    monkeypatch.setattr("mailboat_operator.process.run_controller", core)
+    operator = Operator(SETTINGS, CollectorRegistry())
     with pytest.raises(RuntimeError, match="nobody thought of this"):
         async with asyncio.timeout(10):
             await operator._work(nothing, keys)

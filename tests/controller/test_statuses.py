@@ -264,9 +264,7 @@ def test_kubernetes_word_about_a_pod_replaces_the_guess_about_the_network():
 
 
 def pod(name, **changes):
-    plain = RelayPod(
-        "shop", name, f"uid-{name}", "", "10.0.0.1:9808", True, True, False, False, False, True, frozenset()
-    )
+    plain = RelayPod("shop", name, f"uid-{name}", "10.0.0.1:9808", True, True, False, False, False, True, frozenset())
     return replace(plain, **changes)
 
 

@@ -12,7 +12,7 @@ from click import Context
 from sqlalchemy import create_engine
 
 from mailboat.cli.main import main
-from mailboat.http.metrics import Metrics
+from mailboat.http.metrics import Metrics, StatusCollector
 from mailboat_devservers.postgres import Database
 from support.markdown import blocks
 from support.relay_statuses import relay
@@ -97,7 +97,7 @@ def test_the_options_of_the_unit_and_of_the_container_exist() -> None:
 
 
 def test_the_metrics_that_are_named_exist() -> None:
-    rendered = Metrics(lambda: [relay()]).render("")[0].decode()
+    rendered = Metrics(StatusCollector(lambda: [relay()])).render("")[0].decode()
     page = (DOCS / "how-to-grafana.md").read_text(encoding="utf-8")
     for name in set(re.findall(r"`(mailboat_\w+)`", page)):
         assert f"\n# TYPE {name} " in rendered, name

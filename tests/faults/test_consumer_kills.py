@@ -171,6 +171,29 @@ def test_consumers_are_killed_at_random_while_writers_race(
     print(f"{written}, {kills} kills of {started} consumers: 0 lost, 0 twice, 0 out of order")  # noqa: T201 - shown with -s
 
 
+def test_an_event_that_kills_the_process_is_given_up(outbox: Database) -> None:
+    spec = {**SPEC, "partitions": 1, "delivery": {**SPEC["delivery"], "maxAttempts": 2}}
+    ledger = Ledger()
+    feed(outbox, ledger, 0, 5)
+    with psycopg.connect(outbox.url) as connection:
+        emit(connection, "lethal", payload("lethal", 1), key="lethal")
+    feed(outbox, ledger, 5, 5)
+    with Consumers(outbox.url, spec) as consumers:
+        current = consumers.start()
+
+        def restarted_until_done() -> bool:
+            nonlocal current
+            if current.poll() is not None:
+                current = consumers.start()
+            return outbox.execute("select count(*) from mailboat.dead_letters") == [(1,)] and is_settled(outbox)
+
+        wait_until(restarted_until_done, timeout=120, what="the lethal event to be given up")
+    assert outbox.execute("select reason, attempts, event_type from mailboat.dead_letters") == [
+        ("ConsumerDied", 2, "lethal")
+    ]
+    check_effects(outbox, ledger)
+
+
 @pytest.mark.verify
 @pytest.mark.timeout(600)
 def test_a_failover_loses_and_doubles_nothing_and_does_not_hold_up_retention(

@@ -12,16 +12,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from mailboat_operator.controller.cache import ResourceCache
-from mailboat_operator.controller.parse import parse_consumer
+from mailboat_operator.controller.parse import parse_subscription
 from mailboat_operator.controller.status_writer import StatusWriter
 from mailboat_operator.kube.client import SUBSCRIPTION, Key
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.http_client import RelayClient
-from mailboat_operator.relays.pods import ConsumerPod
 from mailboat_operator.relays.poll import PodPoll, PollTimeouts
-from mailboat_operator.relays.reports import ConsumerAnswer
 from mailboat_operator.relays.totals import RestartTotals
 from mailboat_operator.status.consumer import ConsumerFacts, consumer_status
+from mailboat_spec.consumer_report import ConsumerReport
 
 
 @dataclass(slots=True)
@@ -35,7 +34,7 @@ class Consumers:
     patience: PollTimeouts
     interval: float
     wall_clock: Callable[[], float] = time.time
-    _polls: dict[Key, PodPoll[ConsumerAnswer]] = field(default_factory=dict, init=False)
+    _polls: dict[Key, PodPoll[ConsumerReport]] = field(default_factory=dict, init=False)
     _dead: RestartTotals = field(default_factory=RestartTotals, init=False)
 
     async def reconcile(self, key: Key) -> float | None:
@@ -45,17 +44,12 @@ class Consumers:
         if not (subscriptions := self.cache.subscriptions_of(key)):
             return None  # pods refer to a subscription that does not exist, or that reads an outbox
         (found,) = subscriptions
-        read = parse_consumer(found)
+        read = parse_subscription(found)
         metadata, before = found["metadata"], found.get("status") or {}
         name = f"{metadata['namespace']}/{metadata['name']}"
         pods = [pod for pod in self.cache.consumer_pods_of(key) if pod.alive]
-
-        def late(pod: ConsumerPod) -> ConsumerAnswer:
-            return ConsumerAnswer(pod.name, None, "was not asked yet: other pods take too long to answer")
-
-        polling = self._polls.setdefault(key, PodPoll(self.patience))
-        polled = await polling.poll(pods, lambda pod: self.client.consumer_status(pod, name), late)
-        answers = [each.recent or each.answer for each in polled]
+        polling = self._polls.setdefault(key, PodPoll(self.patience, "pods"))
+        answers = await polling.poll(pods, lambda pod: self.client.consumer_status(pod, name))
         reports = {
             pod.uid: answer.report for pod, answer in zip(pods, answers, strict=True) if answer.report is not None
         }

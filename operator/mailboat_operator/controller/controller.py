@@ -22,6 +22,7 @@ import asyncio
 import itertools
 import logging
 import random
+import socket
 import time
 from dataclasses import dataclass, field
 from typing import Final
@@ -48,11 +49,13 @@ from mailboat_operator.kube.client import (
     Object,
 )
 from mailboat_operator.metrics import Metrics
-from mailboat_operator.relays.http_client import RelayClient, Signer
+from mailboat_operator.relays.http_client import RelayClient
 from mailboat_operator.relays.poll import PollTimeouts
+from mailboat_operator.relays.signing_keys import Signing
 from mailboat_operator.relays.state import RelayStates
 from mailboat_operator.resources import CHILD_KINDS
 from mailboat_operator.resources.pod import RelayImage
+from mailboat_operator.settings import Settings
 from mailboat_spec.names import MANAGED_BY, MANAGED_BY_LABEL, RELAY_LABEL, SUBSCRIPTION_LABEL
 
 log = logging.getLogger(__name__)
@@ -87,6 +90,15 @@ class ControllerSettings:
     """Seconds between two comparisons of the cache with full lists, independent of watch events."""
     backoff: Backoff = field(default_factory=Backoff)
 
+    @classmethod
+    def of(cls, settings: Settings) -> ControllerSettings:
+        return cls(
+            image=RelayImage(settings.relay_image, settings.relay_image_pull_policy.value),
+            namespaces=settings.namespaces,
+            instance=settings.identity or socket.gethostname(),
+            status_interval=settings.status_interval.seconds,
+        )
+
     @property
     def timeouts(self) -> PollTimeouts:
         return PollTimeouts(
@@ -96,7 +108,7 @@ class ControllerSettings:
         )
 
 
-async def run_controller(kube: Kube, settings: ControllerSettings, signing: Signer, metrics: Metrics) -> None:
+async def run_controller(kube: Kube, settings: ControllerSettings, signing: Signing, metrics: Metrics) -> None:
     """Run until cancelled. Raise only on errors that a retry can't resolve."""
     kube.on_request = metrics.on_request
     cache = ResourceCache()

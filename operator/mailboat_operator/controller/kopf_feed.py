@@ -37,7 +37,7 @@ import aiohttp
 import kopf
 from yarl import URL
 
-from mailboat_operator.kube.client import Access, Kind, Kube, Object
+from mailboat_operator.kube.client import Kind, Kube, Object
 from mailboat_operator.kube.http import ClosableConnections
 
 _STOP_WITHIN: Final = 2.0
@@ -155,13 +155,13 @@ class KopfFeed:
                 await asyncio.sleep(_LOGIN_EVERY)
             self._logins += 1
             access = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._kube.access(), ours))
-            credentials = _credentials(access)
+            credentials = kopf.ConnectionInfo(**access)
             session = self._connections.session(
                 credentials.as_ssl_context(),
                 credentials.as_http_headers(),
-                [self._trace(ours, URL(access.server).path)],
+                [self._trace(ours, URL(credentials.server).path)],
             )
-            return kopf.AiohttpSession(server=access.server, aiohttp_session=session)
+            return kopf.AiohttpSession(server=credentials.server, aiohttp_session=session)
 
         for selection in self._selections:
             kopf.on.event(selection.kind.api_version, selection.kind.plural, registry=registry)(
@@ -236,17 +236,6 @@ class KopfFeed:
             if selection.labels:
                 settings.watching.label_selectors[selection.kind.api_version, selection.kind.plural] = selection.labels
         return settings
-
-
-def _credentials(access: Access) -> kopf.ConnectionInfo:
-    return kopf.ConnectionInfo(
-        server=access.server,
-        ca_path=access.ca_path,
-        insecure=not access.verify,
-        token=access.token,
-        certificate_path=access.certificate_path,
-        private_key_path=access.key_path,
-    )
 
 
 def _fail(ended: asyncio.Future[None], outcome: BaseException) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from mailboat_operator.controller.cache import ResourceCache
-from mailboat_operator.controller.parse import parse_subscription_alone
+from mailboat_operator.controller.parse import parse_subscription
 from mailboat_operator.controller.status_writer import StatusWriter
 from mailboat_operator.kube.client import CONFIG_MAP, POD, SUBSCRIPTION, Key
 from mailboat_operator.relays.state import RelayStates
@@ -45,7 +45,7 @@ class MissingRelay:
                 name=f"{key[0]}/{found['metadata']['name']}",
                 generation=found["metadata"].get("generation", 0),
                 before=found.get("status") or {},
-                subscription=parse_subscription_alone(found),
+                subscription=parse_subscription(found).subscription,
                 relay="/".join(key),
                 relay_exists=False,
                 problem="",

@@ -7,8 +7,8 @@ form of a subscription whose spec became invalid. Parsing thousands of subscript
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from mailboat_operator.kube.client import Object
 from mailboat_operator.relays.reports import Answer
@@ -20,8 +20,9 @@ from mailboat_operator.resources.configmap import (
     knows_by_name,
     last_valid_form,
 )
-from mailboat_operator.resources.pod import has_source
-from mailboat_spec import EventSubscription, OutboxRelay, SpecError, Tracking, read_documents
+from mailboat_operator.resources.pod import relay_of
+from mailboat_spec import EventSubscription, OutboxRelay, SpecError, Tracking
+from mailboat_spec.documents import read_document, serves_another
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +44,12 @@ class ParsedSubscription:
     """The subscription as an item of the relay's configuration."""
 
 
-@dataclass(frozen=True, slots=True)
-class LastValidForm:
-    """The form that relays have of a subscription whose spec became invalid."""
-
-    form: Object | None
-    """The last valid form, as written; None if there is none."""
-    lost: bool = False
-    """Relays have the subscription, but its last valid form can't be recovered."""
-
-
 def find_last_valid_form(
     found: Object, relay: str, written: Configuration | None, told: Configuration | None, answers: Sequence[Answer]
-) -> LastValidForm:
+) -> tuple[Object | None, bool]:
     """Find the last valid form in the ConfigMap (``written``), else in the last pushed configuration (``told``).
+
+    Return the form, as written, and whether it is lost: relays have the subscription, but no form can be found.
 
     Others can delete or corrupt a ConfigMap. If this process has not pushed a configuration yet, check whether relay
     reports contain the subscription. Reports of an earlier version are ignored: such a relay may not have received its
@@ -67,28 +60,37 @@ def find_last_valid_form(
     for each in (written, told):
         form = last_valid_form(each, metadata["uid"])
         if form is not None and is_named(form, namespace, name):
-            return LastValidForm(form)
+            return form, False
     if told is not None or knows_by_name(written, namespace, name):  # left out by the operator, or a predecessor's
-        return LastValidForm(None)
+        return None, False
     if written is None and (found.get("status") or {}).get("partitions"):
-        return LastValidForm(None, lost=True)
+        return None, True
     reports = [answer.report for answer in answers if answer.report is not None]
-    return LastValidForm(
-        None,
-        lost=any(
-            (known := report.relay(relay)) is not None
-            and known.subscription(f"{namespace}/{name}") is not None
-            and (report.config.version or 0) >= (written.version if written is not None else 0)
-            for report in reports
-        ),
+    return None, any(
+        (known := report.relay(relay)) is not None
+        and known.subscription(f"{namespace}/{name}") is not None
+        and (report.config.version or 0) >= (written.version if written is not None else 0)
+        for report in reports
     )
 
 
 def parse_relay(found: Object) -> ParsedRelay:
     try:
-        return ParsedRelay(read_documents([(_label(found), _without_status(found))]).relays[0])
+        relay = read_document("", _without_status(found))
     except SpecError as error:
         return ParsedRelay(None, _problem(error))
+    assert isinstance(relay, OutboxRelay)
+    return ParsedRelay(relay)
+
+
+def parse_subscription(found: Object) -> ParsedSubscription:
+    """Parse a subscription by itself, whatever it reads."""
+    try:
+        subscription = read_document("", _without_status(found))
+    except SpecError as error:
+        return ParsedSubscription(found, None, _problem(error))
+    assert isinstance(subscription, EventSubscription)
+    return ParsedSubscription(found, subscription)
 
 
 class SubscriptionParser:
@@ -98,79 +100,36 @@ class SubscriptionParser:
         self._read: dict[str, tuple[object, ParsedSubscription]] = {}
         """By uid: the result, with everything that it depends on."""
 
-    def read(self, relay: Object, found: Sequence[Object]) -> list[ParsedSubscription]:
-        """Parse each subscription with its relay and, if the relay serves only one, with the first valid one."""
-        serves_one = _serves_one(relay)
+    def read(self, relay: OutboxRelay | None, found: Sequence[Object]) -> list[ParsedSubscription]:
+        """Parse each subscription. If the relay serves only one, all after the first valid one are refused."""
+        serves_one = relay is not None and relay.spec.outbox.tracking is Tracking.ROWS
         read: dict[str, tuple[object, ParsedSubscription]] = {}
-        first: Object | None = None
+        first = ""
         for each in found:
             metadata = each["metadata"]
-            beside = first["metadata"]["uid"] if first is not None else ""
-            mark = (metadata["resourceVersion"], _mark(relay), beside)
+            mark = (metadata["resourceVersion"], first)
             known = self._read.get(metadata["uid"])
-            result = known[1] if known is not None and known[0] == mark else _read_subscription(relay, first, each)
+            result = known[1] if known is not None and known[0] == mark else _read_subscription(each, first)
             read[metadata["uid"]] = (mark, result)
-            if serves_one and first is None and result.subscription is not None:
-                first = each
+            if serves_one and not first and result.subscription is not None:
+                first = metadata["name"]
         self._read = read
         return [result for _, result in read.values()]
 
 
-def _serves_one(relay: Object) -> bool:
-    spec = relay.get("spec")
-    outbox = spec.get("outbox") if isinstance(spec, Mapping) else None
-    return isinstance(outbox, Mapping) and outbox.get("tracking") == Tracking.ROWS
-
-
-def _mark(relay: Object) -> tuple[str, int]:
-    return relay["metadata"]["uid"], relay["metadata"].get("generation", 0)
-
-
-def parse_subscription_alone(found: Object) -> EventSubscription | None:
-    """Parse a subscription without its real relay: a last valid form, or one whose relay does not exist."""
-    if has_source(found):
-        return parse_consumer(found).subscription
-    try:
-        relay = {
-            "apiVersion": found["apiVersion"],
-            "kind": "OutboxRelay",
-            "metadata": {"name": found["spec"]["relayRef"]["name"], "namespace": found["metadata"]["namespace"]},
-            "spec": {"database": {"url": "postgresql://unknown"}},
-        }
-        return read_documents([("relay", relay), (_label(found), _without_status(found))]).subscriptions[0]
-    except (SpecError, KeyError, TypeError):
-        return None
-
-
-def parse_consumer(found: Object) -> ParsedSubscription:
-    """Parse a subscription with a source."""
-    try:
-        return ParsedSubscription(found, read_documents([(_label(found), _without_status(found))]).subscriptions[0])
-    except SpecError as error:
-        return ParsedSubscription(found, None, _problem(error))
-
-
-def _read_subscription(relay: Object, first: Object | None, found: Object) -> ParsedSubscription:
-    beside = [relay] if first is None else [relay, first]
-    documents = [(_label(each), _without_status(each)) for each in (*beside, found)]
-    try:
-        subscription = read_documents(documents).subscriptions[-1]
-        return ParsedSubscription(found, subscription, item=item(subscription))
-    except SpecError as error:
-        own = [problem for problem in error.problems if problem.source == _label(found)]
-        if not own:  # a problem of the relay, reported there
-            alone = parse_subscription_alone(found)
-            return ParsedSubscription(found, alone, item=item(alone) if alone is not None else None)
-        return ParsedSubscription(found, None, _problem(SpecError(tuple(own))))
+def _read_subscription(found: Object, first: str) -> ParsedSubscription:
+    parsed = parse_subscription(found)
+    if parsed.subscription is None:
+        return parsed
+    if first:
+        problem = f"spec.relayRef.name: {serves_another(str(relay_of(found)), first)}"
+        return ParsedSubscription(found, None, problem)
+    return replace(parsed, item=item(parsed.subscription))
 
 
 def _problem(error: SpecError) -> str:
     """Format problems as field and remedy. The message appears on the resource itself, so its name is omitted."""
     return "; ".join(f"{each.path}: {each.message}" if each.path else each.message for each in error.problems)
-
-
-def _label(found: Object) -> str:
-    return f"{found['kind']} {found['metadata']['name']}"
 
 
 def _without_status(found: Object) -> Object:

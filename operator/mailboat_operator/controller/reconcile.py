@@ -23,13 +23,13 @@ from mailboat_operator.controller.parse import (
     SubscriptionParser,
     find_last_valid_form,
     parse_relay,
-    parse_subscription_alone,
+    parse_subscription,
 )
 from mailboat_operator.controller.status_report import StatusReport
 from mailboat_operator.controller.status_writer import StatusWriter
 from mailboat_operator.kube.client import CONFIG_MAP, RELAY, Forbidden, Key, Kind, KubeError, Object, Throttled
-from mailboat_operator.relays.http_client import Signer
 from mailboat_operator.relays.reports import Answer, partitions_of
+from mailboat_operator.relays.signing_keys import Signing
 from mailboat_operator.relays.state import RelayStates
 from mailboat_operator.resources import CHILD_KINDS, desired
 from mailboat_operator.resources.configmap import Configuration, configuration_in, next_configuration, too_large
@@ -69,7 +69,7 @@ class Reconciler:
     status_writer: StatusWriter
     report: StatusReport
     missing: MissingRelay
-    signing: Signer
+    signing: Signing
     image: RelayImage
     interval: float
     wall_clock: Callable[[], float] = time.time
@@ -112,7 +112,7 @@ class Reconciler:
         parser = self._parsers.setdefault(key, SubscriptionParser())
 
         def subscriptions() -> list[ObservedSubscription]:
-            return [self._observed(key, each, written, answers) for each in parser.read(found, resources)]
+            return [self._observed(key, each, written, answers) for each in parser.read(parsed.relay, resources)]
 
         observed = await asyncio.to_thread(subscriptions)  # parsing many subscriptions takes seconds
         return Observation(key, found, parsed.relay, parsed.problem, written, observed, pods, polled, answers)
@@ -128,10 +128,10 @@ class Reconciler:
         """Return the form that relays should run. If the spec is invalid, relays keep the last valid form."""
         if parsed.subscription is not None:
             return ObservedSubscription(parsed, parsed.subscription)
-        known = find_last_valid_form(parsed.found, "/".join(key), written, self.relays.pushed_config(key), answers)
-        form = known.form
-        subscription = parse_subscription_alone(form) if form is not None else None
-        return ObservedSubscription(parsed, subscription, form, known.lost)
+        told = self.relays.pushed_config(key)
+        form, lost = find_last_valid_form(parsed.found, "/".join(key), written, told, answers)
+        subscription = parse_subscription(form).subscription if form is not None else None
+        return ObservedSubscription(parsed, subscription, form, lost)
 
     def _still_exists(self, key: Key, found: Object) -> bool:
         """Return whether the relay resource still exists after the status calls, which take time.

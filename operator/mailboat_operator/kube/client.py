@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypedDict
 from urllib.parse import quote
 
 import aiohttp
@@ -138,16 +138,15 @@ class Listed:
     resource_version: str
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
-    """Address and credentials of the API server, for libraries with their own HTTP client."""
+class Access(TypedDict):
+    """Address and credentials of the API server, for kopf, which has its own HTTP client."""
 
     server: str
     ca_path: str | None
     certificate_path: str | None
-    key_path: str | None
+    private_key_path: str | None
     token: str | None
-    verify: bool
+    insecure: bool
 
 
 class Kube:
@@ -193,9 +192,9 @@ class Kube:
             server=self._configuration.host,
             ca_path=self._configuration.ssl_ca_cert,
             certificate_path=self._configuration.cert_file,
-            key_path=self._configuration.key_file,
+            private_key_path=self._configuration.key_file,
             token=token.split(" ", 1)[-1] if token else None,
-            verify=self._configuration.verify_ssl,
+            insecure=not self._configuration.verify_ssl,
         )
 
     async def server_version(self) -> tuple[int, int]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import sys
 from dataclasses import dataclass
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 import aiohttp
 
 from mailboat_operator.http_server import Memory
-from mailboat_operator.relays.pods import ConsumerPod, RelayPod
+from mailboat_operator.relays.pods import ConsumerPod, PolledPod, RelayPod
 from mailboat_operator.relays.reports import Answer, ConsumerAnswer, Partitions, bounded, largest_report
+from mailboat_operator.relays.signing_keys import Signing
 from mailboat_spec.assignment import AssignmentRequest
 from mailboat_spec.consumer_report import LARGEST_REPORT, read_consumer_reports
 from mailboat_spec.names import CONSUMER_PORT_NAME
@@ -27,18 +28,6 @@ _MEMORY: Final = 12 * 1024 * 1024
 _LARGEST_ERROR: Final = 500
 _WORTH_A_THREAD: Final = 64 * 1024
 """Size in bytes from which parsing takes milliseconds and runs in a thread."""
-
-
-class Signer(Protocol):
-    """Issuer of tokens that relays accept."""
-
-    def public_keys(self) -> str:
-        """Return all public keys that relays should trust now, as PEM."""
-        ...
-
-    def token(self, audience: str, method: str, path: str, body: bytes) -> str:
-        """Return a token for one call."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +45,7 @@ class PushResponse:
 class RelayClient:
     """HTTP client of the operator. It bounds the memory of answers; ``RelayStates`` bounds the number of calls."""
 
-    def __init__(self, signing: Signer, *, timeout: float = 3.0) -> None:
+    def __init__(self, signing: Signing, *, timeout: float = 3.0) -> None:
         self._signing = signing
         self._timeout = aiohttp.ClientTimeout(total=timeout)
         self._memory = Memory(_MEMORY, most_waiting=sys.maxsize)
@@ -118,7 +107,7 @@ class RelayClient:
     async def _call(
         self,
         method: str,
-        pod: RelayPod | ConsumerPod,
+        pod: PolledPod,
         path: str,
         body: bytes,
         most: int,

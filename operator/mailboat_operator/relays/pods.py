@@ -16,15 +16,20 @@ _LONGEST_TROUBLE: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class RelayPod:
-    """Relevant facts about a pod with the label of a relay."""
+class PolledPod:
+    """A pod with a status endpoint."""
 
     namespace: str
     name: str
     uid: str
-    created: str
     address: str
-    """host:port; empty while the pod has no IP."""
+    """host:port; empty without an IP, or without a port."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelayPod(PolledPod):
+    """Relevant facts about a pod with the label of a relay."""
+
     own: bool
     """True for a pod of the relay's Deployment, False for an application's pod."""
     has_relay: bool
@@ -67,15 +72,10 @@ class RelayPod:
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumerPod:
-    """Relevant facts about an application's pod in which a consumer runs."""
+class ConsumerPod(PolledPod):
+    """Relevant facts about an application's pod in which a consumer runs. Its port has the name ``mailboat``."""
 
-    namespace: str
-    name: str
-    uid: str
     created: str
-    address: str
-    """host:port; empty without an IP or without a container port of the name ``mailboat``."""
     alive: bool
 
 
@@ -109,7 +109,6 @@ def relay_pod(pod: Mapping[str, Any]) -> RelayPod:
         namespace=metadata["namespace"],
         name=metadata["name"],
         uid=metadata["uid"],
-        created=metadata.get("creationTimestamp") or "",
         address=_address(status.get("podIP"), chosen_port(annotations) or PORT),
         own=own,
         has_relay=_runs_relay(spec) if own else is_injected(pod),

@@ -6,8 +6,11 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, Final, Generic, Protocol, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Final, Generic, TypeVar
+
+from mailboat_operator.relays.pods import PolledPod
+from mailboat_operator.relays.reports import PodAnswer, R
 
 _CALLS_AT_A_TIME: Final = 8
 """Concurrent calls to the pods of one resource, so that unresponsive pods do not delay other resources."""
@@ -25,73 +28,48 @@ class PollTimeouts:
     """Time limit for the status calls of one reconcile. Pods that never answered are polled last, in turn."""
 
 
-class PolledPod(Protocol):
-    """A pod with a status endpoint."""
-
-    @property
-    def uid(self) -> str: ...
-
-    @property
-    def name(self) -> str: ...
-
-
-class PolledAnswer(Protocol):
-    """An answer; ``report`` is None if there was none."""
-
-    @property
-    def report(self) -> Any: ...
-
-
 P = TypeVar("P", bound=PolledPod)
-A = TypeVar("A", bound=PolledAnswer)
-
-
-@dataclass(frozen=True, slots=True)
-class Polled(Generic[A]):
-    """Result of one pod."""
-
-    answer: A
-    """The answer of this poll."""
-    recent: A | None
-    """The last answer with a report, if it is not too old."""
-    known: bool
-    """The pod answered before, or now."""
 
 
 @dataclass(slots=True)
-class PodPoll(Generic[A]):
-    """The last answers of one resource's pods."""
+class PodPoll(Generic[R]):
+    """The last reports of one resource's pods."""
 
     patience: PollTimeouts
+    others: str
+    """Word for the other pods of the resource, in messages."""
     clock: Callable[[], float] = time.monotonic
-    seen: dict[str, tuple[A, float]] = field(default_factory=dict)
-    """Last successful answer and its time, by pod uid."""
+    seen: dict[str, tuple[R, float]] = field(default_factory=dict)
+    """Last report and its time, by pod uid."""
     asked: dict[str, float] = field(default_factory=dict)
     """Time of the last status call, by pod uid."""
     calls: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_CALLS_AT_A_TIME))
 
-    async def poll(
-        self, pods: Sequence[P], call: Callable[[P], Awaitable[A]], late: Callable[[P], A]
-    ) -> list[Polled[A]]:
-        """Poll every pod and return one result each. ``late`` makes the answer of a pod that was not asked in time."""
+    async def poll(self, pods: Sequence[P], call: Callable[[P], Awaitable[PodAnswer[R]]]) -> list[PodAnswer[R]]:
+        """Poll every pod. Return one answer each: the new report, else the last one if recent, and the error of now.
+
+        A pod that answered before and does not now is marked as silent at once, unless there was no time to ask it.
+        """
         answered = await self._ask(pods, call)
         now = self.clock()
         result = []
         for pod in pods:
-            answer = answered.get(pod.uid) or late(pod)
+            late = f"was not asked yet: other {self.others} take too long to answer"
+            answer = answered.get(pod.uid) or PodAnswer(pod.name, None, late)
             if answer.report is not None:
-                self.seen[pod.uid] = (answer, now)
+                self.seen[pod.uid] = (answer.report, now)
             last, at = self.seen.get(pod.uid, (None, now))
+            silent = last is not None and answer.report is None and pod.uid in answered
             recent = last if now - at <= self.patience.silence else None
-            result.append(Polled(answer, recent, known=last is not None))
+            result.append(replace(answer, report=recent, silent=silent))
         present = {pod.uid for pod in pods}
         self.seen = {uid: seen for uid, seen in self.seen.items() if uid in present}
         self.asked = {uid: at for uid, at in self.asked.items() if uid in present}
         return result
 
-    async def _ask(self, pods: Sequence[P], call: Callable[[P], Awaitable[A]]) -> dict[str, A]:
+    async def _ask(self, pods: Sequence[P], call: Callable[[P], Awaitable[PodAnswer[R]]]) -> dict[str, PodAnswer[R]]:
         """Return the answers that arrived within the time limit, by pod uid."""
-        answers: dict[str, A] = {}
+        answers: dict[str, PodAnswer[R]] = {}
 
         async def ask(pod: P) -> None:
             async with self.calls:

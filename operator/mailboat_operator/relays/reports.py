@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from mailboat_spec import EventSubscriptionSpec, Reason
 from mailboat_spec.consumer_report import ConsumerReport
@@ -62,26 +62,25 @@ def reason_given(word: str, otherwise: Reason) -> Reason:
         return otherwise
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Last report of one relay pod, or the reason why there is none."""
+R = TypeVar("R", ProcessStatus, ConsumerReport)
+
+
+@dataclass(frozen=True)
+class PodAnswer(Generic[R]):
+    """Last report of one pod, or the reason why there is none."""
 
     pod: str
-    report: ProcessStatus | None
+    report: R | None
     error: str = ""
+    """Why the last poll brought no report; empty if it did."""
     silent: bool = False
     """The pod answered before and does not any more. ``report``, if any, is from before."""
     trouble: str = ""
     """Kubernetes' reason why the pod's relay does not run; empty if there is none."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerAnswer:
-    """Last report of one consumer pod, or the reason why there is none."""
-
-    pod: str
-    report: ConsumerReport | None
-    error: str = ""
+Answer = PodAnswer[ProcessStatus]
+ConsumerAnswer = PodAnswer[ConsumerReport]
 
 
 def bounded(status: ProcessStatus, relay: str, partitions: Partitions) -> ProcessStatus:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from mailboat_operator.kube.client import Key
@@ -31,11 +31,10 @@ from mailboat_operator.relays.pods import RelayPod
 from mailboat_operator.relays.poll import PodPoll, PollTimeouts
 from mailboat_operator.relays.reports import Answer, Partitions, pod_of
 from mailboat_operator.resources.configmap import Configuration
-from mailboat_spec.relay_status import RelayStatus
+from mailboat_spec.relay_status import ProcessStatus, RelayStatus
 
 log = logging.getLogger(__name__)
 
-_LATE: Final = "was not asked yet: other relays take too long to answer"
 _FURTHEST_AHEAD: Final = 2**61
 """Milliseconds. Added to the current time, the result still fits into a Postgres bigint."""
 
@@ -54,7 +53,7 @@ class ConfigPush:
 class _Relay:
     """State of the relays of one resource."""
 
-    polling: PodPoll[Answer]
+    polling: PodPoll[ProcessStatus]
     told: Configuration | None = None
     """Last configuration intended for these relays."""
     refusals: dict[str, PushResponse] = field(default_factory=dict)
@@ -81,35 +80,20 @@ class RelayStates:
         self.metrics.forget_relay(*key)
 
     async def poll(self, key: Key, pods: Sequence[RelayPod], partitions: Partitions) -> list[Answer]:
-        """Poll every pod. Return one answer each: the new one, else the last successful one if recent, else the error.
-
-        A pod that answered before and does not now is marked as silent at once.
+        """Poll every pod and return one answer each, see ``PodPoll.poll``.
 
         ``partitions``: subscriptions that answers may contain, with their partition counts.
         """
         name = "/".join(key)
-        polled = await self._memory(key).polling.poll(
-            pods,
-            lambda pod: self.client.status(pod, name, partitions),
-            lambda pod: Answer(pod.name, None, _LATE),
-        )
-        answers = [
-            Answer(
-                pod.name,
-                None if each.recent is None else each.recent.report,
-                each.answer.error,
-                each.known and each.answer.report is None and each.answer.error != _LATE,
-                pod.trouble,
-            )
-            for pod, each in zip(pods, polled, strict=True)
-        ]
-        answering = sum(each.answer.report is not None for each in polled)
+        polled = await self._memory(key).polling.poll(pods, lambda pod: self.client.status(pod, name, partitions))
+        answers = [replace(answer, trouble=pod.trouble) for pod, answer in zip(pods, polled, strict=True)]
+        answering = sum(not answer.error for answer in answers)
         self.metrics.relays.labels(*key, "yes").set(answering)
         self.metrics.relays.labels(*key, "no").set(len(answers) - answering)
         return answers
 
     def _memory(self, key: Key) -> _Relay:
-        return self._relays.setdefault(key, _Relay(PodPoll(self.patience, self.clock)))
+        return self._relays.setdefault(key, _Relay(PodPoll(self.patience, "relays", self.clock)))
 
     def pushed_config(self, key: Key) -> Configuration | None:
         """Return the configuration pushed last by this process, if any."""

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from mailboat.cli import topic_dead_letters
-from mailboat.cli.event_filter import Selection, found_in, print_list, with_selection
-from mailboat.cli.options import Outbox, outboxes, seconds, with_manifests
+from mailboat.cli.event_filter import Selection, found_in, no_such_dead_letter, print_list, with_selection
+from mailboat.cli.options import Outbox, is_called, outboxes, seconds, with_manifests
 from mailboat.cli.output import counted, describe, json_line, json_row, moment, named, shortened
-from mailboat.cli.topic_dead_letters import consumer_topic, no_such_letter
 from mailboat.errors import ConfigError
+from mailboat.runtime.manifest_files import load
+from mailboat.runtime.secrets import find_secrets
 from mailboat.store.admin import dead_letters
 from mailboat.store.admin.dead_letters import Candidate, DeadLetter
+from mailboat_spec import full_name
+
+if TYPE_CHECKING:
+    from mailboat.cli.topic_dead_letters import TopicDeadLetters
 
 _HEADER = ("ID", "SUBSCRIPTION", "TYPE", "KEY", "ATTEMPTS", "DIED", "REPLAYED", "REASON", "ERROR")
 
@@ -24,6 +30,27 @@ _HEADER = ("ID", "SUBSCRIPTION", "TYPE", "KEY", "ATTEMPTS", "DIED", "REPLAYED", 
 @click.group()
 def dlq() -> None:
     """Dead letters: events that were given up on."""
+
+
+def _consumer_topic(files: Sequence[Path], secrets_dir: Path | None, selection: Selection) -> TopicDeadLetters | None:
+    """Return the topic of the selected subscription; None if its dead letters are in a database.
+
+    Without --subscription, the only consumer of the manifests is meant if there is no OutboxRelay.
+    """
+    manifests = load(files, needs_relay=False)
+    consumers = [each for each in manifests.subscriptions if each.spec.source is not None]
+    name = selection.wanted.subscription
+    if name is not None:
+        consumers = [each for each in consumers if is_called(full_name(each), name)]
+    elif manifests.relays:
+        return None
+    if not consumers:
+        return None
+    if len(consumers) > 1:
+        raise click.UsageError(f"say --subscription: one of {', '.join(map(full_name, consumers))}")
+    from mailboat.cli.topic_dead_letters import TopicDeadLetters  # imports the consumer kit
+
+    return TopicDeadLetters(consumers[0], find_secrets(secrets_dir, os.environ))
 
 
 @dlq.command("list")
@@ -38,8 +65,8 @@ def list_(
 
     Those of a consumer behind a broker are on its dead-letter topic: say --subscription.
     """
-    if (topic := consumer_topic(files, secrets_dir, selection)) is not None:
-        return topic_dead_letters.list_letters(topic, selection, replayed=replayed, as_json=as_json)
+    if (topic := _consumer_topic(files, secrets_dir, selection)) is not None:
+        return topic.list_letters(selection, replayed=replayed, as_json=as_json)
     look = partial(dead_letters.list_dead, replayed=replayed, limit=selection.limit)
     letters = asyncio.run(found_in(outboxes(files, secrets_dir), "dlq list", selection, look))
     print_list(
@@ -74,12 +101,12 @@ def _cells(letter: DeadLetter) -> tuple[str, ...]:
 def show(id: str, files: tuple[Path, ...], secrets_dir: Path | None, subscription: str | None, as_json: bool) -> None:
     """Show everything about the dead letter ID (as in the list, or the event's id): failure, headers, payload."""
     selection = Selection.of_id(id, subscription)
-    if (topic := consumer_topic(files, secrets_dir, selection)) is not None:
-        return topic_dead_letters.show_letters(topic, selection, as_json=as_json)
+    if (topic := _consumer_topic(files, secrets_dir, selection)) is not None:
+        return topic.show_letters(selection, as_json=as_json)
     look = partial(dead_letters.show_dead, limit=10)
     letters = asyncio.run(found_in(outboxes(files, secrets_dir), "dlq show", selection, look))
     if not letters:
-        raise no_such_letter(id)
+        raise no_such_dead_letter(id)
     documents = [letter.pop("document") for letter in letters]
     if as_json:
         for document in documents:
@@ -112,8 +139,8 @@ def replay(
     consumer only. Interrupted, the same command continues; --again begins at the oldest one.
     """
     selection.must_be_meant()
-    if (topic := consumer_topic(files, secrets_dir, selection)) is not None:
-        return asyncio.run(topic_dead_letters.replay_letters(topic, selection, dry_run=dry_run, rate=rate, again=again))
+    if (topic := _consumer_topic(files, secrets_dir, selection)) is not None:
+        return asyncio.run(topic.replay_letters(selection, dry_run=dry_run, rate=rate, again=again))
     asyncio.run(_replay(outboxes(files, secrets_dir), selection, dry_run, rate, again))
 
 
@@ -144,7 +171,7 @@ async def _replay(
                     link, outbox.table, batch, again=again, unordered=outbox.unordered
                 )
     if selection.by_id and not matched:
-        raise no_such_letter(selection.id)
+        raise no_such_dead_letter(selection.id)
     click.echo(f"{counted(replayed, 'dead letter')} {'would be replayed' if dry_run else 'replayed'}")
 
 
@@ -206,9 +233,9 @@ def purge(
     Needs a filter, or --all; --limit then says how many of them at most.
     """
     selection.must_be_meant()
-    if (topic := consumer_topic(files, secrets_dir, selection)) is not None:
+    if (topic := _consumer_topic(files, secrets_dir, selection)) is not None:
         raise ConfigError(
-            f"the dead letters of {topic.subscription} are on topic {topic.topic}: its retention deletes them."
+            f"the dead letters of {topic.access.name} are on topic {topic.access.topic}: its retention deletes them."
         )
     if not yes:
         raise ConfigError("this deletes dead letters for good: say --yes.")
@@ -218,7 +245,7 @@ def purge(
         if selection.by_id and not await found_in(
             chosen, "dlq purge", selection, partial(dead_letters.show_dead, limit=1)
         ):
-            raise no_such_letter(selection.id)
+            raise no_such_dead_letter(selection.id)
         await selection.must_exist(chosen)
         deleted = 0
         for outbox in chosen:

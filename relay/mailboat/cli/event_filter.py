@@ -14,6 +14,7 @@ import click
 
 from mailboat.cli.options import Outbox, like_pattern, point_in_time, refuse_unknown
 from mailboat.cli.output import columns
+from mailboat.errors import ConfigError
 from mailboat.store.admin.selection import Match
 from mailboat.store.connection import PostgresConnection
 
@@ -112,6 +113,10 @@ def print_list(
             click.echo(line)
         if limited_to is not None:
             click.echo(f"(the {limited_to}; --all shows all of them)", err=True)
+
+
+def no_such_dead_letter(id: str) -> ConfigError:
+    return ConfigError(f"there is no dead letter {id}. `mailboat dlq list --replayed` shows which there are.")
 
 
 def _id(text: str) -> tuple[int | None, str | None, str | None]:

@@ -34,6 +34,24 @@ def moment(time: datetime | None) -> str:
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if time is not None else "-"
 
 
+def field_lines(fields: Mapping[str, object]) -> list[str]:
+    """Return one aligned line per field, safe for a terminal."""
+    width = max(map(len, fields))
+    return [f"{name.replace('_', ' '):<{width}}  {_field(value)}" for name, value in fields.items()]
+
+
+def _field(value: object) -> str:
+    if value is None or value in ([], {}):
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return safe(", ".join(map(str, value)))
+    if isinstance(value, dict):
+        return safe(json.dumps(value, ensure_ascii=False))
+    return moment(value) if isinstance(value, datetime) else safe(str(value))
+
+
 def json_row(row: Any) -> str:
     """Return a named tuple as one line of JSON, for programs."""
 
@@ -67,23 +85,9 @@ def named(type: str, key: str | None) -> str:
 
 def describe(fields: Mapping[str, Any], *texts: tuple[str, str]) -> str:
     """Format all fields of an event, one per line, then ``texts`` and the payload, each below its name."""
-    lines = {name.replace("_", " "): _field(value) for name, value in fields.items() if name != "payload"}
-    width = max(map(len, lines))
+    lines = field_lines({name: value for name, value in fields.items() if name != "payload"})
     payload = payload_text(fields["payload"], fields["content_type"])
-    below = [part for text in (*texts, ("payload", payload)) for part in text]
-    return "\n".join([*(f"{name:<{width}}  {text}" for name, text in lines.items()), *below])
-
-
-def _field(value: object) -> str:
-    if value is None or value == [] or value == {}:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, datetime):
-        return moment(value)
-    if isinstance(value, dict):
-        return safe(json.dumps(value, ensure_ascii=False))
-    return safe(", ".join(map(str, value)) if isinstance(value, list) else str(value))
+    return "\n".join([*lines, *(part for text in (*texts, ("payload", payload)) for part in text)])
 
 
 def payload_text(payload: bytes | None, content_type: str) -> str:

@@ -130,7 +130,7 @@ class Process:
             begin(followed.follow(options.files))
         try:
             stop_on_signals(self.stop, log)  # before the process is reported as running
-            await self._server.start(surface)
+            await self._server.start(surface.application())
             names = [each.name for each in self.relays]
             log.info("Listening.", extra={"address": self._server.address, "id": options.relay_id, "relays": names})
             if options.secrets_folder is not None:

@@ -17,7 +17,7 @@ import click
 from mailboat.cli.options import PATH, with_logging, with_manifests
 from mailboat.cli.process import RunOptions, run_relays
 from mailboat.errors import ConfigError, MailboatError
-from mailboat.http.auth import CallerAuth, CallVerifier
+from mailboat.http.auth import CallerAuth
 from mailboat.http.server import parse_address
 from mailboat.logs import LogFormat, configure
 from mailboat.runtime.gc_settings import configure_gc
@@ -85,7 +85,7 @@ def run(
         find_secrets(secrets_dir, os.environ),
         relay_id or f"{socket.gethostname()}-{random_tokens.token_hex(3)}",
         parse_address(listen),
-        CallerAuth(_verifier(control_keys, audience) if control_keys and audience else None),
+        _callers(control_keys, audience),
         advertise,
     )
     configure_gc()
@@ -113,7 +113,9 @@ def _leave() -> NoReturn:
     os._exit(0)
 
 
-def _verifier(keys: Path, audience: str) -> CallVerifier:
+def _callers(keys: Path | None, audience: str | None) -> CallerAuth:
+    if keys is None or audience is None:
+        return CallerAuth()
     from mailboat.http.jwt_auth import JwtVerifier, PublicKeys  # large, needed only with --control-keys
 
-    return JwtVerifier(PublicKeys(keys), audience)
+    return CallerAuth(JwtVerifier(PublicKeys(keys), audience))

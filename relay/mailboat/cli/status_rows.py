@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mailboat.cli.output import age, columns, counted, shortened
+from mailboat.cli.output import age, columns, counted, field_lines, shortened
 from mailboat.store.admin.overview import KnownSubscription, Waiting
 from mailboat.terminal_escapes import safe
 from mailboat_spec import EventSubscription, full_name
@@ -123,8 +123,7 @@ def details_text(line: StatusLine) -> list[str]:
     if line.last_error:
         when = f" ({age(line.last_error_age)} ago)" if line.last_error_age else ""
         fields["last error"] = f"{line.last_error}{when}"
-    width = max(map(len, fields))
-    return [f"{name:<{width}}  {safe(value)}" for name, value in fields.items()]
+    return field_lines(fields)
 
 
 def from_relays(relays: Iterable[Mapping[str, Any]]) -> list[StatusLine]:

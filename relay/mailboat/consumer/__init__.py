@@ -17,6 +17,7 @@ Layers, from the top:
 | ``pull_runner`` | life of a consumer on an outbox |
 | ``broker`` | consumers behind Kafka and Pub/Sub: runner, engine, sources |
 | ``claims`` | stores of handled events |
+| ``status_server``, ``report_metrics`` | the status of a consumer process over HTTP, and its metrics |
 | ``pull_source`` | the engine for pull subscriptions: workers, wake-up, reconnects |
 | ``transactions`` | one worker's connection: psycopg and SQLAlchemy, synchronous and asynchronous |
 | ``dispatch`` | which handlers run for a batch, with which arguments; independent of the source |

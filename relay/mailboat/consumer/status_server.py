@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from mailboat.consumer.report_metrics import ReportCollector
 from mailboat.http.consumer_api import ConsumerHttpApi
 from mailboat.http.server import HttpServer, parse_address
 from mailboat_spec.consumer_report import ConsumerReport
@@ -26,7 +27,7 @@ async def run_with_status(
         await asyncio.sleep(0)  # the work begins before its status is served
         if listen is not None:
             server = HttpServer.bind(*parse_address(listen))
-            await server.start(ConsumerHttpApi(report))
+            await server.start(ConsumerHttpApi(report, ReportCollector(report)).application())
         await asyncio.shield(task)
     except BaseException:
         stop.set()

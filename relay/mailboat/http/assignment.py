@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import Final
 
 from pydantic import ValidationError
@@ -25,19 +24,6 @@ LARGEST: Final = 1024 * 1024
 Assign = Callable[[str, int, dict[int, str]], Awaitable[bool]]
 """Apply the assignment of one subscription: name, generation, owners by partition. Returns False if a newer generation
 is in use. Raises ``LookupError`` for a subscription that this relay does not serve."""
-
-
-@dataclass(frozen=True, slots=True)
-class AssignmentResult:
-    """Result of an assignment: subscriptions by outcome."""
-
-    accepted: list[str] = field(default_factory=list)
-    stale: list[str] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)
-
-    @property
-    def followed(self) -> bool:
-        return not (self.stale or self.unknown)
 
 
 def parse(content: bytes, source: str) -> AssignmentRequest:
@@ -57,14 +43,17 @@ def parse(content: bytes, source: str) -> AssignmentRequest:
         raise ConfigError("\n".join([*problems, f"An assignment looks like {example}."])) from error
 
 
-async def apply_assignment(assignment: AssignmentRequest, assign: Assign) -> AssignmentResult:
-    """Apply the assignment of every subscription. A refused one does not affect the others."""
-    outcome = AssignmentResult()
+async def apply_assignment(assignment: AssignmentRequest, assign: Assign) -> dict[str, list[str]]:
+    """Apply the assignment of every subscription and return their names by outcome.
+
+    A refused one does not affect the others.
+    """
+    outcome: dict[str, list[str]] = {"accepted": [], "stale": [], "unknown": []}
     for name, owners in assignment.subscriptions.items():
         try:
             accepted = await assign(name, assignment.generation, dict(owners))
         except LookupError:
-            outcome.unknown.append(name)
+            outcome["unknown"].append(name)
         else:
-            (outcome.accepted if accepted else outcome.stale).append(name)
+            outcome["accepted" if accepted else "stale"].append(name)
     return outcome

@@ -7,11 +7,14 @@ import hashlib
 import hmac
 import logging
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from mailboat.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mailboat.http.jwt_auth import JwtVerifier  # imports large libraries
 
 log = logging.getLogger(__name__)
 
@@ -24,18 +27,11 @@ class Unsigned(Exception):
     """The call has no valid signature for this relay. The message gives the reason and never contains the token."""
 
 
-class CallVerifier(Protocol):
-    """Verifies that a call was signed by the operator for this relay."""
-
-    def check(self, token: str, method: str, path: str) -> str:
-        """Return the required digest of the body. Raises ``Unsigned``, or ``ConfigError`` if no key can be read."""
-
-
 @dataclass(frozen=True, slots=True)
 class CallerAuth:
     """Credentials that control calls need. Without a verifier, no call is accepted."""
 
-    verifier: CallVerifier | None = None
+    verifier: JwtVerifier | None = None
 
     async def body_of(self, request: web.Request) -> bytes:
         """Return the body of an authenticated call. For others, raise the HTTP error, if possible before reading."""

@@ -31,6 +31,34 @@ Statuses = Callable[[], Sequence[RelayStatus]]
 _BY_RELAY = ("relay",)
 _BY_SUBSCRIPTION = ("relay", "subscription")
 
+_RELAY_GAUGES: tuple[tuple[str, str, Callable[[RelayStatus], float | None]], ...] = (
+    (
+        "mailboat_relay_running",
+        "1 while the relay is connected and works.",
+        lambda relay: relay.state is RelayState.RUNNING,
+    ),
+    ("mailboat_database_up", "1 while the database can be reached.", lambda relay: relay.database_reachable),
+    (
+        "mailboat_time_partitions_ahead_days",
+        "Days for which the outbox has time partitions. At 0 writers fail: look below 7.",
+        lambda relay: relay.partitions_ahead_days,
+    ),
+    (
+        "mailboat_retention_blocked",
+        "1 while old events can't be removed, since somebody needs them.",
+        lambda relay: relay.retention_blocked is not None,
+    ),
+    (
+        "mailboat_oldest_snapshot_age_seconds",
+        "Age of the oldest snapshot in the database; the same in all relays. Former versions of rows are kept as long.",
+        lambda relay: relay.oldest_snapshot_age,
+    ),
+    (
+        "mailboat_unmatched_events",
+        "Of the newest 1000 events, those of the last day that no subscription matches; the same in all relays.",
+        lambda relay: sum(relay.coverage.unmatched.values()),
+    ),
+)
 _GAUGES: tuple[tuple[str, str, Callable[[SubscriptionStatus], float]], ...] = (
     ("mailboat_lag", "Events that wait, in the partitions owned here (counted up to a bound).", lambda s: s.lag),
     ("mailboat_lag_bounded", "1 where counting stopped at the bound: there may be more.", lambda s: s.lag_bounded),
@@ -75,7 +103,16 @@ class StatusCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         statuses = self._statuses()
-        yield from _relay_metrics(statuses)
+        info = InfoMetricFamily("mailboat_relay", "Who this relay is.", labels=_BY_RELAY)
+        for relay in statuses:
+            info.add_metric([relay.name], {"id": relay.relay, "outbox": relay.outbox, "version": version("mailboat")})
+        yield info
+        for name, text, measure in _RELAY_GAUGES:
+            gauge = GaugeMetricFamily(name, text, labels=_BY_RELAY)
+            for relay in statuses:
+                if (measured := measure(relay)) is not None:
+                    gauge.add_metric([relay.name], float(measured))
+            yield gauge
         for name, text, value in _GAUGES:
             yield _filled(GaugeMetricFamily(name, text, labels=_BY_SUBSCRIPTION), statuses, value)
         for name, text, value in _COUNTERS:
@@ -109,49 +146,12 @@ def _filled(
     return family
 
 
-def _relay_metrics(statuses: Sequence[RelayStatus]) -> Iterator[Metric]:
-    info = InfoMetricFamily("mailboat_relay", "Who this relay is.", labels=_BY_RELAY)
-    running = GaugeMetricFamily("mailboat_relay_running", "1 while the relay is connected and works.", labels=_BY_RELAY)
-    database = GaugeMetricFamily("mailboat_database_up", "1 while the database can be reached.", labels=_BY_RELAY)
-    ahead = GaugeMetricFamily(
-        "mailboat_time_partitions_ahead_days",
-        "Days for which the outbox has time partitions. At 0 writers fail: look below 7.",
-        labels=_BY_RELAY,
-    )
-    blocked = GaugeMetricFamily(
-        "mailboat_retention_blocked",
-        "1 while old events can't be removed, since somebody needs them.",
-        labels=_BY_RELAY,
-    )
-    snapshot = GaugeMetricFamily(
-        "mailboat_oldest_snapshot_age_seconds",
-        "Age of the oldest snapshot in the database; the same in all relays. Former versions of rows are kept as long.",
-        labels=_BY_RELAY,
-    )
-    unmatched = GaugeMetricFamily(
-        "mailboat_unmatched_events",
-        "Of the newest 1000 events, those of the last day that no subscription matches; the same in all relays.",
-        labels=_BY_RELAY,
-    )
-    for relay in statuses:
-        info.add_metric([relay.name], {"id": relay.relay, "outbox": relay.outbox, "version": version("mailboat")})
-        running.add_metric([relay.name], float(relay.state is RelayState.RUNNING))
-        database.add_metric([relay.name], float(relay.database_reachable))
-        if relay.partitions_ahead_days is not None:
-            ahead.add_metric([relay.name], relay.partitions_ahead_days)
-        blocked.add_metric([relay.name], float(relay.retention_blocked is not None))
-        if relay.oldest_snapshot_age is not None:
-            snapshot.add_metric([relay.name], relay.oldest_snapshot_age)
-        unmatched.add_metric([relay.name], float(sum(relay.coverage.unmatched.values())))
-    yield from (info, running, database, ahead, blocked, snapshot, unmatched)
-
-
 class Metrics:
     """A separate registry, so that several relays in one process (and tests) do not share the global one."""
 
-    def __init__(self, statuses: Statuses) -> None:
+    def __init__(self, samples: Collector) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(StatusCollector(statuses))
+        self._registry.register(samples)
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self._registry)
 

@@ -18,14 +18,13 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 from aiohttp import web
 
 from mailboat.errors import ConfigError, DatabaseUnavailable, MailboatError
 from mailboat.http.assignment import LARGEST, Assign, apply_assignment, parse
 from mailboat.http.auth import CallerAuth
-from mailboat.http.metrics import Metrics
+from mailboat.http.metrics import Metrics, StatusCollector
 from mailboat.http.status_page import SECURITY_HEADERS, render_page
 from mailboat.runtime.config_source import OlderConfig
 from mailboat.runtime.relay_status import RelayState, RelayStatus, as_json
@@ -76,7 +75,7 @@ class HttpApi:
         self._stopping = stopping
         self._extras = extras
         self._configure = configure
-        self._metrics = Metrics(statuses)
+        self._metrics = Metrics(StatusCollector(statuses))
 
     def application(self) -> web.Application:
         application = web.Application(client_max_size=LARGEST)
@@ -129,14 +128,9 @@ class HttpApi:
             return _text(f"The assignment can't be written down: {error}", 503)
         except MailboatError as error:
             return _text(str(error), 500)
-        answer: dict[str, Any] = {
-            "generation": assignment.generation,
-            "accepted": outcome.accepted,
-            "stale": outcome.stale,
-            "unknown": outcome.unknown,
-        }
+        answer = {"generation": assignment.generation, **outcome}
         log.info("Assignment received", extra=answer)
-        return web.json_response(answer, status=409 if outcome.stale else 404 if outcome.unknown else 200)
+        return web.json_response(answer, status=409 if outcome["stale"] else 404 if outcome["unknown"] else 200)
 
     async def _config(self, request: web.Request) -> web.Response:
         body = await self._callers.body_of(request)
@@ -155,14 +149,8 @@ def _text(text: str, status: int = 200) -> web.Response:
     return web.Response(text=text + "\n", status=status)
 
 
-class Endpoints(Protocol):
-    """Endpoints to serve: those of a relay or of a consumer."""
-
-    def application(self) -> web.Application: ...
-
-
 class HttpServer:
-    """The endpoints on a socket. The socket is bound first, so that the relay has its address before it starts."""
+    """Endpoints on a socket. The socket is bound first, so that the relay has its address before it starts."""
 
     def __init__(self, listening: socket.socket, host: str = "") -> None:
         """``host``: name or IP address by which others reach a wildcard address. Default: the host name."""
@@ -192,10 +180,10 @@ class HttpServer:
             host = self._host or socket.gethostname()
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
-    async def start(self, surface: Endpoints) -> None:
+    async def start(self, application: web.Application) -> None:
         # No access log: probes and scrapes arrive every few seconds.
         self._runner = web.AppRunner(
-            surface.application(),
+            application,
             access_log=None,
             handle_signals=False,
             shutdown_timeout=_CLOSE_WITHIN,

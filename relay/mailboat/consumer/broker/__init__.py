@@ -18,6 +18,7 @@ is handled once.
 | ``pubsub_keys``, ``pubsub_stream``, ``pubsub_acks`` | order of a key's messages; the gRPC calls; acknowledgements |
 | ``decode`` | a broker's message as an event |
 | ``dead_letter_writer`` | an event that can't be handled as a message on the dead-letter topic |
+| ``dead_letter_access``, ``replay`` | the dead-letter topic as ``mailboat dlq`` reads it; a replay of its messages |
 
 Claim stores are in ``mailboat.consumer.claims``: Redis and the Postgres inbox.
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mailboat.consumer.broker.dead_letter_access import client_of
 from mailboat.consumer.broker.dead_letter_writer import DeadLetterTopic
 from mailboat.consumer.broker.decode import decode
 from mailboat.consumer.broker.engine import EngineSettings
@@ -217,9 +218,7 @@ def build_waiting_letters(resource: EventSubscription, secrets: Secrets) -> Wait
     from mailboat.consumer.broker.dead_count import WaitingLetters
 
     found = _secrets_of(kafka, secrets, f"EventSubscription {full_name(resource)}: spec.source")
-    given = {name: value for name, value in {**kafka.config, **found}.items() if name not in CONSUMER_ONLY}
-    client = {"client.id": "mailboat", **given, "bootstrap.servers": ",".join(kafka.bootstrap_servers)}
-    return WaitingLetters(client, topic, replay_group(resource.group))
+    return WaitingLetters(client_of(kafka, found), topic, replay_group(resource.group))
 
 
 def url_of(connection: Connection, secrets: Secrets, where: str) -> str:
