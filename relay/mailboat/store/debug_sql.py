@@ -27,8 +27,6 @@ _EPOCH = "00000000-0000-0000-0000-000000000000"
 _SNAPSHOT = "1000:1000:"
 
 _EXAMPLES = {
-    "subscription": "1",
-    "partition": "0",
     "epoch": _EPOCH,
     "settled_snapshot": _SNAPSHOT,
     "window_snapshot": _SNAPSHOT,
@@ -46,13 +44,12 @@ _EXAMPLES = {
     "before": "infinity",
     "read": "{}",
     "checks": "true",
-    "subscriptions": "{1}",
-    "partitions": "{0}",
     "epochs": f"{{{_EPOCH}}}",
     "window_snapshots": f"{{{_SNAPSHOT}}}",
     "positions": "{1000}",
     "sequences": "{1}",
     "closes": "{true}",
+    "next_snapshots": "{NULL}",
     "in_hand": "{false}",
 }
 
