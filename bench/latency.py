@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import psycopg
@@ -100,10 +100,15 @@ class Receiver:
         if not self._assigned.wait(_PATIENCE):
             raise TimeoutError("the broker gave the consumer no partitions")
 
-    def finish(self, expected: int) -> dict[str, dict[str, float]]:
-        """Return the arrivals once every topic has that many, or after a timeout."""
+    def finish(self, expected: Collection[str]) -> dict[str, dict[str, float]]:
+        """Return the arrivals once every topic has all of these events, or after a timeout.
+
+        A topic may also have events of an earlier measurement.
+        """
         deadline = time.monotonic() + _PATIENCE
-        while min(map(len, self._received.values())) < expected and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
+            if all(event in arrivals for arrivals in self._received.values() for event in expected):
+                break
             time.sleep(0.01)
         self._enough.set()
         self._thread.join()

@@ -116,7 +116,7 @@ def steady(stage: Stage, relays: Sequence[Child], traffic: Traffic, case: Case, 
     meter = Meter(stage, processes)
     committed = in_own_process(latency.write, traffic.url, case.rate, seconds, traffic.insert)
     cost = meter.read()
-    received = receiver.finish(len(warm_up) + len(committed))
+    received = receiver.finish(warm_up.keys() | committed.keys())
     if missing := sum(event not in arrivals for arrivals in received.values() for event in committed):
         raise ServerFailed(f"{missing} of {len(committed)} events did not arrive.\n{relays[0].log_tail()}")
     delays = (arrivals[event] - at for arrivals in received.values() for event, at in committed.items())

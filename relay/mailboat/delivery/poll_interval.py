@@ -5,7 +5,7 @@
     lingering no events for a moment, and writers do not notify: poll every few milliseconds
     idle      no events for longer (``idle``): writers notify, and the interval grows from ``poll`` to ``longest``
 
-Once a notification has arrived, writers go on notifying until polls find events many times a second (``crowded``).
+Once a notification has arrived, writers go on notifying until polls find many events a second (``crowded``).
 Below that rate the relay is idle after each poll, and an event costs one notification and one tick, instead of polls
 every few milliseconds and two changes of the request for notifications. A poll by the clock that finds events without a
 notification ends this: writers may not notify here (a table without the trigger), or a notification was lost.
@@ -24,7 +24,9 @@ LINGER_POLL = 0.004
 """Poll interval before that, in seconds: bounds latency under a low steady load, at the price of cheap empty reads."""
 CROWD = 75
 CROWD_WITHIN = 0.5
-"""So many polls with events within so many seconds, or none without events for as long: then writers stop notifying."""
+"""So many events within so many seconds, or no poll without events for as long: then writers stop notifying."""
+MOST_PER_POLL = 10
+"""Events of one poll that count at most: a large transaction is one notification."""
 SHORT = 0.003
 SHARE = 0.5
 """Pause after a tick, as a share of its duration beyond ``SHORT`` seconds: many cursors make ticks less frequent
@@ -51,9 +53,9 @@ class PollInterval:
     empty_polls: int = 0
     notified: bool = False
     """Notifications are requested, and the last events came with one."""
-    finds: int = 0
-    """Polls that found events since ``finds_since``, while writers notify."""
-    finds_since: float = 0.0
+    events: int = 0
+    """Events found since ``events_since``, while writers notify."""
+    events_since: float = 0.0
     busy_since: float | None = None
     """Time of the first find after the last poll without events."""
 
@@ -65,17 +67,18 @@ class PollInterval:
         """Return the state after a notification that was requested: the next poll is due at once."""
         return replace(self.due(), notified=True)
 
-    def found(self, now: float, *, by_clock: bool = False) -> PollInterval:
+    def found(self, now: float, events: int = 1, *, by_clock: bool = False) -> PollInterval:
         """Return the state after a poll that found events. ``by_clock``: no wake-up and no settlement caused it."""
-        again = now - self.finds_since < CROWD_WITHIN
-        finds, since = (self.finds + 1, self.finds_since) if again else (1, now)
+        events = min(events, MOST_PER_POLL)
+        again = now - self.events_since < CROWD_WITHIN
+        events, since = (self.events + events, self.events_since) if again else (events, now)
         notified = self.notified and not (self.idle and by_clock)
         busy = now if self.busy_since is None else self.busy_since
-        return replace(self.due(), empty_polls=0, notified=notified, finds=finds, finds_since=since, busy_since=busy)
+        return replace(self.due(), empty_polls=0, notified=notified, events=events, events_since=since, busy_since=busy)
 
     def crowded(self, now: float) -> bool:
         """Return whether events come so often that writers should not notify."""
-        return self.finds >= CROWD or (self.busy_since is not None and now - self.busy_since >= CROWD_WITHIN)
+        return self.events >= CROWD or (self.busy_since is not None and now - self.busy_since >= CROWD_WITHIN)
 
     def unnotified(self) -> PollInterval:
         """Return the state after notifications were disabled."""
@@ -92,7 +95,7 @@ class PollInterval:
 
     def idled(self) -> PollInterval:
         """Return the state after notifications were requested."""
-        return replace(self, idle=True, empty_polls=0, finds=0)
+        return replace(self, idle=True, empty_polls=0, events=0)
 
     def still_idle(self, undecided_writers: bool) -> PollInterval:
         """Return the state after an empty poll while idle."""

@@ -13,7 +13,7 @@ minutes. A later tick then opens the window.
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -321,7 +321,7 @@ class ProgressCommitter:
         before = self._poll_interval
         notified = self._wakeups != self._wakeups_before_tick
         if not result.quiet or not looked:
-            found = before.found(now, by_clock=by_clock)
+            found = before.found(now, _events(result), by_clock=by_clock)
             waits = found.notified and not found.crowded(now) and not notified
             self._poll_interval = found.quiet(now) if waits else found
             # If no cursor polls for events, no wake-up is needed.
@@ -343,6 +343,15 @@ class ProgressCommitter:
             if self._poll_interval is not before:  # a wake-up arrived during the query: keep the immediate poll
                 return
         self._poll_interval = poll_interval
+
+
+def _events(result: TickResult) -> int:
+    """Return the number of events found, by the subscription with most of them."""
+    counts: Counter[int] = Counter()
+    for opened in result.opened:
+        for key, events in (opened.events or {}).items():
+            counts[key.subscription] += len(events)
+    return max(counts.values(), default=1)
 
 
 def merged(first: Settlement | None, second: Settlement) -> Settlement:
