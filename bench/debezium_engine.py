@@ -28,6 +28,19 @@ create table public.outbox (
     id uuid primary key, aggregatetype text not null, aggregateid text not null, type text not null, payload text)
 """
 _INSERT = "insert into public.outbox (id, aggregatetype, aggregateid, type, payload) values (%s, %s, %s, %s, %s)"
+_FILL_PROCEDURE = """
+create procedure public.fill_outbox(topic text, payload text, events integer, per_transaction integer)
+language plpgsql as $$
+begin
+    for n in 1..events loop
+        insert into public.outbox values (gen_random_uuid(), topic, 'order-' || n % 10000, 'order.placed', payload);
+        if n % per_transaction = 0 then
+            commit;
+        end if;
+    end loop;
+end
+$$
+"""
 _PROPERTIES = """\
 name=bench
 connector.class=io.debezium.connector.postgresql.PostgresConnector
@@ -79,6 +92,14 @@ def program() -> Path:
 def create_table(url: str) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(_TABLE)
+
+
+def fill(url: str, topic: str, events: int, per_transaction: int) -> None:
+    """Write a backlog in transactions of so many rows."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("set synchronous_commit = off")
+        connection.execute(_FILL_PROCEDURE)
+        connection.execute("call public.fill_outbox(%s, %s, %s, %s)", [topic, _PAYLOAD, events, per_transaction])
 
 
 def start(stage: Stage, url: str, poll_interval: int = 5) -> Child:

@@ -1,4 +1,4 @@
-"""`make bench-peers`: Debezium and watermill-sql beside the relay, at the same rates, in one run on the same servers.
+"""`make bench-peers`: Debezium and watermill-sql beside the relay, with the same backlog and rates, on one server.
 
 Debezium reads the write-ahead log, so Postgres runs with ``wal_level = logical`` for all. A peer that can't run is left
 out, and the reason is printed.
@@ -13,10 +13,14 @@ from functools import partial
 
 import debezium_engine
 import latency
+import psutil
+import psycopg
 import rates
 import watermill_forwarder
+from drain import drain
+from measurement import Measured
 from rates import Case, Row, Traffic
-from setup import Stage, stage
+from setup import Stage, Watermarks, fill, stage
 
 from bench import describe_machine
 from mailboat_devservers.errors import PartMissing, ServerFailed
@@ -26,6 +30,8 @@ _QUICK_RATES = (0, 40)
 _SETTINGS = {"wal_level": "logical", "max_replication_slots": "20", "max_wal_senders": "20"}
 _SERVER = "Debezium Server"
 _NO_SERVER = "its distribution has 782 MB and needs Java 21"
+
+_PATIENCE = 600.0
 
 Measure = Callable[[Stage, Case, float], Row]
 
@@ -39,6 +45,30 @@ def debezium(servers: Stage, case: Case, seconds: float) -> Row:
     with debezium_engine.start(servers, url) as engine:
         insert, event_id = partial(debezium_engine.insert, topic), partial(latency.event_id, header="id")
         return rates.steady(servers, [engine], Traffic(url, [topic], insert, event_id), case, seconds)
+
+
+def drain_debezium(servers: Stage, events: int, per_transaction: int) -> Measured:
+    """Let Debezium's embedded engine drain a backlog that was written while it was suspended."""
+    name = f"debezium-drain-{per_transaction}"
+    servers.postgres.create_database(database := name.replace("-", "_"))
+    url, topic = servers.postgres.url(database), servers.new_topic(name)
+    debezium_engine.create_table(url)
+    marks = Watermarks(servers.broker.bootstrap, topic)
+    with debezium_engine.start(servers, url) as engine, psycopg.connect(url) as connection:
+        debezium_engine.insert(topic, connection, "first")
+        connection.commit()
+        marks.wait_for(1, _PATIENCE)
+        process = psutil.Process(engine.pid)
+        process.suspend()
+        try:
+            debezium_engine.fill(url, topic, events, per_transaction)
+        finally:
+            process.resume()
+        began, cpu = marks.wait_for(2, _PATIENCE), sum(process.cpu_times()[:2])
+        ended = marks.wait_for(events + 1, _PATIENCE)
+        spent = sum(process.cpu_times()[:2]) - cpu
+    marks.close()
+    return Measured(events, ended.seen - began.before, spent)
 
 
 def watermill(servers: Stage, case: Case, seconds: float) -> Row:
@@ -56,18 +86,43 @@ def main() -> int:
     parser.add_argument("--broker", choices=("kfake", "apache"), default="apache", help="default: apache")
     parser.add_argument("--seconds", type=float, default=20.0, help="length of a measurement (default: 20)")
     parser.add_argument("--quick", action="store_true", help="two rates of 5 seconds, to see that it works")
+    parser.add_argument("--drain", action="store_true", help="only the table of drains")
+    parser.add_argument("--events", type=int, default=100_000, help="size of the backlog (default: 100000)")
     options = parser.parse_args()
     busy = describe_machine(options.broker)
     chosen, seconds = (_QUICK_RATES, 5.0) if options.quick else (_RATES, options.seconds)
     try:
         with stage(options.broker, _SETTINGS) as servers:
-            _print_table(servers, chosen, seconds)
+            if options.drain or not options.quick:
+                _print_drains(servers, options.events)
+            if not options.drain:
+                _print_table(servers, chosen, seconds)
     except (PartMissing, ServerFailed) as error:
         print(error, file=sys.stderr)
         return 1
     if busy:
         print("The machine was busy with other things: measure again on an idle one before you believe this.")
     return 0
+
+
+def _print_drains(servers: Stage, events: int) -> None:
+    print(f"\nBacklog of {events:,} events of 200 bytes\n")
+    print(f"  {'':<48} {'events/s':>10} {'CPU µs/event':>13}")
+    url = servers.new_database("drain")
+    fill(url, events)
+    rows: dict[str, Callable[[], Measured]] = {
+        "Mailboat": lambda: drain(servers, url, servers.new_topic("drain"), events).delivery
+    }
+    try:
+        debezium_engine.program()
+        for per_transaction in (100, 1):
+            name = f"{debezium_engine.NAME}, rows per transaction: {per_transaction}"
+            rows[name] = partial(drain_debezium, servers, events, per_transaction)
+    except PartMissing as missing:
+        print(f"Left out: {debezium_engine.NAME}: {missing}")
+    for name, measure in rows.items():
+        found = measure()
+        print(f"  {name:<48} {found.rate:>10,.0f} {found.cpu_per_event:>13.1f}", flush=True)
 
 
 def _print_table(servers: Stage, chosen: tuple[int, ...], seconds: float) -> None:
