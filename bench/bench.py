@@ -162,7 +162,7 @@ def _writers(servers: Stage, extent: Extent) -> list[Goal]:
 
 
 def _held_snapshot(servers: Stage, extent: Extent) -> list[Goal]:
-    """Measure beside a snapshot that is held for half an hour."""
+    """Measure beside a snapshot that is held."""
     versions = held_snapshot.VERSIONS if extent.cases is rates.CASES else held_snapshot.VERSIONS // 10
     print(f"\nA held snapshot and {versions:,} versions per cursor, {held_snapshot.RATE} events/s\n")
     print(f"  {'':<36} {'p50 ms':>8} {'p99 ms':>8} {'insert ms':>10} {'Postgres CPU µs':>16}")
