@@ -1,4 +1,4 @@
-"""The committer: commits the progress of all partitions and polls for new events, in one transaction per tick.
+"""The committer: polls for new events and commits the progress of all partitions, one tick after another.
 
 Workers submit settlements. Plain progress inside a window is merged and may be delayed. A settlement that closes a
 window or must be durable triggers a tick immediately. While writers notify and none has done so since the window was
@@ -27,7 +27,7 @@ LANDING = 0.004
 """Delay in seconds before the next tick while batches from the previous tick are unacknowledged. One poll then serves
 all partitions; without the delay, partitions poll separately on alternate ticks."""
 SETTLE_WITHIN = 0.1
-"""Longest delay of plain progress in seconds, so that several settlements share one write."""
+"""Longest delay of plain progress, and of the end of a window that can wait, in seconds. Settlements share a write."""
 TURN_OVER = 5.0
 """Seconds after which an idle committer updates ``active_at``, which distinguishes an idle committer from a hung
 one."""
@@ -129,10 +129,10 @@ class ProgressCommitter:
         self._pending[key] = merged(self._pending.get(key), settlement)
         if settlement.closes:
             self._in_flight.discard(key)
-        closes = settlement.closes and not self._can_wait(key)
         committed = asyncio.get_running_loop().create_future()
         self._waiting.append(committed)
-        self._urgent |= closes or settlement.durable or settlement.awaited
+        ends = settlement.closes and not self._can_wait(key)
+        self._urgent |= ends or settlement.durable or settlement.awaited
         self._wake_event.set()
         return committed
 

@@ -115,10 +115,11 @@ class RelaySession(DeliverySession):
                 await stop.wait()  # heartbeats continue until the last batch is settled
                 if self._following is not None:
                     self._following.cancel()  # it would claim released partitions again
-                while self.owned:  # a renewal in progress may claim once more
+                while True:
                     self._let_go(list(self.owned))
                     await self._gone()  # releasing partitions needs the committer
-                await self._gone()
+                    if not self.owned:  # a renewal in progress may have claimed once more
+                        break
                 for task in (*background, *self._opening.values()):
                     task.cancel()
         except BaseExceptionGroup as errors:
