@@ -1,4 +1,4 @@
-module mailboat.dev/harbor/coredns
+module mailboat.dev/devservers/coredns
 
 go 1.26.0
 

@@ -1,5 +1,5 @@
 // Definitions of other people's resources, which the chart makes some of: no program is built from this.
-module mailboat.dev/harbor/definitions
+module mailboat.dev/devservers/definitions
 
 go 1.26
 

@@ -1,4 +1,4 @@
-module mailboat.dev/harbor/etcd
+module mailboat.dev/devservers/etcd
 
 go 1.26.0
 

@@ -1,4 +1,4 @@
-module mailboat.dev/harbor/helm
+module mailboat.dev/devservers/helm
 
 go 1.26.0
 

@@ -1,4 +1,4 @@
-module mailboat.dev/harbor/kfake
+module mailboat.dev/devservers/kfake
 
 go 1.26.0
 

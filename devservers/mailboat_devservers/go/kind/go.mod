@@ -1,4 +1,4 @@
-module mailboat.dev/harbor/kind
+module mailboat.dev/devservers/kind
 
 go 1.26.0
 

@@ -1,4 +1,4 @@
-module mailboat.dev/harbor/kubernetes
+module mailboat.dev/devservers/kubernetes
 
 go 1.24.0
 

@@ -1,3 +1,3 @@
-module mailboat.dev/harbor/pause
+module mailboat.dev/devservers/pause
 
 go 1.26.0

@@ -1,4 +1,4 @@
-module mailboat.dev/harbor/pstest
+module mailboat.dev/devservers/pstest
 
 go 1.26.0
 
