@@ -156,6 +156,8 @@ class PostgresConnection:
         self._timeout: asyncio.Timeout | None = None
         self._blocking: Connection[Row] | None = None
         self._notification = asyncio.Event()
+        self._listener: int | None = None
+        """Copy of the socket's descriptor that is watched for notifications."""
         self._thread = ConnectionThread(purpose, connection.pgconn)
 
     @classmethod
@@ -304,18 +306,22 @@ class PostgresConnection:
         self.connection.add_notify_handler(note)
         async with self.autocommit() as cursor:
             await cursor.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
+        # psycopg watches the socket itself during a statement, so this watches a copy of its descriptor.
+        self._listener = os.dup(self.connection.pgconn.socket)
+        asyncio.get_running_loop().add_reader(self._listener, self._on_readable)
 
     async def notified(self, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds for a notification. Return True if one arrived since the last call.
 
         psycopg's own wait wakes up ten times a second, and keeps other statements off the connection meanwhile.
         """
-        async with explained(self.connection, timeout + self._deadline):
-            self._receive()
-            with suppress(TimeoutError), self._receiving():
-                async with asyncio.timeout(timeout):
-                    await self._notification.wait()
-            self._receive()  # raises the error of a connection that ended meanwhile
+        try:
+            self._receive()  # the end of a statement may have read one; raises the error of a connection that ended
+        except psycopg.Error as error:
+            raise explain(error) from error
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._notification.wait()
         arrived = self._notification.is_set()
         self._notification.clear()
         return arrived
@@ -329,29 +335,22 @@ class PostgresConnection:
                 if pgconn.notify_handler is not None:
                     pgconn.notify_handler(notification)
 
-    @contextmanager
-    def _receiving(self) -> Iterator[None]:
-        """Call ``_receive`` whenever the server sends something. psycopg watches the socket itself during a statement,
-        so this watches a copy of its descriptor."""
-        loop = asyncio.get_running_loop()
-        copy = os.dup(self.connection.pgconn.socket)
-
-        def read() -> None:
-            try:
-                self._receive()
-            except psycopg.Error:
-                loop.remove_reader(copy)
-                self._notification.set()  # ends the wait
-
-        loop.add_reader(copy, read)
+    def _on_readable(self) -> None:
         try:
-            yield
-        finally:
-            loop.remove_reader(copy)
-            os.close(copy)
+            self._receive()
+        except psycopg.Error:
+            self._stop_listening()
+            self._notification.set()  # ends the wait; the next one raises the error
+
+    def _stop_listening(self) -> None:
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            os.close(self._listener)
+            self._listener = None
 
     async def close(self, *, at_once: bool = False) -> None:
         """Close the connection once the operation in progress has ended; if ``at_once``, it fails. Idempotent."""
+        self._stop_listening()
         if at_once:
             self._thread.cut()
         async with self._turn:  # libpq frees buffers that a thread may be reading
