@@ -65,12 +65,12 @@ async def test_a_holder_whose_begin_is_hidden_counts_from_when_it_was_seen_first
 
 
 @pytest.mark.parametrize(
-    "statement", ["head", "this_window", "open", "advance", "standing", "settle", "fence", "hands"]
+    "statement", ["head", "this_window", "open", "advance", "standing", "settle", "fence", "hands", "renew", "release"]
 )
 def test_statements_of_a_lease_find_its_cursor_by_epoch(outbox: Database, statement: str) -> None:
     """A lookup by primary key passes all versions of the cursor that a snapshot keeps."""
     windows = statements("windows")
-    text = windows[statement]
+    text = (statements("leases") if statement in ("renew", "release") else windows)[statement]
     if statement in ("head", "this_window"):
         text = f"with {text} select from {'head' if statement == 'head' else 'w'}"
     snapshot = "1:1:"

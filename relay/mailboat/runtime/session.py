@@ -118,7 +118,7 @@ class RelaySession(DeliverySession):
                 while True:
                     self._let_go(list(self.owned))
                     await self._gone()  # releasing partitions needs the committer
-                    if not self.owned:  # a renewal in progress may have claimed once more
+                    if not self.owned:  # a renewal in progress may have started workers
                         break
                 for task in (*background, *self._opening.values()):
                     task.cancel()
@@ -211,7 +211,8 @@ class RelaySession(DeliverySession):
                 owned.worker.wake()
         self._let_go(moves.release - self._leaving)
         if claim := [key for key in moves.claim if self._delivers(key)]:
-            self._log_claims(await self._claim(claim), membership, alive)
+            claimed = await self._start_workers(await self._store.claim(claim))
+            self._log_claims(claimed, membership, alive)
         elif not held and not self.reported and not self.orphans:
             await self._store.rest()
         if self._oldest_snapshot().total_seconds() >= self._timings.old_snapshot:
@@ -219,17 +220,16 @@ class RelaySession(DeliverySession):
 
     def _needs_renewal(self, key: CursorKey) -> bool:
         """Return whether a lease should be renewed now. While a snapshot is held, Postgres keeps the former versions of
-        a cursor. A lookup by epoch passes those since the last claim, and a new claim has a new epoch."""
+        a cursor. A lookup by epoch passes those since the last renewal."""
         idle = self.committer.at_head(key) and self.owned[key].worker.pending == 0
         return idle and self.committer.windows(key) >= self._timings.renew_after
 
-    async def _claim(self, keys: Sequence[CursorKey]) -> list[CursorKey]:
-        """Claim partitions and start their workers. Return those that were free."""
-        cursors = await self._store.claim(keys)
+    async def _start_workers(self, cursors: Sequence[Cursor]) -> list[CursorKey]:
+        """Start workers for acquired cursors and return their keys. Release those that were withdrawn meanwhile."""
         wanted = [cursor for cursor in cursors if self._delivers(cursor.lease.key)]
         self._adopt(wanted)
         if unwanted := [cursor.lease for cursor in cursors if not self._delivers(cursor.lease.key)]:
-            await self._store.release(unwanted)  # withdrawn meanwhile
+            await self._store.release(unwanted)
         return [cursor.lease.key for cursor in wanted]
 
     def _log_peers(self, alive: set[str], before: set[str]) -> None:
@@ -321,7 +321,7 @@ class RelaySession(DeliverySession):
             await asyncio.wait(going)
 
     async def _let_go_together(self, keys: Iterable[CursorKey], *, keep: bool, renew: bool) -> None:
-        """Finish the batches in flight, settle, and release or claim again."""
+        """Finish the batches in flight, settle, and release the leases or renew them."""
         leaving = {key: self.owned[key] for key in keys if key in self.owned and key not in self._leaving}
         if not leaving:
             return
@@ -338,11 +338,11 @@ class RelaySession(DeliverySession):
         for key, owned in leaving.items():
             if self.owned.get(key) is owned:
                 self._forget(key)
-        again = [key for key in leaving if renew and self._delivers(key) and not self._stop.is_set()]
-        if again:
-            await self._claim(again)
+        leases = [owned.worker.lease for owned in leaving.values()]
+        if renew and not self._stop.is_set():
+            await self._start_workers(await self._store.renew(leases))
         elif not keep:
-            await self._store.release([owned.worker.lease for owned in leaving.values()])
+            await self._store.release(leases)
         self._leaving -= leaving.keys()
         self._passing(Checkpoint.RELEASED)
 

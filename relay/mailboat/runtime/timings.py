@@ -25,7 +25,7 @@ class Timings:
 
     old_snapshot: float = 30.0
     """Age of the oldest snapshot of the database from which leases are renewed."""
-    renew_after: int = 500
+    renew_after: int = 200
     """Number of windows of a cursor after which its lease is renewed, while a snapshot of that age is held."""
 
     @property

@@ -166,17 +166,25 @@ class Leases:
         This commit waits for the outbox's durability, because an open window is published without another commit. The
         relay that opened the window may have died or given up before its own commit was that durable.
         """
+        return await self._take(
+            link,
+            _SQL["claim"],
+            {
+                **self._who,
+                "subscriptions": [k.subscription for k in keys],
+                "partitions": [k.partition for k in keys],
+                "generations": list(keys.values()),
+            },
+        )
+
+    async def renew(self, link: PostgresConnection, leases: Collection[Lease]) -> list[Cursor]:
+        """Give the cursors of this relay a new epoch. Return those that it still owned."""
+        return await self._take(link, _SQL["renew"], {"epochs": [lease.epoch for lease in leases]})
+
+    async def _take(self, link: PostgresConnection, statement: str, parameters: Mapping[str, object]) -> list[Cursor]:
         async with link.transaction() as cursor:
             await cursor.execute(_SYNC, {"level": self._sync_level})
-            await cursor.execute(
-                _SQL["claim"],
-                {
-                    **self._who,
-                    "subscriptions": [k.subscription for k in keys],
-                    "partitions": [k.partition for k in keys],
-                    "generations": list(keys.values()),
-                },
-            )
+            await cursor.execute(statement, parameters)
             rows = await cursor.fetchall()
         cursors = []
         for number, part, epoch, settled_snapshot, window_snapshot, lowest, highest, *progress, previous_layout in rows:

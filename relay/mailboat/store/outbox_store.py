@@ -311,6 +311,10 @@ class OutboxStore(Protocol):
         """Acquire the cursors that no live relay owns, and return those that were acquired."""
         ...
 
+    async def renew(self, leases: Collection[Lease]) -> list[Cursor]:
+        """Give the cursors of this relay a new epoch, and return those that it still owned."""
+        ...
+
     async def release(self, leases: Collection[Lease]) -> None:
         """Release leases, so that another relay can acquire the partitions immediately."""
         ...

@@ -192,6 +192,11 @@ class PostgresStore:
         known = {key: self._routes[key.subscription].subscription.generation for key in keys}
         return await self._leases.claim(await self._link("work"), known)
 
+    async def renew(self, leases: Collection[Lease]) -> list[Cursor]:
+        work = await self._link("work")
+        await self._windows.store_unwritten(work)
+        return await self._leases.renew(work, leases)
+
     async def release(self, leases: Collection[Lease]) -> None:
         if leases:
             work = await self._link("work")

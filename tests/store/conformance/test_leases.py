@@ -40,6 +40,25 @@ async def test_a_released_partition_is_free_at_once_and_counts_no_death(world: W
     assert [(c.window, c.crash_count) for c in second.cursors.values()] == [(opened.window, 0)] * 2
 
 
+async def test_a_renewed_lease_keeps_the_progress_and_ends_the_former_one(world: World) -> None:
+    relay, other = await Relay.start(world, TWO, "relay"), await Relay.start(world, TWO, "other")
+    one, two = await relay.claim()
+    write(world, None, None)
+    await relay.drain()
+    former = [relay.lease(one), relay.lease(two)]
+    await relay.store.release([relay.lease(two)])
+    assert await other.claim() == [two]
+    before = relay.cursors[one]
+    (renewed,) = await relay.store.renew(former)
+    assert renewed.lease.key == one
+    assert renewed.lease.epoch != before.lease.epoch
+    assert (renewed.sequence, renewed.window, renewed.crash_count) == (relay.sequence[one], None, 0)
+    late = await relay.store.tick([Settlement(lease, renewed.settled_snapshot, 0, 9) for lease in former], [])
+    assert late.lost == {one, two}
+    assert await relay.store.renew(former) == []
+    assert await other.claim([one]) == []
+
+
 async def test_deaths_at_one_position_are_counted_and_progress_forgets_them(world: World) -> None:
     relay = await Relay.start(world, TWO)
     keys = await relay.claim()

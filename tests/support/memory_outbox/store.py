@@ -175,6 +175,10 @@ class MemoryStore:
             lease, cursor.settled_snapshot, cursor.window, cursor.position, cursor.sequence, cursor.crash_count
         )
 
+    async def renew(self, leases: Collection[Lease]) -> list[Cursor]:
+        holds = self._outbox.lease_holds
+        return await self._step(lambda: [self._take(lease.key) for lease in leases if holds(lease)])
+
     async def release(self, leases: Collection[Lease]) -> None:
         await self._step(partial(self._release, leases))
 

@@ -125,6 +125,15 @@ where c.subscription_id = free.subscription_id and c.partition = free.partition
 returning c.subscription_id, c.partition, c.epoch::text, c.settled_snapshot::text, c.window_snapshot::text, c.lowest, c.highest,
           c.position, c.sequence, c.crash_count, c.previous_layout is not null
 
+-- name: renew
+-- Give cursors of this relay a new epoch, without a change of owner. They are found by their current epoch: while a snapshot is
+-- held, that lookup passes only the versions since the last claim.
+update mailboat.cursors as c
+set epoch = gen_random_uuid()
+where c.epoch = any (%(epochs)s::uuid[])
+returning c.subscription_id, c.partition, c.epoch::text, c.settled_snapshot::text, c.window_snapshot::text, c.lowest, c.highest,
+          c.position, c.sequence, c.crash_count, c.previous_layout is not null
+
 -- name: release
 -- Release a drained cursor: the next owner can claim it at once and counts no crash.
 update mailboat.cursors as c
