@@ -36,7 +36,7 @@ from mailboat.runtime.schema_gate import SchemaGate
 from mailboat.runtime.secrets import Secrets
 from mailboat.runtime.session import RelaySession
 from mailboat.runtime.shutdown import StopRequested, first_of, unless_stopped
-from mailboat.runtime.stream_parts import StreamParts
+from mailboat.runtime.subscription_set import StreamParts
 from mailboat.runtime.subscription_status import delivered, failed_status, stalled, subscription_status
 from mailboat.runtime.timings import Timings
 from mailboat.runtime.totals import Totals
