@@ -17,7 +17,7 @@ import pytest
 
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.relay_status import RelayState
-from mailboat.runtime.secrets import SecretSources
+from mailboat.runtime.secrets import ProcessSecrets
 from mailboat.runtime.shutdown import StopRequested, unless_stopped
 from mailboat.store.settings import RelayIdentity
 from mailboat_devservers.postgres import Database
@@ -90,7 +90,7 @@ async def test_upkeep_that_fails_is_told_in_the_status_of_a_relay_that_runs(
 async def test_who_waits_for_another_migration_says_so_and_hears_when_to_stop(each_outbox: Database) -> None:
     read = read_documents([("relay", outbox_relay(each_outbox.url, table="shop.events"))])
     identity = RelayIdentity("relay-1", str(uuid.uuid4()))
-    relay = Relay(read.relays[0], (), secrets=SecretSources(), identity=identity, timings=IMPATIENT)
+    relay = Relay(read.relays[0], (), secrets=ProcessSecrets(None, {}), identity=identity, timings=IMPATIENT)
     stop = asyncio.Event()
     with psycopg.connect(each_outbox.url, application_name="by hand") as person:
         person.execute("lock table mailboat.migrations in share row exclusive mode")
@@ -113,7 +113,9 @@ async def test_the_states_of_a_relay_that_stops_while_a_batch_is_in_flight(
 ) -> None:
     read = read_documents([("relay", outbox_relay(each_outbox.url)), ("orders", subscription("orders", STAGED))])
     identity = RelayIdentity("relay-1", str(uuid.uuid4()))
-    relay = Relay(read.relays[0], read.subscriptions, secrets=SecretSources(), identity=identity, timings=SWIFT)
+    relay = Relay(
+        read.relays[0], read.subscriptions, secrets=ProcessSecrets(None, {}), identity=identity, timings=SWIFT
+    )
     assert relay.status().state is RelayState.CONNECTING
     stop = asyncio.Event()
     life = asyncio.create_task(relay.run(stop))

@@ -22,7 +22,7 @@ from psycopg import sql
 from mailboat.model import Message
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.relay_status import SubscriptionStatus
-from mailboat.runtime.secrets import Secrets, SecretSources
+from mailboat.runtime.secrets import ProcessSecrets, Secrets
 from mailboat.runtime.timings import Timings
 from mailboat.sinks.protocol import SinkContext
 from mailboat.store.settings import ReadLimits, RelayIdentity
@@ -51,7 +51,7 @@ async def serving(
     running = Relay(
         read.relays[0],
         read.subscriptions,
-        secrets=secrets or SecretSources(),
+        secrets=secrets or ProcessSecrets(None, {}),
         identity=RelayIdentity(relay, str(uuid.uuid4())),
         timings=timings,
         limits=limits,

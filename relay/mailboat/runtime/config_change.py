@@ -14,8 +14,7 @@ from functools import partial
 
 from mailboat.delivery.stream import Stream
 from mailboat.runtime.session import RelaySession
-from mailboat.runtime.stream_parts import StreamParts
-from mailboat.runtime.subscription_set import SubscriptionSet
+from mailboat.runtime.subscription_set import StreamParts, SubscriptionSet
 from mailboat.sinks.protocol import Sink
 from mailboat.store.outbox_store import Subscription
 from mailboat.store.postgres import PostgresStore

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -34,116 +34,81 @@ class Secrets(Protocol):
         ...
 
 
-class SecretSource(Protocol):
-    """A source of secrets. Returns None for a missing secret; raises for an unusable one."""
+class ProcessSecrets:
+    """``Secrets`` from files and from the environment of the process.
 
-    def find(self, name: str, key: str) -> str | None: ...
+    A folder, if there is one, has precedence: ``<folder>/<secret>/<key>``, the way a Secret is mounted into a pod. Then
+    follow variables: ``MAILBOAT_SECRET_<NAME>_<KEY>``, in capitals, with ``_`` for characters not allowed in a name.
+    """
 
-    def find_all(self, name: str) -> dict[str, str] | None: ...
-
-    def where(self, name: str, key: str | None) -> str:
-        """Return the exact place searched, for messages."""
-        ...
-
-
-class SecretSources:
-    """``Secrets`` from several places; the first place that has the secret wins."""
-
-    def __init__(self, *places: SecretSource) -> None:
-        self._places = places
+    def __init__(self, folder: Path | None, environment: Mapping[str, str]) -> None:
+        self._folder = folder
+        self._environment = environment
 
     def read(self, name: str, key: str) -> str:
-        for place in self._places:
-            if (found := place.find(name, key)) is not None:
+        places, remedy = f"${_variable(name, key)}", f"it, or into {name}/{key} of a folder that --secrets-dir names"
+        if self._folder is not None:
+            path = _path(self._folder, name, key)
+            if (found := _read_file(path)) is not None:
                 return found
+            places, remedy = f"{path} and {places}", "one of them"
+        if (found := self._environment.get(_variable(name, key))) is not None:
+            return found
         raise SecretMissing(
-            f"key {key} of secret {name} was not found. Looked for {self._where(name, key)}. Put the value into"
-            f" {self._there(f'{name}/{key}')}."
+            f"key {key} of secret {name} was not found. Looked for {places}. Put the value into {remedy}."
         )
 
     def all(self, name: str) -> dict[str, str]:
-        for place in self._places:
-            if (found := place.find_all(name)) is not None:
-                return found
-        raise SecretMissing(
-            f"secret {name} was not found. Looked for {self._where(name, None)}. Put its keys into"
-            f" {self._there(f'{name}/')}."
-        )
-
-    def _where(self, name: str, key: str | None) -> str:
-        return " and ".join(place.where(name, key) for place in self._places)
-
-    def _there(self, path: str) -> str:
-        """Return where to put the secret, including a secrets folder if none was configured and searched."""
-        return "one of them" if len(self._places) > 1 else f"it, or into {path} of a folder that --secrets-dir names"
-
-
-class SecretFolder:
-    """``<folder>/<secret>/<key>``, the way a Secret is mounted into a pod."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def find(self, name: str, key: str) -> str | None:
-        path = self._path(name, key)
-        try:
-            if path.stat().st_size > _LARGEST:
-                raise ConfigError(f"{path} is larger than 1 MiB: that is no secret. Check what --secrets-dir names.")
-            text = path.read_text(encoding="utf-8")
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except UnicodeDecodeError:
-            raise ConfigError(f"{path} is not text in UTF-8. Write the secret's value into it as plain text.") from None
-        except OSError as error:
-            raise ConfigError(f"{path} can't be read: {error.strerror}. Check what it is, and its rights.") from error
-        return text.removesuffix("\n").removesuffix("\r")  # added by an editor or echo, not part of the value
-
-    def find_all(self, name: str) -> dict[str, str] | None:
-        folder = self._path(name)
-        try:
-            # Kubernetes keeps internal links beside the keys; their names begin with two dots.
-            keys = sorted(file.name for file in folder.iterdir() if file.is_file() and not file.name.startswith(".."))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            raise ConfigError(f"{folder} can't be read: {error.strerror}. Check its rights.") from error
-        found = {key: self.find(name, key) for key in keys}
-        # A missing optional Secret is mounted as an empty folder.
-        return {key: value for key, value in found.items() if value is not None} or None
-
-    def where(self, name: str, key: str | None) -> str:
-        return f"{self._path(name, key)}{'' if key else os.sep}"
-
-    def _path(self, name: str, key: str | None = None) -> Path:
-        for part in (name, *([key] if key is not None else [])):
-            if not part or "/" in part or "\\" in part or part.startswith(".."):
-                raise ConfigError(
-                    f"{part!r} can't name a secret, nor a key of one: use letters, digits, '-', '_', '.'."
-                )
-        return self._folder / name / key if key is not None else self._folder / name
-
-
-class SecretVariables:
-    """``MAILBOAT_SECRET_<NAME>_<KEY>``, in capitals, with ``_`` for characters not allowed in a variable name."""
-
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._environment = environment
-
-    def find(self, name: str, key: str) -> str | None:
-        return self._environment.get(_variable(name, key))
-
-    def find_all(self, name: str) -> dict[str, str] | None:
-        """Return keys in lower case with dots (``sasl.password``), since variables lose the original spelling."""
+        """Keys from variables are in lower case with dots (``sasl.password``): variables lose the spelling."""
         prefix = _variable(name, "")
+        places, remedy = f"${prefix}...", f"it, or into {name}/ of a folder that --secrets-dir names"
+        if self._folder is not None:
+            path = _path(self._folder, name)
+            if found := _read_folder(path):
+                return found
+            places, remedy = f"{path}{os.sep} and {places}", "one of them"
         found = {
             variable.removeprefix(prefix).lower().replace("_", "."): value
             for variable, value in self._environment.items()
             if variable.startswith(prefix)
         }
-        return found or None
+        if not found:
+            raise SecretMissing(f"secret {name} was not found. Looked for {places}. Put its keys into {remedy}.")
+        return found
 
-    def where(self, name: str, key: str | None) -> str:
-        return f"${_variable(name, key or '')}{'' if key else '...'}"
+
+def _path(folder: Path, *parts: str) -> Path:
+    for part in parts:
+        if not part or "/" in part or "\\" in part or part.startswith(".."):
+            raise ConfigError(f"{part!r} can't name a secret, nor a key of one: use letters, digits, '-', '_', '.'.")
+    return folder.joinpath(*parts)
+
+
+def _read_file(path: Path) -> str | None:
+    """Return the value in a file, or None if there is no file."""
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise ConfigError(f"{path} is larger than 1 MiB: that is no secret. Check what --secrets-dir names.")
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not text in UTF-8. Write the secret's value into it as plain text.") from None
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}. Check what it is, and its rights.") from error
+    return text.removesuffix("\n").removesuffix("\r")  # added by an editor or echo, not part of the value
+
+
+def _read_folder(folder: Path) -> dict[str, str]:
+    """Return all keys of a secret. A missing optional Secret is mounted as an empty folder."""
+    try:
+        # Kubernetes keeps internal links beside the keys; their names begin with two dots.
+        files = sorted(file for file in folder.iterdir() if file.is_file() and not file.name.startswith(".."))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise ConfigError(f"{folder} can't be read: {error.strerror}. Check its rights.") from error
+    return {file.name: value for file in files if (value := _read_file(file)) is not None}
 
 
 def _variable(name: str, key: str) -> str:
@@ -165,10 +130,8 @@ def existing_secrets_folder(directory: Path | None, environment: Mapping[str, st
 
 
 def find_secrets(directory: Path | None, environment: Mapping[str, str]) -> Secrets:
-    """Return the default places: the folder, if there is one, then the environment."""
-    folder = secrets_folder(directory, environment)
-    places: Sequence[SecretSource] = [SecretFolder(folder)] if folder is not None else []
-    return SecretSources(*places, SecretVariables(environment))
+    """Return the secrets of the folder, if the argument or the environment names one, and of the environment."""
+    return ProcessSecrets(secrets_folder(directory, environment), environment)
 
 
 def database_url(relay: OutboxRelay, secrets: Secrets) -> Callable[[], str]:
@@ -180,19 +143,17 @@ def database_url(relay: OutboxRelay, secrets: Secrets) -> Callable[[], str]:
             refuse_foreign_scheme(database.url, f"OutboxRelay {full_name(relay)}: spec.database.url")
             return database.url
         assert database.url_secret_ref is not None, "the spec demands one of the two"
-        reference = database.url_secret_ref
+        reference, field = database.url_secret_ref, f"OutboxRelay {full_name(relay)}: spec.database.urlSecretRef"
         try:
             found = secrets.read(reference.name, reference.key).strip()
         except ConfigError as error:
-            raise type(error)(f"OutboxRelay {full_name(relay)}: spec.database.urlSecretRef: {error}") from error
+            raise type(error)(f"{field}: {error}") from error
+        where = f"{field}: key {reference.key} of secret {reference.name}"
         if not found:  # libpq would connect to the local server
             raise ConfigError(
-                f"OutboxRelay {full_name(relay)}: spec.database.urlSecretRef: key {reference.key} of secret"
-                f" {reference.name} is empty. Write the database's URL into it:"
-                " postgresql://user:password@host:5432/dbname"
+                f"{where} is empty. Write the database's URL into it: postgresql://user:password@host:5432/dbname"
             )
-        where = f"OutboxRelay {full_name(relay)}: spec.database.urlSecretRef: key {reference.key} of secret"
-        refuse_foreign_scheme(found, f"{where} {reference.name}")
+        refuse_foreign_scheme(found, where)
         return found
 
     return url

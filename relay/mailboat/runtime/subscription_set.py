@@ -1,7 +1,8 @@
 """The subscription set of a relay: subscriptions built to run, and failed ones with the reason.
 
 A relay that follows its configuration builds one set after another. An unchanged subscription keeps its sink and thus
-the connections to the destination. A subscription that can't be built does not affect the others.
+the connections to the destination; a database outage does not reconnect the sinks either. A subscription that can't be
+built does not affect the others.
 """
 
 from __future__ import annotations
@@ -9,16 +10,73 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from random import Random
 
+from mailboat.cloudevents import MessageEncoder
+from mailboat.delivery.backoff import Backoff, RetryPolicy
+from mailboat.delivery.checkpoints import Passing
+from mailboat.delivery.stream import Clock, Stream, StreamSettings
 from mailboat.errors import ConfigError, NotInThisRelease
-from mailboat.runtime.condition_reasons import reason_for
 from mailboat.runtime.manifest_files import not_in_this_release
+from mailboat.runtime.relay_status import reason_for
 from mailboat.runtime.secrets import Secrets
-from mailboat.runtime.stream_parts import StreamParts, build, sink_context
-from mailboat.sinks.protocol import Sink
-from mailboat_spec import EventSubscription, Reason, SpecError, full_name
+from mailboat.sinks.protocol import Sink, SinkContext
+from mailboat.sinks.registry import build_sink
+from mailboat.store.outbox_store import Subscription
+from mailboat_spec import (
+    EventSubscription,
+    EventSubscriptionSpec,
+    OnExhausted,
+    Ordering,
+    Reason,
+    SecretKeyRef,
+    SpecError,
+    full_name,
+)
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamParts:
+    """Sink, encoder and policy of a subscription, which outlive database connections."""
+
+    resource: EventSubscription
+    sink: Sink
+    context: SinkContext
+    encoder: MessageEncoder
+    settings: StreamSettings
+
+    @property
+    def name(self) -> str:
+        return full_name(self.resource)
+
+    @property
+    def pulled(self) -> bool:
+        """Whether the subscription is a pull subscription, whose partitions belong to consumers."""
+        return self.resource.spec.sink.pull is not None
+
+    def continues(self, before: StreamParts) -> bool:
+        """Return whether the delivery started with ``before`` can continue unchanged. A pause does not interrupt it."""
+        mine, its = self.resource, before.resource
+        same_spec = mine.spec == its.spec.model_copy(update={"state": mine.spec.state})
+        return same_spec and mine.metadata.uid == its.metadata.uid and self.sink is before.sink
+
+    def stream(self, subscription: Subscription, clock: Clock, random: Random, passing: Passing) -> Stream:
+        """Create the stream for one connected period."""
+        return Stream(
+            subscription.number,
+            self.name,
+            subscription.generation,
+            self.sink,
+            self.encoder,
+            self.settings,
+            pulled=self.pulled,
+            dead_letter_topic=self.resource.dead_letter_topic,
+            clock=clock,
+            random=random,
+            passing=passing,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +97,13 @@ class SubscriptionSet:
 
     def replaced_by(self, after: SubscriptionSet) -> list[Sink]:
         """Return the sinks that ``after`` no longer uses."""
-        return [parts.sink for parts in self.parts.values() if not after.uses(parts.sink)]
-
-    def uses(self, sink: Sink) -> bool:
-        return any(parts.sink is sink for parts in self.parts.values())
+        used = {id(parts.sink) for parts in after.parts.values()}
+        return [parts.sink for parts in self.parts.values() if id(parts.sink) not in used]
 
 
 def build_subscriptions(subscriptions: Iterable[EventSubscription], secrets: Secrets) -> SubscriptionSet:
     """Build all subscriptions or raise ``ConfigError``: for a relay whose manifests are fixed before a restart."""
-    return SubscriptionSet({full_name(each): build(each, secrets) for each in subscriptions})
+    return SubscriptionSet({full_name(each): _build(each, secrets) for each in subscriptions})
 
 
 def rebuild_subscriptions(
@@ -59,6 +115,8 @@ def rebuild_subscriptions(
     for resource in subscriptions:
         name = full_name(resource)
         try:
+            if problems := tuple(not_in_this_release(resource)):
+                raise NotInThisRelease(str(SpecError(problems)))
             parts[name] = _build(resource, secrets, before.parts.get(name))
         except ConfigError as error:
             failed[name] = InvalidSubscription(resource, str(error), reason_for(error))
@@ -71,12 +129,6 @@ def rebuild_subscriptions(
     return SubscriptionSet(parts, failed)
 
 
-def _build(resource: EventSubscription, secrets: Secrets, before: StreamParts | None) -> StreamParts:
-    if problems := tuple(not_in_this_release(resource)):
-        raise NotInThisRelease(str(SpecError(problems)))
-    return build(resource, secrets, before)
-
-
 def needs_new_secrets(subscription_set: SubscriptionSet, secrets: Secrets) -> bool:
     """Return whether a subscription must be rebuilt for a changed secret, or a failed one may succeed now.
 
@@ -86,8 +138,55 @@ def needs_new_secrets(subscription_set: SubscriptionSet, secrets: Secrets) -> bo
         return True
     for parts in subscription_set.parts.values():
         try:
-            if sink_context(parts.resource, secrets) != parts.context:
+            if _sink_context(parts.resource, secrets) != parts.context:
                 return True
         except ConfigError:
             continue
     return False
+
+
+def _build(resource: EventSubscription, secrets: Secrets, before: StreamParts | None = None) -> StreamParts:
+    """Build the parts of a subscription. If sink and context are unchanged, keep the sink of ``before``.
+
+    Raise ``ConfigError`` if the manifest can't be satisfied.
+    """
+    spec = resource.spec
+    try:
+        context = _sink_context(resource, secrets)
+    except ConfigError:
+        if before is None or before.resource.spec.sink != spec.sink:
+            raise
+        # The secret was removed: continue with the previous values.
+        context = SinkContext(before.context.subscription, spec.delivery.timeout.seconds, before.context.secrets)
+    fits = before is not None and (before.resource.spec.sink, before.context) == (spec.sink, context)
+    sink = before.sink if before is not None and fits else build_sink(spec.sink, context)
+    # The source of an event is the outbox it was written to, independent of the subscription.
+    outbox = f"mailboat/{resource.metadata.namespace}/{spec.relay}"
+    encoder = MessageEncoder(spec.format, source=outbox, header_prefix=sink.traits.header_prefix)
+    settings = StreamSettings(
+        batch_size=spec.batch_size,
+        timeout=spec.delivery.timeout.seconds,
+        policy=_policy(spec),
+        ordered=spec.ordering is Ordering.KEY,
+    )
+    return StreamParts(resource, sink, context, encoder, settings)
+
+
+def _sink_context(resource: EventSubscription, secrets: Secrets) -> SinkContext:
+    """Return the context of the sink: name, timeout and secrets. Raise ``ConfigError`` if a secret is missing."""
+    found: dict[str, str] = {}
+    for reference in resource.spec.sink.chosen.secret_refs():
+        if isinstance(reference, SecretKeyRef):
+            found[reference.key] = secrets.read(reference.name, reference.key)
+        else:
+            found |= secrets.all(reference.name)
+    return SinkContext(full_name(resource), resource.spec.delivery.timeout.seconds, found)
+
+
+def _policy(spec: EventSubscriptionSpec) -> RetryPolicy:
+    delivery, backoff = spec.delivery, spec.delivery.backoff
+    return RetryPolicy(
+        spec.max_attempts,
+        Backoff(backoff.initial.seconds, backoff.factor, backoff.max.seconds, backoff.jitter),
+        dead_letters=delivery.on_exhausted is OnExhausted.DEAD_LETTER,
+    )

@@ -8,10 +8,10 @@ from typing import Any
 
 from psycopg import sql
 
+from mailboat.store.admin.selection import fetch
 from mailboat.store.connection import PostgresConnection
 from mailboat.store.filter_predicates import TRUE, Predicate, Since, predicate
 from mailboat.store.pull_policy import effective_filter
-from mailboat.store.schema.migrate import Applied, Migration, known_migrations, pending
 from mailboat.store.sql import statements
 from mailboat.store.subscription_rows import GRACE
 from mailboat.store.table import TableLayout
@@ -19,7 +19,6 @@ from mailboat_spec import EventSubscription, full_name
 
 _SQL = statements("overview")
 _SUBSCRIPTIONS = statements("subscription_rows")
-_SCHEMA = statements("schema")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +63,7 @@ class KnownRelay:
 
 async def known_subscriptions(link: PostgresConnection, outbox: str) -> list[KnownSubscription]:
     """Return all subscriptions of an outbox, including those without a manifest."""
-    async with link.autocommit() as cursor:
-        await cursor.execute(_SQL["subscriptions"], {"outbox": outbox, "grace": GRACE.total_seconds()})
-        rows = await cursor.fetchall()
+    rows = await fetch(link, _SQL["subscriptions"], {"outbox": outbox, "grace": GRACE.total_seconds()})
     return [
         KnownSubscription(
             number, name, state, partitions, Since(time, position), reason, {int(n): owners[n] for n in owners}, *rest
@@ -77,16 +74,12 @@ async def known_subscriptions(link: PostgresConnection, outbox: str) -> list[Kno
 
 async def known_relays(link: PostgresConnection, outbox: str) -> list[KnownRelay]:
     """Return the live relays."""
-    async with link.autocommit() as cursor:
-        await cursor.execute(_SQL["relays"], {"outbox": outbox})
-        return [KnownRelay(*row) for row in await cursor.fetchall()]
+    return [KnownRelay(*row) for row in await fetch(link, _SQL["relays"], {"outbox": outbox})]
 
 
 async def relays_serving(link: PostgresConnection, outbox: str, name: str) -> list[str]:
     """Return the live relays that serve this subscription. They would recreate it at once if it were deleted."""
-    async with link.autocommit() as cursor:
-        await cursor.execute(_SQL["serving"], {"outbox": outbox, "name": name})
-        return [row[0] for row in await cursor.fetchall()]
+    return [relay for (relay,) in await fetch(link, _SQL["serving"], {"outbox": outbox, "name": name})]
 
 
 async def waiting(
@@ -140,15 +133,3 @@ async def forget(link: PostgresConnection, outbox: str, name: str) -> bool:
     async with link.transaction() as cursor:
         await cursor.execute(_SUBSCRIPTIONS["forget"], {"outbox": outbox, "name": name})
         return await cursor.fetchone() is not None
-
-
-async def pending_migrations(link: PostgresConnection) -> tuple[Migration, ...]:
-    """Return the steps that ``mailboat migrate`` would apply. Raises ``SchemaMismatch`` as `pending` does."""
-    async with link.autocommit() as cursor:
-        await cursor.execute(_SCHEMA["facts"])
-        _, ledger, *_ = await cursor.fetchone() or (False, False)
-        applied = []
-        if ledger:
-            await cursor.execute(_SCHEMA["applied"])
-            applied = [Applied(*row) for row in await cursor.fetchall()]
-    return pending(known_migrations(), applied)
