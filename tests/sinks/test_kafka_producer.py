@@ -201,5 +201,5 @@ async def test_withdrawing_a_call_without_messages_in_flight_does_not_end_the_se
     assert await answer(sent) == {}
     assert not session.stopped
     for lane in (orders, bills):
-        lane.leave()
+        session.leave(lane)
     await await_until(lambda: session.gone, what="the end of the producer with its last lane")

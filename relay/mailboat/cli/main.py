@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import Any, Final
 
 import click
+from click.shell_completion import get_completion_class
 
 from mailboat.errors import (
     ConfigError,
@@ -52,8 +53,8 @@ _COMMANDS: Final = {
     "emit": "emit",
     "match": "manifests",
     "schema": "manifests",
-    "debug": "debug",
-    "completion": "completion",
+    "debug": "manifests",
+    "completion": "main",
 }
 """Every command and its module, in the order of the help."""
 
@@ -127,6 +128,24 @@ def main(debug: bool) -> None:
       mailboat run                deliver events
       mailboat status --wait      until everything is delivered
     """
+
+
+@click.command(short_help="Print the completion script of a shell.")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print the script that makes SHELL complete commands and options of mailboat.
+
+    \b
+    Examples:
+      eval "$(mailboat completion bash)"                       # this shell; in ~/.bashrc: all
+      mailboat completion zsh > "${fpath[1]}/_mailboat"
+      mailboat completion fish > ~/.config/fish/completions/mailboat.fish
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    script = kind(context.find_root().command, {}, "mailboat", "_MAILBOAT_COMPLETE")
+    click.echo(script.source_template % script.source_vars())  # source() would start bash only to check its version
 
 
 if __name__ == "__main__":

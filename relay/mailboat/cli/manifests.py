@@ -1,4 +1,4 @@
-"""``init``, ``check``, ``match``, ``schema``: write and examine manifests, without a database and without Secrets."""
+"""``init``, ``check``, ``match``, ``schema``, ``debug``: write and examine manifests, without database and Secrets."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
-from mailboat.cli.options import DEFAULT_MANIFEST, PATH, manifest_option, manifests_of
+from mailboat.cli.options import DEFAULT_MANIFEST, PATH, manifest_option, manifests_of, outboxes
 from mailboat.cli.output import columns, counted
 from mailboat.errors import ConfigError
 from mailboat.runtime.manifest_warnings import warnings
+from mailboat.store.debug_sql import psql_script
 from mailboat.terminal_escapes import safe
 from mailboat_spec import Filter, Pattern, full_name
 
@@ -167,11 +168,25 @@ def schema() -> None:
       # first line of a manifest, for the YAML language server:
       #   yaml-language-server: $schema=mailboat.schema.json
     """
-    click.echo(json.dumps(manifest_schema(), indent=2, ensure_ascii=False))
-
-
-def manifest_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a manifest: the schema of the kind that the document names."""
     from mailboat_spec.crds import json_schema  # generates; needed by this command only
 
-    return json_schema()
+    click.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
+
+
+@click.group()
+def debug() -> None:
+    """Show how a relay works inside."""
+
+
+@debug.command()
+@manifest_option
+def sql(files: tuple[Path, ...]) -> None:
+    """Print the statements that a relay runs for these manifests, for psql.
+
+    They read events and settle progress; filters and columns of the manifests are part of their text. Needs no
+    database. To see a plan, write explain before a statement.
+    """
+    for outbox in outboxes(files, None):
+        script = psql_script(outbox.layout, outbox.subscriptions)
+        about = f"-- OutboxRelay {full_name(outbox.relay)}, outbox {outbox.table}"
+        click.echo(f"{about}\n{script}\n" if script else f"{about}: no subscription that a relay delivers")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import click
@@ -36,66 +37,55 @@ def migrate(files: tuple[Path, ...], secrets_dir: Path | None, dry_run: bool, sq
     number of times, also concurrently. With manageSchema: false in the manifest, the schema is only verified; --sql
     prints the statements for its administrator.
     """
-    chosen = outboxes(files, secrets_dir)
-    asyncio.run(_print_sql(chosen) if sql else _migrate(chosen, dry_run))
+    work = partial(_print_sql, MigrationScript()) if sql else partial(_migrate, dry_run)
+    _for_each_outbox(files, secrets_dir, work)
 
 
-async def _print_sql(chosen: Sequence[Outbox]) -> None:
-    handover = MigrationScript()
-    for outbox in chosen:
-        async with outbox.link("migrate") as link:
-            script = await handover.script(link, outbox.table)
-        about = f"-- {full_name(outbox.relay)}, outbox {outbox.table}"
-        click.echo(f"{about}\n\n{script}\n" if script else f"{about}: nothing to apply")
+async def _print_sql(migrations: MigrationScript, outbox: Outbox) -> None:
+    async with outbox.link("migrate") as link:
+        script = await migrations.script(link, outbox.table)
+    about = f"-- {full_name(outbox.relay)}, outbox {outbox.table}"
+    click.echo(f"{about}\n\n{script}\n" if script else f"{about}: nothing to apply")
 
 
-async def _migrate(chosen: Sequence[Outbox], dry_run: bool) -> None:
-    for outbox in chosen:
-        if not outbox.relay.spec.outbox.manage_schema:
-            await _verify(outbox)
-            continue
-        name = full_name(outbox.relay)
-        async with outbox.link("migrate") as link:
-            if dry_run:
-                steps = await pending_migrations(link)
-                names = ", ".join(step.name for step in steps)
-                _say(name, f"would apply {names}" if steps else "nothing to apply")
-                continue
-            told: set[str] = set()
+async def _migrate(dry_run: bool, outbox: Outbox) -> None:
+    if not outbox.relay.spec.outbox.manage_schema:
+        return await _verify(outbox)
+    printed: set[str] = set()
 
-            def waits(why: str, name: str = name, told: set[str] = told) -> None:
-                if why not in told:
-                    told.add(why)
-                    _say(name, why)
+    def print_once(reason: str) -> None:
+        if reason not in printed:
+            printed.add(reason)
+            _print(outbox, reason)
 
-            report = await apply_migrations(link.connection, outbox.table, waits=waits)
-            pulled = await declare_pulled(link, outbox.layout, outbox.subscriptions)
-        _say(name, f"applied {', '.join(report.applied)}" if report.applied else "the schema was up to date")
-        _say(name, f"outbox {report.outbox} is ready")
-        for subscription in pulled:
-            _say(name, f"subscription {subscription} can be pulled")
-        if report.sql_for_an_administrator:
-            _say(name, "this user may not create roles; an administrator should run:")
-            click.echo(report.sql_for_an_administrator)
+    async with outbox.link("migrate") as link:
+        if dry_run:
+            steps = await pending_migrations(link)
+            names = ", ".join(step.name for step in steps)
+            return _print(outbox, f"would apply {names}" if steps else "nothing to apply")
+        report = await apply_migrations(link.connection, outbox.table, waits=print_once)
+        pulled = await declare_pulled(link, outbox.layout, outbox.subscriptions)
+    _print(outbox, f"applied {', '.join(report.applied)}" if report.applied else "the schema was up to date")
+    _print(outbox, f"outbox {report.outbox} is ready")
+    for subscription in pulled:
+        _print(outbox, f"subscription {subscription} can be pulled")
+    if report.sql_for_an_administrator:
+        _print(outbox, "this user may not create roles; an administrator should run:")
+        click.echo(report.sql_for_an_administrator)
 
 
 @click.command(short_help="Check the schema; print the SQL that is missing.")
 @with_manifests
 def verify(files: tuple[Path, ...], secrets_dir: Path | None) -> None:
     """Check that the database has all that Mailboat needs; print SQL for missing parts. Changes nothing."""
-
-    async def all_of_them() -> None:
-        for outbox in outboxes(files, secrets_dir):
-            await _verify(outbox)
-
-    asyncio.run(all_of_them())
+    _for_each_outbox(files, secrets_dir, _verify)
 
 
 async def _verify(outbox: Outbox) -> None:
     async with outbox.link("verify") as link:
         await verify_or_refuse(link.connection, outbox.table, outbox.layout.columns)
         rest = await undeliverable_rows(link.connection, outbox.table, outbox.layout.columns)
-    _say(full_name(outbox.relay), f"outbox {outbox.table} has all that Mailboat needs")
+    _print(outbox, f"outbox {outbox.table} has all that Mailboat needs")
     if rest is not None:
         click.echo(safe(str(rest), lines=True))
 
@@ -110,37 +100,31 @@ def maintain(files: tuple[Path, ...], secrets_dir: Path | None) -> None:
     Relays do the same every hour. Use this command if the relay lacks the privileges, or to see why retention is
     blocked.
     """
-    asyncio.run(_maintain(outboxes(files, secrets_dir)))
+    _for_each_outbox(files, secrets_dir, _maintain)
 
 
-async def _maintain(chosen: Sequence[Outbox]) -> None:
-    for outbox in chosen:
-        name = full_name(outbox.relay)
-        async with outbox.link("maintain") as link:
-            supply = await ensure_partitions(link.connection, outbox.table)
-            cleared = await clear_given_up(link, outbox.table)
-            now = RetentionClock().now(await server_time(link.connection))
-            after, limit = limits(outbox.relay.spec.outbox.retention, now)
-            report = await drop_expired(link.connection, outbox.layout, after, now=now, limit=limit)
-            if report.dropped:
-                again = await ensure_partitions(link.connection, outbox.table)
-                supply = Supply(supply.made + again.made, again.days_ahead)
-        for subscription in cleared:
-            _say(name, f"the progress of {subscription} is removed, which was deleted more than 24 hours ago")
-        if supply.days_ahead is None:
-            _say(name, f"{outbox.table} is not partitioned by time: what is old in it is its owner's to delete")
-            continue
-        _say(name, f"{counted(supply.made, 'partition')} made; there are some for {int(supply.days_ahead)} days ahead")
-        _say(name, f"{counted(len(report.dropped), 'partition')} dropped{_listed(report.dropped)}")
-        for blocked in report.blocked:
-            _say(name, f"kept {blocked}")
-        for lost in report.lost:
-            least = "at least " if lost.at_least else ""
-            _say(name, f"{lost.subscription} lost {least}{counted(lost.events, 'event')} with {lost.partition}")
-
-
-def _listed(names: Sequence[str]) -> str:
-    return f": {', '.join(names)}" if names else ""
+async def _maintain(outbox: Outbox) -> None:
+    async with outbox.link("maintain") as link:
+        supply = await ensure_partitions(link.connection, outbox.table)
+        cleared = await clear_given_up(link, outbox.table)
+        now = RetentionClock().now(await server_time(link.connection))
+        after, limit = limits(outbox.relay.spec.outbox.retention, now)
+        report = await drop_expired(link.connection, outbox.layout, after, now=now, limit=limit)
+        if report.dropped:
+            again = await ensure_partitions(link.connection, outbox.table)
+            supply = Supply(supply.made + again.made, again.days_ahead)
+    for subscription in cleared:
+        _print(outbox, f"the progress of {subscription} is removed, which was deleted more than 24 hours ago")
+    if supply.days_ahead is None:
+        return _print(outbox, f"{outbox.table} is not partitioned by time: what is old in it is its owner's to delete")
+    _print(outbox, f"{counted(supply.made, 'partition')} made; there are some for {int(supply.days_ahead)} days ahead")
+    names = f": {', '.join(report.dropped)}" if report.dropped else ""
+    _print(outbox, f"{counted(len(report.dropped), 'partition')} dropped{names}")
+    for blocked in report.blocked:
+        _print(outbox, f"kept {blocked}")
+    for lost in report.lost:
+        least = "at least " if lost.at_least else ""
+        _print(outbox, f"{lost.subscription} lost {least}{counted(lost.events, 'event')} with {lost.partition}")
 
 
 @click.command()
@@ -162,16 +146,24 @@ def rebase(files: tuple[Path, ...], secrets_dir: Path | None, yes: bool, same_hi
             " that committed late. If this copy is the one to go on with, and no relay works on the original any more,"
             " say --yes. After pg_upgrade say --same-history, which skips nothing."
         )
-    asyncio.run(_rebase(outboxes(files, secrets_dir), keep_history if same_history else rebase_cursors))
+    _for_each_outbox(files, secrets_dir, partial(_rebase, keep_history if same_history else rebase_cursors))
 
 
-async def _rebase(chosen: Sequence[Outbox], how: Callable[[PostgresConnection, TableLayout], Awaitable[int]]) -> None:
-    for outbox in chosen:
-        async with outbox.link("rebase") as link:
-            moved = await how(link, outbox.layout)
-        told = f"{counted(moved, 'cursor')} rebased" if moved else "all cursors are of this database already"
-        _say(full_name(outbox.relay), told)
+async def _rebase(change: Callable[[PostgresConnection, TableLayout], Awaitable[int]], outbox: Outbox) -> None:
+    async with outbox.link("rebase") as link:
+        moved = await change(link, outbox.layout)
+    _print(outbox, f"{counted(moved, 'cursor')} rebased" if moved else "all cursors are of this database already")
 
 
-def _say(relay: str, sentence: str) -> None:
-    click.echo(f"{relay}: {safe(sentence)}")
+def _for_each_outbox(
+    files: Sequence[Path], secrets_dir: Path | None, work: Callable[[Outbox], Awaitable[None]]
+) -> None:
+    async def run() -> None:
+        for outbox in outboxes(files, secrets_dir):
+            await work(outbox)
+
+    asyncio.run(run())
+
+
+def _print(outbox: Outbox, sentence: str) -> None:
+    click.echo(f"{full_name(outbox.relay)}: {safe(sentence)}")

@@ -11,12 +11,22 @@ import inspect
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast, get_args
+from typing import Any, Literal, Protocol, cast
 
 from mailboat.errors import EmitRefused
 
 Style = Literal["format", "pyformat", "qmark", "numeric", "named", "dollar"]
 """Placeholder syntax of a driver: the paramstyles of DB-API 2, and ``$1``."""
+
+_PLACEHOLDERS: dict[Style, str] = {
+    "format": "%s",
+    "pyformat": "%(p{})s",
+    "qmark": "?",
+    "numeric": ":{}",
+    "named": ":p{}",
+    "dollar": "${}",
+}
+"""Syntax of the parameter with number ``{}``."""
 
 _PQTRANS_IDLE = 0
 """libpq's transaction status of a connection without a transaction."""
@@ -69,19 +79,7 @@ def handle_of(connection: Any) -> Handle:
 
 def placeholder(style: Style, number: int) -> str:
     """Return the placeholder of the parameter with this number, counted from 1."""
-    match style:
-        case "format":
-            return "%s"
-        case "pyformat":
-            return f"%(p{number})s"
-        case "qmark":
-            return "?"
-        case "numeric":
-            return f":{number}"
-        case "named":
-            return f":p{number}"
-        case "dollar":
-            return f"${number}"
+    return _PLACEHOLDERS[style].format(number)
 
 
 def bundle(style: Style, values: Sequence[Any]) -> Sequence[Any] | dict[str, Any]:
@@ -188,7 +186,7 @@ def _paramstyle(connection: Any) -> Style | None:
         name = cls.__module__
         while name:
             style = getattr(sys.modules.get(name), "paramstyle", None)
-            if style in get_args(Style):
+            if style in _PLACEHOLDERS:
                 return cast(Style, style)
             name = name.rpartition(".")[0]
     return None

@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -23,33 +24,25 @@ def in_a_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
     dropped."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
-    done.add_done_callback(_heard)
+    done.add_done_callback(_mark_retrieved)
+
+    def finish(set_state: Callable[[Any], None], value: object) -> None:
+        if not done.done():
+            set_state(value)
 
     def run() -> None:
         try:
-            end = partial(_succeed, done, work())
+            end = partial(finish, done.set_result, work())
         except BaseException as error:
-            end = partial(_fail, done, error)
-        try:
+            end = partial(finish, done.set_exception, error)
+        with suppress(RuntimeError):  # the loop is closed: the result is not awaited any more
             loop.call_soon_threadsafe(end)
-        except RuntimeError:  # the loop is closed: the result is not awaited any more
-            return
 
     threading.Thread(target=run, name=f"mailboat-{name}", daemon=True).start()
     return done
 
 
-def _succeed(done: asyncio.Future[T], result: T) -> None:
-    if not done.done():
-        done.set_result(result)
-
-
-def _fail(done: asyncio.Future[T], error: BaseException) -> None:
-    if not done.done():
-        done.set_exception(error)
-
-
-def _heard(done: asyncio.Future[T]) -> None:
+def _mark_retrieved(done: asyncio.Future[T]) -> None:
     """Mark an error as retrieved, so that asyncio does not log it if no task awaits it any more."""
     if not done.cancelled():
         done.exception()

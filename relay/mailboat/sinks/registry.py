@@ -6,7 +6,7 @@ distinguished from an unknown sink, and a vendor's client is imported only if it
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from typing import Any, Final, cast
 
 from mailboat.errors import NoSuchSink
@@ -29,7 +29,7 @@ def build_sink(spec: SinkSpec, context: SinkContext) -> Sink:
 
 
 def _load(name: str, where: str, context: SinkContext) -> type[Sink]:
-    found = _find(name)
+    found = next(iter(entry_points(group=GROUP, name=name)), None)
     if found is None:
         known = ", ".join(sorted({point.name for point in entry_points(group=GROUP)})) or "none"
         raise NoSuchSink(
@@ -47,7 +47,3 @@ def _load(name: str, where: str, context: SinkContext) -> type[Sink]:
         raise NoSuchSink(f'{where}: the sink "{name}" needs the module {error.name}, which is not installed') from error
     except (ImportError, AttributeError) as error:
         raise NoSuchSink(f'{where}: the sink "{name}" ({found.value}) can\'t be loaded: {error}') from error
-
-
-def _find(name: str) -> EntryPoint | None:
-    return next(iter(entry_points(group=GROUP, name=name)), None)

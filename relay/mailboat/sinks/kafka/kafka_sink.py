@@ -285,7 +285,7 @@ class KafkaSink:
     def _leave(self, lane: ProducerShare) -> None:
         """Leave a lane without calls in flight."""
         self._lane = None
-        lane.leave()
+        lane.session.leave(lane)
         self._retired = {session for session in (*self._retired, lane.session) if session.stopped and not session.gone}
 
     def _stay_apart(self) -> None:

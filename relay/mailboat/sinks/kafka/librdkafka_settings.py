@@ -21,7 +21,7 @@ Settings = dict[str, Any]
 GUARANTEES: Final[Mapping[str, Any]] = {
     "enable.idempotence": True,
     "acks": "all",
-    # A failed batch ends the producer, so that nothing behind it is sent (see proven_partitions.py for the exception).
+    # A failed batch ends the producer, so that nothing behind it is sent (``ProvenPartitions`` has the exception).
     "enable.gapless.guarantee": True,
     # The broker's check of sequence numbers keeps order among these.
     "max.in.flight.requests.per.connection": 5,

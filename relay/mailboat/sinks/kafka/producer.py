@@ -26,8 +26,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from mailboat.errors import DeliveryError, SinkUnavailable, Undecided
 from mailboat.sinks.kafka.kafka_errors import EpochResults, Report, is_about_a_topic, more_telling
-from mailboat.sinks.kafka.producer_share import ProducerShare, PublishCall
-from mailboat.sinks.kafka.proven_partitions import ProvenPartitions
+from mailboat.sinks.kafka.producer_share import ProducerShare, ProvenPartitions, PublishCall
 
 _QUICK: Final = 0.0005  # seconds between polls while reports are due; the loop rounds it up to its next millisecond
 _SLOW: Final = 0.2  # seconds between polls while none are due: the client may still report connection errors
@@ -76,7 +75,7 @@ class ProducerEpoch:
         return lane
 
     def leave(self, lane: ProducerShare) -> None:
-        """Remove a lane. If it was the last one, retire the producer."""
+        """Remove a lane without calls in flight. If it was the last one, retire the producer."""
         self._lanes.discard(lane)
         if not self._lanes and not self.stopped:
             self.retire()

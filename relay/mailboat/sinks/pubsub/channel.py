@@ -101,9 +101,9 @@ class PublisherChannel:
         metadata = self._metadata if topic == self._topic else None
         await self._publish(request, timeout=timeout, metadata=metadata)
 
-    async def look_up_topic(self, topic: str | None = None, *, timeout: float) -> None:
-        """Check that the topic, or another one of the project, exists. Raises ``grpc.aio.AioRpcError``."""
-        await self._get_topic(_GetTopicRequest(topic=topic or self._topic), timeout=timeout, metadata=self._metadata)
+    async def look_up_topic(self, topic: str, *, timeout: float) -> None:
+        """Check that a topic of the project exists. Raises ``grpc.aio.AioRpcError``."""
+        await self._get_topic(_GetTopicRequest(topic=topic), timeout=timeout, metadata=self._metadata)
 
     async def close(self) -> None:
         await self._channel.close()
